@@ -18,3 +18,13 @@ def drawn(monkeypatch):
     monkeypatch.setattr(Figure, "savefig", saved)
     yield figures
     assert plt.get_fignums() == []
+
+
+def heights(axes):
+    """Of the bars, from the left."""
+    return [bar.get_height() for bar in axes.patches]
+
+
+def legend(axes):
+    """The texts of the legend, in order."""
+    return [text.get_text() for text in axes.get_legend().get_texts()]

@@ -405,6 +405,14 @@ def outcome(trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
     return {"weights": weights, "rows": rows, "global_step": trainer.global_step, "logged": logged}
 
 
+def assert_same_run(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
+    """That two outcomes have the same weights, figures and rows, bit for bit; rows never written are NaN in both."""
+    torch.testing.assert_close(a["weights"], b["weights"], rtol=0, atol=0)
+    assert a["logged"] == b["logged"]
+    for (_, _, left), (_, _, right) in zip(a["rows"].values(), b["rows"].values(), strict=True):
+        assert torch.equal(left.view(torch.int32), right.view(torch.int32))
+
+
 def whole_rows(outcomes: list[dict[str, Any]]) -> dict[str, Tensor]:
     """All rows of every state, put together from those of all processes; replicas must be equal."""
     tables = {}

@@ -127,7 +127,7 @@ def intervals(
         )
     found: dict[str, Interval] = {}
     codes = None if clusters is None else torch.unique(clusters, return_inverse=True)[1]
-    names = unique_names([name for c in constraints for name in c.names])
+    names = unique_names(constraints)
     with torch.inference_mode(False), torch.enable_grad():
         for c in constraints:
             own, names = names[: c.num_rows], names[c.num_rows :]

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import groupby
 from typing import Literal, Self
 
@@ -157,13 +157,14 @@ def kept_together(constraints: Sequence[Constraint]) -> list[Constraint]:
     return together
 
 
-def unique_names(names: Sequence[str]) -> list[str]:
-    """The names with apostrophes where one came before."""
+def unique_names(constraints: Iterable[Constraint]) -> list[str]:
+    """The names of the rows of some constraints, with apostrophes where one came before."""
     found: list[str] = []
-    for name in names:
-        while name in found:
-            name += "'"  # noqa: PLW2901
-        found.append(name)
+    for constraint in constraints:
+        for name in constraint.names:
+            while name in found:
+                name += "'"  # noqa: PLW2901
+            found.append(name)
     return found
 
 

@@ -146,7 +146,7 @@ class Problem(nn.Module):
         apostrophe.  All processes call it.
         """
         values = torch.cat([term.multiplier_values() for term in self.all_terms]) if self.all_terms else torch.empty(0)
-        names = unique_names([name for constraint in self.constraints for name in constraint.names])
+        names = unique_names(self.constraints)
         return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
 
     def begin_epoch(self, epoch: int) -> None:

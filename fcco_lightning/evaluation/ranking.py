@@ -11,19 +11,8 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, finite, fraction
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.base import Evaluation, Tally, require_columns, shown_split, written
-from fcco_lightning.evaluation.metrics.ranking import (
-    auc,
-    average_precision,
-    partial_auc,
-    precision_recall_at,
-    roc_gap,
-)
-from fcco_lightning.evaluation.pictures import (
-    plot_constraints,
-    plot_objective_and_violation,
-    plot_ranking,
-    plot_roc_by_group,
-)
+from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, partial_auc, precision_recall_at, roc_gap
+from fcco_lightning.evaluation.pictures import plot_objective_and_violation, plot_ranking, plot_roc_by_group
 from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.evaluation.tally import ScoreTally
 from fcco_lightning.models.batch import Columns
@@ -90,7 +79,7 @@ class BinaryEvaluation(Evaluation):
         }
         return written(
             plot_objective_and_violation(history, folder / "auc_and_violation.png"),
-            plot_constraints(history, folder / "constraints.png"),
+            *super().draw(history, final, folder),
             plot_roc_by_group(splits, folder / "roc_by_group.png", names=names, num_thresholds=self.num_thresholds),
         )
 
@@ -178,7 +167,7 @@ class RankingEvaluation(Evaluation):
         drawn = {name: one for name, one in zip(names, lists, strict=True) if _both(one[1])}
         region = self.max_fpr, self.min_tpr
         return written(
-            plot_constraints(history, folder / "constraints.png"),
+            *super().draw(history, final, folder),
             plot_ranking(drawn, folder / "ranking.png", region=region, split=split),
         )
 

@@ -154,7 +154,7 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
     """
     smooth: dict[str, float] = {}
     decided: dict[str, float] = {}
-    outputs, names = outputs.double(), unique_names([name for c in constraints for name in c.names])
+    outputs, names = outputs.double(), unique_names(constraints)
     for c in constraints:
         own, names = names[: c.num_rows], names[c.num_rows :]
         index, inner = inner_values(c, outputs, batch)

@@ -51,16 +51,16 @@ def prediction_table(
     called: list[Any] = list(names) if names else list(range(classes))
     ends = [""] if several == 1 else [f"_{name}" for name in called]
     table = {**ids, **_columns("score", ends, scores)}
-    if kind == "classes" and several > 1:
-        table |= _columns("probability", ends, scores.softmax(1))
-        table["decision"] = [called[k] for k in scores.argmax(1).tolist()]
-    elif kind != "values":
-        probabilities = scores.sigmoid()
-        marked = probabilities >= threshold
-        table |= _columns("probability", ends, probabilities)
-        binary = kind == "classes"
-        table |= {"decision": [called[k] for k in marked[:, 0].long().tolist()]} if binary else {}
-        table |= {} if binary else _columns("decision", ends, marked.long())
+    if kind == "values":
+        return pd.DataFrame(table)
+    softmax = kind == "classes" and several > 1
+    probabilities = scores.softmax(1) if softmax else scores.sigmoid()
+    table |= _columns("probability", ends, probabilities)
+    if kind == "labels":
+        table |= _columns("decision", ends, (probabilities >= threshold).long())
+    else:
+        decided = scores.argmax(1) if softmax else (probabilities[:, 0] >= threshold).long()
+        table["decision"] = [called[k] for k in decided.tolist()]
     return pd.DataFrame(table)
 
 

@@ -206,7 +206,7 @@ class Diagnostics(Callback):
                 for name, multipliers in (("own", own), ("best", None))
                 if (name == "best" and not own_only) or multipliers is not None
             }
-        names = unique_names([name for c in module.constraints for name in c.names])
+        names = unique_names(module.constraints)
         residuals = {k: {n: v for n, v in c._asdict().items() if isinstance(v, float)} for k, c in found.items()}
         return residuals | {"constraints": _records(names, found)}
 

@@ -169,7 +169,7 @@ class BestFeasible(Callback):
         outputs, columns = module.evaluate(loader)
         found = list(intervals(module.constraints, outputs, columns, level, self.clusters_in(columns)).items())
         if len(found) < number:
-            names = unique_names([name for c in module.constraints for name in c.names])
+            names = unique_names(module.constraints)
             lacking = next(name for name in names if name not in dict(found))
             at_least = "" if self.clusters is None else " (it takes two clusters)"
             raise DataError(

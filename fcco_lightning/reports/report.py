@@ -209,7 +209,7 @@ def _unconstrained(module: FCCOModule, baselines: Sequence[Baseline], loaders: M
 
 
 def _kappas(module: FCCOModule) -> dict[str, float]:
-    names = unique_names([name for c in module.constraints for name in c.names])
+    names = unique_names(module.constraints)
     return dict(zip(names, [c.tolerance for c in module.constraints for _ in range(c.num_rows)], strict=True))
 
 

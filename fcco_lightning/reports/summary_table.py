@@ -106,7 +106,7 @@ def render_records(title: str | None, records: Sequence[Mapping[str, Any]], capt
     return table
 
 
-def constraint_records(report: Mapping[str, Any], most: int | None = 10) -> tuple[str, list[dict[str, Any]]]:
+def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tuple[str, list[dict[str, Any]]]:
     """The constraints that matter most, those with the largest multipliers, then those violated most.
 
     A record holds the value h on every split, and of the last split (of "test" if it is there) h on decisions, where

@@ -10,9 +10,11 @@ from fcco_lightning import (
     KLGroupDRO,
     MultiLabelLoss,
     MultiTaskGroupDRO,
+    Quantity,
     SquaredLoss,
     WorstGroupDRO,
 )
+from fcco_lightning.outer import Range
 
 GROUPS, TASKS, SIZE = 5, 3, 61
 
@@ -25,6 +27,22 @@ OBJECTIVES = {
     "tasks": lambda: MultiTaskGroupDRO(TASKS, MultiLabelLoss()),
     "task column": lambda: MultiTaskGroupDRO(TASKS, SquaredLoss()),
 }
+
+
+class Score(Quantity):
+    """The output itself, so that differences of means are linear in the weights of a linear network."""
+
+    def __call__(self, outputs, batch):
+        return outputs.flatten()
+
+
+class HardRate(Quantity):
+    """1 where the score is positive."""
+
+    range = Range(0.0, 1.0)
+
+    def __call__(self, outputs, batch):
+        return (outputs.flatten() > 0).to(outputs.dtype)
 
 
 def network(outputs=1):

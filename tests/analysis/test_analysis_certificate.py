@@ -29,7 +29,7 @@ from fcco_lightning import (
     SquaredHingePenalty,
 )
 from fcco_lightning.analysis import Samples, certificate, penalty_multipliers
-from tests.analysis.problems import cut
+from tests.analysis.problems import Score, cut
 
 N = 120
 GENERATOR = torch.Generator().manual_seed(3)
@@ -37,13 +37,6 @@ X = torch.randn(N, 3, generator=GENERATOR, dtype=torch.float64)
 GROUP = (X[:, 1] + 0.8 * torch.randn(N, generator=GENERATOR, dtype=torch.float64) > 0).long()
 Y = (X[:, 0] + X[:, 1] + torch.randn(N, generator=GENERATOR, dtype=torch.float64) > 0).long()
 BATCH = {"x": X, "y": Y, "group": GROUP, "index": torch.arange(N)}
-
-
-class Score(Quantity):
-    """The score itself, so that differences of means are linear in the weights."""
-
-    def __call__(self, outputs, batch):
-        return outputs.flatten()
 
 
 CAP = {0.1: 0.526, 0.0: 0.543}  # of the loss, by kappa: a little below what the other constraint leaves

@@ -13,27 +13,10 @@ from fcco_lightning import (
     LogisticLoss,
     MeanAtMost,
     MeanDifferenceAtMost,
-    Quantity,
     SoftRate,
 )
 from fcco_lightning.analysis import intervals
-from fcco_lightning.outer import Range
-
-
-class Score(Quantity):
-    """The output itself."""
-
-    def __call__(self, outputs, batch):
-        return outputs.flatten()
-
-
-class Hit(Quantity):
-    """1 where the score is positive."""
-
-    range = Range(0.0, 1.0)
-
-    def __call__(self, outputs, batch):
-        return (outputs.flatten() > 0).to(outputs.dtype)
+from tests.analysis.problems import HardRate, Score
 
 
 def split(rng, clusters=12, size=8):
@@ -48,8 +31,8 @@ def split(rng, clusters=12, size=8):
     ("constraint", "true"),
     [
         (MeanAtMost(Score(), 0.0), 0.0),
-        (MeanAtMost(Hit(), 0.0), 0.5),
-        (MeanAtMost(Hit(), 0.0, {"group": 1}), 0.5),
+        (MeanAtMost(HardRate(), 0.0), 0.5),
+        (MeanAtMost(HardRate(), 0.0, {"group": 1}), 0.5),
     ],
 )
 def test_coverage_of_200_splits(constraint, true):
@@ -74,7 +57,7 @@ def test_coverage_of_a_rare_rate():
         scores = torch.from_numpy((rng.random(320) < odds) - 0.5)
         for known, inside in held.items():
             clusters = numbers if known else None
-            (found,) = intervals([MeanAtMost(Hit(), 0.0)], scores, columns, clusters=clusters).values()
+            (found,) = intervals([MeanAtMost(HardRate(), 0.0)], scores, columns, clusters=clusters).values()
             inside.append(found.low <= 0.03 <= found.high)
     assert np.mean(held[True]) == pytest.approx(0.91, abs=0.04)
     assert np.mean(held[False]) == pytest.approx(0.62, abs=0.07)
@@ -92,9 +75,9 @@ def test_the_error_of_a_mean_is_that_of_the_means_of_equal_clusters():
     "constraint",
     [
         MeanAtMost(LogisticLoss(), 0.4, {"y": 0}),
-        MeanAtMost(Hit(), 0.3),
+        MeanAtMost(HardRate(), 0.3),
         MeanAtMost(SoftRate(), 0.3),
-        MeanDifferenceAtMost(Hit(), 0.1, {"y": 1}, {"y": 0}),
+        MeanDifferenceAtMost(HardRate(), 0.1, {"y": 1}, {"y": 0}),
         MeanDifferenceAtMost(LogisticLoss(), 0.1, {"y": 1}, {"y": 0}),
         GroupAUCAtLeast(0.6),
     ],
@@ -120,11 +103,11 @@ def test_copies_of_samples_say_nothing_new():
     scores = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     clusters, copies = torch.arange(40).repeat_interleave(8), scores.repeat_interleave(8)
     few, many = {"y": torch.zeros(40)}, {"y": torch.zeros(320)}
-    for quantity in (Hit(), SoftRate(), Score()):
+    for quantity in (HardRate(), SoftRate(), Score()):
         (one,) = intervals([MeanAtMost(quantity, 0.3)], scores, few).values()
         (found,) = intervals([MeanAtMost(quantity, 0.3)], copies, many, clusters=clusters).values()
         assert found[:3] == pytest.approx(one[:3], abs=0.02)
-    (none,) = intervals([MeanAtMost(Hit(), 0.0)], -copies.abs(), many, clusters=clusters).values()
+    (none,) = intervals([MeanAtMost(HardRate(), 0.0)], -copies.abs(), many, clusters=clusters).values()
     assert none.high == pytest.approx(1 - 0.025 ** (1 / 40), rel=0.1)  # no hits: of 40, not of 320
 
 
@@ -132,7 +115,7 @@ def test_the_noise_floor_is_what_a_permutation_of_whole_clusters_shows():
     rng = np.random.default_rng(3)
     scores, columns, clusters = split(rng, clusters=60)
     columns = {"group": clusters % 2}
-    limit = MeanDifferenceAtMost(Hit(), 0.0, {"group": 1}, {"group": 0})
+    limit = MeanDifferenceAtMost(HardRate(), 0.0, {"group": 1}, {"group": 0})
     (found,) = intervals([limit], scores, columns, clusters=clusters).values()
     means, shown = (scores > 0).double().reshape(60, 8).mean(1).numpy(), []
     for _ in range(2000):

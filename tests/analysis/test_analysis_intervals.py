@@ -15,22 +15,12 @@ from fcco_lightning import (
     MeanAtMost,
     MeanDifferenceAtMost,
     PredictiveParity,
-    Quantity,
     SoftRate,
 )
 from fcco_lightning.analysis import exact_binomial, intervals
-from fcco_lightning.outer import Range
+from tests.analysis.problems import HardRate
 from tests.contracts.registry_constraints import CASES
 from tests.contracts.sampled import Bench
-
-
-class HardRate(Quantity):
-    """1 where the score is positive."""
-
-    range = Range(0.0, 1.0)
-
-    def __call__(self, outputs, batch):
-        return (outputs.flatten() > 0).to(outputs.dtype)
 
 
 @pytest.mark.parametrize(("hits", "size"), [(0, 7), (3, 10), (10, 10), (450, 1000)])

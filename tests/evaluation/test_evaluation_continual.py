@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score
 
 from fcco_lightning import ConfigError, ContinualEvaluation, DataError
+from tests.evaluation.reference import probabilities
 
 # The digits 7 and 8 are the target, 9 belongs to neither; protected task k is the digit 6 - k.
 TASK_OF_CLASS = torch.tensor([6, 5, 4, 3, 2, 1, 0, -1, -1, -2])
@@ -39,11 +40,6 @@ def compare(models, **arguments):
     evaluation = ContinualEvaluation(**arguments)
     evaluation.group_names = NAMES
     return evaluation, new, batch | evaluation.reference(old, batch)
-
-
-def probabilities(logits):
-    e = np.exp(logits.double().numpy() - logits.double().numpy().max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
 
 
 def small(y, task, old_correct=None, old_loss=None):

@@ -51,13 +51,6 @@ def fit(job, *callbacks):
     return jobs.fit({**job, "callbacks": [*callbacks, *job.get("callbacks", ())]})
 
 
-def same(a, b):
-    torch.testing.assert_close(a["weights"], b["weights"], rtol=0, atol=0)
-    assert a["logged"] == b["logged"]
-    for (_, _, left), (_, _, right) in zip(a["rows"].values(), b["rows"].values(), strict=True):
-        assert torch.equal(left.view(torch.int32), right.view(torch.int32))
-
-
 def draws(module, data):
     """A network that draws random numbers in every forward pass."""
     module.network.register_forward_pre_hook(
@@ -104,7 +97,7 @@ def test_the_run_is_bitwise_the_same(algorithm):
     random = torch.get_rng_state(), np.random.get_state()[1].tolist()
     baseline = Baseline(enabled=True)
     beside = fit(job, baseline)
-    same(without, beside)
+    jobs.assert_same_run(without, beside)
     assert torch.equal(random[0], torch.get_rng_state())
     assert random[1] == np.random.get_state()[1].tolist()
     assert any(not torch.equal(w, beside["weights"][k]) for k, w in baseline.network.state_dict().items())

@@ -49,7 +49,22 @@ class Scripted(FCCOModule):
             self.last_summaries["val"] |= {"worst_violation": worst, "auc": auc}
 
 
-def fit(path, script, epochs=None, ckpt=None, **kwargs):
+def train(module, data, *callbacks, epochs, ckpt=None, **options):
+    """The trainer that has fitted a module, without anything on the screen."""
+    trainer = Trainer(
+        max_epochs=epochs,
+        callbacks=[*callbacks],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        **options,
+    )
+    trainer.fit(module, data, ckpt_path=ckpt)
+    return trainer
+
+
+def fit(path, script, epochs=None, ckpt=None):
     seed_everything(0)
     module = Scripted(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
     module.script, seen = script, []
@@ -60,17 +75,8 @@ def fit(path, script, epochs=None, ckpt=None, **kwargs):
             if not trainer.sanity_checking:
                 seen.append(pl_module.network.weight.detach().clone())
 
-    trainer = Trainer(
-        max_epochs=epochs or len(script),
-        callbacks=[choice, Watch(), report],
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-        default_root_dir=path,
-        **kwargs,
-    )
-    trainer.fit(module, data(), ckpt_path=ckpt)
+    epochs = epochs or len(script)
+    trainer = train(module, data(), choice, Watch(), report, epochs=epochs, ckpt=ckpt, default_root_dir=path)
     return module, choice, report, seen, trainer
 
 
@@ -112,12 +118,9 @@ def test_a_resumed_run_remembers_the_best_weights_before(tmp_path):
 
 
 def test_without_a_validation_split_nothing_is_chosen():
-    choice, module = (
-        BestFeasible(enabled=True),
-        FCCOModule(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)]),
-    )
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    Trainer(max_epochs=1, callbacks=[choice], enable_model_summary=False, **options).fit(module, data(val=False))
+    choice = BestFeasible(enabled=True)
+    module = FCCOModule(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
+    train(module, data(val=False), choice, epochs=1, enable_checkpointing=False)
     assert choice.chosen == choice.state_dict() == {}
 
 
@@ -149,8 +152,7 @@ def confident(seed, kappa=0.2, epochs=10, *, size=400, groups=2, margin="auto", 
         optimizer=lambda params: torch.optim.Adam(params, lr=0.05),
     )
     choice = BestFeasible(enabled=True, figure="auc", margin=margin)
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    Trainer(max_epochs=epochs, callbacks=[choice], enable_model_summary=False, **options).fit(module, data)
+    train(module, data, choice, epochs=epochs, enable_checkpointing=False)
     return module, fair, choice
 
 
@@ -290,9 +292,7 @@ def run_clustered(clusters, path, margin="auto"):
     module = FCCOModule(torch.nn.Linear(2, 1), CrossEntropy(), [fair], AugmentedLagrangian(5.0, 0.1))
     choice = BestFeasible(enabled=margin is not None, figure="auc", margin=margin, clusters=clusters)
     report = Report(pictures=False, table=False, folder=str(path))
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = Trainer(max_epochs=2, callbacks=[choice, report], enable_model_summary=False, **options)
-    trainer.fit(module, data)
+    train(module, data, choice, report, epochs=2, enable_checkpointing=False)
     return report.report, choice.chosen
 
 

@@ -22,6 +22,7 @@ from fcco_lightning import (
 from fcco_lightning.reports.state_monitor import StateMonitor, Values, Watch, figures_of, plot_dual_states
 from fcco_lightning.state import DualState
 from tests import drawing, jobs
+from tests.drawing import heights
 from tests.launch import launch, values
 
 drawn = drawing.drawn
@@ -229,20 +230,13 @@ def test_several_constraints_and_algorithms_without_rows():
 # ------------------------------------------------------------------------------------------------- training is the same
 
 
-def same(a, b):
-    torch.testing.assert_close(a["weights"], b["weights"], rtol=0, atol=0)
-    assert a["logged"] == b["logged"]
-    for (_, _, left), (_, _, right) in zip(a["rows"].values(), b["rows"].values(), strict=True):
-        assert torch.equal(left.view(torch.int32), right.view(torch.int32))
-
-
 @pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", "SOX"])
 def test_training_is_bitwise_the_same(algorithm, tmp_path):
     job = {"algorithm": algorithm, "folder": tmp_path, "objective": "auc" if algorithm == "ALEXR2" else "rank"}
     without, nothing, _ = fit(job)
     random = torch.get_rng_state(), np.random.get_state()[1].tolist()
     watched, records, _ = fit_with_monitor(job, every_n_steps=1)
-    same(without, watched)
+    jobs.assert_same_run(without, watched)
     assert nothing == []
     assert len(records) == watched["global_step"] > 3
     assert torch.equal(random[0], torch.get_rng_state())
@@ -262,7 +256,7 @@ def test_a_resumed_run_continues(at, tmp_path):
     whole, expected, _ = fit_with_monitor({"save": (*at, path)}, **arguments)
     assert not [k for k in torch.load(path, weights_only=True)["callbacks"] if "StateMonitor" in k]
     resumed, records, _ = fit_with_monitor({"resume": path, "seed": 3}, **arguments)
-    same(whole, resumed)
+    jobs.assert_same_run(whole, resumed)
     expected = expected[-len(records) :]
     assert len(records) == {2: 6, 7: 3}[at[1]]
     assert [step for step, _ in records] == [step for step, _ in expected]
@@ -283,7 +277,7 @@ def test_three_processes(tmp_path):
     plain = values(launch(run_job, 3, job, {"enabled": False}))
     watched = values(launch(run_job, 3, {**job, "folder": str(tmp_path)}, {"every_n_steps": 3}))
     for (without, *_), (outcome, *_) in zip(plain, watched, strict=True):
-        same(without, outcome)
+        jobs.assert_same_run(without, outcome)
     ends, steps = [BATCHES, 2 * BATCHES], [3, 6, 8, 9, 12, 15, 16]
     state = NAMES["objective"]
     whole = {s: torch.cat([rows[s][state] for _, _, rows in watched]) for s in steps}
@@ -304,10 +298,6 @@ def test_three_processes(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------- picture
-
-
-def heights(axes):
-    return [patch.get_height() for patch in axes.patches]
 
 
 def labels(axes):

@@ -25,19 +25,22 @@ REPORT = {
 }
 
 
-def printed(report):
-    console = Console(width=120, record=True, file=None, quiet=True)
-    console.quiet = False
+def printed(table):
+    console = Console(width=120)
     with console.capture() as capture:
-        console.print(render_summary(report))
+        console.print(table)
     return capture.get()
 
 
+def rows(text):
+    """The cells of a printed table, row by row."""
+    lines = [line for line in text.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
 def cells(report):
-    """Rows of the printed table, as name -> values."""
-    lines = [line for line in printed(report).splitlines() if line.startswith("│")]
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
-    return {name: values for name, *values in rows}
+    """Rows of the summary, as name -> values."""
+    return {name: values for name, *values in rows(printed(render_summary(report)))}
 
 
 def test_a_row_a_metric_and_a_column_a_split():
@@ -57,7 +60,7 @@ def test_the_bound_of_an_error_stands_beside_its_figure():
 
 
 def test_caption_holds_seconds_and_plain_settings_and_no_false_alarm():
-    text = printed(REPORT)
+    text = printed(render_summary(REPORT))
     assert "93.4 s, seed=0, kappa=0.005" in text
     assert "nested" not in text
     assert "Constraints vacuous" not in text
@@ -65,18 +68,14 @@ def test_caption_holds_seconds_and_plain_settings_and_no_false_alarm():
 
 def test_vacuous_constraints_are_called_so():
     report = {**REPORT, "train": {**REPORT["train"], "vacuous": True}}
-    assert "Constraints vacuous" in printed(report)
+    assert "Constraints vacuous" in printed(render_summary(report))
     assert cells(report)["constraints vacuous"] == ["yes", "-"]
 
 
 def test_records_are_rows():
     records = [{"name": "a", "size": 10, "accuracy": 0.5}, {"name": "b", "size": 7, "accuracy": math.nan}]
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(render_records("Groups (test)", records))
-    text = capture.get()
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line[:1] == "│"]
-    assert rows == [["a", "10", "0.5000"], ["b", "7", "-"]]
+    text = printed(render_records("Groups (test)", records))
+    assert rows(text) == [["a", "10", "0.5000"], ["b", "7", "-"]]
     assert "Groups (test)" in text
     assert [column.header for column in render_records("", records).columns] == ["name", "size", "accuracy"]
     assert render_records("", []).columns == []
@@ -108,14 +107,14 @@ def test_constraints_with_the_largest_multipliers_come_first():
 
 
 def test_violation_is_red_and_feasibility_green():
-    rows = render_summary(REPORT).columns
-    styles = [[str(cell.style) for cell in column.cells][1] for column in rows[1:]]
+    columns = render_summary(REPORT).columns
+    styles = [[str(cell.style) for cell in column.cells][1] for column in columns[1:]]
     assert styles == ["green", "red"]
 
 
 @pytest.mark.parametrize("report", [{}, {"train": {}}, {"seconds": None}, {"test": {"auc": torch.tensor(0.5), "n": 7}}])
 def test_any_part_may_be_absent(report):
-    assert printed(report)
+    assert printed(render_summary(report))
 
 
 def test_report_is_read_back(tmp_path):

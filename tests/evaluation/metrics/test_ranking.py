@@ -34,20 +34,10 @@ def sample(n=150, seed=0, ties=False):
 
 
 both = pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
-seeds = pytest.mark.parametrize("seed", range(3))
 
 
 @both
-@seeds
-def test_auc_is_the_share_of_ordered_pairs(ties, seed):
-    scores, labels, _ = sample(60, seed, ties)
-    pairs = itertools.product(scores[labels == 1].tolist(), scores[labels == 0].tolist())
-    wins = [1.0 if p > q else 0.5 if p == q else 0.0 for p, q in pairs]
-    assert metrics.auc(scores, labels).item() == pytest.approx(sum(wins) / len(wins), abs=TOLERANCE)
-
-
-@both
-@seeds
+@pytest.mark.parametrize("seed", range(3))
 def test_scikit_learn_agrees(ties, seed):
     scores, labels, _ = sample(seed=seed, ties=ties)
     expected = reference.roc_auc_score(labels, scores)
@@ -55,14 +45,6 @@ def test_scikit_learn_agrees(ties, seed):
     theirs = reference.roc_curve(labels, scores, drop_intermediate=False)
     for mine, other in zip(metrics.roc_curve(scores, labels), theirs, strict=False):
         np.testing.assert_allclose(mine.numpy(), other, rtol=0, atol=TOLERANCE)
-
-
-def test_large_scores_are_not_made_equal():
-    """A sigmoid in float32, as torchmetrics applies it to raw scores, turns all of them into 1."""
-    scores, labels, _ = sample()
-    shifted = 10 * scores + 200
-    assert metrics.auc(shifted.float(), labels).item() == metrics.auc(scores, labels).item()
-    assert len(metrics.roc_curve(shifted, labels)[0]) == len(scores) + 1
 
 
 @both
@@ -88,20 +70,6 @@ def test_roc_gap_sees_both_rates_and_no_difference_where_there_is_none():
     assert metrics.roc_gap(only_fpr_differs, labels, groups).item() == 1.0
     only_tpr_differs = torch.tensor([0.0, 1.0, 0.0, 0.0])
     assert metrics.roc_gap(only_tpr_differs, labels, groups).item() == 1.0
-
-
-def test_roc_gap_sees_the_gap_that_shifted_scores_hide_from_fixed_thresholds():
-    scores, labels, groups = sample(400)
-    assert metrics.roc_gap(scores - 70, labels, groups) == metrics.roc_gap(scores, labels, groups) > 0.1
-
-
-@both
-@pytest.mark.parametrize("name", MAPS)
-def test_increasing_maps_change_nothing(name, ties):
-    scores, labels, groups = sample(ties=ties)
-    mapped = MAPS[name](scores)
-    assert metrics.auc(mapped, labels).item() == metrics.auc(scores, labels).item()
-    assert metrics.roc_gap(mapped, labels, groups) == metrics.roc_gap(scores, labels, groups)
 
 
 # Whole numbers in a narrow range: every map below is strictly increasing on them in floating point too.

@@ -17,12 +17,6 @@ def test_a_constant_score_is_not_rewarded_for_the_order_of_the_table():
     assert lists.average_precision().tolist() == pytest.approx([(1 / 3 + 2 / 4) / 2, 1 / 2])
 
 
-def test_the_ideal_order_reaches_one():
-    lists = RankedLists(GRADES.float(), GRADES, QUERIES)
-    for k in (1, 2, 10):
-        assert lists.ndcg(k).tolist() == pytest.approx([1, 1])
-
-
 def test_no_grade_is_too_large():
     """A query whose only relevant item comes second has 1 / log2(3), whatever its grade."""
     for grade in (1, 50, 2000):

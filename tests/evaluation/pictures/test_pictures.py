@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from fcco_lightning.evaluation import pictures
 from fcco_lightning.evaluation.metrics import roc_gap
 from tests import drawing
+from tests.drawing import legend
 from tests.evaluation.metrics.test_ranking import sample
 
 drawn = drawing.drawn
@@ -32,10 +33,6 @@ def full_history(epochs):
 def line(axes, label):
     (found,) = [line for line in axes.lines if line.get_label() == label]
     return found
-
-
-def legend(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

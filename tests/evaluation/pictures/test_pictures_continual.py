@@ -6,6 +6,7 @@ import pytest
 
 from fcco_lightning.evaluation.pictures import plot_continual
 from tests import drawing
+from tests.drawing import legend
 
 drawn = drawing.drawn
 
@@ -23,10 +24,6 @@ def history(count, epochs=3, splits=("train", "val"), **more):
 def lines(axes):
     """By label, without the old model's."""
     return {line.get_label(): line for line in axes.lines if line.get_label() != "old model"}
-
-
-def legend(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 @pytest.mark.parametrize(("count", "epochs"), [(1, 3), (9, 3), (9, 1), (5, 60)])

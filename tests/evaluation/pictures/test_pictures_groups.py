@@ -6,6 +6,7 @@ import pytest
 
 from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
 from tests import drawing
+from tests.drawing import heights
 
 drawn = drawing.drawn
 
@@ -27,20 +28,13 @@ def of_groups(count):
     ]
 
 
-def heights(axes):
-    return [bar.get_height() for bar in axes.patches]
-
-
 def test_curves_of_accuracy_and_loss(drawn, tmp_path):
     plot_group_curves(history("train", "val"), tmp_path / "new" / "fig.png")
     accuracy, loss = drawn[0].axes
     lines = {line.get_label(): line for line in (*accuracy.lines, *loss.lines)}
-    assert (
-        list(lines)[:6]
-        == [f"{which}, {split}" for which in ("average", "worst groups", "worst group") for split in ("train", "val")][
-            :6
-        ]
-    )
+    assert list(lines)[:6] == [
+        f"{which}, {split}" for which in ("average", "worst groups", "worst group") for split in ("train", "val")
+    ]
     assert list(lines["worst group, val"].get_ydata()) == pytest.approx([50, 51, 52])
     assert list(lines["CVaR of the groups, train"].get_ydata()) == pytest.approx([0.9, 0.91, 0.92])
     assert {line.get_linestyle() for name, line in lines.items() if "train" in name} == {"-"}
