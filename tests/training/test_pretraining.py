@@ -28,7 +28,6 @@ from fcco_lightning import (
 from fcco_lightning.models import head_of, renew
 from tests import jobs
 from tests.conftest import make_data
-from tests.training.test_resume import SaveAt, everything
 
 
 class Watch(Callback):
@@ -40,11 +39,6 @@ class Watch(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if batch_idx == 0:
             self.look(trainer, module)
-
-
-def same(one, other):
-    """Equal to the last bit; rows never written are NaN."""
-    return torch.equal(one.nan_to_num(-77.0), other.nan_to_num(-77.0))
 
 
 def weights(module):
@@ -76,13 +70,9 @@ def test_resume_across_the_switch_equals_uninterrupted(kind, epoch, batch, make_
         trainer.fit(make_module(**ranked(**changes)), make_data(), ckpt_path=ckpt_path)
         return trainer
 
-    whole = fit([SaveAt(path, epoch, batch)])
-    resumed = fit(ckpt_path=path)
-    expected, actual = everything(whole), everything(resumed)
-    assert expected.keys() == actual.keys()
-    assert "problem.terms.0.state.rows" in expected
-    assert [name for name in expected if not same(expected[name], actual[name])] == []
-    assert resumed.global_step == whole.global_step
+    whole = fit([jobs.save_at(epoch, batch, path)])
+    assert "problem.terms.0.state.rows" in jobs.everything(whole)
+    jobs.require_same(fit(ckpt_path=path), whole)
 
 
 @pytest.mark.parametrize("constraints", [False, True])
