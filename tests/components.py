@@ -32,11 +32,8 @@ IMAGES = {
     "transform": (ImageTransform, "image_size:size mean std crop_pct augment"),
 }
 CLIP = {
-    "images": (LabelledImages, "layout root source metadata file_column image_column corrupt"),
-    "classes": (
-        Classes,
-        "label target protected classes:known class_names:names templates caption_templates",
-    ),
+    "images": IMAGES["images"],
+    "classes": (Classes, "label target protected classes:known class_names:names templates caption_templates"),
     "splits": IMAGES["splits"],
     "pairs": (
         Pairs,

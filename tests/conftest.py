@@ -5,6 +5,7 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -100,6 +101,16 @@ def _same_random_state() -> Iterator[None]:
     torch.set_rng_state(states[0])
     random.setstate(states[1])
     np.random.set_state(states[2])
+
+
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+"""Flags of a Trainer that writes and prints nothing."""
 
 
 def make_frame(rows: int, seed: int) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from tests.jobs import SoftRank
 
 ROWS = 300_001
 SAMPLES = 203
-IO = RowsCheckpointIO(TorchCheckpointIO())
+IO = RowsCheckpointIO(TorchCheckpointIO(), SimpleNamespace(strategy=None, lightning_module=None))
 
 
 def processes():

@@ -68,7 +68,7 @@ from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Log
 from fcco_lightning.state.divided import is_divided
 from fcco_lightning.training import Preemption
-from tests.conftest import make_data, make_frame
+from tests.conftest import QUIET, make_data, make_frame
 from tests.texts import TINY, make_texts
 
 
@@ -149,26 +149,48 @@ class At(Callback):
             self.act(trainer)
 
 
-def strategy_of(job: Mapping[str, Any], size: int) -> Any:
-    """FSDP2 where weights are to be divided, or data parallelism."""
-    if job.get("divided"):
-        return ModelParallelStrategy()
-    return "ddp" if size > 1 else "auto"
+def save_at(epoch: int, batch: int, path: Any) -> At:
+    """Saves after a batch, before any hook that follows the batch."""
+    return At(epoch, batch, lambda trainer: trainer.save_checkpoint(path))
 
 
 def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def trained(job: Mapping[str, Any], module: FCCOModule, data: Any) -> Trainer:
+    """A Trainer of this process that has fitted ``module`` as ``job`` says; every key has a default."""
+    strategy: Any = "ddp" if world_size() > 1 else "auto"
+    callbacks: list[Callback] = list(job.get("callbacks", ()))
+    if "save" in job:
+        callbacks.append(save_at(*job["save"]))
+    trainer = Trainer(
+        max_epochs=job.get("epochs", 2),
+        accelerator="cpu",
+        devices=world_size() // job.get("nodes", 1),
+        num_nodes=job.get("nodes", 1),
+        strategy=ModelParallelStrategy() if job.get("divided") else strategy,
+        callbacks=callbacks,
+        default_root_dir=job.get("folder"),
+        **QUIET,
+        **job.get("trainer", {}),
+    )
+    trainer.fit(module, data, ckpt_path=job.get("resume"))
+    return trainer
+
+
 def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     """Train as ``job`` says and return what has come of it; every key has a default."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
     seed_everything(job.get("seed", 0), verbose=False)
     objective = SoftRank() if job.get("objective") == "rank" else AUC()
     data = make_data(
         **{
             "train": make_frame(job.get("rows", 200), 0),
-            "batches": UniformSampling(job.get("union", 24) // size, **job.get("batches", {})),
+            "batches": UniformSampling(job.get("union", 24) // world_size(), **job.get("batches", {})),
             **job.get("data", {}),
         }
     )
@@ -188,27 +210,7 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     )
     if "before" in job:
         job["before"](module, data)
-    callbacks: list[Callback] = list(job.get("callbacks", ()))
-    if "save" in job:
-        epoch, batch, path = job["save"]
-        callbacks.append(At(epoch, batch, lambda trainer: trainer.save_checkpoint(path)))
-    trainer = Trainer(
-        max_epochs=job.get("epochs", 2),
-        accelerator="cpu",
-        devices=size // job.get("nodes", 1),
-        num_nodes=job.get("nodes", 1),
-        strategy=strategy_of(job, size),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=callbacks,
-        default_root_dir=job.get("folder"),
-        **job.get("trainer", {}),
-    )
-    trainer.fit(module, data, ckpt_path=job.get("resume"))
-    return outcome(trainer, module)
+    return outcome(trained(job, module, data), module)
 
 
 class Parts(IterableDataset[dict[str, Tensor]]):
@@ -230,22 +232,10 @@ def fit_own_loader(job: Mapping[str, Any]) -> int:
     )
     loader = DataLoader(table, 4, sampler=range(size)) if job["known"] else DataLoader(Parts(table, size), 4)
     module = FCCOModule(TabularMLP([8], in_features=7), AUC(), algorithm=SGD(), execution=Execution(num_samples=40))
-    trainer = Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        use_distributed_sampler=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, loader)
-    return trainer.global_step
+    return trained({"trainer": {"use_distributed_sampler": False}}, module, loader).global_step
 
 
-def group_texts(size: int, dropout: float) -> tuple[Any, nn.Module, float]:
+def group_texts(dropout: float) -> tuple[Any, nn.Module, float]:
     """Texts in 4 groups with a transformer, and the share of the groups that counts."""
     data = GroupedTextDataModule(
         LabelledTexts(make_texts(96)),
@@ -253,21 +243,21 @@ def group_texts(size: int, dropout: float) -> tuple[Any, nn.Module, float]:
         groups=Groups(["spam", "list"]),
         tokens=TextTokens(vocabulary=120),
         splits=ImageSplits("fractions", [0.8, 0, 0.2]),
-        batches=GroupSampling(2, 6 // size),
+        batches=GroupSampling(2, 6 // world_size()),
         eval_train=True,
         seed=1,
     )
     return data, TextClassifier(config=TINY | {"hidden_dropout_prob": dropout}), 0.5
 
 
-def group_table(size: int, dropout: float, name: str) -> tuple[Any, nn.Module, float]:
+def group_table(dropout: float, name: str) -> tuple[Any, nn.Module, float]:
     """A table in 8 groups with a perceptron, and the share of the groups that counts."""
     data = TabularDataModule(
         make_frame(400, 0).assign(far=lambda f: (f["b"] > 0).map({True: "far", False: "near"})),
         columns=Columns("label", positive="yes"),
         groups=Groups(["label", "sex", "far"]),
         splits=Splits(0.2),
-        batches=GroupSampling(8 if name == "SMD" else 4, 6 // size),
+        batches=GroupSampling(8 if name == "SMD" else 4, 6 // world_size()),
         seed=1,
     )
     data.setup()
@@ -277,10 +267,9 @@ def group_table(size: int, dropout: float, name: str) -> tuple[Any, nn.Module, f
 
 def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
     """Group DRO on a small table or on texts; every key of ``job`` has a default."""
-    size, dropout = int(os.environ.get("WORLD_SIZE", "1")), job.get("dropout", 0.0)
     seed_everything(job.get("seed", 0), verbose=False)
-    name = job.get("algorithm", "SONEX")
-    data, network, alpha = group_texts(size, dropout) if job.get("texts") else group_table(size, dropout, name)
+    name, dropout = job.get("algorithm", "SONEX"), job.get("dropout", 0.0)
+    data, network, alpha = group_texts(dropout) if job.get("texts") else group_table(dropout, name)
     module = FCCOModule(
         network,
         CVaRGroupDRO(alpha),
@@ -289,26 +278,7 @@ def fit_groups(job: Mapping[str, Any]) -> dict[str, Any]:
         schedule=Schedule(objective_lr=0.01),
         **job.get("module", {}),
     )
-    callbacks: list[Callback] = []
-    if "save" in job:
-        epoch, batch, path = job["save"]
-        callbacks.append(At(epoch, batch, lambda trainer: trainer.save_checkpoint(path)))
-    trainer = Trainer(
-        max_epochs=job.get("epochs", 2),
-        accelerator="cpu",
-        devices=size,
-        strategy=strategy_of(job, size),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=callbacks,
-    )
-    trainer.fit(module, data, ckpt_path=job.get("resume"))
-    found = outcome(trainer, module)
-    found["weights"] |= {k: p.detach().clone() for k, p in module.objective.named_parameters()}
-    return found
+    return outcome(trained(job, module, data), module)
 
 
 SMALL_DIGITS: dict[str, Any] = {
@@ -338,41 +308,21 @@ def pairs_module(algorithm: str = "SONEX", learn: str = "no", **changes: Any) ->
 
 def pairs_data(job: Mapping[str, Any]) -> ContinualCLIPDataModule:
     """Digits, or the labelled images of a folder; batches are divided among the processes."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
     make = ContinualCLIPDataModule if "images" in job.get("data", {}) else DigitsCLIPDataModule
     settings = ({} if make is ContinualCLIPDataModule else SMALL_DIGITS) | job.get("data", {})
     pairs, tasks = settings["batches"], settings["task_batches"]
-    settings |= {"batches": replace(pairs, batch_size=pairs.batch_size // size)}
-    settings |= {"task_batches": replace(tasks, samples_per_group=tasks.samples_per_group // size)}
+    settings |= {"batches": replace(pairs, batch_size=pairs.batch_size // world_size())}
+    settings |= {"task_batches": replace(tasks, samples_per_group=tasks.samples_per_group // world_size())}
     return make(**settings)
 
 
 def fit_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
     """Continual learning of CLIP in small; every key of ``job`` has a default."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
     seed_everything(job.get("seed", 0), verbose=False)
     data = pairs_data(job)
     module = pairs_module(**job.get("module", {}))
-    callbacks: list[Callback] = list(job.get("callbacks", ()))
-    if "save" in job:
-        epoch, batch, path = job["save"]
-        callbacks.append(At(epoch, batch, lambda trainer: trainer.save_checkpoint(path)))
-    trainer = Trainer(
-        max_epochs=job.get("epochs", 2),
-        accelerator="cpu",
-        devices=size,
-        strategy=strategy_of(job, size),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=callbacks,
-        precision=job.get("precision"),
-    )
-    trainer.fit(module, data, ckpt_path=job.get("resume"))
+    trainer = trained(job, module, data)
     found = outcome(trainer, module)
-    found["weights"] |= {k: p.detach().clone() for k, p in module.objective.named_parameters()}
     found["old"] = {
         split: {n: c.clone() for n, c in table.columns.items() if n.startswith(("old_", "protected_"))}
         for split, table in data.tables.items()
@@ -398,8 +348,9 @@ def whole(tensor: Any) -> Tensor:
 
 
 def outcome(trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
-    """Weights, rows held here, and what was counted."""
+    """Weights, the objective's own among them, rows held here, and what was counted."""
     weights = {name: whole(p.detach()).clone() for name, p in module.network.state_dict().items()}
+    weights |= {name: p.detach().clone() for name, p in module.objective.named_parameters()}
     rows = {name: (s.first, s.num_rows, s.rows.clone()) for name, s in module.dual_states().items()}
     logged = {name: float(v) for name, v in trainer.callback_metrics.items()}
     return {"weights": weights, "rows": rows, "global_step": trainer.global_step, "logged": logged}
@@ -411,6 +362,28 @@ def assert_same_run(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
     assert a["logged"] == b["logged"]
     for (_, _, left), (_, _, right) in zip(a["rows"].values(), b["rows"].values(), strict=True):
         assert torch.equal(left.view(torch.int32), right.view(torch.int32))
+
+
+def everything(trainer: Trainer) -> dict[str, Tensor]:
+    """All tensors and numbers that training has moved, by name."""
+    module: Any = trainer.lightning_module
+    tensors = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    todo = [("optimizer", trainer.optimizers[0].state_dict()), ("engine", module.engine.state_dict())]
+    while todo:
+        name, value = todo.pop()
+        if isinstance(value, dict):
+            todo += [(f"{name}.{k}", v) for k, v in value.items()]
+        elif isinstance(value, list | tuple):
+            todo += [(f"{name}.{k}", v) for k, v in enumerate(value)]
+        elif isinstance(value, int | float | Tensor):
+            tensors[name] = torch.as_tensor(value)
+    return tensors
+
+
+def require_same(found: Trainer, expected: Trainer) -> None:
+    """Both have trained to the same end, to the last bit."""
+    assert found.global_step == expected.global_step
+    torch.testing.assert_close(everything(found), everything(expected), rtol=0, atol=0, equal_nan=True)
 
 
 def whole_rows(outcomes: list[dict[str, Any]]) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ def launch(
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    port = _free_port()
+    port = free_port()
     pipes, workers = [], []
     for rank in range(size):
         here, there = context.Pipe(duplex=False)
@@ -128,7 +128,8 @@ def _work(
     os._exit(0)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Of this machine."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -17,11 +17,9 @@ from fcco_lightning.checks import one_of, positive
 from fcco_lightning.engine.backend import Backend, hooked
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.sharding import ShardedWeights, clip, gradients_by_backward
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class LightningBackend(Backend):
     the loggers' x-axis mean updates.
 
     Args:
-        module: the LightningModule whose trainer is used.
+        module: whose trainer and processes are used.
         clipping: of gradients.
         schedule: of the learning rate.
 
@@ -62,7 +60,7 @@ class LightningBackend(Backend):
         idle: parameters that DistributedDataParallel waits for and the present phase has not.
     """
 
-    def __init__(self, module: "LightningModule", clipping: Clipping, schedule: Schedule) -> None:
+    def __init__(self, module: EvaluatingModule, clipping: Clipping, schedule: Schedule) -> None:
         self.module, self.clipping, self.schedule = module, clipping, schedule
         self.of_steps: set[str] = set()
         self.idle: list[Tensor] = []
@@ -73,19 +71,13 @@ class LightningBackend(Backend):
         return self._scaler is not None
 
     @property
-    def _processes(self) -> Processes:
-        module: Any = self.module
-        processes: Processes = module.processes
-        return processes
-
-    @property
     def divided(self) -> bool:
         """Whether the weights lie in parts on the processes."""
         return isinstance(self.module.trainer.strategy, ShardedWeights)
 
     def everywhere(self, usable: bool) -> bool:
         """Ask all processes, where each sees its part of the gradient."""
-        return usable if not self.divided else not self._processes.largest(not usable)
+        return usable if not self.divided else not self.module.processes.largest(not usable)
 
     def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
@@ -116,7 +108,7 @@ class LightningBackend(Backend):
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Average what is not divided, where anything is; else DistributedDataParallel has, during backward."""
         if self.divided:
-            self._processes.average_([p.grad for p in params if p.grad is not None])
+            self.module.processes.average_([p.grad for p in params if p.grad is not None])
 
     def gradients(
         self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
@@ -130,9 +122,7 @@ class LightningBackend(Backend):
             return gradients_by_backward(weights)
         scaler = self._scaler
         value = surrogate if scaler is None else scaler.scale(surrogate)
-        scaled = torch.autograd.grad(
-            value, list(weights), retain_graph=keep or graph, create_graph=graph, allow_unused=True
-        )
+        scaled = super().gradients(value, weights, keep=keep, graph=graph)
         if scaler is None:
             return scaled
         return [None if g is None else g / scaler.get_scale() for g in scaled]
@@ -237,7 +227,7 @@ class LightningBackend(Backend):
     def _clip(self, optimizer: Optimizer) -> None:
         if self.clipping.value and self.divided:
             params = (p for group in optimizer.param_groups for p in group["params"])
-            clip(params, self.clipping.value, self._processes, by_value=self.clipping.algorithm == "value")
+            clip(params, self.clipping.value, self.module.processes, by_value=self.clipping.algorithm == "value")
         elif self.clipping.value:
             self.module.clip_gradients(optimizer, self.clipping.value, self.clipping.algorithm)
 

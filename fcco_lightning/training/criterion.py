@@ -274,8 +274,7 @@ def _with_one_forward(algorithm: Algorithm) -> SingleLoop:
         ConfigError: if it is more.
     """
     instead = "Use an Engine or FCCOModule, or one of SOX, SOAP, BSGD, SGD, MOAP and SCENT."
-    plain = isinstance(algorithm, SingleLoop) and type(algorithm).iteration is SingleLoop.iteration
-    if not plain or not isinstance(algorithm, SingleLoop):
+    if not isinstance(algorithm, SingleLoop) or type(algorithm).iteration is not SingleLoop.iteration:
         raise ConfigError(f"algorithm={algorithm.name} has iterations or a step of its own. {instead}")
     if algorithm.needs_previous:
         off = "theta=0" if hasattr(algorithm, "jacobian") else "gamma_prime=0"

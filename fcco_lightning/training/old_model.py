@@ -1,20 +1,15 @@
 """What is remembered of the model from which training started."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
+from fcco_lightning.constraints import Constraint
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.models.batch import Columns
+from fcco_lightning.evaluation import Evaluation
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.posing import datamodule_of, plain_values
-
-
-class Remembers(Protocol):
-    """Constraints and evaluations."""
-
-    def reference(self, outputs: Any, batch: Columns, /) -> dict[str, Tensor]: ...
 
 
 class OldModel:
@@ -57,7 +52,7 @@ class OldModel:
 
     def _measured(self, loader: Any, size: int) -> dict[str, Tensor]:
         """What constraints and evaluation want to remember of a split with ``size`` samples."""
-        parts: list[Remembers] = [self.module.evaluation, *self.module.constraints]
+        parts: list[Evaluation | Constraint] = [self.module.evaluation, *self.module.constraints]
         whole = self.module.split_of(loader, whole=True)
         measured = {name: c for part in parts for name, c in part.reference(whole.outputs, whole.columns).items()}
         return {name: in_order(column, whole.columns["index"], size) for name, column in measured.items()}

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from fcco_lightning.engine.batches import as_columns, fields_of
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models import BatchNetwork
-from fcco_lightning.training.temporary import Temporary
+from fcco_lightning.training.trainers import Temporary
 
 _NARROW = ("bf16-true", "16-true")
 

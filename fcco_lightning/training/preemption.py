@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.resuming import INTERRUPTED
-from fcco_lightning.training.temporary import Temporary
+from fcco_lightning.training.trainers import Temporary
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -80,7 +80,7 @@ class Preemption(Temporary):
         if signal.SIGTERM in self._before:
             # before every batch Lightning broadcasts whether its own handler, replaced here, has heard of SIGTERM: a
             # collective and, on a GPU, a stall in every step for what the batches' exchange says anyway
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save and stop, if any process was asked to."""
@@ -128,7 +128,3 @@ class Preemption(Temporary):
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
-
-
-def _nothing() -> None:
-    pass

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[
 from lightning.pytorch import LightningModule, Trainer
 
 from fcco_lightning.training.random_streams import generators_of
-from fcco_lightning.training.temporary import Temporary
+from fcco_lightning.training.trainers import Temporary
 
 Counters = dict[str, Any]
 

@@ -42,10 +42,10 @@ class RowsCheckpointIO(CheckpointIO):
 
     Args:
         inner: what does the work, but for writing a plain local file.
-        trainer: which reads checkpoints; None in a loop of one's own.
+        trainer: whose checkpoints they are.
     """
 
-    def __init__(self, inner: CheckpointIO, trainer: Trainer | None = None) -> None:
+    def __init__(self, inner: CheckpointIO, trainer: Trainer) -> None:
         self.inner, self.trainer = inner, trainer
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -73,8 +73,7 @@ class RowsCheckpointIO(CheckpointIO):
 
     def _fill(self, checkpoint: dict[str, Any]) -> None:
         """Read divided tensors, in the parts of this process where weights are divided now."""
-        strategy = None if self.trainer is None else self.trainer.strategy
-        module = None if self.trainer is None else self.trainer.lightning_module
+        strategy, module = self.trainer.strategy, self.trainer.lightning_module
         mesh = strategy.device_mesh["data_parallel"] if isinstance(strategy, ShardedWeights) else None
         processes = getattr(module, "processes", None) or Processes(alone=True)
         with processes.together():

@@ -1,5 +1,6 @@
 """Settings and callbacks of a Trainer that are followed in an own way, or refused with what to use instead."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,6 @@ from fcco_lightning.checks import positive
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.training.backend import Clipping
-from fcco_lightning.training.temporary import Temporary
 
 _AVERAGE = (
     "Use --model.average.decay 0.999 for an exponential moving average of the weights, or --model.average.decay null "
@@ -129,6 +129,25 @@ def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
         )
     size = datamodule.accumulate(parts)
     return size if micro_batch is None else min(size, micro_batch)
+
+
+class Temporary(Callback, ABC):
+    """Undoes what it has changed when the Trainer's work is over, however it ends.
+
+    The same Trainer can then be used for another module.
+    """
+
+    @abstractmethod
+    def undo(self, trainer: Trainer) -> None:
+        """Leave everything as it was; called once or several times."""
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """After work that was done."""
+        self.undo(trainer)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        """After work that failed or was interrupted."""
+        self.undo(trainer)
 
 
 class OwnSettings(Temporary):

@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 
 from fcco_lightning import FCCOModule, HingePenalty, ROCFairness, TabularMLP
 from fcco_lightning.estimators import AdamType
+from tests.conftest import QUIET
 
 
 @pytest.fixture
@@ -31,16 +32,7 @@ def make_trainer(tmp_path: Any) -> Callable[..., Trainer]:
     """A quiet CPU trainer; keyword arguments replace its flags."""
 
     def build(**changes: Any) -> Trainer:
-        flags: dict[str, Any] = {
-            "max_epochs": 2,
-            "accelerator": "cpu",
-            "logger": False,
-            "enable_checkpointing": False,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "num_sanity_val_steps": 0,
-            "default_root_dir": tmp_path,
-        }
+        flags = QUIET | {"max_epochs": 2, "accelerator": "cpu", "default_root_dir": tmp_path}
         return Trainer(**(flags | changes))
 
     return build

@@ -19,8 +19,8 @@ from fcco_lightning import (
 )
 from fcco_lightning.reports import BestFeasible
 from tests.conftest import make_data, make_frame
+from tests.jobs import everything, require_same, save_at
 from tests.reports.test_feasible import data
-from tests.training.test_resume import SaveAt, everything
 
 DATA = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}
 
@@ -81,16 +81,14 @@ def test_resumed_bit_for_bit_and_tested_as_validated(batch, make_module, make_tr
         saver = ModelCheckpoint(tmp_path / folder, "{epoch}", monitor="train_auc", mode="max", save_top_k=-1)
         return fit(make_module, make_trainer, WeightAverage(0.8, 2), [saver, *more], ckpt_path), saver
 
-    whole, saver = run("whole", [SaveAt(tmp_path / "at.ckpt", 1, batch)])
+    whole, saver = run("whole", [save_at(1, batch, tmp_path / "at.ckpt")])
     resumed, _ = run("resumed", ckpt_path=tmp_path / "at.ckpt")
-    for first, second in (
-        (whole, resumed),
-        (whole, fit(make_module, make_trainer, None, ckpt_path=tmp_path / "at.ckpt")),
-    ):
-        expected, found = everything(first), everything(second)
-        different = [k for k in expected if not torch.equal(expected[k], found[k])]
-        assert all(k.startswith("network.") for k in different)
-        assert bool(different) == (second is not resumed)  # without an average the run ends with the last weights
+    require_same(resumed, whole)
+    without = fit(make_module, make_trainer, None, ckpt_path=tmp_path / "at.ckpt")  # it ends with the last weights
+    expected, found = everything(whole), everything(without)
+    different = [name for name in expected if not torch.equal(expected[name], found[name])]
+    assert different
+    assert all(name.startswith("network.") for name in different)
     last = sorted((tmp_path / "whole").glob("epoch=2*"))[0]
     module = make_module(network=TabularMLP(hidden=[8], batch_norm=True, dropout=0.2))
     (tested,) = make_trainer().validate(module, make_data(**DATA), ckpt_path=last, verbose=False)
@@ -100,8 +98,7 @@ def test_resumed_bit_for_bit_and_tested_as_validated(batch, make_module, make_tr
 def test_one_object_averages_the_networks_of_two_modules_apart(make_module, make_trainer):
     average = WeightAverage(0.8)
     first, second = (fit(make_module, make_trainer, average) for _ in range(2))
-    expected, found = everything(first), everything(second)
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    require_same(second, first)
 
 
 def test_the_best_weights_are_chosen_among_averages(make_trainer):

@@ -20,7 +20,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.engine.compiling import Compiled
 from tests.conftest import make_data
-from tests.training.test_resume import SaveAt
+from tests.jobs import save_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 DATA = {"batches": BalancedSampling(20)}
@@ -87,7 +87,7 @@ def test_where_the_gradient_is_compiled_the_hooks_of_a_backward_pass_are_called(
 
 def test_a_checkpoint_is_that_of_the_network_and_continues(make_module, make_trainer, tmp_path):
     path = tmp_path / "at.ckpt"
-    _, whole = run(make_module, make_trainer, "MSVR", compiled=True, callbacks=[SaveAt(path, 1, 2)])
+    _, whole = run(make_module, make_trainer, "MSVR", compiled=True, callbacks=[save_at(1, 2, path)])
     _, resumed = run(make_module, make_trainer, "MSVR", compiled=True, ckpt_path=path)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0, equal_nan=True)
     _, plain = run(make_module, make_trainer, "MSVR", compiled=False, ckpt_path=path)

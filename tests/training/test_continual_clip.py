@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
@@ -25,8 +25,8 @@ from fcco_lightning import (
 from fcco_lightning.reports import Report
 from tests import jobs
 from tests.components import CLIP, DIGITS, composed
+from tests.conftest import QUIET
 from tests.launch import launch, values
-from tests.training.test_resume import everything
 
 CASES = [
     ("SGD", "no"),
@@ -44,28 +44,22 @@ TASKS = ["three", "five", "nine"]
 
 
 class Watch(Callback):
-    """Keeps what the first batches look like and what is known of the old model before them."""
+    """Keeps the old model, its figures before the first batch, and the change that is measured on that batch."""
 
     def __init__(self):
-        self.calls, self.batches, self.start, self.first_change = 0, [], {}, None
+        self.start, self.first_change = {}, None
 
     def setup(self, trainer, module, stage):
         self.old = copy.deepcopy(module.network)
-        module.network.register_forward_hook(self._count)
-
-    def _count(self, *_):
-        self.calls += 1
 
     def on_train_start(self, trainer, module):
-        self.calls_before = self.calls
         self.old.adapt(trainer.datamodule)
         self.old.load_state_dict(module.network.state_dict())
         for split, loader in trainer.datamodule.evaluation_loaders().items():
             self.start[split] = module.summarise(split, module.split_of(loader))
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.batches.append({part: {n: c.clone() for n, c in columns.items()} for part, columns in batch.items()})
-        if len(self.batches) == 1:
+        if self.first_change is None:
             with torch.no_grad():
                 functions = module.engine.functions
                 outputs = functions.outputs(batch)
@@ -153,23 +147,6 @@ class Batches(Callback):
         self.seen.append({part: {n: c.clone() for n, c in columns.items()} for part, columns in batch.items()})
 
 
-def fit(make_trainer, *, seed=0, ckpt_path=None, save=None, epochs=2, module=None, num_batches=4):
-    """A trainer after a fit, and what its batches were."""
-    seed_everything(seed, verbose=False)
-    watch = Batches()
-    callbacks = [watch]
-    if save is not None:
-        epoch, batch, path = save
-        callbacks.append(jobs.At(epoch, batch, lambda trainer: trainer.save_checkpoint(path)))
-    trainer = make_trainer(max_epochs=epochs, callbacks=callbacks)
-    trainer.fit(
-        jobs.pairs_module(**(module or {})),
-        jobs.pairs_data({"data": {"batches": UniformSampling(16, num_batches=num_batches)}}),
-        ckpt_path=ckpt_path,
-    )
-    return trainer, watch
-
-
 def old_columns(trainer):
     tables = trainer.datamodule.tables
     names = ("old_loss", "old_correct", "protected_loss")
@@ -179,14 +156,20 @@ def old_columns(trainer):
 @pytest.mark.parametrize(("algorithm", "learn"), RESUMED)
 def test_resume_is_bit_for_bit(algorithm, learn, make_trainer, tmp_path):
     """In the middle of an epoch and of an inner loop; from other weights, with the old model's losses kept."""
-    path, module = tmp_path / "at.ckpt", {"algorithm": algorithm, "learn": learn}
-    whole, batches = fit(make_trainer, module=module, save=(1, 1, path), num_batches=5)
-    resumed, rest = fit(make_trainer, module=module, ckpt_path=path, num_batches=5, seed=9)
-    expected, actual = everything(whole), everything(resumed)
-    assert expected.keys() == actual.keys()
-    assert not [n for n in expected if not torch.allclose(expected[n], actual[n], rtol=0, atol=0, equal_nan=True)]
-    assert sum(name.endswith("rows") for name in expected) == 2 + (learn == "per_sample")
-    assert (len(batches.seen), len(rest.seen), resumed.global_step) == (10, 3, whole.global_step)
+
+    def fit(seed, callbacks, ckpt_path=None):
+        seed_everything(seed, verbose=False)
+        trainer = make_trainer(max_epochs=2, callbacks=callbacks)
+        data = jobs.pairs_data({"data": {"batches": UniformSampling(16, num_batches=5)}})
+        trainer.fit(jobs.pairs_module(algorithm, learn), data, ckpt_path=ckpt_path)
+        return trainer
+
+    path, batches, rest = tmp_path / "at.ckpt", Batches(), Batches()
+    whole = fit(0, [batches, jobs.save_at(1, 1, path)])
+    resumed = fit(9, [rest], path)
+    jobs.require_same(resumed, whole)
+    assert sum(name.endswith("rows") for name in jobs.everything(whole)) == 2 + (learn == "per_sample")
+    assert (len(batches.seen), len(rest.seen)) == (10, 3)
     torch.testing.assert_close(rest.seen, batches.seen[7:], rtol=0, atol=0)
     torch.testing.assert_close(old_columns(resumed), old_columns(whole), rtol=0, atol=0)
     for name, value in whole.callback_metrics.items():
@@ -201,12 +184,9 @@ def test_resume_is_bit_for_bit(algorithm, learn, make_trainer, tmp_path):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """A checkpoint of one epoch, and the figures at its end."""
-    from lightning.pytorch import Trainer
-
     folder = tmp_path_factory.mktemp("saved")
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     report = Report(pictures=False, table=False, folder=str(folder))
-    trainer = Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, callbacks=[report], **quiet)
+    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[report], **QUIET)
     with torch.random.fork_rng():
         seed_everything(0, verbose=False)
         trainer.fit(jobs.pairs_module(), jobs.pairs_data({}))
@@ -216,33 +196,27 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "message"),
+    ("data", "message"),
     [
-        ({"protected": [3, 5]}, CheckpointError, "other tasks or data"),
-        ({"protected": [3, 5, 1]}, CheckpointError, "other tasks or data"),
-        ({"protected": [5, 3, 9]}, CheckpointError, "other tasks or data"),
-        (
-            {"protected": [3, 5, 2]},
-            CheckpointError,
-            "other tasks or data.*same data, classes, protected tasks and loss",
-        ),
-        ({"num_test": 70}, CheckpointError, "other tasks or data: its train split"),
-        ({"data_seed": 1}, CheckpointError, "other tasks or data"),
-        ({"num_train": 300}, CheckpointError, "other tasks or data"),
-        ({"general": 0.5}, CheckpointError, "another data set, split"),
+        ({"protected": [3, 5]}, "other tasks or data"),
+        ({"protected": [5, 3, 9]}, "other tasks or data"),
+        ({"protected": [3, 5, 2]}, "other tasks or data.*same data, classes, protected tasks and loss"),
+        ({"num_test": 70}, "other tasks or data: its train split"),
+        ({"data_seed": 1}, "other tasks or data"),
+        ({"num_train": 300}, "other tasks or data"),
+        ({"general": 0.5}, "another data set, split"),
     ],
     ids=str,
 )
-def test_other_tasks_or_data_are_refused(data, error, message, saved, make_trainer):
+def test_other_tasks_or_data_are_refused(data, message, saved, make_trainer):
     seed_everything(5, verbose=False)
     module = jobs.pairs_module()
     before = {n: p.clone() for n, p in module.network.named_parameters()}
     made = jobs.pairs_data({"data": composed({"num_train": 200, "num_test": 60} | data, DIGITS)})
-    with pytest.raises(error, match=message):
+    with pytest.raises(CheckpointError, match=message):
         make_trainer(max_epochs=2).fit(module, made, ckpt_path=saved[0])
-    if "caption" not in str(data):
-        assert all(torch.equal(p, before[n]) for n, p in module.network.named_parameters())
-        assert all(s.rows.isnan().all() or not s.rows.any() for s in module.dual_states().values())
+    assert all(torch.equal(p, before[n]) for n, p in module.network.named_parameters())
+    assert all(s.rows.isnan().all() or not s.rows.any() for s in module.dual_states().values())
     assert not any("old_loss" in t.columns for t in made.tables.values())
 
 
@@ -321,24 +295,16 @@ def animals(folder, **changes):
 
 
 def animal_settings(folder):
-    settings = {"model": "tiny", "root": str(folder), "target": ["cat"], "batch_size": 6, "samples_per_task": 4}
-    settings |= {"pair_corrupt": "skip"}
-    settings |= {
-        "templates": ["a {}."],
-        "caption_templates": ["a {}.", "one {}."],
-        "augment": False,
-        "eval_batch_size": 7,
-        "num_batches": 6,
-        "corrupt": "skip",
-    }
-    return settings
+    settings = {"model": "tiny", "root": str(folder), "target": ["cat"], "augment": False, "eval_batch_size": 7}
+    settings |= {"batch_size": 6, "samples_per_task": 4, "num_batches": 6, "corrupt": "skip", "pair_corrupt": "skip"}
+    return settings | {"templates": ["a {}."], "caption_templates": ["a {}.", "one {}."]}
 
 
 @pytest.fixture(scope="module")
 def ran(folder, tmp_path_factory):
     """All jobs in one process, and then in two."""
     path = str(tmp_path_factory.mktemp("between") / "at.ckpt")
-    many = {name: {**job, "precision": "64-true", "epochs": 1} for name, job in JOBS.items()}
+    many = {name: {**job, "trainer": {"precision": "64-true"}, "epochs": 1} for name, job in JOBS.items()}
     for algorithm in ("SOX", "MSVR"):
         many[f"damaged {algorithm}"] = {**many["SGD"], "module": {"algorithm": algorithm}, **animals(folder)}
     begun = {**many["SGD"], "module": {"algorithm": "ALEXR2", "learn": "per_sample"}}

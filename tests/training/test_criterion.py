@@ -30,6 +30,7 @@ from fcco_lightning import (
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
 from fcco_lightning.state.processes import Processes
 from tests.algorithms.toy_problem import BATCH, HingeMargin, N, flat, make_batches, make_constraints, make_network
+from tests.conftest import QUIET
 from tests.state import pool as pools
 
 pool = pools.pool  # the fixture
@@ -180,10 +181,7 @@ class OwnModule(LightningModule):
 
 
 def fit(module, epochs, path=None):
-    trainer = Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
+    trainer = Trainer(max_epochs=epochs, accelerator="cpu", **QUIET)
     trainer.fit(module, DataLoader(make_batches(3), batch_size=None), ckpt_path=path)
     return trainer
 

@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 
 from fcco_lightning import Execution
 from tests import jobs
-from tests.launch import launch, values
+from tests.launch import free_port, launch, values
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -53,12 +52,6 @@ if __name__ == "__main__":
     except CheckpointError:
         print("refused")
 """
-
-
-def free_port():
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return made.getsockname()[1]
 
 
 def test_two_nodes_are_one(tmp_path):

@@ -16,10 +16,7 @@ from fcco_lightning.reports import PredictionWriter
 from fcco_lightning.training import Checkpoints
 from fcco_lightning.training.trainers import REFUSED
 from tests.conftest import make_data, make_frame
-from tests.training import conftest as fixtures
-from tests.training.test_resume import SaveAt, everything
-
-make_module, make_trainer = fixtures.make_module, fixtures.make_trainer
+from tests.jobs import require_same, save_at
 
 DATA = {"train": make_frame(36, 0), "test": make_frame(20, 1), "batch_size": 12}
 EPOCHS, BATCHES = 3, 3
@@ -145,12 +142,6 @@ def fit(make_module, make_trainer, folder, added, ckpt_path=None, **flags):
     return trainer
 
 
-def require_same(found, expected):
-    expected, found = everything(expected), everything(found)
-    assert expected.keys() == found.keys()
-    assert not [name for name in expected if not torch.equal(expected[name], found[name])]
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_it_is_resumed_bit_for_bit(name, make_module, make_trainer, tmp_path):
     flags, parts = RUNS[name]
@@ -162,10 +153,8 @@ def test_a_run_with_it_is_resumed_bit_for_bit(name, make_module, make_trainer, t
             assert holds is None or holds(callback, trainer, folder), callback
         return trainer
 
-    whole = run(tmp_path / "whole", [SaveAt(tmp_path / "at.ckpt", 1, 1)])
-    resumed = run(tmp_path / "resumed", ckpt_path=tmp_path / "at.ckpt")
-    require_same(resumed, whole)
-    assert resumed.global_step == whole.global_step
+    whole = run(tmp_path / "whole", [save_at(1, 1, tmp_path / "at.ckpt")])
+    require_same(run(tmp_path / "resumed", ckpt_path=tmp_path / "at.ckpt"), whole)
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -17,7 +17,7 @@ from fcco_lightning.data import TensorTable
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import collate
 from fcco_lightning.errors import DataError
-from tests.training.test_resume import SaveAt, everything
+from tests.jobs import everything, save_at
 
 ROWS, BATCHES = 40, 5
 
@@ -87,7 +87,7 @@ def stopped_and_whole(make_module, make_trainer, make_loader, batch, path):
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        whole, resumed = fit([SaveAt(path, 1, batch)]), fit(ckpt_path=path)
+        whole, resumed = fit([save_at(1, batch, path)]), fit(ckpt_path=path)
     different = [name for name in whole if not torch.equal(whole[name], resumed[name])]
     return different, [str(w.message) for w in caught if "its place in an epoch" in str(w.message)]
 

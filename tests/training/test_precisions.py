@@ -44,6 +44,8 @@ def fit(make_module, make_trainer, precision, objective, optimizer, train=None):
 def test_training_works(precision, objective, make_module, make_trainer):
     module = fit(make_module, make_trainer, precision, objective(), lambda p: Adam(p, lr=0.01))
     assert all(torch.isfinite(p).all() for p in module.parameters())
+    wide = torch.float64 if precision == "64-true" else torch.float32
+    assert all(state.rows.dtype == wide for state in module.dual_states().values())
 
 
 @pytest.mark.filterwarnings(HALF)

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch.optim import lr_scheduler as schedules
 
 from fcco_lightning import (
@@ -18,7 +18,7 @@ from fcco_lightning import (
     TabularMLP,
 )
 from tests.conftest import make_data, make_frame
-from tests.training.test_resume import SaveAt
+from tests.jobs import save_at
 
 DATA = {"train": make_frame(24, 0), "test": make_frame(20, 1), "batch_size": 12}
 EPOCHS, STOP = 6, 3
@@ -69,25 +69,22 @@ def test_every_schedule_is_looked_at():
     assert {*CASES, "ReduceLROnPlateau"} == SHIPPED
 
 
-class Rates(Callback):
-    """Learning rate of the first batch of every epoch."""
-
-    def __init__(self):
-        self.seen = {}
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.seen.setdefault(trainer.current_epoch, trainer.optimizers[0].param_groups[0]["lr"])
-
-
 def rates(make_module, make_trainer, scheduler, epochs, ckpt_path=None, lr=1.0, **settings):
-    watch = Rates()
+    """Learning rate of every epoch, and the trainer; the weight decay is a hundredth of the first."""
+    seen = {}
+
+    def look(trainer, _):
+        (group,) = trainer.optimizers[0].param_groups
+        assert group["weight_decay"] == lr / 100
+        seen[trainer.current_epoch] = group["lr"]
+
     module = make_module(
-        network=TabularMLP([]), constraints=(), optimizer=lambda p: HeavyBall(p, lr=lr), algorithm=SGD(),
-        schedule=Schedule(scheduler, **settings),
+        network=TabularMLP([]), constraints=(), algorithm=SGD(), schedule=Schedule(scheduler, **settings),
+        optimizer=lambda p: HeavyBall(p, lr=lr, weight_decay=lr / 100),
     )  # fmt: skip
-    trainer = make_trainer(max_epochs=epochs, callbacks=[watch])
+    trainer = make_trainer(max_epochs=epochs, callbacks=[LambdaCallback(on_train_epoch_start=look)])
     trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
-    return watch.seen, trainer
+    return seen, trainer
 
 
 def alone(make, arguments, lr=1.0):
@@ -116,6 +113,19 @@ def test_what_is_typed_on_a_resume_holds(name, make_module, make_trainer, tmp_pa
     expected = alone(make, first)
     same, _ = rates(make_module, make_trainer, lambda o: make(o, **first), EPOCHS, path)
     assert before | same == expected
+
+
+def test_a_schedule_of_the_whole_run_follows_its_length(make_module, make_trainer, tmp_path):
+    """Number of epochs, fractions and learning rate are those typed last."""
+
+    def run(epochs, ckpt_path=None, lr=1.0, **arguments):
+        return rates(make_module, make_trainer, lambda o: StepAtFractions(o, **arguments), epochs, ckpt_path, lr)
+
+    _, trainer = run(2)
+    trainer.save_checkpoint(path := tmp_path / "a.ckpt")
+    assert run(8, path)[0] == pytest.approx({2: 1.0, 3: 1.0, 4: 0.1, 5: 0.1, 6: 0.01, 7: 0.01})
+    assert set(run(8, path, fractions=[0.9])[0].values()) == {1.0}
+    assert run(4, path, lr=3.0)[0] == pytest.approx({2: 0.3, 3: 0.03})
 
 
 def test_a_plateau_keeps_what_it_has_seen(make_module, make_trainer, tmp_path):
@@ -178,7 +188,7 @@ def test_after_the_last_batch_of_an_epoch_its_end_is_still_to_come(
         trainer.fit(module, make_data(**DATA), ckpt_path=ckpt_path)
         return trainer.lr_scheduler_configs[0].scheduler.state_dict()
 
-    whole = run(SaveAt(tmp_path / "at.ckpt", epoch, 1))
+    whole = run(save_at(epoch, 1, tmp_path / "at.ckpt"))
     assert run(ckpt_path=tmp_path / "at.ckpt") == whole
     assert whole["last_epoch"] == 3
 

@@ -1,6 +1,5 @@
 """Weights divided over the processes (FSDP2): the same as one process, through passes, saves and failures."""
 
-import shutil
 from functools import partial
 
 import pytest
@@ -20,16 +19,12 @@ from fcco_lightning.training.backend import Clipping
 from fcco_lightning.training.preemption import INTERRUPTED
 from fcco_lightning.training.sharding import divide
 from tests import jobs
-from tests.launch import launch, values
-from tests.training.test_ddp import CLOSE, assert_same
+from tests.launch import launch
+from tests.training.test_ddp import CLOSE, assert_same, copied, run
 
 SLOW = pytest.mark.slow
 WIDE = {"transformer": True, "epochs": 1}
 DIVIDED = {**WIDE, "divided": True}
-
-
-def run(job, size):
-    return values(launch(jobs.fit, size, job))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +40,7 @@ def test_two_processes_are_one(algorithm):
 @pytest.mark.parametrize("algorithm", [a for a in jobs.GROUP_ALGORITHMS if a != "PGSMD"])
 def test_two_processes_of_groups_are_one(algorithm):
     job = {"algorithm": algorithm, "epochs": 1}
-    several, one = (values(launch(jobs.fit_groups, size, {**job, "divided": size > 1})) for size in (2, 1))
-    assert_same(several, one, **CLOSE)
+    assert_same(run({**job, "divided": True}, 2, jobs.fit_groups), run(job, 1, jobs.fit_groups), **CLOSE)
 
 
 @SLOW
@@ -118,8 +112,7 @@ def test_another_number_of_processes_continues(wrote, reads, algorithm, tmp_path
 def test_two_processes_of_clip_are_one(algorithm):
     """Every block of both towers is a unit; class prompts are embedded beside texts, and logit_scale is one number."""
     job = {"epochs": 1, "module": {"algorithm": algorithm}}
-    several, one = (values(launch(jobs.fit_pairs, size, {**job, "divided": size > 1})) for size in (2, 1))
-    assert_same(several, one, **CLOSE)
+    assert_same(run({**job, "divided": True}, 2, jobs.fit_pairs), run(job, 1, jobs.fit_pairs), **CLOSE)
 
 
 @SLOW
@@ -142,13 +135,6 @@ def test_a_failing_network_ends_the_job():
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "at.ckpt"
     run({**DIVIDED, "save": (0, 3, str(path))}, 2)
-    return path
-
-
-def copied(saved, folder):
-    path = folder / "at.ckpt"
-    shutil.copy(saved, path)
-    shutil.copytree(f"{saved}.rows", f"{path}.rows")
     return path
 
 

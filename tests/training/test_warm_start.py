@@ -8,18 +8,16 @@ from fcco_lightning import AdaptivePenalty, FCCOModule, MeanAtMost, NuPI, SoftRa
 from fcco_lightning.data.sampling import UniformSampling
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.training import WarmStart
+from tests.conftest import QUIET
 
 X = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
 
 
-def fit(epochs, *, penalty=None, kappa=0.2, width=2, ckpt_path=None, **callbacks):
+def fit(epochs, *, penalty=None, kappa=0.2, width=2, ckpt=None, ckpt_path=None):
     module = FCCOModule(
         torch.nn.Linear(width, 1), constraints=[MeanAtMost(SoftRate(), kappa)], penalty=penalty or AdaptivePenalty()
     )
-    trainer = Trainer(
-        max_epochs=epochs, callbacks=[WarmStart(**callbacks)], logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, accelerator="cpu",
-    )  # fmt: skip
+    trainer = Trainer(max_epochs=epochs, callbacks=[WarmStart(ckpt)], accelerator="cpu", **QUIET)
     columns = {"x": X[:, :width], "y": (X[:, 0] > 0).long()}
     data = TensorDataModule({"train": columns, "test": columns}, batches=UniformSampling(8))
     trainer.fit(module, data, ckpt_path=ckpt_path)
