@@ -148,11 +148,10 @@ def median(column: str) -> Any:
     return lambda runs: f"{statistics.median(value(r, column) for r in runs):.4f}"
 
 
-def picture(results: list[Job], path: Path, x: str) -> None:
-    """Test AUC against ``x`` on the test split, one colour per method, one dot per seed, medians joined."""
+def picture(results: list[Job], path: Path, x: str, names: list[str]) -> None:
+    """Test AUC against ``x`` on the test split, one colour per name, one dot per seed, medians joined."""
     figure = new_figure(7, 4.5)
     (axes,) = row_of_axes(figure, 1)
-    names = [METHODS.get(r["method"], r["method"]) for r in results]
     for i, name in enumerate(dict.fromkeys(names)):
         of_method = [r for r, n in zip(results, names, strict=True) if n == name and "test" in r]
         runs = [r for r in of_method if value(r, "test.auc") >= COLLAPSED]
@@ -280,7 +279,9 @@ def main() -> None:
     extra |= {"vacuous": vacuous, "collapsed": collapsed, "seconds": seconds}
     medians = {f"median {c}": median(c) for c in COLUMNS[3:]}
     print("\n" + table(results, COLUMNS, medians | extra))
-    picture(results, given.out / f"{name}.png", "worst_violation" if what == "methods" else "roc_gap")
+    x = "worst_violation" if what == "methods" else "roc_gap"
+    names = [r["label"] if given.ablation else METHODS[r["method"]] for r in results]
+    picture(results, given.out / f"{name}.png", x, names)
     print(f"\n{given.out / name}.json, .png")
 
 

@@ -23,9 +23,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import fraction, non_negative, positive
+from fcco_lightning.checks import below_one, fraction, non_negative, positive
 from fcco_lightning.constraints.penalty import Penalty
-from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import Multiplied
 
 
@@ -82,7 +81,8 @@ class Lagrangian(Multipliers):
     r"""``L_i = nu_i h_i`` with projected dual ascent, ``nu_i <- [nu_i + rate h_i]_+``.
 
     Without damping the multipliers swing around their values where the weights follow slowly; :class:`NuPI` and
-    :class:`AugmentedLagrangian` damp that.
+    :class:`AugmentedLagrangian` damp that.  Where steps are few, raise the rate: at 0.01 a multiplier takes a thousand
+    steps with ``h_i = 0.1`` to become as large as the objective was at first.
 
     Args:
         rate: dual step size, > 0, in units of the objective's first value per squared unit of h.
@@ -118,9 +118,7 @@ class NuPI(Multipliers):
     ) -> None:
         self.rate, self.proportional = positive("rate", rate), non_negative("proportional", proportional)
         self.decisions = decisions
-        if not 0 <= smoothing < 1:
-            raise ConfigError(f"smoothing must lie in [0, 1), got {smoothing!r}: 0 takes h as it is.")
-        self.smoothing = float(smoothing)
+        self.smoothing = float(below_one("smoothing", smoothing))
 
     def begin(self, together: int) -> tuple[float, ...]:  # noqa: ARG002
         return (0.0, 0.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, below_one
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -37,8 +37,7 @@ class Splits:
         at_least("splits.seed", self.seed, 0)
         if self.test_fraction is not None and not 0 < self.test_fraction < 1:
             raise ConfigError(f"splits.test_fraction must lie in (0, 1), got {self.test_fraction!r}.")
-        if not 0 <= self.val_fraction < 1:
-            raise ConfigError(f"splits.val_fraction must lie in [0, 1), got {self.val_fraction!r}.")
+        below_one("splits.val_fraction", self.val_fraction)
         if not 0 <= self.remove_positives < 1:
             raise ConfigError(
                 f"splits.remove_positives must lie in [0, 1), got {self.remove_positives!r}; 0.995 leaves one of 200."

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.special import ndtr
 
-from fcco_lightning.checks import at_least, non_negative, positive
+from fcco_lightning.checks import at_least, below_one, non_negative, positive
 from fcco_lightning.data.digits import Digits, digits
 from fcco_lightning.data.roles import Columns
 from fcco_lightning.errors import ConfigError
@@ -291,8 +291,7 @@ class Garnet(TensorDistribution):
         at_least("num_features", self.num_features, 1)
         if not 1 <= at_least("branching", self.branching, 1) <= self.num_states:
             raise ConfigError(f"branching must lie in 1..num_states={self.num_states}, got {self.branching!r}.")
-        if not 0 <= self.discount < 1:
-            raise ConfigError(f"discount must lie in [0, 1), got {self.discount!r}.")
+        below_one("discount", self.discount)
         non_negative("noise", self.noise)
 
     @property

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, finite, fraction
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.checks import at_least, below_one, fraction
+from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, Tally, require_columns, shown_split, written
 from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, partial_auc, precision_recall_at, roc_gap
 from fcco_lightning.evaluation.pictures import plot_objective_and_violation, plot_ranking, plot_roc_by_group
@@ -125,8 +125,7 @@ class RankingEvaluation(Evaluation):
         most_labels: int = 64,
     ) -> None:
         self.max_fpr = fraction("max_fpr", max_fpr)
-        if not 0 <= finite("min_tpr", min_tpr) < 1:
-            raise ConfigError(f"min_tpr must lie in [0, 1), got {min_tpr!r}.")
+        below_one("min_tpr", min_tpr)
         self.min_tpr, self.missing = min_tpr, missing
         self.top = [at_least("top", k, 1) for k in top]
         self.most_labels = at_least("most_labels", most_labels, 0)

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from fcco_lightning.checks import at_least, one_of, positive
+from fcco_lightning.checks import at_least, below_one, one_of, positive
 from fcco_lightning.errors import ConfigError
 
 Activation = Literal["relu", "sigmoid", "tanh"]
@@ -43,8 +43,7 @@ class TabularMLP(nn.Module):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"dropout must lie in [0, 1), got {dropout!r}.")
+        below_one("dropout", dropout)
         one_of("activation", activation, get_args(Activation))
         if isinstance(hidden, int):
             raise ConfigError(

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, below_one
 from fcco_lightning.errors import ConfigError, did_you_mean
 
 
@@ -40,8 +40,7 @@ class TimmModel(nn.Module):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        if not 0 <= drop_rate < 1:
-            raise ConfigError(f"drop_rate must lie in [0, 1), got {drop_rate!r}.")
+        below_one("drop_rate", drop_rate)
         if pretrained and checkpoint_path is not None:
             raise ConfigError(
                 f"pretrained=True and checkpoint_path={checkpoint_path!r} both give weights. Leave pretrained out."

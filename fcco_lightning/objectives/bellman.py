@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.checks import below_one
+from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import RowDomain, require_binary_labels, required_column
 from fcco_lightning.objectives.group_dro import GroupObjective
@@ -33,8 +34,7 @@ class TemporalDifference(Quantity):
     discount: float = 0.95
 
     def __post_init__(self) -> None:
-        if not 0 <= self.discount < 1:
-            raise ConfigError(f"discount must lie in [0, 1), got {self.discount!r}.")
+        below_one("discount", self.discount)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         values = state_values(outputs)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.checks import finite, fraction, positive
+from fcco_lightning.checks import below_one, finite, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import SampleParameters, required_column
@@ -63,8 +63,7 @@ class CVaRPartialAUC(RankingObjective):
     ) -> None:
         super().__init__(loss, sigmoid=sigmoid)
         self.max_fpr = fraction("max_fpr", max_fpr)
-        if not 0 <= finite("min_tpr", min_tpr) < 1:
-            raise ConfigError(f"min_tpr must lie in [0, 1), got {min_tpr!r}.")
+        below_one("min_tpr", min_tpr)
         if max_fpr == 1 and min_tpr == 0:
             raise ConfigError("max_fpr=1 and min_tpr=0 leave nothing out. Set one of them, or use AUC.")
         self.min_tpr = min_tpr

@@ -25,7 +25,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import PolynomialLR
 
 from fcco_lightning.algorithms import Algorithm
-from fcco_lightning.checks import at_least, fraction, non_negative, positive
+from fcco_lightning.checks import at_least, below_one, positive
 from fcco_lightning.constraints import AdaptivePenalty, Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
@@ -199,9 +199,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.report_ = TrainingReport(report.report, report.history, module.evaluation, final)
 
     def _decay(self, n: int) -> float:
-        decay = default_decay(n) if self.weight_decay is None else non_negative("weight_decay", self.weight_decay)
-        fraction("1 - weight_decay", 1 - decay)
-        return decay
+        return default_decay(n) if self.weight_decay is None else below_one("weight_decay", self.weight_decay)
 
     def _epochs(self, data: LabelledSample) -> int:
         return max(_EPOCHS, math.ceil(_UPDATES / data.updates))

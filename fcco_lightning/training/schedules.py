@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fcco_lightning.checks import one_of, positive
+from fcco_lightning.checks import below_one, one_of, positive
 from fcco_lightning.errors import CheckpointError, ConfigError
 
 
@@ -85,8 +85,7 @@ class LinearWarmUp(OfWholeRun):
     """
 
     def __init__(self, optimizer: Optimizer, warm_up: float = 0.1, total: int | None = None) -> None:
-        if not 0 <= warm_up < 1:
-            raise ConfigError(f"warm_up must lie in [0, 1), got {warm_up!r}.")
+        below_one("warm_up", warm_up)
         self.warm_up, self.total = warm_up, total
         super().__init__(optimizer)
 

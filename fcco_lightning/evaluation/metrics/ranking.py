@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, finite, fraction
-from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
+from fcco_lightning.checks import at_least, below_one, fraction
+from fcco_lightning.errors import DataError, NonFiniteError
 from fcco_lightning.objectives.base import require
 
 
@@ -125,8 +125,7 @@ def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: f
         (0.6667, 0.75)
     """
     fraction("max_fpr", max_fpr)
-    if not 0 <= finite("min_tpr", min_tpr) < 1:
-        raise ConfigError(f"min_tpr must lie in [0, 1), got {min_tpr!r}.")
+    below_one("min_tpr", min_tpr)
     fpr, tpr = roc_curve(scores, labels)
     left, right, low, high = fpr[:-1], fpr[1:].clamp(max=max_fpr), tpr[:-1], tpr[1:]
     width = (right - left).clamp(min=0)
