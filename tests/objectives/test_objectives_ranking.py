@@ -402,7 +402,8 @@ def test_a_threshold_steps_by_the_slope_of_its_own_term(name, beta, weight, way)
     parameters, (steps, chances) = bench.engine.problem.row_parameters, torch.zeros(2, 9, 1, dtype=torch.float64)
     for batch, chance in bench.way.sampler.batches():
         value = bench.surrogate(bench.batch(list(batch))).value
-        (moved,) = parameters.step(*torch.autograd.grad(value, parameters.leaf, allow_unused=True, materialize_grads=True))
+        slope = torch.autograd.grad(value, parameters.leaf, allow_unused=True, materialize_grads=True)
+        (moved,) = parameters.step(*slope)
         steps[moved.index] += chance * (moved.rows - 0.7)
         chances[moved.index] += chance
     scores, y = CASES[name].outputs, torch.tensor(STRATUM) == 1
