@@ -8,6 +8,7 @@ from torch import Tensor
 
 _BISECTIONS = 100  # halves any float64 bracket down to its last bit
 _ROOT = 1e-14  # absolute and relative error of a root
+_MOST_STEPS = 10_000  # more than Brent's method takes to that error from any bracket of exponents
 _FEW = 1024  # entries up to which a table of all pairs is faster than sorting
 
 
@@ -155,4 +156,4 @@ def root(h: Callable[[float], float], tolerance: float) -> float:
         value = h(point)
     if not abs(value) > tolerance:  # found, or NaN
         return point
-    return float(brentq(h, before, point, xtol=_ROOT, rtol=_ROOT))
+    return float(brentq(h, before, point, xtol=_ROOT, rtol=_ROOT, maxiter=_MOST_STEPS))

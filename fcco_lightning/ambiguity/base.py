@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -28,14 +29,15 @@ class Weights(NamedTuple):
 
 
 def on_host(method: Callable[[Any, Tensor], W]) -> Callable[[Any, Tensor], W]:
-    """A map of (n,) to weights that looks at numbers, computed on the CPU: a device is waited for once."""
+    """A map of (n,) to weights that looks at numbers, computed on the CPU in float64: a device is waited for once.
+
+    In float32 a small distance from the uniform weights would be lost in the rounding of its terms.
+    """
 
     @wraps(method)
     def there(self: Any, given: Tensor) -> W:
-        if given.device.type == "cpu":
-            return method(self, given)
-        found = method(self, given.cpu())
-        back: W = pytree.tree_map_only(Tensor, lambda t: t.to(given.device, non_blocking=True), found)
+        found = method(self, given.to("cpu", torch.float64))
+        back: W = pytree.tree_map_only(Tensor, lambda t: t.to(given.device, given.dtype, non_blocking=True), found)
         return back
 
     return there

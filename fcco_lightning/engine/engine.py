@@ -1,7 +1,6 @@
 """The verbs of which the iterations of algorithms are made, independent of who runs the loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -97,8 +96,6 @@ class Engine:
         self.checked = False  # whether the parts have looked at a batch
         self._estimates = Estimates(None)
         self.network_alone = self._only_network()
-        # where a failure here is told to the other processes, if there are any
-        self._guarded = self.processes.guard if self.processes.size > 1 else nullcontext
         self.discard()
         algorithm.start(self)
 
@@ -126,7 +123,7 @@ class Engine:
             p.grad = None  # before the forwards: their activations then have that memory
         for multipliers in self.problem.multipliers_of_terms:
             multipliers.follow(optimizer)
-        with self._guarded():
+        with self.processes.guard():
             columns = self.received(batch)
         self.problem.objective.most = self.problem.most
         try:
@@ -219,7 +216,7 @@ class Engine:
         Raises:
             NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
         """
-        with self._guarded():
+        with self.processes.guard():
             random = None if before is None else RandomState(self.params[0].device)
             outputs = [self.functions.outputs(batch)]
             if before is not None and random is not None:
@@ -280,8 +277,7 @@ class Engine:
             self.backend.put(value, self.params, surrogate.gradients)
         elif value.requires_grad:
             by_rows = self.backend.backward(value, None if of_samples is None else of_samples.leaf)
-            if self.processes.size > 1:
-                self.backend.synchronise(self.params)
+            self.backend.synchronise(self.params)
         if of_samples is not None:
             self._proposals += of_samples.step(by_rows)
 

@@ -4,7 +4,7 @@ import gc
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -129,9 +129,12 @@ class Processes:
             self._exchange([], [1, 0, 0, 0, 0, 0], timeout)
             self._everyone(f"{type(error).__name__}: {error}")
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
+    def guard(self) -> AbstractContextManager[None]:
         """If the body, this process's own affair, raises here, the others raise at their next exchange."""
+        return self._told() if self.size > 1 else nullcontext()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:

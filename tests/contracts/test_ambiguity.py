@@ -202,6 +202,16 @@ def test_float32_and_float64_agree(name):
         torch.testing.assert_close(narrow.q.double(), wide.q, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("ball", [KLBall, ChiSquareBall])
+def test_float32_weights_in_a_tiny_ball_are_finite(ball):
+    for scale in (1.0, 1e4):
+        for of in MAPS:
+            found = getattr(ball(1e-12), of)(torch.from_numpy(random(1000, scale)).float())
+            q = found.q if isinstance(found, tuple) else found
+            assert q.dtype == torch.float32
+            torch.testing.assert_close(q, torch.full_like(q, 1e-3), rtol=1e-4, atol=0)
+
+
 def test_the_two_quadratic_conventions_differ_by_2n():
     losses = torch.from_numpy(random(9))
     one = Simplex().best_response(losses, ChiSquarePenalty(0.1))
