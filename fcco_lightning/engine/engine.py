@@ -277,7 +277,8 @@ class Engine:
             self.backend.put(value, self.params, surrogate.gradients)
         elif value.requires_grad:
             by_rows = self.backend.backward(value, None if of_samples is None else of_samples.leaf)
-            self.backend.synchronise(self.params)
+            if self.processes.size > 1:
+                self.backend.synchronise(self.params)
         if of_samples is not None:
             self._proposals += of_samples.step(by_rows)
 

@@ -48,7 +48,6 @@ def parts_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [part_of(tensor) for tensor in tensors]
 
 
-@torch.no_grad()
 def hold(tensor: Tensor, value: Tensor) -> Tensor:
     """Let a tensor hold another value, and return what it held.
 
@@ -56,7 +55,8 @@ def hold(tensor: Tensor, value: Tensor) -> Tensor:
     """
     if is_divided(tensor):
         held = tensor.detach().clone()
-        tensor.copy_(value)
+        with torch.no_grad():
+            tensor.copy_(value)
         return held
     held, tensor.data = tensor.data, value
     return held
