@@ -45,10 +45,11 @@ _AT_ONCE = 4096  # samples that pass through the network together where nothing 
 class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     r"""A perceptron that minimises an objective under constraints: ``min_w F(w)  subject to  h_j(w) <= 0``.
 
-    Features are standardised.  The network is trained with AdamW on batches, with a learning rate that falls to 0 in
-    equal steps, so that weights and multipliers come to rest.  Constraints are enforced by multipliers that follow the
-    rates of decisions (:class:`~fcco_lightning.AdaptivePenalty`).  For anything else (other networks, several
-    processes, checkpoints) there is :class:`~fcco_lightning.FCCOModule`.
+    Features are standardised, but for columns of 0 and 1, which keep their size: divided by its small deviation, that
+    of a rare category would outweigh all others.  The network is trained with AdamW on batches, with a learning rate
+    that falls to 0 in equal steps, so that weights and multipliers come to rest.  Constraints are enforced by
+    multipliers that follow the rates of decisions (:class:`~fcco_lightning.AdaptivePenalty`).  For anything else
+    (other networks, several processes, checkpoints) there is :class:`~fcco_lightning.FCCOModule`.
 
     Decisions are those for a positive score, or for the largest one of several classes: the objective has to give the
     scores a meaning at 0, as cross-entropy does.  An objective of ranking, such as AUC, says nothing of that: use
@@ -71,7 +72,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     Attributes:
         classes_: the labels, in increasing order.
-        network_: the trained network, for standardised features in float64.
+        network_: the trained network, for features scaled as above, in float64.
         report_: figures, tables and pictures of the training, see :class:`TrainingReport`.
 
     Example:
@@ -132,6 +133,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         groups = coded_groups(sensitive_features, len(y))
         self._require_groups(groups)
         self._scaler = StandardScaler(with_mean=not sparse.issparse(X)).fit(X)
+        self._scaler.scale_[_indicators(X)] = 1.0
         columns = {"x": self._scaled(X).float(), "y": torch.from_numpy(labels)}
         data = LabelledSample(columns, groups, self._batches(len(y)), self._seed())
         with _quiet(), torch.random.fork_rng():
@@ -230,6 +232,14 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 def default_decay(n: int) -> float:
     """Share of the weights that an update takes away: like a ridge, it counts the less the more samples there are."""
     return min(0.01, 10 / n)
+
+
+def _indicators(X: Any) -> Any:
+    """Which columns hold 0 and 1 only, shape (d,)."""
+    if not sparse.issparse(X):
+        return ((X == 0) | (X == 1)).all(0)
+    others = X.indices[(X.data != 0) & (X.data != 1)]
+    return np.bincount(others, minlength=X.shape[1]) == 0
 
 
 @contextmanager

@@ -92,6 +92,17 @@ def test_inputs_of_many_kinds_give_one_model(problem):
     assert made.fit(thin, y, sensitive_features=sex).score(thin, y) > 0.6
 
 
+@pytest.mark.parametrize("of", [np.asarray, sparse.csr_matrix])
+def test_indicators_keep_their_size_and_numbers_are_standardised(problem, of):
+    X, y, _ = problem
+    rare, three = np.arange(400) % 50 == 0, np.arange(400) % 3 - 1
+    X = np.column_stack([rare, X[:, :2], three, np.ones(400)])
+    seen = ConstrainedClassifier(**QUICK).fit(of(X), y)._scaled(of(X)).numpy()
+    np.testing.assert_allclose(np.ptp(seen[:, 0]), 1)
+    np.testing.assert_allclose(seen[:, 1:4].std(0), 1)
+    assert np.isfinite(seen).all()
+
+
 def test_several_classes_and_other_objectives(problem):
     X, _, _ = problem
     y = np.digitize(X[:, 1], [-0.5, 0.5])
