@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, on_host
+from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, on_host, type_of_weights, wide
 from fcco_lightning.checks import non_negative
 from fcco_lightning.numerics import project_to_simplex, root
 
@@ -61,16 +61,19 @@ class ChiSquareBall(_Ball):
         return float((q - 1 / len(q)).square().sum()) - self.rho / len(q)
 
     def worst_case(self, risks: Tensor) -> Tensor:
-        v = risks - risks.max()
+        v = wide(risks)
+        v = v - v.max()
         tied = (v >= -_TIES * v.min().abs()).to(v.dtype)
         ties = tied.sum()
-        return torch.where(1 / ties <= (self.rho + 1) / len(v), tied / ties, self._scaled(v)[0])
+        q = torch.where(1 / ties <= (self.rho + 1) / len(v), tied / ties, self._scaled(v)[0])
+        return q.to(type_of_weights(risks))
 
     def nearest(self, v: Tensor) -> Weights:
+        dtype, v = type_of_weights(v), wide(v)
         free, (q, t, lam) = project_to_simplex(v), self._scaled(v)
         fits = free.square().sum() <= (self.rho + 1) / len(v)
-        t = torch.where(fits, v.max() - free.max(), t)
-        return Weights(torch.where(fits, free, q), t, torch.where(fits, 0.0, lam))
+        q, t = torch.where(fits, free, q), torch.where(fits, v.max() - free.max(), t)
+        return Weights(q.to(dtype), t.to(dtype), torch.where(fits, 0.0, lam).to(dtype))
 
     def _scaled(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The projection q of s v onto the simplex for the largest s for which it is in the ball; with t and 1/s - 1.

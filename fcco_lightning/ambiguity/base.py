@@ -28,16 +28,29 @@ class Weights(NamedTuple):
     multiplier: Tensor | float = 0.0
 
 
+def wide(given: Tensor) -> Tensor:
+    """In float64, or as it is on Apple's GPUs, which have none.
+
+    In float32 a small distance from the uniform weights would be lost in the rounding of its terms.
+    """
+    return given if given.device.type == "mps" else given.double()
+
+
+def type_of_weights(given: Tensor) -> torch.dtype:
+    """The type of the weights that belong to losses: that of the losses, but at least float32."""
+    return torch.promote_types(given.dtype, torch.float32)
+
+
 def on_host(method: Callable[[Any, Tensor], W]) -> Callable[[Any, Tensor], W]:
     """A map of (n,) to weights that looks at numbers, computed on the CPU in float64: a device is waited for once.
 
-    In float32 a small distance from the uniform weights would be lost in the rounding of its terms.
+    See :func:`wide` and :func:`type_of_weights`.
     """
 
     @wraps(method)
     def there(self: Any, given: Tensor) -> W:
-        found = method(self, given.to("cpu", torch.float64))
-        back: W = pytree.tree_map_only(Tensor, lambda t: t.to(given.device, given.dtype, non_blocking=True), found)
+        found, dtype = method(self, wide(given.cpu())), type_of_weights(given)
+        back: W = pytree.tree_map_only(Tensor, lambda t: t.to(dtype).to(given.device, non_blocking=True), found)
         return back
 
     return there

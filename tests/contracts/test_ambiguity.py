@@ -212,6 +212,23 @@ def test_float32_weights_in_a_tiny_ball_are_finite(ball):
             torch.testing.assert_close(q, torch.full_like(q, 1e-3), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("ball", [KLBall, ChiSquareBall])
+def test_weights_of_whole_numbers_are_no_whole_numbers(ball):
+    losses = torch.tensor([0, 1, 3])
+    torch.testing.assert_close(ball(0.1).worst_case(losses), ball(0.1).worst_case(losses.float()))
+
+
+@pytest.mark.parametrize("ball", [KLBall, ChiSquareBall])
+@pytest.mark.parametrize("rho", [1e-12, 1e-6, 0.1])
+def test_float32_weights_are_those_of_float64(ball, rho):
+    for n in (2, 12, 1000):
+        losses = torch.from_numpy(random(n)).float()
+        for of in MAPS:
+            narrow, exact = (getattr(ball(rho), of)(given) for given in (losses, losses.double()))
+            narrow, exact = (found.q if isinstance(found, tuple) else found for found in (narrow, exact))
+            torch.testing.assert_close(narrow, exact.float(), rtol=2e-7, atol=0)
+
+
 def test_the_two_quadratic_conventions_differ_by_2n():
     losses = torch.from_numpy(random(9))
     one = Simplex().best_response(losses, ChiSquarePenalty(0.1))
