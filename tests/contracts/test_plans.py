@@ -8,7 +8,7 @@ import torch
 from fcco_lightning.data.loader import RankBatches, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, UniformBatches
 from fcco_lightning.data.table import TensorTable
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from tests.contracts.completeness import concrete_classes
 from tests.contracts.registry_plans import PLANS
 from tests.plans import BagBatches, BalancedBatches, GroupBatches, QueryBatches
@@ -55,6 +55,8 @@ def test_batches_depend_on_seed_and_epoch_only(case):
     assert len(first) == plan.num_batches
     assert {len(batch) for batch in first[:-1]} == {plan.batch_size}
     assert set(chain.from_iterable(first)) <= set(range(plan.num_rows))
+    with pytest.raises(ConfigError, match="epoch must be a whole number >= 0, got -1"):
+        epoch_of(plan, -1)
 
 
 @every_plan

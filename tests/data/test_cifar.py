@@ -139,8 +139,9 @@ def test_which_positives_are_left_depends_on_the_seed():
 def test_imbalance_of_many_classes_and_out_of_range():
     with pytest.raises(DataError, match=r"needs two classes.*columns.positive: \[cat, dog\]"):
         imbalanced(torch.tensor([0, 1, 2]), 0.1, 0)
-    with pytest.raises(ConfigError, match=r"splits.imbalance must be a share of positives in \(0, 1\), got 1.5"):
-        ImageSplits(imbalance=1.5)
+    for share in (0.0, 1.0, 1.5):
+        with pytest.raises(ConfigError, match=rf"splits.imbalance must be a share of .* in \(0, 1\), got {share}"):
+            ImageSplits(imbalance=share)
 
 
 def test_two_views_differ_and_depend_on_epoch_and_sample_only(tmp_path):

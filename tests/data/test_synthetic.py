@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import ndcg_score, roc_auc_score
 
 from fcco_lightning.data import EventSampling, GroupSampling, QuerySampling
 from fcco_lightning.data.datamodules import SyntheticDataModule, SyntheticTensorDataModule
@@ -99,6 +99,19 @@ def test_simulated_lists_have_all_grades():
     sample = GradedLists(items=30).sample(50, torch.Generator().manual_seed(0))
     assert sample["y"].unique().tolist() == [0, 1, 2, 3, 4]
     assert torch.bincount(sample["query"]).tolist() == [30] * 50
+
+
+def test_no_other_score_ranks_lists_better():
+    sample = GradedLists().sample(500, torch.Generator().manual_seed(0))
+    x, grades = sample["x"], sample["y"].reshape(500, -1)
+
+    def quality(score):
+        return ndcg_score(grades, score.reshape(500, -1))
+
+    best = x[:, 0] + x[:, 1] * x[:, 2]
+    torch.testing.assert_close(GradedLists.score(x), best)
+    for rival in (x[:, 0], x[:, 0] - x[:, 1] * x[:, 2], x[:, 0] + x[:, 1] - x[:, 2], x[:, 0] + x[:, 2] * x[:, 3]):
+        assert quality(rival) < quality(best) - 0.03
 
 
 def test_simulated_problems_become_datamodules():

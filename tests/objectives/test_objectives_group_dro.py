@@ -183,6 +183,12 @@ def test_a_column_says_nothing_of_the_losses_of_all_tasks():
         MultiTaskGroupDRO(3, Given(), num_groups=2).measure(outputs, named)
 
 
+def test_subsets_of_tasks_hold_the_samples_of_the_task_only():
+    data = {"task": torch.tensor([0, 0, 1, 1, 1]), "group": torch.tensor([0, 1, 0, 1, 1])}
+    found = MultiTaskGroupDRO(2, Given(), num_groups=2).subsets(data)
+    assert [[mask.nonzero().flatten().tolist() for mask in row] for row in found] == [[[0], [1]], [[2], [3, 4]]]
+
+
 def test_one_task_per_sample_and_incomplete_rows():
     losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     data = {"task": torch.tensor([0, 0, 1, 2, 2]), "group": torch.tensor([0, 1, 0, 1, 0])}

@@ -201,6 +201,28 @@ def test_mean_average_precision_is_right_on_average_over_batches_of_labels(label
     torch.testing.assert_close(found, bench.brute()[1], rtol=1e-6, atol=1e-7)  # weights are float32
 
 
+@pytest.mark.parametrize("missing", [-1, 2])
+def test_labels_that_are_not_known_take_no_part_in_batches_of_labels(missing):
+    """Whatever number stands for them, and whatever a batch says of them."""
+    objective, known = MeanAveragePrecision(missing=missing), torch.arange(len(TASK))
+    task, y = torch.cat([TASK, torch.tensor([0, 1])]), torch.cat([VALUE, torch.tensor([missing, missing])])
+    columns = {"task": task, "y": y, "index": torch.arange(len(y))}
+    objective.row_domain(len(y), columns)
+    outputs = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
+    values = objective.measure(outputs, columns)[1].values[known]
+    alone = objective.measure(outputs[known], {name: column[known] for name, column in columns.items()})[1].values
+    torch.testing.assert_close(values, alone)
+
+
+def test_labels_of_another_shape_are_refused():
+    objective, outputs = MeanAveragePrecision(), torch.zeros(4, 2)
+    y = torch.tensor([[1, 0], [0, 1], [0, 0], [1, 1]])
+    columns = {"y": y, "index": torch.arange(4)}
+    objective.row_domain(4, columns)
+    with pytest.raises(DataError, match=r"y of shape \(B, 2\), got \(4, 2\) and \(4, 3\)"):
+        objective.measure(outputs, columns | {"y": torch.cat([y, y[:, :1]], dim=1)})
+
+
 def test_a_lonely_positive_of_a_label_is_refused():
     objective = MeanAveragePrecision()
     columns = {"y": VALUE, "task": TASK, "index": torch.arange(len(TASK))}
