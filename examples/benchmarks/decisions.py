@@ -12,9 +12,9 @@ A cell is a table with equalized odds or demographic parity at kappa .02.  A tab
 split anew for every seed.  Fairlearn's ExponentiatedGradient (with the bound that a difference of kappa makes for two
 groups) and ThresholdOptimizer (which sees the group of a new sample, too) stand on logistic regression and on
 gradient-boosted trees; both draw decisions at random, and the figures are expected values.  Cooper and
-humancompatible-train have the network, the batches, the optimizer and its schedule of ConstrainedClassifier; their dual
-rate is picked in every cell by a validation part of a fifth of the training split, on tuning seeds of their own.
-Cooper's multipliers follow the smoothed constraint, or with "strict" the decisions.
+humancompatible-train have the features, the network, the batches, the optimizer and its schedule of
+ConstrainedClassifier; their dual rate is picked in every cell by a validation part of a fifth of the training split, on
+tuning seeds of their own.  Cooper's multipliers follow the smoothed constraint, or with "strict" the decisions.
 
 ``gap`` is the largest difference of the groups' rates of decisions, ``floor`` what it would be on the test split for
 groups that are the same: its mean over samples in which the groups are shuffled.
@@ -43,6 +43,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.optim.lr_scheduler import PolynomialLR
 
 from fcco_lightning import ConstrainedClassifier, DemographicParity, EqualizedOdds, TabularMLP
+from fcco_lightning.data.features import PiecewiseFeatures
 from fcco_lightning.reports import classifier
 
 KAPPA, SLACK = 0.02, 0.005
@@ -135,7 +136,8 @@ def dual(name: str, job: Job, split: Columns) -> Decide:
     batch = min(settings["batch_size"], n)
     epochs = max(classifier._EPOCHS, math.ceil(classifier._UPDATES / (n // batch)))
     torch.manual_seed(job["seed"])
-    network = TabularMLP(settings["hidden"], in_features=split["x"].shape[1])
+    features = PiecewiseFeatures().fit(split["x"])
+    network = TabularMLP(settings["hidden"], in_features=features.transform(split["x"][:1]).shape[1])
     schedules: list[PolynomialLR] = []
 
     def optimizer(params: Any, lr: float) -> torch.optim.Optimizer:
@@ -149,12 +151,17 @@ def dual(name: str, job: Job, split: Columns) -> Decide:
         network, problem, lr=settings["learning_rate"], dual=job["overrides"]["dual"], optimizer=optimizer
     )
     tensors = {name: torch.as_tensor(column) for name, column in split.items()}
-    tensors["x"] = tensors["x"].float()
+    tensors["x"] = torch.as_tensor(features.transform(split["x"])).float()
     for _ in range(epochs):
         for i in torch.randperm(n)[: n // batch * batch].split(batch):
             step({name: column[i] for name, column in tensors.items()})
             schedules[0].step()
-    return lambda columns: (network(torch.as_tensor(columns["x"]).float()).detach().numpy().ravel() > 0).astype(float)
+
+    def decide(columns: Columns) -> np.ndarray:
+        scores = network(torch.as_tensor(features.transform(columns["x"])).float())
+        return (scores.detach().numpy().ravel() > 0).astype(float)
+
+    return decide
 
 
 METHODS: dict[str, Callable[[Job, Columns], Decide]] = {OURS: ours}

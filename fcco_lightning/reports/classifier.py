@@ -5,7 +5,7 @@ import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -14,9 +14,7 @@ import pandas as pd
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
-from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -30,6 +28,7 @@ from fcco_lightning.constraints import AdaptivePenalty, Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
 from fcco_lightning.data.datamodules.sample import LabelledSample, coded_groups
+from fcco_lightning.data.features import PiecewiseFeatures
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP
@@ -45,11 +44,12 @@ _AT_ONCE = 4096  # samples that pass through the network together where nothing 
 class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     r"""A perceptron that minimises an objective under constraints: ``min_w F(w)  subject to  h_j(w) <= 0``.
 
-    Features are standardised, but for columns of 0 and 1, which keep their size: divided by its small deviation, that
-    of a rare category would outweigh all others.  The network is trained with AdamW on batches, with a learning rate
-    that falls to 0 in equal steps, so that weights and multipliers come to rest.  Constraints are enforced by
-    multipliers that follow the rates of decisions (:class:`~fcco_lightning.AdaptivePenalty`).  For anything else
-    (other networks, several processes, checkpoints) there is :class:`~fcco_lightning.FCCOModule`.
+    Columns of numbers are standardised and, where there are samples enough, cut into pieces
+    (:class:`~fcco_lightning.data.features.PiecewiseFeatures`); columns of 0 and 1 keep their size.  The network is
+    trained with AdamW on batches, with a learning rate that falls to 0 in equal steps, so that weights and multipliers
+    come to rest.  Constraints are enforced by multipliers that follow the rates of decisions
+    (:class:`~fcco_lightning.AdaptivePenalty`).  For anything else (other networks, several processes, checkpoints)
+    there is :class:`~fcco_lightning.FCCOModule`.
 
     Decisions are those for a positive score, or for the largest one of several classes: the objective has to give the
     scores a meaning at 0, as cross-entropy does.  An objective of ranking, such as AUC, says nothing of that: use
@@ -67,12 +67,15 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         learning_rate: of AdamW, at first.
         weight_decay: share of the weights that an update takes away, which falls with the learning rate: that of AdamW
             times the learning rate at first; None for 10 / n of n samples, at most .01.
+        pieces: number of pieces that a column of numbers is cut into; 1 for none.  None for one piece for every 500
+            samples, at most 48, and for none if the model is linear or the matrix sparse.
         verbose: whether a progress bar is shown.
         random_state: of the first weights and of the batches.
 
     Attributes:
         classes_: the labels, in increasing order.
-        network_: the trained network, for features scaled as above, in float64.
+        network_: the trained network in float64, for the features of ``features_``.
+        features_: makes the network's features of X.
         report_: figures, tables and pictures of the training, see :class:`TrainingReport`.
 
     Example:
@@ -96,12 +99,13 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         batch_size: int = 512,
         learning_rate: float = 1e-3,
         weight_decay: float | None = None,
+        pieces: int | None = None,
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:
         self.objective, self.constraints, self.penalty, self.algorithm = objective, constraints, penalty, algorithm
         self.hidden, self.max_epochs, self.batch_size = hidden, max_epochs, batch_size
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.learning_rate, self.weight_decay, self.pieces = learning_rate, weight_decay, pieces
         self.verbose, self.random_state = verbose, random_state
 
     def __sklearn_tags__(self) -> Any:
@@ -132,9 +136,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             )
         groups = coded_groups(sensitive_features, len(y))
         self._require_groups(groups)
-        self._scaler = StandardScaler(with_mean=not sparse.issparse(X)).fit(X)
-        self._scaler.scale_[_indicators(X)] = 1.0
-        columns = {"x": self._scaled(X).float(), "y": torch.from_numpy(labels)}
+        self.features_ = PiecewiseFeatures(self._pieces()).fit(X)
+        columns = {"x": torch.from_numpy(self.features_.transform(X)).float(), "y": torch.from_numpy(labels)}
         data = LabelledSample(columns, groups, self._batches(len(y)), self._seed())
         with _quiet(), torch.random.fork_rng():
             torch.manual_seed(data.seed)
@@ -145,11 +148,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """The scores: (n,) of two classes, of which the later one is decided where they are positive; else (n, C)."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, order="C", reset=False)
-        return self._scores(self._scaled(X)).numpy()
+        parts = (X[first : first + _AT_ONCE] for first in range(0, X.shape[0], _AT_ONCE))
+        return self._scores(torch.from_numpy(self.features_.transform(part)) for part in parts).numpy()
 
     @torch.no_grad()
-    def _scores(self, x: Tensor) -> Tensor:
-        return torch.cat([self.network_(part) for part in torch.split(x, _AT_ONCE)])
+    def _scores(self, parts: Iterable[Tensor]) -> Tensor:
+        return torch.cat([self.network_(part) for part in parts])
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes, shape (n, C), of which the objective's scores are the log-odds."""
@@ -194,7 +198,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         table = data.tables["train"].columns
         final = {
             "train": (
-                self._scores(table["x"].double()).float(),
+                self._scores(part.double() for part in torch.split(table["x"], _AT_ONCE)).float(),
                 {name: column for name, column in table.items() if name != "x"},
             )
         }
@@ -202,6 +206,11 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _decay(self, n: int) -> float:
         return default_decay(n) if self.weight_decay is None else below_one("weight_decay", self.weight_decay)
+
+    def _pieces(self) -> int | None:
+        return (
+            1 if self.pieces is None and not len(self.hidden) else self.pieces
+        )  # a linear model is one of the numbers themselves
 
     def _epochs(self, data: LabelledSample) -> int:
         return max(_EPOCHS, math.ceil(_UPDATES / data.updates))
@@ -211,11 +220,6 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
-
-    def _scaled(self, X: Any) -> Tensor:
-        scaled = self._scaler.transform(X)
-        dense = scaled.toarray() if sparse.issparse(scaled) else scaled
-        return torch.from_numpy(np.asarray(dense, dtype=np.float64))
 
     def _require_groups(self, groups: Mapping[str, pd.Categorical]) -> None:
         """Refuse constraints on groups that are not there."""
@@ -232,14 +236,6 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 def default_decay(n: int) -> float:
     """Share of the weights that an update takes away: like a ridge, it counts the less the more samples there are."""
     return min(0.01, 10 / n)
-
-
-def _indicators(X: Any) -> Any:
-    """Which columns hold 0 and 1 only, shape (d,)."""
-    if not sparse.issparse(X):
-        return ((X == 0) | (X == 1)).all(0)
-    others = X.indices[(X.data != 0) & (X.data != 1)]
-    return np.bincount(others, minlength=X.shape[1]) == 0
 
 
 @contextmanager

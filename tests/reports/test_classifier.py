@@ -97,10 +97,24 @@ def test_indicators_keep_their_size_and_numbers_are_standardised(problem, of):
     X, y, _ = problem
     rare, three = np.arange(400) % 50 == 0, np.arange(400) % 3 - 1
     X = np.column_stack([rare, X[:, :2], three, np.ones(400)])
-    seen = ConstrainedClassifier(**QUICK).fit(of(X), y)._scaled(of(X)).numpy()
+    seen = ConstrainedClassifier(**QUICK).fit(of(X), y).features_.transform(of(X))
     np.testing.assert_allclose(np.ptp(seen[:, 0]), 1)
     np.testing.assert_allclose(seen[:, 1:4].std(0), 1)
     assert np.isfinite(seen).all()
+
+
+def test_pieces_learn_what_is_no_line():
+    """A step, a bump and noise: 1,200 samples are cut in two by default, and in twelve where that is asked for."""
+    X = np.random.default_rng(0).uniform(0, 12, (1200, 1))
+    y = np.isin(X[:, 0].astype(int), [1, 4, 7, 8])
+    few = ConstrainedClassifier(**QUICK).fit(X, y)
+    many = ConstrainedClassifier(**QUICK, pieces=12).fit(X, y)
+    assert [len(model.features_.edges_[0]) - 1 for model in (few, many)] == [2, 12]
+    assert many.score(X, y) > few.score(X, y) + 0.1
+    linear = ConstrainedClassifier(**QUICK | {"hidden": ()}).fit(X, y)
+    assert linear.features_.edges_ == {}
+    with pytest.raises(FCCOError, match="pieces=12 needs an array, and X is a sparse matrix"):
+        many.fit(sparse.csr_matrix(X), y)
 
 
 def test_several_classes_and_other_objectives(problem):
