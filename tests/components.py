@@ -22,7 +22,7 @@ TABLE = {
     "columns": (Columns, "label positive target sensitive favoured use_sensitive drop extra"),
     "groups": (Groups, "group_by:by min_size small use_group_columns:as_features"),
     "splits": (Splits, "test_fraction val_fraction split_seed:seed"),
-    "encoding": (Encoding, "categorical missing quantiles"),
+    "encoding": (Encoding, "categorical missing quantiles pieces"),
 }
 IMAGES = {
     "images": (LabelledImages, "layout root source metadata file_column image_column corrupt"),

@@ -122,6 +122,8 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
         yield from _of_a_label(labels, options)
     if not {"--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"} & options.keys():
         yield "--trainer.max_epochs", _EPOCHS
+    if "--model.network" not in options and not any(name.startswith("--data.encoding") for name in options):
+        yield "--data.encoding.pieces", "auto"  # a perceptron learns steps and bends badly from a number alone
     if groups is not None and "--data.columns.favoured" not in options:
         yield "--data.columns.favoured", _favoured(options["--data.columns.sensitive"], groups)
 

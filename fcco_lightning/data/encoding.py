@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data.columns import is_number, require_columns, text_of
+from fcco_lightning.data.features import FloatArray, Pieces, ends_of_pieces, shares_below
 from fcco_lightning.errors import ConfigError, DataError
 
-FloatArray = npt.NDArray[np.float64]
 Features = npt.NDArray[np.float32]
 MISSING = "(missing)"
 
@@ -50,6 +50,26 @@ class NumericColumn:
         mean, std, median = np.array([(c.mean, c.std, c.median) for c in columns]).T[:, :, None]
         values = np.where(np.isfinite(values), values, median)
         return np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), 0.0).astype(np.float32)[..., None]
+
+
+@dataclass(frozen=True)
+class PiecewiseColumn(NumericColumn):
+    """A column that is standardised, beside how much of every piece of its range lies below the value.
+
+    Pieces are those between the ``ends`` (k,), see :class:`~fcco_lightning.data.features.PiecewiseFeatures`.
+    """
+
+    ends: list[float]
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features it becomes."""
+        return [self.name, *(f"{self.name}[{low:.12g},{high:.12g}]" for low, high in pairwise(self.ends))]
+
+    def below(self, values: FloatArray) -> Features:
+        """Return the features of pieces of ``values`` (n,), shape (n, number of pieces)."""
+        values = np.where(np.isfinite(values), values, self.median)
+        return shares_below(values, np.array(self.ends)).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -144,6 +164,9 @@ class Encoding:
             that all features are 0 or 1 (fewer where quantiles coincide); None standardises them.
         numeric: columns that are numbers; cells that are none are missing ones.  Dates count in days since 1970,
             durations in days.
+        pieces: number of pieces that the range of every column of numbers is cut into, each of which is a feature
+            beside the number, so that a perceptron learns steps and bends; 1 for none; "auto" for one for every 500
+            rows of the training split, at most 48, see :class:`~fcco_lightning.data.features.PiecewiseFeatures`.
 
     Raises:
         ConfigError: if a column is both ``categorical`` and ``numeric``, or another argument is out of range.
@@ -153,6 +176,7 @@ class Encoding:
     missing: Literal["error", "impute"] = "error"
     quantiles: int | None = None
     numeric: list[str] = field(default_factory=list)
+    pieces: Pieces = 1
 
     def __post_init__(self) -> None:
         both = sorted(set(self.categorical) & set(self.numeric))
@@ -161,6 +185,12 @@ class Encoding:
         one_of("encoding.missing", self.missing, ("error", "impute"))
         if self.quantiles is not None:
             at_least("encoding.quantiles", self.quantiles, 2)
+        cut = self.pieces == "auto" or at_least("encoding.pieces", self.pieces, 1) > 1
+        if self.quantiles is not None and cut:
+            raise ConfigError(
+                f"encoding.quantiles={self.quantiles} and encoding.pieces={self.pieces!r} exclude each other: columns "
+                "that are cut into bins are no numbers any more. Leave one of them out."
+            )
 
 
 class TabularEncoder:
@@ -202,7 +232,7 @@ class TabularEncoder:
         if quantiles:
             fitted |= {n: BinnedColumn.fit(n, v, quantiles) for n, v in zip(numbers, values, strict=True)}
         else:
-            fitted |= zip(numbers, NumericColumn.fit(numbers, values), strict=True)
+            fitted |= zip(numbers, self._standardised(numbers, values), strict=True)
         for name in frame.columns[~frame.columns.isin(numbers)]:
             fitted[name] = CategoricalColumn(name, sorted(self._words(frame[name], where).unique()))
         self.columns = [fitted[name] for name in frame.columns]
@@ -225,7 +255,10 @@ class TabularEncoder:
             names = [column.name for column in standardised]
             found |= zip(names, NumericColumn.transform(standardised, self._numbers(frame, names, where)), strict=True)
         for column in self.columns:
-            if not isinstance(column, NumericColumn):
+            if isinstance(column, PiecewiseColumn):
+                below = column.below(self._numbers(frame, [column.name], where)[0])
+                found[column.name] = np.concatenate([found[column.name], below], axis=1)
+            elif not isinstance(column, NumericColumn):
                 found[column.name] = self._encoded(column, frame, where)
         features = np.empty((len(frame), len(self.feature_names)), dtype=np.float32)
         return torch.from_numpy(np.concatenate([found[column.name] for column in self.columns], axis=1, out=features))
@@ -247,15 +280,25 @@ class TabularEncoder:
         return {
             "missing": self.encoding.missing,
             "quantiles": self.encoding.quantiles,
+            "pieces": self.encoding.pieces,
             "categorical": list(self.encoding.categorical),
             "columns": [asdict(column) for column in self.columns],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another encoder has learnt."""
-        quantiles = state.get("quantiles")  # files written before bins existed do not have it
-        self.encoding = Encoding(list(state["categorical"]), state["missing"], quantiles)
+        quantiles, pieces = state.get("quantiles"), state.get("pieces", 1)  # older files do not have them
+        self.encoding = Encoding(list(state["categorical"]), state["missing"], quantiles, pieces=pieces)
         self.columns = [_column(column) for column in state["columns"]]
+
+    def _standardised(self, names: Sequence[str], values: FloatArray) -> list[NumericColumn]:
+        """Columns of numbers, ``values`` (k, n), cut into pieces where these are asked for."""
+        finite = [row[np.isfinite(row)] for row in values]
+        ends = ends_of_pieces(finite, self.encoding.pieces, values.shape[1])
+        return [
+            PiecewiseColumn(**asdict(column), ends=of.tolist()) if len(of) else column
+            for column, of in zip(NumericColumn.fit(names, values), ends, strict=True)
+        ]
 
     def _encoded(self, column: BinnedColumn | CategoricalColumn, frame: pd.DataFrame, where: str) -> Features:
         if isinstance(column, BinnedColumn):
@@ -295,7 +338,9 @@ class TabularEncoder:
 
 
 def _column(state: Mapping[str, Any]) -> Column:
-    """Rebuild a column from its fields: only binned ones have edges, only categorical ones categories."""
+    """Rebuild a column from its fields, of which each kind has one of its own, but for that which is standardised."""
+    if "ends" in state:
+        return PiecewiseColumn(**state)
     if "edges" in state:
         return BinnedColumn(**state)
     return CategoricalColumn(**state) if "categories" in state else NumericColumn(**state)

@@ -28,7 +28,7 @@ from fcco_lightning.constraints import AdaptivePenalty, Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
 from fcco_lightning.data.datamodules.sample import LabelledSample, coded_groups
-from fcco_lightning.data.features import PiecewiseFeatures
+from fcco_lightning.data.features import Pieces, PiecewiseFeatures
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP
@@ -67,7 +67,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         learning_rate: of AdamW, at first.
         weight_decay: share of the weights that an update takes away, which falls with the learning rate: that of AdamW
             times the learning rate at first; None for 10 / n of n samples, at most .01.
-        pieces: number of pieces that a column of numbers is cut into; 1 for none.  None for one piece for every 500
+        pieces: number of pieces that a column of numbers is cut into; 1 for none; "auto" for one piece for every 500
             samples, at most 48, and for none if the model is linear or the matrix sparse.
         verbose: whether a progress bar is shown.
         random_state: of the first weights and of the batches.
@@ -99,7 +99,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         batch_size: int = 512,
         learning_rate: float = 1e-3,
         weight_decay: float | None = None,
-        pieces: int | None = None,
+        pieces: Pieces = "auto",
         verbose: bool = False,
         random_state: Any = None,
     ) -> None:
@@ -207,10 +207,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _decay(self, n: int) -> float:
         return default_decay(n) if self.weight_decay is None else below_one("weight_decay", self.weight_decay)
 
-    def _pieces(self) -> int | None:
-        return (
-            1 if self.pieces is None and not len(self.hidden) else self.pieces
-        )  # a linear model is one of the numbers themselves
+    def _pieces(self) -> Pieces:
+        linear = len(self.hidden) == 0  # in the numbers themselves
+        return 1 if self.pieces == "auto" and linear else self.pieces
 
     def _epochs(self, data: LabelledSample) -> int:
         return max(_EPOCHS, math.ceil(_UPDATES / data.updates))

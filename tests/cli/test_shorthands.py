@@ -107,7 +107,13 @@ def test_other_options_stay_as_they_are():
         (list(range(30)), ["--data.columns.positive", "3"], {"--model.objective": "AUC"}),
         (["yes", "no"] * 4, ["--data.columns.sensitive", "sex"], {"--data.columns.favoured": "m"}),
         (["yes", "no"] * 4, ["--data.test", "u.csv"], {"--data.splits.test_fraction": None}),
-        (["yes", "no"] * 4, ["--model.network", "TabularMLP"], {"--model.network": None}),
+        (["yes", "no"] * 4, [], {"--model.network": "TabularMLP", "--data.encoding.pieces": "auto"}),
+        (
+            ["yes", "no"] * 4,
+            ["--model.network", "TabularMLP"],
+            {"--model.network": None, "--data.encoding.pieces": None},
+        ),
+        (["yes", "no"] * 4, ["--data.encoding.quantiles", "3"], {"--data.encoding.pieces": None}),
         (["yes", "no"] * 4, ["--model.objective", "AveragePrecision"], {"--model.objective": None}),
     ],
 )

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -5,6 +7,7 @@ import torch
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fcco_lightning.data.encoding import MISSING, Encoding, TabularEncoder
+from fcco_lightning.data.features import PiecewiseFeatures
 from fcco_lightning.errors import ConfigError, DataError
 
 TOLERANCE = 1e-6  # features are float32
@@ -66,14 +69,16 @@ def test_a_tiny_spread_is_not_constant():
     assert x.flatten().tolist() == [-1.0, 1.0]
 
 
-@pytest.mark.parametrize(("quantiles", "missing"), [(None, "impute"), (4, "error")])
-def test_state_survives_a_weights_only_checkpoint(tmp_path, quantiles, missing):
+@pytest.mark.parametrize(("quantiles", "missing", "pieces"), [(None, "impute", 1), (4, "error", 1), (None, "error", 5)])
+def test_state_survives_a_weights_only_checkpoint(tmp_path, quantiles, missing, pieces):
     train, test = make_frame(60, 1), make_frame(20, 2)
-    encoder = encoder_of(["code"], quantiles=quantiles, missing=missing).fit(train)
+    encoder = encoder_of(["code"], quantiles=quantiles, missing=missing, pieces=pieces).fit(train)
     torch.save(encoder.state_dict(), tmp_path / "encoder.pt")
     state = torch.load(tmp_path / "encoder.pt", weights_only=True)
     if quantiles is None:
         del state["quantiles"]  # as files were written before there were bins
+    if pieces == 1:
+        del state["pieces"]
     restored = encoder_of(quantiles=7)
     restored.load_state_dict(state)
     assert restored.encoding == encoder.encoding
@@ -142,6 +147,33 @@ def test_quantile_bins_make_all_features_binary(seed, quantiles):
         assert (x[:, columns].sum(axis=1) == 1).all()
         if name == "hours":  # no ties: equal shares
             assert encoder.transform(train)[:, columns].sum(dim=0).tolist() == [200 / quantiles] * quantiles
+
+
+def test_pieces_are_features_beside_the_number():
+    train, test = make_frame(200, 0), make_frame(80, 1)
+    train.loc[3, "hours"] = test.loc[5, "hours"] = np.nan
+    plain = encoder_of(["code"], missing="impute").fit(train)
+    encoder = encoder_of(["code"], missing="impute", pieces=3).fit(train)
+    x, names = encoder.transform(test), encoder.feature_names
+    known = [name for name in names if "[" not in name]
+    assert known == plain.feature_names
+    assert torch.equal(x[:, [names.index(name) for name in known]], plain.transform(test))
+    scaled = PiecewiseFeatures(3).fit(train[["age", "hours"]].dropna().to_numpy())
+    hours = test["hours"].fillna(train["hours"].median())
+    for column, values in (("hours", hours), ("age", test["age"])):
+        found = x[:, [i for i, name in enumerate(names) if name.startswith(f"{column}[")]]
+        if column == "hours":  # the row without hours has an age
+            ends = scaled.ends_[1]
+            expected = np.column_stack([np.interp(values, piece, [0, 1]) for piece in pairwise(ends)])
+            np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+            assert names[names.index("hours") + 1] == f"hours[{ends[0]:.12g},{ends[1]:.12g}]"
+        assert ((found >= 0) & (found <= 1)).all()
+        assert found.shape[1] >= 3
+    assert encoder_of(["code"], pieces="auto", missing="impute").fit(train).feature_names == plain.feature_names  # few
+    with pytest.raises(ConfigError, match=r"quantiles=3 and encoding.pieces='auto' exclude each other"):
+        Encoding(quantiles=3, pieces="auto")
+    with pytest.raises(ConfigError, match=r"encoding.pieces must be a whole number >= 1, got 0"):
+        Encoding(pieces=0)
 
 
 def test_quantiles_that_coincide_are_one_and_no_bin_is_empty():

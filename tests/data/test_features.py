@@ -26,17 +26,17 @@ def test_features_are_the_numbers_and_how_much_of_every_piece_lies_below_them():
     for j in (0, 1):
         quarters = [statistics.quantiles(of, n=4, method="inclusive") for of in (X[:, j], set(X[:, j]))]
         ends = sorted({X[:, j].min(), *quarters[0], *quarters[1], X[:, j].max()})
-        np.testing.assert_allclose(made.edges_[j], ends, rtol=1e-12)
+        np.testing.assert_allclose(made.ends_[j], ends, rtol=1e-12)
         below = [np.interp(new[:, j], [a, b], [0, 1]) for a, b in pairwise(ends)]
         expected = np.column_stack([expected, *below])
-    assert list(made.edges_) == [0, 1]  # the others have two values at most
+    assert list(made.ends_) == [0, 1]  # the others have two values at most
     np.testing.assert_allclose(made.transform(new), expected, atol=1e-9)
 
 
 def test_weights_of_the_features_are_any_function_that_is_linear_on_the_pieces():
     x = columns()[:, :1]
     made = PiecewiseFeatures(pieces=6).fit(x)
-    bends = np.interp(x[:, 0], made.edges_[0], [3, -1, 4, 1, -5, 9, 2])
+    bends = np.interp(x[:, 0], made.ends_[0], [3, -1, 4, 1, -5, 9, 2])
     found = LinearRegression().fit(made.transform(x), bends).predict(made.transform(x))
     np.testing.assert_allclose(found, bends, atol=1e-9)
 
@@ -47,7 +47,7 @@ def test_weights_of_the_features_are_any_function_that_is_linear_on_the_pieces()
 )
 def test_pieces_need_samples_and_few_columns(samples, numbers, pieces):
     X = np.random.default_rng(0).random((samples, numbers))
-    found = PiecewiseFeatures().fit(X).edges_
+    found = PiecewiseFeatures().fit(X).ends_
     assert {len(ends) - 1 for ends in found.values()} == ({pieces} if pieces > 1 else set())
 
 

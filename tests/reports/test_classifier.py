@@ -109,10 +109,10 @@ def test_pieces_learn_what_is_no_line():
     y = np.isin(X[:, 0].astype(int), [1, 4, 7, 8])
     few = ConstrainedClassifier(**QUICK).fit(X, y)
     many = ConstrainedClassifier(**QUICK, pieces=12).fit(X, y)
-    assert [len(model.features_.edges_[0]) - 1 for model in (few, many)] == [2, 12]
+    assert [len(model.features_.ends_[0]) - 1 for model in (few, many)] == [2, 12]
     assert many.score(X, y) > few.score(X, y) + 0.1
     linear = ConstrainedClassifier(**QUICK | {"hidden": ()}).fit(X, y)
-    assert linear.features_.edges_ == {}
+    assert linear.features_.ends_ == {}
     with pytest.raises(FCCOError, match="pieces=12 needs an array, and X is a sparse matrix"):
         many.fit(sparse.csr_matrix(X), y)
 
