@@ -128,8 +128,11 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         near_kwargs["device"] = torch.device("cpu")
     if name == "aten._to_copy.default":
         return _moved(func, args[0], near_kwargs, target)
-    if name == "aten.copy_.default" and isinstance(args[1], FarTensor) and not isinstance(args[0], FarTensor):
-        _wait("copy to the host")
+    crosses = name == "aten.copy_.default" and isinstance(args[0], FarTensor) != isinstance(args[1], FarTensor)
+    if crosses:
+        blocks = isinstance(args[1], FarTensor) or not (len(args) > 2 and args[2])
+        if blocks:
+            _wait("copy to the host" if isinstance(args[1], FarTensor) else "to the device, blocking")
     elif far:
         _refuse_strangers(name, tensors)
         by_mask = name in INDEXING and any(isinstance(i, FarTensor) and i.dtype == torch.bool for i in args[1])

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -165,17 +165,22 @@ def world_size() -> int:
 def trained(job: Mapping[str, Any], module: FCCOModule, data: Any) -> Trainer:
     """A Trainer of this process that has fitted ``module`` as ``job`` says; every key has a default."""
     strategy: Any = "ddp" if world_size() > 1 else "auto"
+    where = {"accelerator": "cpu", "devices": world_size() // job.get("nodes", 1)}
+    if job.get("cuda") and world_size() == 1:
+        where = {"accelerator": "gpu", "devices": 1}
+    elif job.get("cuda"):  # all processes on one device, which NCCL refuses
+        where, devices = {}, [torch.device("cuda", 0)] * world_size()
+        strategy = DDPStrategy(parallel_devices=devices, process_group_backend="gloo")
     callbacks: list[Callback] = list(job.get("callbacks", ()))
     if "save" in job:
         callbacks.append(save_at(*job["save"]))
     trainer = Trainer(
         max_epochs=job.get("epochs", 2),
-        accelerator="cpu",
-        devices=world_size() // job.get("nodes", 1),
         num_nodes=job.get("nodes", 1),
         strategy=ModelParallelStrategy() if job.get("divided") else strategy,
         callbacks=callbacks,
         default_root_dir=job.get("folder"),
+        **where,
         **QUIET,
         **job.get("trainer", {}),
     )
@@ -324,7 +329,7 @@ def fit_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
     trainer = trained(job, module, data)
     found = outcome(trainer, module)
     found["old"] = {
-        split: {n: c.clone() for n, c in table.columns.items() if n.startswith(("old_", "protected_"))}
+        split: {n: c.cpu().clone() for n, c in table.columns.items() if n.startswith(("old_", "protected_"))}
         for split, table in data.tables.items()
     }
     found["processes"] = trainer.world_size
@@ -349,9 +354,9 @@ def whole(tensor: Any) -> Tensor:
 
 def outcome(trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
     """Weights, the objective's own among them, rows held here, and what was counted."""
-    weights = {name: whole(p.detach()).clone() for name, p in module.network.state_dict().items()}
-    weights |= {name: p.detach().clone() for name, p in module.objective.named_parameters()}
-    rows = {name: (s.first, s.num_rows, s.rows.clone()) for name, s in module.dual_states().items()}
+    weights = {name: whole(p.detach()).cpu().clone() for name, p in module.network.state_dict().items()}
+    weights |= {name: p.detach().cpu().clone() for name, p in module.objective.named_parameters()}
+    rows = {name: (s.first, s.num_rows, s.rows.cpu().clone()) for name, s in module.dual_states().items()}
     logged = {name: float(v) for name, v in trainer.callback_metrics.items()}
     return {"weights": weights, "rows": rows, "global_step": trainer.global_step, "logged": logged}
 

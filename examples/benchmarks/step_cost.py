@@ -235,7 +235,8 @@ def mlp(rounds: int, *, sonex: bool) -> dict[str, Any]:
 def worst_group(network: nn.Module, groups: int) -> Step:
     """Group DRO as Sagawa et al. do it, in one function: weights of the groups by their losses, no framework."""
     optimizer = momentum(network.parameters())
-    q, numbers = torch.full((groups,), 1 / groups), torch.arange(groups).unsqueeze(1)
+    device = next(network.parameters()).device
+    q, numbers = torch.full((groups,), 1 / groups, device=device), torch.arange(groups, device=device).unsqueeze(1)
 
     def step(batch: dict[str, Tensor]) -> None:
         losses = binary_cross_entropy_with_logits(network(batch["x"]), batch["y"].float(), reduction="none")
@@ -250,14 +251,16 @@ def worst_group(network: nn.Module, groups: int) -> Step:
     return step
 
 
-def perceptron(rounds: int) -> Table:
+def perceptron(rounds: int, device: str) -> Table:
     """MLP 122-256-256-1, batch 128, SGD: the engine, also compiled, against cross-entropy, ten steps in a row.
+
+    On a CUDA device also compiled to CUDA graphs.
 
     How batches are drawn is known, as with every datamodule, and with it the probabilities of rows; but in the last
     case, where they are estimated by counts.
     """
     torch.manual_seed(0)
-    model, samples = TabularMLP([256, 256], 1, 122), 10_000
+    model, samples = TabularMLP([256, 256], 1, 122).to(device), 10_000
     cvar = partial(CVaRGroupDRO, 0.5, num_groups=4)
     cases: dict[str, tuple[Any, Any, list[Constraint], Any]] = {
         "AUC": (AUC, SGD, [], None),
@@ -272,7 +275,10 @@ def perceptron(rounds: int) -> Table:
     columns = {name: torch.randint(kinds, (samples,), generator=draw) for name, kinds in KINDS.items()}
     columns["index"], x = torch.arange(samples), torch.randn(samples, 122, generator=draw)
     variants: dict[str, Step] = {"BCE": plain(copy.deepcopy(model)), "worst of 4 groups": worst_group(model, 4)}
-    for (name, (objective, make, constraints, penalty)), compiled in itertools.product(cases.items(), (False, True)):
+    ways: dict[str, Any] = {"": False, ", compiled": True}
+    ways |= {", CUDA graphs": "cuda_graphs"} if device == "cuda" else {}
+    for (name, case), (how, compiled) in itertools.product(cases.items(), ways.items()):
+        objective, make, constraints, penalty = case
         algorithm, network, measured = make(), copy.deepcopy(model), objective()
         column = "four" if "4 groups" in name else "group"
         drawn = Drawn(columns | {"group": columns[column]}, UniformBatches(samples, 128, 0))
@@ -283,16 +289,17 @@ def perceptron(rounds: int) -> Table:
             num_samples=samples,
             sampling=None if "unknown" in name else {"target": drawn},
         )
-        engine = Engine(network, problem, algorithm, compiled=compiled)
+        engine = Engine(network, problem.to(device), algorithm, compiled=compiled)
         optimizer = momentum([*network.parameters(), *problem.objective.parameters()])
 
         def step(batch: dict[str, Tensor], e: Engine = engine, o: Any = optimizer, c: str = column) -> None:
             e.train_batch(batch | {"group": batch[c]}, o)
 
-        variants[name + ", compiled" * compiled] = step
+        variants[name + how] = step
     chosen = [torch.randperm(samples, generator=draw)[:128] for _ in range(40)]
-    data = [{"x": x[i], **{name: column[i] for name, column in columns.items()}} for i in chosen]
-    return interleaved(variants, data, rounds, "cpu", clock=time.process_time, in_a_row=10)
+    data = [{n: column[i].to(device) for n, column in (columns | {"x": x}).items()} for i in chosen]
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    return interleaved(variants, data, rounds, device, clock=clock, in_a_row=10)
 
 
 class Plain(LightningModule):
@@ -389,7 +396,7 @@ def main() -> None:
     parts: dict[str, Callable[[], dict[str, Table]]] = {
         "groups": lambda: {images: grouped(given.rounds, given.device)},
         "constraints": lambda: {title: constrained(5 * given.rounds)},
-        "perceptron": lambda: {title: perceptron(given.rounds)},
+        "perceptron": lambda: {f"{title} ({given.device})": perceptron(given.rounds, given.device)},
         "trainer": lambda: {f"Trainer.fit, {title}": under_trainer(given.rounds)},
     }
     for part, measured in parts.items():

@@ -164,8 +164,10 @@ class Processes:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all processes, in place."""
         if self.size > 1:
-            started = time.perf_counter()
-            dist.all_reduce(tensor, group=self.group)
+            started, sent = time.perf_counter(), tensor.to(self._device or tensor.device)
+            dist.all_reduce(sent, group=self.group)
+            if sent is not tensor:
+                tensor.copy_(sent)
             self._count(started, tensor.nbytes)
         return tensor
 

@@ -74,11 +74,11 @@ STEPS = [  # pairs and their division, tasks of the protected samples and theirs
 ]
 
 
-def train(processes, objective, algorithm, penalty, layout, dtype, alone):
-    network, goal, limit = Towers(dtype), objective().to(dtype), NonForgetting(names=["a", "b", "c"])
+def train(processes, objective, algorithm, penalty, layout, dtype, alone, device="cpu"):
+    network, goal, limit = Towers(dtype), objective().to(device, dtype), NonForgetting(names=["a", "b", "c"])
     method = algorithm()
     problem = method.pose(goal, [limit], penalty(2.0), num_samples=N, processes=processes, layout=layout)
-    engine = Engine(network, problem, method)
+    engine = Engine(network.to(device), problem.to(device), method)
     optimizer = HeavyBall(engine.params, lr=0.02, beta=0.5)
     gradients, logged = [], []
     for t, (index, sizes, tasks, task_sizes) in enumerate(STEPS):
@@ -96,21 +96,20 @@ def train(processes, objective, algorithm, penalty, layout, dtype, alone):
     return gradients, [(s.rows.clone(), s.divided) for s in states], logged
 
 
+CASES = {
+    "sox": (partial(GlobalContrastive, 0.1), SOX, SquaredHingePenalty),
+    "sonex": (partial(GlobalContrastive, 0.1), SONEX, HingePenalty),
+    "sonx-learnt": (partial(GlobalContrastive, 0.1, learn="global"), SONX, HingePenalty),
+    "per-sample": (partial(GlobalContrastive, 0.1, learn="per_sample", tau_lr=0.01), SONEX, HingePenalty),
+    "bsgd": (partial(GlobalContrastive, 0.1, positive="batch"), BSGD, HingePenalty),
+    "infonce": (partial(InfoNCE, 0.1, learn=True), SOX, SquaredHingePenalty),
+    "views": (partial(ViewContrastive, 0.1), SONEX, HingePenalty),
+    "views-per-sample": (partial(ViewContrastive, 0.1, learn="per_sample", tau_lr=0.01), SOX, SquaredHingePenalty),
+}
+
+
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
-@pytest.mark.parametrize(
-    ("objective", "algorithm", "penalty"),
-    [
-        (partial(GlobalContrastive, 0.1), SOX, SquaredHingePenalty),
-        (partial(GlobalContrastive, 0.1), SONEX, HingePenalty),
-        (partial(GlobalContrastive, 0.1, learn="global"), SONX, HingePenalty),
-        (partial(GlobalContrastive, 0.1, learn="per_sample", tau_lr=0.01), SONEX, HingePenalty),
-        (partial(GlobalContrastive, 0.1, positive="batch"), BSGD, HingePenalty),
-        (partial(InfoNCE, 0.1, learn=True), SOX, SquaredHingePenalty),
-        (partial(ViewContrastive, 0.1), SONEX, HingePenalty),
-        (partial(ViewContrastive, 0.1, learn="per_sample", tau_lr=0.01), SOX, SquaredHingePenalty),
-    ],
-    ids=["sox", "sonex", "sonx-learnt", "per-sample", "bsgd", "infonce", "views", "views-per-sample"],
-)
+@pytest.mark.parametrize(("objective", "algorithm", "penalty"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-6)], ids=["f64", "f32"])
 def test_two_processes_equal_one(pool, objective, algorithm, penalty, layout, dtype, tolerance):
     options = objective, algorithm, penalty, layout, dtype

@@ -94,7 +94,7 @@ class Groups(Margin):
         return None
 
     def measure(self, outputs, batch):
-        member = (batch["group"] == torch.arange(2).unsqueeze(1)).to(outputs.dtype)
+        member = (batch["group"] == torch.arange(2, device=outputs.device).unsqueeze(1)).to(outputs.dtype)
         count = member.sum(1)
         means = member @ outputs.square() / count.clamp(min=1)
         return self.direct(outputs), Rows(means.unsqueeze(1), count > 0)
