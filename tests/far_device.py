@@ -1,5 +1,7 @@
 """A device that is not there: its tensors compute on the CPU, refuse to meet tensors of the CPU, and count waits.
 
+Operators that a deterministic training refuses on CUDA are refused, too.
+
 To read a number from an accelerator, or to let the size of a tensor depend on one, is to wait until it has done all
 that was queued.  Tensors of the device "far" are numbers of the CPU in a wrapper, so results are exact, and every
 operation on them passes through one function, which counts what would wait::
@@ -34,6 +36,8 @@ READS = {  # a number, or a shape that depends on numbers
     "aten.unique_dim.default",
     "aten._unique2.default",
 }
+RANDOM_ORDER = {"aten.histc.default", "aten.put_.default", "aten.median.dim"}
+"""Sums in an order that changes from one call to the next on CUDA, which a deterministic training refuses."""
 INDEXING = {"aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default"}
 
 
@@ -53,6 +57,9 @@ class FarTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
+
+    def __reduce_ex__(self, protocol):
+        return self.near.__reduce_ex__(protocol)  # in a file it is one of the CPU
 
     @property
     def data(self) -> "FarTensor":
@@ -99,6 +106,8 @@ class _Constants(TorchFunctionMode):
         if func is torch.Tensor.tolist and isinstance(args[0], FarTensor):
             _wait("tolist")
             return args[0].near.tolist()
+        if func is torch.Tensor.new_tensor and isinstance(args[0], FarTensor):
+            return func(args[0].near, *args[1:], **kwargs).to(NAME)
         if func in (torch.tensor, torch.as_tensor, torch.asarray) and _is_far(kwargs.get("device")):
             device = kwargs.pop("device")
             return func(*args, **kwargs).to(device)
@@ -128,16 +137,11 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         near_kwargs["device"] = torch.device("cpu")
     if name == "aten._to_copy.default":
         return _moved(func, args[0], near_kwargs, target)
-    crosses = name == "aten.copy_.default" and isinstance(args[0], FarTensor) != isinstance(args[1], FarTensor)
-    if crosses:
-        blocks = isinstance(args[1], FarTensor) or not (len(args) > 2 and args[2])
-        if blocks:
+    if name == "aten.copy_.default" and isinstance(args[0], FarTensor) != isinstance(args[1], FarTensor):
+        if isinstance(args[1], FarTensor) or not (len(args) > 2 and args[2]):
             _wait("copy to the host" if isinstance(args[1], FarTensor) else "to the device, blocking")
     elif far:
-        _refuse_strangers(name, tensors)
-        by_mask = name in INDEXING and any(isinstance(i, FarTensor) and i.dtype == torch.bool for i in args[1])
-        if by_mask or name in READS:
-            _wait(f"{name} by mask" if by_mask else name)
+        _require_possible(name, args, tensors)
     found = func(*_near(args), **_near(near_kwargs))
     if name == "aten.copy_.default":
         return args[0]
@@ -159,6 +163,15 @@ def _moved(func: Any, given: torch.Tensor, kwargs: dict[str, Any], target: Any) 
         _wait("to the device, blocking")
     found = func(_near(given), **kwargs)
     return FarTensor(found) if is_far else found
+
+
+def _require_possible(name: str, args: Any, tensors: list[torch.Tensor]) -> None:
+    _refuse_strangers(name, tensors)
+    if name in RANDOM_ORDER or (name == "aten.bincount.default" and len(tensors) > 1):
+        raise RuntimeError(f"{name} has no deterministic implementation")
+    by_mask = name in INDEXING and any(isinstance(i, FarTensor) and i.dtype == torch.bool for i in args[1])
+    if by_mask or name in READS:
+        _wait(f"{name} by mask" if by_mask else name)
 
 
 def _refuse_strangers(name: str, tensors: list[torch.Tensor]) -> None:

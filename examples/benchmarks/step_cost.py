@@ -254,8 +254,6 @@ def worst_group(network: nn.Module, groups: int) -> Step:
 def perceptron(rounds: int, device: str) -> Table:
     """MLP 122-256-256-1, batch 128, SGD: the engine, also compiled, against cross-entropy, ten steps in a row.
 
-    On a CUDA device also compiled to CUDA graphs.
-
     How batches are drawn is known, as with every datamodule, and with it the probabilities of rows; but in the last
     case, where they are estimated by counts.
     """
@@ -275,10 +273,7 @@ def perceptron(rounds: int, device: str) -> Table:
     columns = {name: torch.randint(kinds, (samples,), generator=draw) for name, kinds in KINDS.items()}
     columns["index"], x = torch.arange(samples), torch.randn(samples, 122, generator=draw)
     variants: dict[str, Step] = {"BCE": plain(copy.deepcopy(model)), "worst of 4 groups": worst_group(model, 4)}
-    ways: dict[str, Any] = {"": False, ", compiled": True}
-    ways |= {", CUDA graphs": "cuda_graphs"} if device == "cuda" else {}
-    for (name, case), (how, compiled) in itertools.product(cases.items(), ways.items()):
-        objective, make, constraints, penalty = case
+    for (name, (objective, make, constraints, penalty)), compiled in itertools.product(cases.items(), (False, True)):
         algorithm, network, measured = make(), copy.deepcopy(model), objective()
         column = "four" if "4 groups" in name else "group"
         drawn = Drawn(columns | {"group": columns[column]}, UniformBatches(samples, 128, 0))
@@ -295,7 +290,7 @@ def perceptron(rounds: int, device: str) -> Table:
         def step(batch: dict[str, Tensor], e: Engine = engine, o: Any = optimizer, c: str = column) -> None:
             e.train_batch(batch | {"group": batch[c]}, o)
 
-        variants[name + how] = step
+        variants[name + ", compiled" * compiled] = step
     chosen = [torch.randperm(samples, generator=draw)[:128] for _ in range(40)]
     data = [{n: column[i].to(device) for n, column in (columns | {"x": x}).items()} for i in chosen]
     clock = time.process_time if device == "cpu" else time.perf_counter

@@ -26,13 +26,12 @@ class Compiled:
 
     Args:
         engine: whose steps these are.
-        graphs: whether a CUDA device is given a step's operators at once, as a CUDA graph.
     """
 
-    def __init__(self, engine: Running, *, graphs: bool = False) -> None:
-        self._engine, self._made, self._graphs = engine, dict[Any, Callable[..., Any]](), graphs
+    def __init__(self, engine: Running) -> None:
+        self._engine, self._made = engine, dict[Any, Callable[..., Any]]()
         self._states = engine.problem.numbered_states()
-        self._outputs = self._compiled(lambda batch: engine.functions.outputs(batch))  # noqa: PLW0108 - a plain function
+        self._outputs = _compiled(lambda batch: engine.functions.outputs(batch))  # noqa: PLW0108 - a plain function
         config: Any = torch._dynamo.config  # a switch that younger versions of torch have
         self._differentiates = hasattr(config, "trace_autograd_ops")
         self._traced: AbstractContextManager[None] = (
@@ -65,11 +64,9 @@ class Compiled:
         trained = tuple(w.requires_grad for w in engine.params)  # torch 2.11 does not see that one was frozen
         key = (getattr(step, "__func__", step), whole, wanted, trained)
         if key not in self._made:
-            self._made[key] = self._compiled(self._function(step, whole=whole, wanted=wanted))
+            self._made[key] = _compiled(self._function(step, whole=whole, wanted=wanted))
         with self._traced:
             value, gradients, proposals, counted, estimates = self._made[key](given)
-        if self._graphs:  # whose results are overwritten by the next step
-            estimates = {name: estimate.clone() for name, estimate in estimates.items()}
         surrogate = Surrogate(value)
         surrogate.proposals = [Proposal(self._states[number], *rest) for number, *rest in proposals]
         surrogate.counted = [(engine.problem.all_terms[number].weights, *rest) for number, *rest in counted]
@@ -81,8 +78,6 @@ class Compiled:
     def _attached(self, batch: Batch, before: Sequence[Tensor] | None) -> Evaluated:
         """Columns with the parameters of samples, and the outputs at previous weights."""
         engine, earlier = self._engine, None
-        if self._graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         if before is not None:
             with torch.no_grad(), engine.functions.elsewhere(before):
                 earlier = self._outputs(batch)
@@ -112,19 +107,19 @@ class Compiled:
 
         return run
 
-    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        # torch counts recompilations by the name and place of code, of which every engine has its own; and it draws the
-        # same dropout masks as without
-        code = function.__code__.replace(co_name=f"{function.__name__}_{id(function)}")
-        own = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-        options: dict[str, Any] = {"fallback_random": True, "guard_filter_fn": _may_change}
-        return torch.compile(own, options=options | {"triton.cudagraphs": self._graphs})
-
 
 def _leaf(batch: Mapping[str, Any], name: str) -> Tensor:
     columns = next(iter(batch.values()))
     leaf: Tensor = columns[name]
     return leaf
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # torch counts recompilations by the name and place of code, of which every engine has its own; and it draws the
+    # same dropout masks as without
+    code = function.__code__.replace(co_name=f"{function.__name__}_{id(function)}")
+    own = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    return torch.compile(own, options={"fallback_random": True, "guard_filter_fn": _may_change})
 
 
 def _may_change(guards: Sequence[Any]) -> list[bool]:

@@ -1,7 +1,7 @@
 """The verbs of which the iterations of algorithms are made, independent of who runs the loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -86,13 +86,13 @@ class Engine:
         backend: Backend | None = None,
         micro_batch: int | None = None,
         *,
-        compiled: bool | Literal["cuda_graphs"] = False,
+        compiled: bool = False,
     ) -> None:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
         self.backend = backend or Backend(self.processes)
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
-        self.compiled = Compiled(self, graphs=compiled == "cuda_graphs") if compiled else None
+        self.compiled = Compiled(self) if compiled else None
         self.checked = False  # whether the parts have looked at a batch
         self._estimates = Estimates(None)
         self.network_alone = self._only_network()

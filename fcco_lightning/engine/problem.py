@@ -1,7 +1,7 @@
 """The problem: all terms together."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +107,11 @@ class Problem(nn.Module):
         for number, state in enumerate(states):
             state.number = number
         return states
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """The objective, which is no submodule, moves along with the rows."""
+        self.objective._apply(fn, recurse)
+        return super()._apply(fn, recurse)
 
     @property
     def states(self) -> list[DualState]:

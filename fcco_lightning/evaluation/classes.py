@@ -119,9 +119,9 @@ class NeighbourEvaluation(Evaluation):
         names, y = torch.unique(batch["y"].long(), return_inverse=True)
         correct = 0
         for start in range(0, len(points), _AT_ONCE):
-            rows = torch.arange(start, min(start + _AT_ONCE, len(points)))
+            rows = torch.arange(start, min(start + _AT_ONCE, len(points)), device=points.device)
             closeness = points[rows] @ points.T if cosine else -torch.cdist(points[rows], points)
-            closeness[torch.arange(len(rows)), rows] = -torch.inf
+            closeness[rows - start, rows] = -torch.inf
             nearest = closeness.topk(min(self.k, len(points) - 1), dim=1).indices
             votes = one_hot(y[nearest], len(names)).sum(1)
             correct += int((votes.argmax(1) == y[rows]).sum())

@@ -114,14 +114,14 @@ class SurvivalEvaluation(Evaluation):
                 "integrated_brier and averages over time", f": the first event, at {first:g}, is not before {horizon:g}"
             )
             return math.nan
-        t = torch.linspace(first, horizon, _GRID, dtype=torch.float64)
+        t = torch.linspace(first, horizon, _GRID, dtype=torch.float64, device=time.device)
         predicted = survival_probability(breslow_log_hazard(time, event, risk), risk, t)
         return float(torch.trapezoid(brier_score(time, event, predicted, t), t)) / (horizon - first)
 
     def _calibration(
         self, time: Tensor, event: Tensor, risk: Tensor, log_hazard: StepFunction, t: float
     ) -> list[dict[str, float]]:
-        at = torch.tensor([t], dtype=torch.float64)
+        at = torch.tensor([t], dtype=torch.float64, device=time.device)
         table = []
         for rows in risk.argsort(stable=True).chunk(self.groups):
             predicted = float(survival_probability(log_hazard, risk[rows], at).mean())

@@ -45,14 +45,15 @@ class Watch:
         held = len(state.rows)
         count = min(sample, held)
         chosen = np.random.default_rng([*seed, state.first]).choice(held, count, replace=False, shuffle=False)
-        self.positions = torch.from_numpy(np.sort(chosen)).to(state.rows.device)
+        self.positions = torch.from_numpy(np.sort(chosen))
         self._weight = held / max(1, count)  # rows that one of the sample stands for
         self._before: Tensor | None = None
         self._changed_at = torch.zeros(count, dtype=torch.int64)
 
     def sampled(self) -> Tensor:
         """The sampled rows, (m, k) float64 on the CPU; NaN where never written."""
-        return self.state.rows.index_select(0, self.positions).cpu().double()
+        rows = self.state.rows  # on the CPU when training has ended, wherever they were before
+        return rows.index_select(0, self.positions.to(rows.device)).cpu().double()
 
     def look(self, step: int) -> tuple[Tensor, float]:
         """Compare the sample with the look before.  O(sample).

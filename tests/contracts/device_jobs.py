@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fcco_lightning import (
     ALEXR2,
@@ -37,6 +38,7 @@ from tests.contracts.registry_ambiguity import MEMBERS as WEIGHTS
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
 from tests.contracts.registry_objectives import CASES as OBJECTIVES
 from tests.contracts.sampled import WAYS, Bench, Case
+from tests.contracts.test_evaluations import CASES as EVALUATIONS
 from tests.contracts.trainings import Training, make_batches
 from tests.engine import test_contrastive_distributed as pairs
 from tests.engine import test_engine_distributed as parts
@@ -67,7 +69,7 @@ class CUDA(warnings.catch_warnings):
         self._seen: list[warnings.WarningMessage] = []
 
     def __enter__(self) -> "CUDA":  # type: ignore[override]
-        self._seen = super().__enter__() or []
+        self._seen = super().__enter__()  # type: ignore[assignment]
         warnings.filterwarnings("ignore")
         warnings.filterwarnings("always", ".*synchronizing CUDA operation")
         torch.cuda.set_sync_debug_mode("warn")
@@ -97,6 +99,22 @@ def all_steps(device: str) -> dict[str, list[Steps]]:
         for name, member in WEIGHTS.items()
         for geometry in ("kl", "euclidean")
     }
+
+
+def all_figures(device: str) -> dict[str, list[Any]]:
+    """And details, of every evaluation, on the CPU and on the device, by operators that are deterministic."""
+    warnings.simplefilter("ignore")
+    _made_known(device)
+    torch.use_deterministic_algorithms(device == "cuda")
+    found: dict[str, list[Any]] = {}
+    for kind, make in EVALUATIONS.items():
+        for where in ("cpu", device):
+            evaluation, outputs, batch, _ = make()
+            with _watched(where):
+                moved = pytree.tree_map_only(Tensor, lambda t, to=where: t.to(to), (outputs, dict(batch)))
+                figures = evaluation(*moved), evaluation.details(*moved)
+                found.setdefault(kind.__name__, []).append(figures)
+    return found
 
 
 def steps_of_all_processes(device: str) -> dict[str, float]:
@@ -140,9 +158,11 @@ def _compared(steps: Any, given: Any, device: str) -> Steps:
 
 
 def _difference(near: list[Tensor], far: list[Tensor]) -> float:
-    assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(near, far, strict=True))
-    errors = [(a.double() - b.double()).nan_to_num().abs().max() for a, b in zip(near, far, strict=True)]
-    return float(torch.stack(errors).max())
+    """The largest, relative to the largest number of its tensor where that is more than 1."""
+    pairs = [(a.double(), b.double()) for a, b in zip(near, far, strict=True)]
+    assert all(torch.equal(a.isnan(), b.isnan()) for a, b in pairs)
+    pairs = [(a.nan_to_num(), b.nan_to_num()) for a, b in pairs if a.numel()]
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1)) for a, b in pairs)
 
 
 def _case_steps(given: tuple[Case, Member | None], device: str) -> Any:
@@ -243,7 +263,7 @@ def _watched(device: str) -> AbstractContextManager[Any]:
 
 
 def _moved(network: Any, problem: Any, algorithm: Any, device: str) -> Engine:
-    network.to(device), problem.to(device), problem.objective.to(device)
+    network.to(device), problem.to(device)
     return Engine(network, problem, algorithm)
 
 

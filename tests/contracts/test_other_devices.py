@@ -7,7 +7,7 @@ devices in one operator.
 import pytest
 import torch
 
-from tests.contracts.device_jobs import TOGETHER, all_steps, steps_of_all_processes
+from tests.contracts.device_jobs import TOGETHER, all_figures, all_steps, steps_of_all_processes
 from tests.contracts.registry_algorithms import ALGORITHMS
 from tests.contracts.registry_ambiguity import MEMBERS as WEIGHTS
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
@@ -63,3 +63,9 @@ def test_weights_are_projected_on_the_device_or_by_one_copy(steps, device, name,
     projection = getattr(WEIGHTS[name].make(), "nearest_kl" if geometry == "kl" else "nearest")
     assert error <= MOST[device]
     assert sum(waits.values()) == 1 + hasattr(projection, "__wrapped__"), waits
+
+
+def test_evaluations_give_the_same_figures(device):
+    for name, (expected, found) in values(launch(all_figures, 1, device))[0].items():
+        assert found[0] == pytest.approx(expected[0], rel=1e-6, nan_ok=True), name
+        assert str(found[1]) == str(expected[1]) or device != "far"

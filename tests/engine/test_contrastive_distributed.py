@@ -75,7 +75,7 @@ STEPS = [  # pairs and their division, tasks of the protected samples and theirs
 
 
 def train(processes, objective, algorithm, penalty, layout, dtype, alone, device="cpu"):
-    network, goal, limit = Towers(dtype), objective().to(device, dtype), NonForgetting(names=["a", "b", "c"])
+    network, goal, limit = Towers(dtype), objective().to(dtype), NonForgetting(names=["a", "b", "c"])
     method = algorithm()
     problem = method.pose(goal, [limit], penalty(2.0), num_samples=N, processes=processes, layout=layout)
     engine = Engine(network.to(device), problem.to(device), method)

@@ -80,7 +80,7 @@ def _at_each_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     scores, positive = _checked_pair(scores, labels)
     level = torch.unique(scores, return_inverse=True)[1]
     listed = torch.bincount(level).flip(0).cumsum(0)
-    found = torch.bincount(level, positive.double()).flip(0).cumsum(0)
+    found = torch.bincount(level[positive], minlength=len(listed)).flip(0).cumsum(0).double()
     return torch.nn.functional.pad(found, (1, 0)), torch.nn.functional.pad(listed - found, (1, 0))
 
 

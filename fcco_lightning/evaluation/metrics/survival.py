@@ -77,13 +77,13 @@ def concordance(time: Tensor, event: Tensor, risk: Tensor, weight: Tensor | None
     Returns: in [0, 1]; NaN if no pair counts.
     Source: Harrell et al. (1982); Uno et al. (2011).
     """
-    right = total = torch.zeros((), dtype=torch.float64)
+    right = total = torch.zeros((), dtype=torch.float64, device=time.device)
     for rows in event.nonzero().squeeze(1).split(_CHUNK):  # type: ignore[no-untyped-call]
         own = time[rows].unsqueeze(1)
         counts = (own < time) | ((own == time) & ~event)
         ahead = risk[rows].unsqueeze(1) - risk
         share = counts * ((ahead > 0) + 0.5 * (ahead == 0)).double()
-        by = torch.ones(len(rows), dtype=torch.float64) if weight is None else weight[rows].double()
+        by = torch.ones_like(rows, dtype=torch.float64) if weight is None else weight[rows].double()
         right, total = right + by @ share.sum(1), total + by @ counts.double().sum(1)
     return float(right / total)
 
