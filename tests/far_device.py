@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
+from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
+from lightning.pytorch.strategies import SingleDeviceStrategy, StrategyRegistry
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -123,10 +125,52 @@ class _Backend(_DummyBackendModule):
     def current_device(self) -> int:
         return 0
 
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.zeros(0, dtype=torch.uint8)
+
+    def set_rng_state(self, state: Any, device: Any = None) -> None:
+        pass
+
+
+class FarAccelerator(Accelerator):
+    """The device as Lightning knows it."""
+
+    def setup_device(self, device: torch.device) -> None:
+        pass
+
+    def teardown(self) -> None:
+        pass
+
+    @staticmethod
+    def parse_devices(devices: Any) -> Any:
+        return devices
+
+    @staticmethod
+    def get_parallel_devices(devices: Any) -> list[torch.device]:
+        return [torch.device(NAME, 0)] * bool(devices)
+
+    @staticmethod
+    def auto_device_count() -> int:
+        return 1
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def name() -> str:
+        return NAME
+
+    def get_device_stats(self, device: Any) -> dict[str, Any]:
+        return {"device": device}
+
 
 def register() -> None:
-    """Let torch know the name of the device."""
+    """Let torch know the name of the device, and Lightning: ``Trainer(accelerator="far", strategy="far")``."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
+    AcceleratorRegistry.register(NAME, FarAccelerator)
+    far = {"device": torch.device(NAME, 0), "accelerator": FarAccelerator()}
+    StrategyRegistry.register(NAME, SingleDeviceStrategy, **far)
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -135,7 +179,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     far, target, near_kwargs = [t for t in tensors if isinstance(t, FarTensor)], kwargs.get("device"), dict(kwargs)
     if target is not None:
         near_kwargs["device"] = torch.device("cpu")
-    if name == "aten._to_copy.default":
+    if name in ("aten._to_copy.default", "aten.to.dtype_layout"):  # the latter in inference mode
         return _moved(func, args[0], near_kwargs, target)
     if name == "aten.copy_.default" and isinstance(args[0], FarTensor) != isinstance(args[1], FarTensor):
         if isinstance(args[1], FarTensor) or not (len(args) > 2 and args[2]):

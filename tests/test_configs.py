@@ -13,8 +13,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from fcco_lightning import FCCOModule
 from fcco_lightning.cli import run
 from fcco_lightning.data.layouts import IDENTITIES
+from tests import far_device
+from tests.launch import launch, values
 from tests.texts import TINY, make_mails, make_texts
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -48,6 +51,14 @@ QUICK = (  # of every folder some of each kind; the others are slow
     "synthetic_list_net_sox",
     "synthetic_bellman_alexr",
     "synthetic_views_sox",
+)
+ON_A_DEVICE = (  # some with a report of every kind; the others are slow
+    "adult_sonex",
+    "digits_pretrain",
+    "five_distributions_pg_smd",
+    "synthetic_cox_sox",
+    "synthetic_list_net_sox",
+    "synthetic_multipliers",
 )
 PRINTED = (  # one of each data module; the others are slow
     "adult_alexr2",
@@ -345,6 +356,53 @@ def test_trains_two_batches(config, tmp_path, request):
     code = run(["fit", "--config", str(config), *arguments, *data_arguments(config, tmp_path, request)])
     assert code == 0
     assert list(tmp_path.rglob("report.json"))
+
+
+def run_there(arguments):
+    """Exit code and figures of a run on a device that is not there, and the devices on which it was evaluated."""
+    far_device.register()
+    devices, original = set(), FCCOModule.received
+
+    def received(self, columns):
+        devices.add(self.device.type)
+        return original(self, columns)
+
+    FCCOModule.received = received
+    with far_device.FarDevice():
+        code = run([*arguments, "--trainer.accelerator=far", "--trainer.strategy=far"])
+    return code, written(Path()), devices
+
+
+def written(folder):
+    """Figures in the reports of the last run, by place; without times and numbers of the configuration."""
+    found = {}
+    last = max(folder.rglob("report.json"), key=lambda path: path.stat().st_mtime).parent
+    todo = [(path.name, json.loads(path.read_text())) for path in last.glob("*.json")]
+    while todo:
+        place, value = todo.pop()
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            todo += [(f"{place}.{key}", inside) for key, inside in items if key not in ("seconds", "config")]
+        elif isinstance(value, int | float):
+            found[place] = value
+    return found
+
+
+@configs(quick=lambda c: c.stem in ON_A_DEVICE)
+def test_a_run_on_a_device_reports_what_one_on_the_cpu_does(config, tmp_path, request):
+    """With pictures, and a baseline and diagnostics where there are any: all that is done when training has ended."""
+    arguments = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.enable_progress_bar=false"]
+    arguments += [*data_arguments(config, tmp_path, request), "--trainer.precision=64-true"]
+    command = ["fit", "--config", str(config), *arguments, "--seed_everything=1"]
+    if config.parent.name == "roc_fairness":
+        command.append("--diagnostics.enabled=true")
+    code, found, devices = values(launch(run_there, 1, command, limit=300))[0]
+    assert (code, devices) == (0, {"far"})
+    assert run(command) == 0
+    expected = written(Path())
+    assert found.keys() == expected.keys()
+    if not config.stem.endswith("lwf"):  # whose first gradients are 0 but for rounding, which Adam magnifies
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @configs(quick=lambda c: c.stem in PRINTED)

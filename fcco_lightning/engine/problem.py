@@ -110,8 +110,9 @@ class Problem(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """The objective, which is no submodule, moves along with the rows."""
-        self.objective._apply(fn, recurse)
-        return super()._apply(fn, recurse)
+        self.objective._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @property
     def states(self) -> list[DualState]:

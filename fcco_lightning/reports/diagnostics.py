@@ -161,7 +161,8 @@ class Diagnostics(Callback):
 
     def _measure(self, trainer: Trainer, module: FCCOModule) -> None:
         measured = self._group_diagnosis if self._of_groups(module) else self._certificates
-        diagnosis = measured(trainer, module)
+        with module.where_trained():
+            diagnosis = measured(trainer, module)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if not trainer.is_global_zero:
             return
@@ -250,7 +251,7 @@ def _records(names: Sequence[str], found: Mapping[str, Certificate]) -> list[dic
 
 def _moved(module: FCCOModule, loader: DataLoader[Any]) -> Iterator[dict[str, Tensor]]:
     for batch in loader:
-        yield module.transfer_batch_to_device(batch, module.device, 0)
+        yield module.received(batch)
 
 
 def _scalars(diagnosis: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

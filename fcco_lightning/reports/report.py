@@ -109,12 +109,14 @@ class Report(Callback):
         seconds = time.perf_counter() - self._started - sum(b.seconds for b in baselines)
         choice = next(iter(_callbacks(trainer, BestFeasible)), BestFeasible())
         splits = loaders()
-        final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
+        with pl_module.where_trained():
+            final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
+            unconstrained = _unconstrained(pl_module, baselines, splits)
         self.report = {split: _figures(pl_module, split, found, choice) for split, found in final.items()}
         self.report |= {"seconds": round(seconds, 3), "config": self.config}
         known = {
             "kappas": _kappas(pl_module),
-            "unconstrained": _unconstrained(pl_module, baselines, splits),
+            "unconstrained": unconstrained,
             "clusters": choice.clusters,
             "selected": choice.chosen,
         }

@@ -1,6 +1,7 @@
 """How a LightningModule evaluates a split: outputs are collected, and figures are made of all of them together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,21 @@ class EvaluatingModule(LightningModule):
         self._collected: dict[int, Collector] = {}
         self._was_vacuous: dict[str, bool] = {}
         self._said = False
+
+    @contextmanager
+    def where_trained(self) -> Iterator[None]:
+        """Inside, the module is on the device that it was trained on: Lightning takes it to the CPU when a fit ends."""
+        before = self.device
+        self.to(self.trainer.strategy.root_device)
+        try:
+            yield
+        finally:
+            self.to(before)
+
+    def received(self, columns: Columns) -> dict[str, Tensor]:
+        """Columns on the module's device and in the run's precision, as Lightning gives them to a step."""
+        moved = self.transfer_batch_to_device(columns, self.device, 0)
+        return self.trainer.precision_plugin.convert_input(moved)  # type: ignore[no-any-return]
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         """Collect outputs; the dual state is not touched."""
@@ -146,7 +162,7 @@ class EvaluatingModule(LightningModule):
         with self.trainer.precision_plugin.val_step_context():
             for done, batch in enumerate(loader, 1):  # noqa: B007
                 columns = columns_of(batch)
-                moved = self.transfer_batch_to_device(columns, self.device, 0)
+                moved = self.received(columns)
                 outputs = pytree.tree_map(Tensor.cpu, outputs_of_columns(network, moved))
                 self._add(collector, outputs, other_columns(network, columns))
             if is_gathered(network):
