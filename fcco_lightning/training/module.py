@@ -160,7 +160,9 @@ class FCCOModule(EvaluatingModule):
             if stage == "fit":
                 self._pose()
         if self.execution.compiled:
-            self.network.compile(options={"fallback_random": True})  # torch's own draws: a second pass repeats them
+            # torch's own draws, and one graph for micro-batches of all sizes: a second pass repeats the first
+            several = None if self.execution.micro_batch is None else True
+            self.network.compile(options={"fallback_random": True}, dynamic=several)
         if self.problem is not None and stage == "fit":
             said = description(self.problem, self.num_samples, self.network, self.constraints, datamodule)
             require_same_everywhere(self.processes, said | self.phases.description())
