@@ -217,6 +217,9 @@ def pick(runs: list[Job], split: str) -> dict[str, Any]:
     safe = {setting: gain for setting, gain in gains.items() if worst[setting] >= KEPT}
     losses = {setting: worst[setting] for setting in gains if gains[setting] >= max(gains.values()) / 2}
     best = safe or losses
+    if not best:
+        method, most = runs[0]["label"], max(gains.values())
+        raise SystemExit(f"{method}: no setting learns anything (gain at most {most:+.3f}), so there is none to pick.")
     return dict(max(best, key=lambda setting: best[setting]))
 
 
