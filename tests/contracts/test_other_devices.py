@@ -68,4 +68,5 @@ def test_weights_are_projected_on_the_device_or_by_one_copy(steps, device, name,
 def test_evaluations_give_the_same_figures(device):
     for name, (expected, found) in values(launch(all_figures, 1, device))[0].items():
         assert found[0] == pytest.approx(expected[0], rel=1e-6, nan_ok=True), name
-        assert str(found[1]) == str(expected[1]) or device != "far"
+        if device == "far":  # to the last bit, details too
+            assert str(found[1]) == str(expected[1]), name
