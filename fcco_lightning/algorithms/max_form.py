@@ -4,7 +4,6 @@ from abc import ABC
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.algorithms.base import Algorithm
@@ -13,7 +12,6 @@ from fcco_lightning.checks import one_of
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine import Problem, Proposal, Reading, Surrogate, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import fill
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import WorstCase
 
@@ -50,14 +48,13 @@ class MaxForm(Algorithm, ABC):
     def weights(self, term: Term) -> Tensor:
         """q, uniform at first: (n,), in float64, for the weights of many rows are small and add up to one."""
         assert term.state is not None  # noqa: S101 - `prepare` has seen to it
-        rows = term.state.gather(None)
-        return fill(rows, torch.full_like(rows, 1 / term.num_rows))[:, 0].double()
+        return term.state.gather(None)[:, 0].nan_to_num(1 / term.num_rows).double()
 
     def direction(self, risks: Reading, values: Tensor) -> Tensor:
         """``h_i = v_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (r, 1) -> (n,)."""
-        n, values = risks.term.num_rows, values.detach().double()[:, 0]
-        h = torch.where(risks.present, n * risks.weight * values, 0.0)  # weight = 1 / (n p_i)
-        return h if risks.index is None else values.new_zeros(n).index_add(0, risks.index, h)
+        n = risks.term.num_rows
+        h = n * risks.weight * values.detach().double()[:, 0]  # weight = 1 / (n p_i), 0 of rows not in the batch
+        return h if risks.index is None else h.new_zeros(n).index_add(0, risks.index, h)
 
     def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:
         """``argmax_{p in Q} <p, h> - nu D(p, 1/n) - V(p, q) / eta``: (n,), (n,) -> (n,)."""

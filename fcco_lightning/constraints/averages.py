@@ -50,11 +50,14 @@ class OverSides(Constraint, ABC):
             table = table.index_select(1, self._picked.like(table))
         return table.view(len(table), len(self._rows), -1, *table.shape[2:])
 
-    def as_rows(self, measured: Tensor, known: Tensor) -> Rows:
-        """What is measured on all sides, (c, s) or (c, s, t), and on which, (c, s), as rows (m, k) by class and row."""
-        if self._picked is None and self.width == 1:  # every side is a row
-            return Rows(measured.view(-1, 1), known.view(-1))
-        return Rows(self.by_rows(measured).reshape(-1, self.width), self.by_rows(known).all(-1).flatten())
+    def values_of(self, measured: Tensor) -> Tensor:
+        """What is measured on all sides, (c, s) or (c, s, t), as values of the rows by class and row, (m, k)."""
+        return self.by_rows(measured).reshape(-1, self.width)
+
+    def known_of(self, known: Tensor) -> Tensor:
+        """Of which rows a batch says something, (m,), from the sides of which it has samples, (c, s)."""
+        known = self.by_rows(known)
+        return known.flatten() if known.shape[-1] == 1 else known.all(-1).flatten()
 
 
 class OfMeans(OverSides, ABC):
@@ -92,7 +95,8 @@ class OfMeans(OverSides, ABC):
 
     def _rows_of_means(self, values: Sequence[Tensor], batch: Columns) -> list[Rows]:
         shares, known = shares_of(self.members(batch), batch, values[0].dtype)
-        return [self.as_rows(self.mean(shares, of_samples), known) for of_samples in values]
+        weight = self.known_of(known)
+        return [Rows(self.values_of(self.mean(shares, of_samples)), weight) for of_samples in values]
 
 
 class OfQuantity(OfMeans, ABC):

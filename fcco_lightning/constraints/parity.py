@@ -218,7 +218,7 @@ class _GroupAUC(GroupConstraint):
         scores = binary_scores(outputs)
         shares, known = shares_of(self.members(batch), batch, scores.dtype)
         losses = pair_losses(self.loss, only_of(shares, scores), shares[0], shares[1])
-        return None, self.as_rows(losses.unsqueeze(0), known.all(0, keepdim=True))
+        return None, Rows(self.values_of(losses.unsqueeze(0)), self.known_of(known.all(0, keepdim=True)))
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds both classes of all its sides."""

@@ -17,7 +17,6 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Quantity, SoftRate, binary_scores
-from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Range
 
 
@@ -166,10 +165,11 @@ class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
     def mean(self, shares: Tensor, values: Tensor) -> Tensor:
         return shares @ values  # those of samples that count nowhere are finite, so nothing is put in their place
 
-    def as_rows(self, measured: Tensor, known: Tensor) -> Rows:
-        rates = self.by_rows(measured).transpose(2, 3)  # (class, pair, threshold, side)
-        known = self.by_rows(known).all(-1, keepdim=True).expand(rates.shape[:3])
-        return Rows(rates.reshape(-1, 2), known.flatten())
+    def values_of(self, measured: Tensor) -> Tensor:
+        return self.by_rows(measured).transpose(2, 3).reshape(-1, 2)  # by class, comparison, threshold and side
+
+    def known_of(self, known: Tensor) -> Tensor:
+        return super().known_of(known).repeat_interleave(len(self.thresholds), output_size=self.num_rows)
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""

@@ -62,7 +62,7 @@ class Reading(NamedTuple):
 
     def total(self, per_row: Tensor) -> Tensor:
         """``sum_i weight_i v_i`` of values v (r,), a scalar."""
-        return (self.weight.to(per_row.dtype) * per_row).sum()
+        return torch.dot(self.weight.to(per_row.dtype), per_row)
 
     def mean(self, per_row: Tensor) -> Tensor:
         """The term's estimate from values v (r,): ``share * mean_i c_i v_i`` over the rows of which the batch speaks.

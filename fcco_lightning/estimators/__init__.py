@@ -8,7 +8,6 @@ from fcco_lightning.estimators.base import (
     Sampling,
     ScaledEMA,
     Tracked,
-    fill,
 )
 from fcco_lightning.estimators.dual import DualMirror, DualProx, EntropicMirror
 from fcco_lightning.estimators.optimizers import AdamType, HeavyBall, ProximalDescent, ProximalSGD, Storm
@@ -32,6 +31,5 @@ __all__ = [
     "ScaledEMA",
     "Storm",
     "Tracked",
-    "fill",
     "like_parameters",
 ]

@@ -120,11 +120,6 @@ class Estimator(ABC):
         return outer.known(tracked.at, tracked.weights)
 
 
-def fill(rows: Tensor, first: Tensor) -> Tensor:
-    """``rows`` with those never visited, which are NaN, replaced by ``first``; all of shape (b, k)."""
-    return torch.where(rows.isnan(), first.to(rows.dtype), rows)
-
-
 @dataclass(frozen=True)
 class Minibatch(Estimator):
     r"""``u_i = g_i(w; batch)``: nothing is remembered, so the gradient is biased (BSGD, SOX paper, section 2.1)."""

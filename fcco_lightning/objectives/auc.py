@@ -103,7 +103,8 @@ class AUCMargin(BinaryObjective):
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows]:
         """The mean squared distances from a and b, and the mean scores; nothing of a batch that lacks a class."""
         scores, is_positive = self.scores(outputs), required_column(batch, "y", self) == 1
-        shares, known = class_shares(is_positive, batch.get("weight"), scores.dtype)
+        shares, totals = class_shares(is_positive, batch.get("weight"), scores.dtype)
+        known = (totals > 0).all()
         scores = scores.where(known, 0.0)
         centres = torch.stack([self.b, self.a]).unsqueeze(1)
         spread = ((scores - centres).square() * (shares * known)).sum()

@@ -59,10 +59,12 @@ class Strata:
         owners: the samples i; None for all.
     """
 
+    across: Tensor
+    more: Tensor
+
     def __init__(self, stratum: Tensor, owners: Few | None = None) -> None:
         self.stratum, self.owners = stratum, owners
         self.own = stratum if owners is None else owners.of(stratum)
-        self.across = self.more = torch.zeros(0)
         self._same = self._table(_ALL) if owners is None and len(stratum) ** 2 <= FEW_PAIRS else None
 
     def held(self) -> Tensor:
@@ -233,9 +235,10 @@ def pair_mean(loss: PairLoss, scores: Tensor, v: Tensor, w: Tensor, owners: Few 
         owners: samples of which all others have v = 0; None where they are not known.
     """
     mine, v = (None, v) if owners is None else (owners.of(scores), owners.of(v))
-    pairs = _Pairs(loss, None, scores, w.unsqueeze(0), mine)
-    swapped = _Pairs(loss, None, -pairs.mine, v.unsqueeze(0), -scores)  # sums over the owners, which may be few
-    sums = None if pairs.number <= FEW_PAIRS else _sorted_sums(swapped)
+    pairs = _Pairs(loss, None, scores, w, mine)
+    sums = None
+    if pairs.number > FEW_PAIRS:  # sums over the owners, which may be few
+        sums = _sorted_sums(_Pairs(loss, None, -pairs.mine, v.unsqueeze(0), -scores))
     if sums is not None:
         mean = (sums[0] @ w.double()).to(scores.dtype)
     else:
@@ -303,7 +306,7 @@ def _plain_sums(*given: Any) -> Tensor:
 
 def _plain_mean(v: Tensor, *given: Any) -> Tensor:
     pairs = _Pairs(*given)
-    return (pairs.sums()[0].double() @ v.double()).to(pairs.scores.dtype)
+    return (pairs.sums().double() @ v.double()).to(pairs.scores.dtype)
 
 
 def _exact(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -364,7 +367,7 @@ class _PairMean(torch.autograd.Function):
         pairs, parts, ctx.given = _Pairs(*given), [], given[:2]
         if not any(ctx.needs_input_grad):
             return _plain_mean(v, *given)
-        w = pairs.weights[0]
+        w = pairs.weights
         for some in pairs.blocks():
             losses, slopes = pairs.loss.with_slope(_part(pairs.mine, some).unsqueeze(1) - pairs.scores)
             share = _part(v, some)

@@ -87,8 +87,8 @@ class RankingObjective(BinaryObjective, ABC):
     def _classes(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Owners, if a batch holds both classes; and shares in means over owners and over the others, (B,) each."""
         owners = self._owners(batch)
-        (others, own), known = class_shares(owners, batch.get("weight"), dtype)
-        return owners & known, own, others
+        (others, own), totals = class_shares(owners, batch.get("weight"), dtype)
+        return owners & (totals > 0).all(), own, others
 
     def _means(
         self, loss: PairLoss, scores: Tensor, owners: Tensor, share: Tensor, thresholds: Tensor | None = None
@@ -186,12 +186,12 @@ def class_shares(members: Tensor, weight: Tensor | None, dtype: torch.dtype) -> 
         weight: of the samples, shape (B,); None where all are alike.
         dtype: of the result.
 
-    Returns: shares (2, B), of sum 1 each, or 0 where the batch holds none; and whether it holds some of both, a bool.
+    Returns: shares (2, B), of sum 1 each, or 0 where the batch holds none; and what they were divided by, (2, 1).
     """
     inside = members.to(dtype) if weight is None else members * weight.to(dtype)
     both = torch.stack([(1 if weight is None else weight.to(dtype)) - inside, inside])
     totals = both.sum(1, keepdim=True)
-    return both / totals.clamp(min=torch.finfo(dtype).tiny), (totals > 0).all()
+    return both / totals.clamp(min=torch.finfo(dtype).tiny), totals
 
 
 def warn_of_ratios(batch: Columns, objective: Objective) -> None:

@@ -281,7 +281,7 @@ class Shifted(OfArgument):
         return self.outer.lipschitz / self.scale
 
     def known(self, u: Tensor, y: Tensor) -> Tensor:
-        return self.value(u) if self.outer.parameters() else -(y * self.shift).sum(-1)
+        return self.value(u) if self.outer.parameters() else (-y * self.shift).sum(-1)
 
     @property
     def square(self) -> float:

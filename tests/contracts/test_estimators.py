@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcco_lightning.estimators import Sampling, fill
+from fcco_lightning.estimators import Sampling
 from fcco_lightning.outer import Hinge, MoreauEnvelope, Range, Square
 
 from .registry_estimators import BATCH, ESTIMATORS, LAM, RHO, N
@@ -17,7 +17,7 @@ def update(estimator, rows, inner, previous=None, seen=None, inverse=N / BATCH, 
     """One update as an algorithm makes it: a row never visited counts as the first value."""
     previous = previous if estimator.needs_previous else None
     unseen = None if seen is None else ~seen.unsqueeze(1).expand(rows.shape)
-    rows = rows if unseen is None else fill(rows.masked_fill(unseen, torch.nan), estimator.first(inner))
+    rows = rows if unseen is None else torch.where(unseen, estimator.first(inner).to(rows.dtype), rows)
     return estimator.update(rows, inner, previous, SMOOTHED, Sampling(inverse, unseen, limits))
 
 
