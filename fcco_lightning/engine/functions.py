@@ -186,11 +186,17 @@ class RandomState:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Inside, the random state goes on from there; afterwards it is what it was before."""
-        with torch.random.fork_rng([] if self._cuda is None else [self._device]):
-            torch.set_rng_state(self._cpu)
-            if self._cuda is not None:
-                torch.cuda.set_rng_state(self._cuda, self._device)
+        before = RandomState(self._device)
+        self._set()
+        try:
             yield
+        finally:
+            before._set()
+
+    def _set(self) -> None:
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
 
 
 def unite(
