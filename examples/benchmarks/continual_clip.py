@@ -60,11 +60,14 @@ GRIDS = {
 }
 # of images of 28 x 28 pixels, of which the old model leaves some of every protected digit to be learnt: with a margin
 MARGIN = -0.2  # of the loss, in nats
-HINGES = [(0.25, MARGIN), (0.5, MARGIN), (1.0, MARGIN), (2.0, MARGIN), (0.5, 2 * MARGIN), (1.0, 2 * MARGIN)]
+HINGES = [(rho, MARGIN) for rho in (0.25, 0.5, 1.0, 2.0)]
+HINGES += [(0.25, 2 * MARGIN), (0.5, 2 * MARGIN), (1.0, 2 * MARGIN), (0.5, 4 * MARGIN)]
+SQUARES = [(rho, MARGIN) for rho in (0.5, 1.0, 2.0, 5.0)]
+SQUARES += [(1.0, 2 * MARGIN), (2.0, 2 * MARGIN), (5.0, 2 * MARGIN), (2.0, 4 * MARGIN)]
 REAL_GRIDS = {
-    "sox": [(0.5, MARGIN), (1.0, MARGIN), (2.0, MARGIN), (5.0, MARGIN), (2.0, 2 * MARGIN), (5.0, 2 * MARGIN)],
+    "sox": SQUARES,
     **dict.fromkeys(("sonex", "sonx", "alexr2"), HINGES),
-    "lwf": [(rho, 0.0) for rho in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)],  # a divergence is 0 at best
+    "lwf": [(rho, 0.0) for rho in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)],  # a divergence is 0 at best
 }
 PICKED_AS = {"sonex_interpolation": "sonex"}
 TARGET = 8
