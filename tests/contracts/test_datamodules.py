@@ -1,5 +1,6 @@
 """What every datamodule of tables or of problems made in memory does with its splits, batches and checkpoints."""
 
+import inspect
 from functools import partial
 from types import SimpleNamespace
 
@@ -34,6 +35,7 @@ from fcco_lightning import (
     TensorDataModule,
     TextTokens,
 )
+from fcco_lightning.data import datamodules
 from fcco_lightning.training.progress import LoopProgress
 from tests.texts import make_texts
 
@@ -242,3 +244,9 @@ def test_batches_for_a_gpu_are_pinned(make, device):
     module = make()
     assert not module.test_dataloader().pin_memory
     assert placed(module, device=device).test_dataloader().pin_memory == (device == "cuda")
+
+
+@pytest.mark.parametrize("name", [name for name in datamodules.__all__ if name.endswith("DataModule")])
+def test_a_datamodule_takes_at_most_eight_arguments(name):
+    own = inspect.signature(getattr(datamodules, name)).parameters.values()
+    assert sum(argument.kind is not argument.VAR_KEYWORD for argument in own) <= 8, "put some into a record"

@@ -511,6 +511,8 @@ def test_captions_are_of_the_image():
         ({"rare": 1.5}, "rare"),
         ({"general": -0.1}, "general"),
         ({"num_test": 3}, "num_test"),
+        ({"model": "tiny"}, r"argument data.model is data.model.name now: .*model=Architecture\(name=...\) in Python"),
+        ({"pretrained": "openai"}, "argument data.pretrained is data.model.pretrained now: --data.model.pretrained"),
     ],
 )
 def test_digits_refuse(changes, message):
@@ -529,7 +531,7 @@ def test_the_command_line_makes_both():
         parser.parse_args(
             [
                 "--data=ContinualCLIPDataModule",
-                "--data.model=tiny",
+                "--data.model.name=tiny",
                 "--data.classes.target=[overcast]",
                 "--data.images.root=nowhere",
                 "--data.pairs.sources=shards/*.tar",
