@@ -15,7 +15,6 @@ from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
 from tests.components import CLIP, DIGITS, composed
-from tests.contracts.test_datamodules import placed
 
 # An image is filled with its number, so that what a batch holds can be told from its pixels.
 COLOUR = 2
@@ -239,16 +238,6 @@ def test_unreadable_images_are_left_out_when_asked_for(make, folder, table, work
     assert module.tables["pairs"].num_corrupt == 1
     for loader in module.evaluation_loaders().values():
         assert not {i for batch in loader for i in numbers(batch)} & set(lost.values())
-
-
-def test_shares_of_processes_are_the_union_batch(make):
-    module = make(batch_size=2, samples_per_task=1, num_batches=5)
-    parts = [batches(placed(module, rank, 2)) for rank in (0, 1)]
-    whole = batches(make(batch_size=4, samples_per_task=2, num_batches=5))
-    for left, right, both in zip(*parts, whole, strict=True):
-        for name in "target", "protected":
-            index = torch.cat([left[name]["index"], right[name]["index"]])
-            assert torch.equal(index, both[name]["index"])
 
 
 # -------------------------------------------------------------------------------------------------------------- splits
