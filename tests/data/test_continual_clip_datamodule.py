@@ -6,7 +6,6 @@ import datasets
 import pandas as pd
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from PIL import Image
 
@@ -507,27 +506,3 @@ def test_captions_are_of_the_image():
 def test_digits_refuse(changes, message):
     with pytest.raises(ConfigError, match=message):
         DigitsCLIPDataModule(**composed(changes, DIGITS))
-
-
-def test_the_command_line_makes_both():
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(ContinualCLIPDataModule, "data")
-    made = parser.instantiate(
-        parser.parse_args(["--data=DigitsCLIPDataModule", "--data.target=[2]", "--data.stage=pretrain"])
-    ).data
-    assert made.target_names == ["two"]
-    made = parser.instantiate(
-        parser.parse_args(
-            [
-                "--data=ContinualCLIPDataModule",
-                "--data.model.name=tiny",
-                "--data.classes.target=[overcast]",
-                "--data.images.root=nowhere",
-                "--data.pairs.sources=shards/*.tar",
-                "--data.classes.names={clear: sunny}",
-            ]
-        )
-    ).data
-    assert made.target_names == ["overcast"]
-    with pytest.raises(DataError, match="no such folder"):
-        made.setup()
