@@ -48,7 +48,7 @@ def main() -> None:
         "--digits", help="a data set of digits with 28 x 28 pixels, such as MNIST: a .parquet file or a hub id"
     )
     given = parser.parse_args()
-    real = [f"--data.digits.source={given.digits}", "--data.model=tiny-28", "--model.network.name=tiny-28"]
+    real = [f"--data.digits.source={given.digits}", "--data.model.name=tiny-28", "--model.network.name=tiny-28"]
     data = real if given.digits else []
     weights = given.out / f"pretrained_{given.seed}" / "last.ckpt"
     if weights.exists():

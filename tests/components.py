@@ -3,6 +3,7 @@
 from typing import Any
 
 from fcco_lightning import (
+    Architecture,
     BalancedSampling,
     Classes,
     Columns,
@@ -33,6 +34,7 @@ IMAGES = {
 }
 CLIP = {
     "images": IMAGES["images"],
+    "model": (Architecture, "model:name pretrained"),
     "classes": (Classes, "label target protected classes:known class_names:names templates caption_templates"),
     "splits": IMAGES["splits"],
     "pairs": (

@@ -215,7 +215,8 @@ def pretrained(tmp_path_factory):
 
 SMALL_DIGITS = ["--data.digits.num_train=200", "--data.digits.num_test=60", "--data.batches.batch_size=8"]
 SMALL_WEATHER = [
-    "--model.network.name=tiny", "--model.network.pretrained=null", "--data.model=tiny", "--data.pretrained=null",
+    "--model.network.name=tiny", "--model.network.pretrained=null",
+    "--data.model.name=tiny", "--data.model.pretrained=null",
     "--data.batches.batch_size=4", "--data.batches.num_batches=2", "--data.task_batches.samples_per_group=2",
     "--data.num_workers=0",
     "--trainer.accelerator=cpu", "--trainer.precision=32",

@@ -176,8 +176,8 @@ def test_clip_example(tmp_path, monkeypatch):
     small = [
         "--model.network.name=tiny",
         "--model.network.pretrained=null",
-        "--data.model=tiny",
-        "--data.pretrained=null",
+        "--data.model.name=tiny",
+        "--data.model.pretrained=null",
     ]
     small += [
         "--data.batches.batch_size=8",

@@ -47,7 +47,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # config and overrides
     "sonex_interpolation": ("digits_sonex", {}),
     "lwf": ("digits_lwf", {}),
 }
-REAL = {"model.network.name": "tiny-28", "data.model": "tiny-28"}  # of images of 28 x 28 pixels
+REAL = {"model.network.name": "tiny-28", "data.model.name": "tiny-28"}  # of images of 28 x 28 pixels
 REAL_IMAGES = 7000  # that are not test images
 RHO, KAPPA = "model.penalty.rho", "model.constraints.kappa"
 # around the least values of the grids of F.3 of the SONEX paper, above which little is learnt; as many for each
@@ -109,11 +109,11 @@ def pretrain(given: tuple[int, Path, int, str | None]) -> Path:
 
 def digits(seed: int, val: int, source: str | None) -> Any:
     """The embedded data, or those of a table, with so many validation images held out."""
-    from fcco_lightning import DigitsCLIPDataModule
+    from fcco_lightning import Architecture, DigitsCLIPDataModule
     from fcco_lightning.data.datamodules.digits_clip import DigitImages
 
     chosen = DigitImages(**sizes(val, source), source=source)
-    data = DigitsCLIPDataModule(target=[8], digits=chosen, model=model_of(source), seed=seed)
+    data = DigitsCLIPDataModule(target=[8], digits=chosen, model=Architecture(model_of(source)), seed=seed)
     data.setup()
     return data
 
@@ -125,7 +125,7 @@ def sizes(val: int, source: str | None) -> dict[str, int]:
 
 def model_of(source: str | None) -> str:
     """The architecture for the images."""
-    return REAL["data.model"] if source else "tiny"
+    return REAL["data.model.name"] if source else "tiny"
 
 
 def outputs_of(network: Any, data: Any, split: str) -> tuple[Any, dict[str, Any]]:

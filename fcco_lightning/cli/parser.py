@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from fcco_lightning import MERGED
 from fcco_lightning.cli.catalogue import close_to, use_of
 from fcco_lightning.cli.options import options
+from fcco_lightning.data.datamodules import clip_parts
 from fcco_lightning.errors import did_you_mean
 from fcco_lightning.training.execution import in_place_of
 
@@ -52,6 +53,9 @@ class ArgumentParser(LightningArgumentParser):
         earlier = re.search(r"(?:--model\.|\bmodel\.|Group 'model' .*')(\w+)", message)
         if earlier is not None and (now := in_place_of(earlier[1])) is not None:
             message = f"--model.{earlier[1]} {now}"
+        refused = re.search(r"(?:ption '|Parser key \")([\w.]+)", message)
+        if refused is not None and (now := clip_parts.in_place_of(_below_classes(refused[1]))) is not None:
+            message = f"--{now}"
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None:
             message = message.replace(f"'{nested[1]}'", f"'{_below_classes(nested[1])}'").strip()

@@ -57,6 +57,15 @@ _FOLDER = "a folder with metadata.csv (or .parquet), itself or in its subfolders
 
 
 @contextmanager
+def _reading(path: Path, what: str = "") -> Iterator[None]:
+    """Say of a file that is damaged, or not there, that it cannot be read."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{what}'{path}' cannot be read: {error}.") from error
+
+
+@contextmanager
 def _expecting(layout: str) -> Iterator[None]:
     """Say with whatever is missing or damaged what is expected."""
     try:
@@ -331,10 +340,8 @@ def read_file(path: Path, **options: Any) -> pd.DataFrame:
     Raises:
         DataError: if it cannot be read, or has no rows.
     """
-    try:
+    with _reading(path):
         frame: pd.DataFrame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, **options)
-    except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}.") from error
     if frame.empty:
         raise DataError(f"'{path}' has no rows.")
     return frame
@@ -368,17 +375,13 @@ def _bdd_entries(labels: Sequence[Path], part: str) -> Iterator[tuple[Path, Any]
                 yield from ((path, entry) for entry in _json_items(path))
                 return
         if (base / "100k" / part).is_dir():
-            yield from ((path, _json(path)) for path in sorted((base / "100k" / part).glob("*.json")))
+            for path in sorted((base / "100k" / part).glob("*.json")):
+                with _reading(path):
+                    entry = json.loads(path.read_text(encoding="utf-8"))
+                yield path, entry
             return
     looked = ", ".join(f"'{base}'" for base in labels)
     raise DataError(f"There are no labels of the {part} images in {looked}.")
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}.") from error
 
 
 def _json_items(path: Path) -> Iterator[Any]:
@@ -411,7 +414,8 @@ def _cifar_images(train: Sequence[Path], test: Path, names: Mapping[str, Path]) 
     size = len(names) + 3 * 32 * 32
     tables, splits = [], []
     for path in [*train, test]:
-        records = _bytes(path)
+        with _reading(path):
+            records = np.fromfile(path, dtype=np.uint8)
         if records.size == 0 or records.size % size:
             raise DataError(
                 f"'{path}' holds {records.size} bytes, not a whole number of records of {size}: it is cut off, or "
@@ -430,27 +434,15 @@ def _cifar_images(train: Sequence[Path], test: Path, names: Mapping[str, Path]) 
     return pd.DataFrame({**columns, "split": splits}), np.ascontiguousarray(pixels)
 
 
-def _bytes(path: Path) -> NDArray[np.uint8]:
-    try:
-        return np.fromfile(path, dtype=np.uint8)
-    except OSError as error:
-        raise DataError(f"'{path}' cannot be read: {error}.") from error
-
-
 def _lines(path: Path) -> list[str]:
-    try:
+    with _reading(path):
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}.") from error
 
 
 def _arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[np.generic]]:
     """The arrays of an .npz file, without running what a pickle in it might hold."""
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            return {name: file[name] for name in names}
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"root='{path}' cannot be read: {error}.") from error
+    with _reading(path, "root="), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        return {name: file[name] for name in names}
 
 
 def _folder_table(root: Path, path: Path, file_column: str, *, allow_outside: bool) -> pd.DataFrame:

@@ -257,8 +257,8 @@ def _in_one_call(encode: Callable[[Tensor], Tensor], inputs: dict[Any, Tensor]) 
 def _another(name: str, value: Any, config: CLIPConfig) -> str:
     return (
         f"The datamodule's {name} is {value}, that of {config.name!r} is {getattr(config, name)}: they are made for "
-        "different architectures, or for other weights. Give data.model the same name as model.network.name, and "
-        "data.pretrained the same tag as model.network.pretrained."
+        "different architectures, or for other weights. Give data.model.name the same as model.network.name, and "
+        "data.model.pretrained the same tag as model.network.pretrained."
     )
 
 

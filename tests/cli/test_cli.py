@@ -219,6 +219,8 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--data.batches.batch_size=many"], "many", 2),
         (["--data.batches=Uniformly"], "Uniformly", 2),
         (["--data=DigitBagsDataModule"], "is SyntheticTensorDataModule with the problem DigitBags now", 2),
+        (["--data=DigitsCLIPDataModule", "--data.model=tiny"], "--data.model is data.model.name now", 2),
+        (["--data=DigitsCLIPDataModule", "--data.pretrained=a"], "--data.pretrained is data.model.pretrained now", 2),
         (
             ["--data.batches=UniformSamplng"],
             "--data.batches: there is no class UniformSamplng. Did you mean UniformSampling",

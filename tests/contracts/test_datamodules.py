@@ -1,13 +1,16 @@
-"""What every datamodule of tables or of problems made in memory does with its splits, batches and checkpoints."""
+"""What every datamodule does with its splits, batches and checkpoints."""
 
+import inspect
 from functools import partial
 from types import SimpleNamespace
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from PIL import Image
 
 from fcco_lightning import (
     BagSampling,
@@ -15,13 +18,18 @@ from fcco_lightning import (
     Columns,
     DataError,
     DigitBags,
+    DigitImages,
+    DigitsCLIPDataModule,
     EventSampling,
     Garnet,
     GradedLists,
+    GroupedImageDataModule,
     GroupedTextDataModule,
     Groups,
     GroupSampling,
     ImageSplits,
+    ImageTransform,
+    LabelledImages,
     LabelledTexts,
     LatentChoice,
     ManyClasses,
@@ -33,7 +41,9 @@ from fcco_lightning import (
     TabularDataModule,
     TensorDataModule,
     TextTokens,
+    UniformSampling,
 )
+from fcco_lightning.data import datamodules
 from fcco_lightning.training.progress import LoopProgress
 from tests.texts import make_texts
 
@@ -77,11 +87,39 @@ def texts(data_seed=0, **arguments):
     )
 
 
+def images(data_seed=0, **arguments):
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 8, 8), dtype=np.uint8)
+    content = {
+        "image": [Image.fromarray(grey) for grey in pixels],
+        "sex": ["M", "F"] * 32,
+        "y": ["no"] * 32 + ["yes"] * 32,
+    }
+    return GroupedImageDataModule(
+        LabelledImages("datasets", source=datasets.Dataset.from_dict(content)),
+        columns=Columns("y", positive="yes"),
+        groups=Groups(["sex", "y"]),
+        splits=ImageSplits("fractions", [0.5, 0.25, 0.25], data_seed),
+        transform=ImageTransform(8, augment=True),
+        batches=GroupSampling(2, 4),
+        eval_train=True,
+        **arguments,
+    )
+
+
+def pairs(data_seed=0, **arguments):
+    small = DigitImages(200, 60, data_seed)
+    return DigitsCLIPDataModule(
+        digits=small, batches=UniformSampling(16), task_batches=GroupSampling(3, 2), **arguments
+    )
+
+
 KINDS = {
     "table": partial(table, SENSITIVE),
     "groups": partial(table, GROUPED),
     "tensors": tensors,
     "texts": texts,
+    "images": images,
+    "pairs": pairs,
     "two groups": partial(SyntheticDataModule, 600, 100, val_fraction=0.2),
     "survival": partial(SyntheticDataModule, 600, 100, problem=ProportionalHazards(), batches=EventSampling()),
     "queries": partial(SyntheticDataModule, 40, 10, problem=GradedLists(), val_fraction=0.25, batches=QuerySampling()),
@@ -121,6 +159,12 @@ def indices(batch):
     return {part: rows["index"].tolist() for part, rows in parts.items()}
 
 
+def contents(batch):
+    """Part of a batch -> sum of what the network is given: the same if it is augmented the same."""
+    parts = {"target": batch} if "index" in batch else batch
+    return {part: float(rows["x"].sum()) for part, rows in parts.items()}
+
+
 class Plain(LightningModule):
     def __init__(self):
         super().__init__()
@@ -128,7 +172,7 @@ class Plain(LightningModule):
         self.seen, self.evaluated = [], {}
 
     def training_step(self, batch, batch_idx):
-        self.seen.append(indices(batch))
+        self.seen.append((indices(batch), contents(batch)))
         return self.weight.sum()
 
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
@@ -242,3 +286,9 @@ def test_batches_for_a_gpu_are_pinned(make, device):
     module = make()
     assert not module.test_dataloader().pin_memory
     assert placed(module, device=device).test_dataloader().pin_memory == (device == "cuda")
+
+
+@pytest.mark.parametrize("name", [name for name in datamodules.__all__ if name.endswith("DataModule")])
+def test_a_datamodule_takes_at_most_eight_arguments(name):
+    own = inspect.signature(getattr(datamodules, name)).parameters.values()
+    assert sum(argument.kind is not argument.VAR_KEYWORD for argument in own) <= 8, "put some into a record"

@@ -62,10 +62,11 @@ def test_batches_depend_on_seed_and_epoch_only(case):
 @every_plan
 def test_parts_of_processes_tile_the_union_batch(case):
     plan = case.make(2)
-    for world_size in (1, 2, 3):
+    for world_size in (1, 2, 3, 4):
         shares = [RankBatches(range(plan.num_rows), plan, rank, world_size) for rank in range(world_size)]
         for share in shares:
             share.set_epoch(1)
+            assert len(share) == plan.num_batches
         for union, *parts in zip(epoch_of(plan, 1), *shares, strict=True):
             assert list(chain.from_iterable(parts)) == union
             assert max(map(len, parts)) - min(map(len, parts)) <= 1

@@ -6,7 +6,6 @@ import datasets
 import pandas as pd
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from PIL import Image
 
@@ -15,7 +14,6 @@ from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
 from tests.components import CLIP, DIGITS, composed
-from tests.contracts.test_datamodules import placed
 
 # An image is filled with its number, so that what a batch holds can be told from its pixels.
 COLOUR = 2
@@ -239,16 +237,6 @@ def test_unreadable_images_are_left_out_when_asked_for(make, folder, table, work
     assert module.tables["pairs"].num_corrupt == 1
     for loader in module.evaluation_loaders().values():
         assert not {i for batch in loader for i in numbers(batch)} & set(lost.values())
-
-
-def test_shares_of_processes_are_the_union_batch(make):
-    module = make(batch_size=2, samples_per_task=1, num_batches=5)
-    parts = [batches(placed(module, rank, 2)) for rank in (0, 1)]
-    whole = batches(make(batch_size=4, samples_per_task=2, num_batches=5))
-    for left, right, both in zip(*parts, whole, strict=True):
-        for name in "target", "protected":
-            index = torch.cat([left[name]["index"], right[name]["index"]])
-            assert torch.equal(index, both[name]["index"])
 
 
 # -------------------------------------------------------------------------------------------------------------- splits
@@ -511,32 +499,10 @@ def test_captions_are_of_the_image():
         ({"rare": 1.5}, "rare"),
         ({"general": -0.1}, "general"),
         ({"num_test": 3}, "num_test"),
+        ({"model": "tiny"}, r"argument data.model is data.model.name now: .*model=Architecture\(name=...\) in Python"),
+        ({"pretrained": "openai"}, "argument data.pretrained is data.model.pretrained now: --data.model.pretrained"),
     ],
 )
 def test_digits_refuse(changes, message):
     with pytest.raises(ConfigError, match=message):
         DigitsCLIPDataModule(**composed(changes, DIGITS))
-
-
-def test_the_command_line_makes_both():
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(ContinualCLIPDataModule, "data")
-    made = parser.instantiate(
-        parser.parse_args(["--data=DigitsCLIPDataModule", "--data.target=[2]", "--data.stage=pretrain"])
-    ).data
-    assert made.target_names == ["two"]
-    made = parser.instantiate(
-        parser.parse_args(
-            [
-                "--data=ContinualCLIPDataModule",
-                "--data.model=tiny",
-                "--data.classes.target=[overcast]",
-                "--data.images.root=nowhere",
-                "--data.pairs.sources=shards/*.tar",
-                "--data.classes.names={clear: sunny}",
-            ]
-        )
-    ).data
-    assert made.target_names == ["overcast"]
-    with pytest.raises(DataError, match="no such folder"):
-        made.setup()

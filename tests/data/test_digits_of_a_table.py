@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fcco_lightning import CLIPModel, ConfigError, DataError, DigitsCLIPDataModule
+from fcco_lightning import Architecture, CLIPModel, ConfigError, DataError, DigitsCLIPDataModule
 from fcco_lightning.data.datamodules.digits_clip import DigitImages
 from fcco_lightning.data.digits import NAMES
 from fcco_lightning.data.images import read_image_dataset
@@ -30,7 +30,7 @@ def source(tmp_path_factory):
 
 def make(source, seed=0, **changes):
     chosen = DigitImages(num_train=60, num_test=30, num_val=20, seed=seed, source=source)
-    data = DigitsCLIPDataModule(target=[8], digits=chosen, model="tiny-28", **changes)
+    data = DigitsCLIPDataModule(target=[8], digits=chosen, model=Architecture("tiny-28"), **changes)
     data.setup()
     return data
 
@@ -85,7 +85,7 @@ def test_what_is_not_there_is_refused(source, tmp_path):
 
 
 def test_digits_are_not_augmented():
-    data = DigitsCLIPDataModule(target=[8], digits=DigitImages(num_train=60, num_test=30), model="tiny")
+    data = DigitsCLIPDataModule(target=[8], digits=DigitImages(num_train=60, num_test=30), model=Architecture("tiny"))
     data.setup()
     pairs = data.tables["pairs"]
     first = [pairs[i]["x"] for i in range(5)]

@@ -8,7 +8,7 @@ from PIL import Image
 
 from fcco_lightning.data import Columns, Groups, GroupSampling, Splits
 from fcco_lightning.data.datamodules import ContinualCLIPDataModule, TabularDataModule
-from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
+from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
 from fcco_lightning.data.fingerprint import contents_of, contents_of_images, require_same
 from fcco_lightning.errors import DataError
@@ -132,7 +132,7 @@ def test_images_of_pairs_and_tasks(tmp_path):
 
     def module(**changes):
         made = ContinualCLIPDataModule(
-            model="tiny",
+            model=Architecture("tiny"),
             images=LabelledImages(root=str(tmp_path / "labelled")),
             classes=Classes(target=["a"]),
             pairs=Pairs(sources=str(tmp_path / "pairs/pairs.csv"), augment=False),

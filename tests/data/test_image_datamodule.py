@@ -268,16 +268,8 @@ def test_rejects_arguments(changes, message):
         make("somewhere", **changes)
 
 
-def test_checkpoints_belong_to_one_training_split(folder):
-    module = make(folder)
-    state = module.state_dict()
-    make(folder).load_state_dict(state)
-    flat = {"root": str(folder), "label": "y", "positive": "yes", "group_by": ["sex", "y"], "split_by": "fractions"}
-    later = GroupedImageDataModule(**composed(flat | {"split_seed": 1} | TINY, IMAGES))
-    later.load_state_dict(state)
-    with pytest.raises(DataError, match="trained on another training split"):
-        later.setup()
-    # the same labels and groups row by row, but other images
+def test_a_checkpoint_belongs_to_its_images(folder):
+    state = make(folder).state_dict()  # the same labels and groups row by row, but other images
     table = pd.read_csv(folder / "metadata.csv")
     table["file_name"] = [f"img/{i}.png" for i in reversed(range(40))]
     table.to_csv(folder / "metadata.csv", index=False)
@@ -317,21 +309,3 @@ def test_fits_a_network_of_timm(tmp_path, objective, evaluation):
     run.test(module, data, verbose=False)
     if evaluation:
         assert "group_accuracy/center=2, slide=25" in module.last_summaries["test"]
-
-
-def test_a_resumed_run_ends_with_the_same_weights(folder, tmp_path):
-    def run(steps, ckpt=None, save=None):
-        torch.manual_seed(0)
-        flat = {"root": str(folder), "label": "y", "group_by": ["sex"], "split_by": "fractions"}
-        data = GroupedImageDataModule(**composed({**flat, **TINY, "augment": True, "num_batches": 3}, IMAGES))
-        network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 1), torch.nn.Flatten(0))
-        module = FCCOModule(network, CrossEntropy())
-        made = quiet(tmp_path, max_epochs=-1, max_steps=steps)
-        made.fit(module, data, ckpt_path=ckpt)
-        if save:
-            made.save_checkpoint(save)
-        return module.network[1].weight
-
-    whole = run(7)
-    run(4, save=tmp_path / "4.ckpt")
-    assert torch.equal(run(7, ckpt=tmp_path / "4.ckpt"), whole)

@@ -5,13 +5,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
-from fcco_lightning.data.loader import OrderedShare, RankBatches, ResumableLoader
+from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.training.progress import LoopProgress
 from tests.combinations import every_pair
-from tests.plans import BalancedBatches
 
 ROWS, BATCH, EPOCHS = 23, 4, 3  # 5 batches an epoch, 3 rows left over
 
@@ -175,16 +174,6 @@ def test_rejects_another_union_batch():
 
 
 # ---- who is given which samples
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("plan", [UniformBatches(25, 6, drop_last=False), BalancedBatches(torch.arange(24) % 2, 6)])
-def test_processes_share_out_every_union_batch_evenly(plan, world_size):
-    samplers = [RankBatches(range(25), plan, rank, world_size) for rank in range(world_size)]
-    assert [len(sampler) for sampler in samplers] == [plan.num_batches] * world_size
-    for union, *parts in zip(plan.batches(0), *samplers, strict=True):
-        assert list(chain(*parts)) == union.tolist()
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])

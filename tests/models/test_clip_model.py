@@ -566,7 +566,7 @@ def test_adapts_to_data_of_the_same_architecture(small):
     [
         (
             {"image_size": 224},
-            "image_size is 224, that of .*plain.json' is 16: .*Give data.model the same name",
+            "image_size is 224, that of .*plain.json' is 16: .*Give data.model.name the same",
         ),
         ({"context_length": 77}, "context_length is 77, that of .* is 12"),
         ({"vocab_size": 49408}, "vocab_size is 49408, that of .* is 258"),

@@ -417,7 +417,7 @@ def refused(command, *arguments, **data):
         (["--data.task_batches.samples_per_group=21"], "samples_per_group=21.*asks for 21.*'three' has 20"),
         (["--data.protected=[8]"], "target and protected share"),
         (["--data.task_batches.groups_per_batch=4"], "groups_per_batch=4 exceeds the 3 protected"),
-        (["--data.model=ViT-B-32"], "image_size is 224, that of 'tiny' is 16.*data.model the same name"),
+        (["--data.model.name=ViT-B-32"], "image_size is 224, that of 'tiny' is 16.*data.model.name the same"),
         (["--model.network.pretrained=nowhere.ckpt"], "pretrained='nowhere.ckpt' is neither a tag"),
         (["--model.network.name=tine"], "name='tine' is neither a model of open_clip.*Did you mean"),
         (
@@ -454,8 +454,9 @@ def test_tokens_of_another_vocabulary(command, tmp_path):
         "text_cfg": {"context_length": 32, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
     }
     (tmp_path / "small.json").write_text(json.dumps({"model_cfg": content, "preprocess_cfg": HALVES}))
-    text = refused(command, "--data.model=small.json")
-    assert re.search("vocab_size is 49408, that of 'tiny' is 258.*data.model the same name", text)
+    assert "--data.model is data.model.name now" in command("--data.model=small.json")[1]
+    text = refused(command, "--data.model.name=small.json")
+    assert re.search("vocab_size is 49408, that of 'tiny' is 258.*data.model.name the same", text)
 
 
 HALVES = {"mean": [0.5] * 3, "std": [0.5] * 3}

@@ -1,6 +1,6 @@
 """Lightning datamodules: the only part of the data floor that knows Lightning."""
 
-from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
+from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
@@ -14,6 +14,7 @@ from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.datamodules.texts import GroupedTextDataModule
 
 __all__ = [
+    "Architecture",
     "Classes",
     "ContinualCLIPDataModule",
     "DigitImages",

@@ -40,6 +40,7 @@ class SplitDataModule(LightningDataModule):
         batches: how training batches are drawn.
         seed: seed of the training batches.
         eval_batch_size: number of rows in an evaluation batch of one process.
+        eval_train: whether validation goes through the training samples too, if there are others.
         num_workers: number of worker processes of the training loader.
         allow_changed: whether a checkpoint is continued although its training split differs, with a warning.
 
@@ -49,9 +50,6 @@ class SplitDataModule(LightningDataModule):
 
     eval_workers = 0
     """Worker processes of the loaders for evaluation: none where the samples lie in memory."""
-
-    eval_train = True
-    """Whether validation goes through the training samples too, if there are others."""
 
     _identifying = "arguments"
     """The arguments that decide what the rows of the training split are, for messages."""
@@ -65,6 +63,7 @@ class SplitDataModule(LightningDataModule):
         batches: Sampling = UniformSampling(),  # noqa: B008 - frozen
         seed: int = 0,
         eval_batch_size: int = 4096,
+        eval_train: bool = True,
         num_workers: int = 0,
         allow_changed: bool = False,
     ) -> None:
@@ -73,7 +72,7 @@ class SplitDataModule(LightningDataModule):
         self.batches, self.seed = batches, at_least("seed", seed, 0)
         self._asked_for: Sampling | None = None  # the batches before they were made larger
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
-        self.num_workers = num_workers
+        self.eval_train, self.num_workers = eval_train, num_workers
         self.tables: dict[str, TensorTable] = {}
         self._rows: dict[str, pd.DataFrame] = {}  # of every split that is evaluated, where it is a table
         self._added: set[str] = set()  # columns that subsets, groups and clusters asked for

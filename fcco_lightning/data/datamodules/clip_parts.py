@@ -1,6 +1,7 @@
 """What a datamodule of image-text pairs and protected tasks is told: its classes, and its pairs."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from fcco_lightning.data.columns import listed
 from fcco_lightning.data.images import MOST_PIXELS, Images
 from fcco_lightning.data.pairs import read_pairs
 from fcco_lightning.errors import ConfigError, DataError
+
+_REPLACED = {"data.model": "name", "data.pretrained": "pretrained"}
+_OF_A_FILE = re.compile(r"data\.(model_cfg|embed_dim|vision_cfg|text_cfg)\b.*")
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,34 @@ class Classes:
 
     def _filled(self, templates: Sequence[str], name: str) -> list[str]:
         return [template.replace("{}", (self.names or {}).get(name, name)) for template in templates]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The network that images and texts are prepared for, by the arguments of :class:`CLIPModel`.
+
+    Args:
+        name: as the network's ``name``: a model of open_clip ("ViT-B-16"), "tiny", or the path of a .json file.
+        pretrained: tag of open_clip whose way of normalising images is taken; None for the usual one of the model.
+    """
+
+    name: str = "ViT-B-16"
+    pretrained: str | None = None
+
+
+def in_place_of(option: str) -> str | None:
+    """Say what an option from before :class:`Architecture` is now; None for another one.
+
+    Of a file of an architecture, which ``data.model`` could be, the option is one of its keys.
+    """
+    old = _OF_A_FILE.sub("data.model", option)
+    if old not in _REPLACED:
+        return None
+    field = _REPLACED[old]
+    return (
+        f"{old} is data.model.{field} now: --data.model.{field}, model: {{{field}: ...}} in a configuration, "
+        f"model=Architecture({field}=...) in Python."
+    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fcco_lightning.data.columns import listed, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
-from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
+from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs, in_place_of
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
@@ -46,20 +46,17 @@ class ContinualCLIPDataModule(SplitDataModule):
     the images as they are.
 
     Args:
-        model: architecture that images and texts are prepared for, as the network's ``name``: a model of open_clip
-            ("ViT-B-16"), "tiny", or the path of a .json file.
-        pretrained: tag of open_clip whose way of normalising images is taken; None for the usual one of the model.
         images: where the labelled images are.
         classes: their classes, which of them are to be learnt and kept, and what they are called in texts.
+        model: the network that images and texts are prepared for.
         pairs: pairs to learn from.
         splits: how the labelled images are divided; its seed also draws what ``pairs.limit`` leaves.
         batches: how pairs are drawn.
         task_batches: how protected images are drawn, the tasks being groups: by default 8 images of every task in a
             batch of one process.  An epoch has as many batches as that of the pairs.
         eval_batch_size: number of rows in an evaluation batch of one process.
-        eval_train: whether validation goes through the labelled training images too (if there are others).
-        **loading: ``seed`` (of the augmentation and the choice of captions, too), ``num_workers`` (of every loader) and
-            ``allow_changed``, see :class:`SplitDataModule`.
+        **loading: ``seed`` (of the augmentation and the choice of captions, too), ``num_workers`` (of every loader),
+            ``eval_train`` and ``allow_changed``, see :class:`SplitDataModule`.
 
     Attributes:
         image_size: pixels S of a side of ``x``.
@@ -85,23 +82,22 @@ class ContinualCLIPDataModule(SplitDataModule):
         *,
         images: LabelledImages,
         classes: Classes,
-        model: str = "ViT-B-16",
-        pretrained: str | None = None,
-        pairs: Pairs = Pairs(),  # noqa: B008 - frozen
+        model: Architecture = Architecture(),  # noqa: B008 - frozen
+        pairs: Pairs = Pairs(),  # noqa: B008
         splits: ImageSplits = ImageSplits(),  # noqa: B008
         batches: Sampling = UniformSampling(),  # noqa: B008
         task_batches: Sampling = GroupSampling(groups_per_batch=None),  # noqa: B008
         eval_batch_size: int = 256,
-        eval_train: bool = True,
         **loading: Any,
     ) -> None:
+        _refuse_old_names(model, loading)
         super().__init__(batches=batches, eval_batch_size=eval_batch_size, **loading)
         if images.corrupt == "blank":
             raise ConfigError("images.corrupt must be 'error' or 'skip' here, got 'blank': a black image has no class.")
-        self.eval_workers, self.eval_train = self.num_workers, eval_train
+        self.eval_workers = self.num_workers
         self.origin, self.classes, self.pairs, self.splits = images, classes, pairs, splits
         self.task_batches, self.target_names = task_batches, classes.target
-        self.config = clip_config(model, pretrained)
+        self.config = clip_config(model.name, model.pretrained)
         self.image_size, self.vocab_size = self.config.image_size, self.config.vocab_size
         self.mean, self.std = self.config.mean, self.config.std
         self.interpolation, self.resize_mode = self.config.interpolation, self.config.resize_mode
@@ -424,3 +420,9 @@ class ContinualCLIPDataModule(SplitDataModule):
             "digest": digest_of([*self.class_names, "", *self.task_names, *digests]),
             "contents": self._contents,
         }
+
+
+def _refuse_old_names(model: object, others: Mapping[str, object]) -> None:
+    for old, found in {"model": isinstance(model, str), "pretrained": "pretrained" in others}.items():
+        if found:
+            raise ConfigError(f"The argument {in_place_of(f'data.{old}')}")

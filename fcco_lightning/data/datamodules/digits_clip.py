@@ -12,7 +12,7 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, fraction, one_of
 from fcco_lightning.data import digits as digit_images
 from fcco_lightning.data.columns import listed, require_columns
-from fcco_lightning.data.datamodules.clip_parts import Classes, Pairs
+from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages
 from fcco_lightning.data.images import DatasetColumn, read_image_dataset
@@ -88,7 +88,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         rare: share of the target digits' images that are pairs in the stage "pretrain", in [0, 1].
         general: share of the other digits' images that are pairs in the stage "continual", in [0, 1].
         digits: how many images are made, or which are taken.
-        model: architecture that images and texts are prepared for.
+        model: the network that images and texts are prepared for.
         batches: how pairs are drawn.
         **loading: ``task_batches``, ``eval_batch_size``, ``eval_train``, ``seed``, ``num_workers`` and
             ``allow_changed``, see :class:`ContinualCLIPDataModule`.
@@ -108,7 +108,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         rare: float = 0.02,
         general: float = 0.2,
         digits: DigitImages = DigitImages(),
-        model: str = "tiny",
+        model: Architecture = Architecture("tiny"),  # noqa: B008
         batches: Sampling = UniformSampling(batch_size=64),  # noqa: B008
         **loading: Any,
     ) -> None:

@@ -49,8 +49,8 @@ class GroupedSamplesDataModule(LabelledDataModule):
         eval_train: bool = False,
         **loading: Any,
     ) -> None:
-        super().__init__(columns, groups, **loading)
-        self.eval_workers, self.eval_train = self.num_workers, eval_train
+        super().__init__(columns, groups, eval_train=eval_train, **loading)
+        self.eval_workers = self.num_workers
         self.origin, self.splits = origin, splits
         self._samples: Any = []
 

@@ -25,8 +25,8 @@ class LabelledDataModule(SplitDataModule):
     Args:
         columns: what the columns of the table mean.
         groups: which columns define the groups; None for the two of ``columns.sensitive``, or none.
-        **loading: ``batches``, ``seed``, ``eval_batch_size``, ``num_workers`` and ``allow_changed``, see
-            :class:`SplitDataModule`.
+        **loading: ``batches``, ``seed``, ``eval_batch_size``, ``eval_train``, ``num_workers`` and ``allow_changed``,
+            see :class:`SplitDataModule`.
 
     Attributes:
         labels: classes, groups and further columns.

@@ -45,7 +45,8 @@ class TabularDataModule(LabelledDataModule):
             unless ``splits.whole`` is given.
         encoding: how columns become features.
         batches: how training batches are drawn.
-        **loading: ``seed``, ``eval_batch_size``, ``num_workers`` and ``allow_changed``, see :class:`SplitDataModule`.
+        **loading: ``seed``, ``eval_batch_size``, ``eval_train``, ``num_workers`` and ``allow_changed``, see
+            :class:`SplitDataModule`.
 
     Attributes:
         labels: classes, groups and further columns.

@@ -25,6 +25,7 @@ class TensorDataModule(SplitDataModule):
         batches: how training batches are drawn.
         other_batches: part -> how it is drawn; its epochs are as long as those of the training split.
         num_groups: number of groups (the column ``group``), if there are any.
+        eval_train: whether validation goes through the training samples too, if there are others.
         **loading: ``seed``, ``eval_batch_size``, ``num_workers`` and ``allow_changed``, see :class:`SplitDataModule`.
 
     Raises:
@@ -32,7 +33,6 @@ class TensorDataModule(SplitDataModule):
         DataError: if "train" or "test" is missing, or columns are not of one length.
     """
 
-    eval_train = False
     _identifying = "data and arguments of the datamodule"
 
     def __init__(
@@ -43,9 +43,10 @@ class TensorDataModule(SplitDataModule):
         batches: Sampling = UniformSampling(),  # noqa: B008 - frozen
         other_batches: Mapping[str, Sampling] | None = None,
         num_groups: int | None = None,
+        eval_train: bool = False,
         **loading: Any,
     ) -> None:
-        super().__init__(batches=batches, **loading)
+        super().__init__(batches=batches, eval_train=eval_train, **loading)
         missing = {"train", "test"} - splits.keys()
         if missing:
             raise DataError(f"splits must hold 'train' and 'test', got {sorted(splits)}.")

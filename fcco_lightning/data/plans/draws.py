@@ -1,11 +1,12 @@
 """Rows drawn in turn, and the chances of such draws."""
 
-import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import gammaln
 from torch import Tensor
 
 
@@ -24,41 +25,26 @@ def cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tenso
         yield take
 
 
-def none_drawn(size: int, marked: int, drawn: int) -> float:
-    r"""Return the probability that none of ``marked`` rows is among ``drawn`` of ``size`` rows, without replacement.
+def none_drawn(sizes: NDArray[Any], marked: NDArray[Any], drawn: NDArray[Any]) -> NDArray[np.float64]:
+    r"""Return the probability that none of ``marked`` rows is among ``drawn`` of ``sizes`` rows, without replacement.
 
     .. math:: \binom{N - k}{m} \Big/ \binom{N}{m}
 
-    More draws than rows (m > N) mean that every row is drawn.
+    Each argument has a number for every stratum, shape (S,), or one for all.  More draws than rows (m > N) mean that
+    every row is drawn.
     """
-    if marked == 0 or drawn == 0:
-        return 1.0
-    left = size - marked
-    if drawn > left:
-        return 0.0
-    lgamma = math.lgamma
-    log = lgamma(left + 1) - lgamma(left - drawn + 1) - lgamma(size + 1) + lgamma(size - drawn + 1)
-    return math.exp(min(log, 0.0))
+    left = sizes - marked
+    possible = drawn <= left
+    drawn = np.where(possible, drawn, 0)
+    log = gammaln(left + 1) - gammaln(left - drawn + 1) - gammaln(sizes + 1) + gammaln(sizes - drawn + 1)
+    return np.where(marked == 0, 1.0, possible * np.exp(np.minimum(log, 0.0)))
 
 
-def none_drawn_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> NDArray[np.float64]:
-    """Return :func:`none_drawn` of every stratum, each argument of shape (S,), or a number for all.
-
-    Only strata of which some rows are marked, and enough are not, take time: S may be large, and asked of often.
-    """
-    drawn = torch.as_tensor(drawn).expand(len(sizes))
-    absences = ((marked == 0) | (drawn == 0)).double().numpy()
-    for s in ((absences == 0) & (drawn <= sizes - marked).numpy()).nonzero()[0].tolist():
-        absences[s] = none_drawn(int(sizes[s]), int(marked[s]), int(drawn[s]))
-    return absences
-
-
-def most_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor | int) -> Tensor:
+def most_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor) -> Tensor:
     """Return a number of ``marked`` of ``sizes`` rows that no ``drawn`` exceed, shape (S,), int64.
 
     Of a stratum that has fewer rows than are drawn some come twice or more, and perhaps marked ones only.
     """
-    drawn = torch.as_tensor(drawn).expand(len(sizes))
     return torch.where(drawn <= sizes, torch.minimum(drawn, marked), drawn * (marked > 0))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.data.plans.base import BatchPlan, with_strata
-from fcco_lightning.data.plans.draws import cycle, mean_product, most_of_each, none_drawn_of_each
+from fcco_lightning.data.plans.draws import cycle, mean_product, most_of_each, none_drawn
 
 Choose = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]
 Choice = tuple[Tensor, int]
@@ -153,7 +153,7 @@ class StratifiedBatches(BatchPlan):
         if self.replacement:
             own = ((1 - counts / self._sizes.double()) ** self.drawn).numpy()
         else:
-            own = none_drawn_of_each(self._sizes, counts, self.drawn)
+            own = none_drawn(self._sizes.numpy(), counts.numpy(), self.drawn.numpy())
         absences = np.ones(len(self._units))
         np.multiply.at(absences, self._unit.numpy(), own)
         return float(np.prod([mean_product(absences[members.numpy()], count) for members, count in self._choices]))

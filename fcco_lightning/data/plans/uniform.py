@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,11 +77,11 @@ class UniformBatches(BatchPlan):
 
     def _absence(self, counts: Tensor) -> float:
         """Hypergeometric: a batch, also one that spans two permutations, is a uniform set of its size."""
-        whole = none_drawn(self.num_rows, int(counts[0]), self.batch_size)
+        drawn = np.array([self.batch_size, self._rest])
+        whole, short = none_drawn(np.array(self.num_rows), counts.numpy(), drawn).tolist()
         if not self._one_pass or self.drop_last or not self._rest:
-            return whole
-        short = none_drawn(self.num_rows, int(counts[0]), self._rest)
-        return ((self.num_batches - 1) * whole + short) / self.num_batches
+            return float(whole)
+        return float((self.num_batches - 1) * whole + short) / self.num_batches
 
 
 class ShuffledBatches(UniformBatches):

@@ -87,6 +87,12 @@ def test_exactly_one_source_of_test_rows(given):
         make(**given)
 
 
+def test_training_rows_are_evaluated_unless_that_is_not_wanted():
+    names = [make(val_fraction=0.25, eval_train=wanted).val_names for wanted in (True, False)]
+    assert names == [["train", "val"], ["val"]]
+    assert make(eval_train=False).val_names == ["train"]  # there is no other
+
+
 def test_rejects_bad_tables():
     frame = make_frame()
     with pytest.raises(DataError, match="'a' of the train split has 1 NaN"):
