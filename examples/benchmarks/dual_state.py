@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import LambdaCallback
 from runs import quiet_trainer
-from timing import Table, report
+from timing import Table, largest_resident_set, report
 from torch import Tensor
 
 from fcco_lightning import (
@@ -209,8 +209,7 @@ def peak(action: Callable[[], float]) -> tuple[float, float]:
     except OSError:
         return action(), float("nan")
     before, result = resident(), action()
-    highest = next(s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("VmHWM"))
-    return result, max(0, int(highest.split()[1]) / 2**10 - before / 2**20)
+    return result, max(0, largest_resident_set() - before / 2**20)
 
 
 def plain_bytes(path: Path, rows: Tensor, *, write: bool = False) -> None:

@@ -17,12 +17,13 @@ not looked at.  Picks are kept in the output folder and used by the runs that fo
 """
 
 import argparse
+import functools
 import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from runs import CHEAP, SEEDS, Axes, Job, arguments, run_all, run_searches, seconds, spread, table, value
+from runs import CHEAP, SEEDS, Axes, Job, arguments, median, run_all, run_searches, seconds, spread, table, value
 
 from fcco_lightning.evaluation.pictures.style import new_figure, quiet_frame, row_of_axes, save
 
@@ -139,11 +140,6 @@ def decided(split: str) -> Any:
         return spread(worst) if worst else ""
 
     return cell
-
-
-def median(column: str) -> Any:
-    """A table's cell: the median over runs."""
-    return lambda runs: f"{statistics.median(value(r, column) for r in runs):.4f}"
 
 
 def picture(results: list[Job], path: Path, x: str, names: list[str]) -> None:
@@ -269,7 +265,7 @@ def main() -> None:
     (given.out / f"{name}.json").write_text(json.dumps(results, indent=1))
     extra = {f"{split} h of decisions": decided(split) for split in ("train", "test")}
     extra |= {"vacuous": vacuous, "collapsed": collapsed, "seconds": seconds}
-    medians = {f"median {c}": median(c) for c in COLUMNS[3:]}
+    medians = {f"median {c}": functools.partial(median, c) for c in COLUMNS[3:]}
     print("\n" + table(results, COLUMNS, medians | extra))
     x = "worst_violation" if what == "methods" else "roc_gap"
     names = [r["label"] if given.ablation else METHODS[r["method"]] for r in results]

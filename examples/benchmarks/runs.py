@@ -304,6 +304,11 @@ def band(axes: Any, x: Sequence[float], curves: Sequence[Sequence[float]], label
     axes.fill_between(x, low, high, alpha=0.15, color=line.get_color())
 
 
+def median(column: str, runs: list[Job]) -> str:
+    """The median of a figure."""
+    return f"{statistics.median(value(run, column) for run in runs):.4f}"
+
+
 def seconds(runs: list[Job]) -> str:
     """Median time of a run."""
     return f"{statistics.median(r['seconds'] for r in runs):.1f}"

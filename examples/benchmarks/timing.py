@@ -109,6 +109,12 @@ def _now(device: str, clock: Callable[[], float]) -> float:
     return clock()
 
 
+def largest_resident_set() -> float:
+    """MiB of this process, from /proc, so on Linux."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
 class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()

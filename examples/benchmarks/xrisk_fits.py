@@ -3,7 +3,6 @@
 import argparse
 import functools
 import importlib.util
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from runs import CHEAP, SEEDS, Job, rates, run_all, run_searches, seconds, spread, table, value
+from runs import CHEAP, SEEDS, Job, median, rates, run_all, run_searches, seconds, spread, table, value
 from torch import Tensor
 
 from fcco_lightning import (
@@ -140,7 +139,7 @@ def push(folder: Path) -> Comparison:
         lambda seed: data | shape | {"model.evaluation": "xrisk_fits.PushLoss"},  # noqa: ARG005
         lambda run: -value(run, "val.push_loss"),
         tuning=lambda seed: {"data.splits.val_fraction": 0.2, "data.splits.seed": seed},
-        extra={"test, median": lambda runs: f"{statistics.median(value(r, 'test.push_loss') for r in runs):.4f}"},
+        extra={"test, median": functools.partial(median, "test.push_loss")},
     )
 
 
