@@ -588,8 +588,8 @@ def test_a_peer_is_better_only_in_both_respects_and_beyond_one_standard_error():
     }
     for name, (theirs, expected) in cases.items():
         assert peers.better(ours, theirs, "test.violation") == expected, name
-        cell = peers.Cell("cell", {"fcco_lightning": ours, "peer": theirs})
-        assert f"in {int(expected)} of 1 cells" in peers.verdict([cell], "test.violation", ahead=False)
+        cells = {"cell": {"fcco_lightning": ours, "peer": theirs}}
+        assert f"in {int(expected)} of 1 cells" in peers.verdict(cells, "test.violation", ahead=False)
     mean, error = peers.advantage(ours, cases["both"][0], "test.objective")
     assert (mean, error) == pytest.approx((0.04 / 3, np.std([0.01, 0.01, 0.02], ddof=1) / math.sqrt(3)))
 

@@ -20,7 +20,6 @@ tuning seeds of their own.  Cooper's multipliers follow the smoothed constraint,
 groups that are the same: its mean over samples in which the groups are shuffled.
 """
 
-import argparse
 import functools
 import importlib.util
 import json
@@ -29,14 +28,13 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import peer_methods
 import torch
 from peer_methods import Fairness
-from peers import SOURCES, Cell, advantage, cells_of, data
+from peers import SOURCES, Cells, advantage, arguments_of, cells_of, data
 from runs import Job, run_all, value
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -60,11 +58,16 @@ Columns = dict[str, Any]  # of NumPy arrays: x (n, d), y and group (n,)
 Decide = Callable[[Columns], np.ndarray]  # the probability of a positive decision, (n,)
 
 
+def parts(problem: str, columns: Columns) -> list[np.ndarray]:
+    """Where rates are compared, as masks (n,): within each class, or among all."""
+    y = columns["y"]
+    return [y == 1, y == 0] if problem == "equalized odds" else [np.ones(len(y), dtype=bool)]
+
+
 def gap(problem: str, decided: np.ndarray, columns: Columns) -> float:
-    """The largest difference of the groups' rates of decisions, over the classes where these are told apart."""
-    y, group = columns["y"], columns["group"]
-    parts = [y == 1, y == 0] if problem == "equalized odds" else [np.ones(len(y), dtype=bool)]
-    return max(abs(float(decided[p & (group == 1)].mean() - decided[p & (group == 0)].mean())) for p in parts)
+    """The largest difference of the groups' rates of decisions."""
+    of = [columns["group"] == value for value in (0, 1)]
+    return max(abs(float(decided[p & of[1]].mean() - decided[p & of[0]].mean())) for p in parts(problem, columns))
 
 
 def figures(problem: str, decided: np.ndarray, columns: Columns) -> dict[str, float]:
@@ -75,12 +78,10 @@ def figures(problem: str, decided: np.ndarray, columns: Columns) -> dict[str, fl
 
 def floor(problem: str, decided: np.ndarray, columns: Columns, seed: int) -> float:
     """The mean gap of groups that are the same: they are shuffled, where odds are compared within the classes."""
-    random, y, group = np.random.default_rng(seed), columns["y"], columns["group"]
-    parts = [y == 1, y == 0] if problem == "equalized odds" else [np.ones(len(y), dtype=bool)]
-    gaps = []
+    random, group, gaps = np.random.default_rng(seed), columns["group"], []
     for _ in range(SHUFFLES):
         shuffled = group.copy()
-        for part in parts:
+        for part in parts(problem, columns):
             shuffled[part] = random.permutation(group[part])
         gaps.append(gap(problem, decided, columns | {"group": shuffled}))
     return statistics.fmean(gaps)
@@ -112,9 +113,8 @@ def larger_share(problem: str, split: Columns) -> float:
 
     A rate of group a differs from that of all by (1 - share of a) times the difference of the groups.
     """
-    y, group = split["y"], split["group"]
-    parts = [y == 1, y == 0] if problem == "equalized odds" else [np.ones(len(y), dtype=bool)]
-    return min(max(group[p].mean(), 1 - group[p].mean()) for p in parts)
+    shares = [split["group"][part].mean() for part in parts(problem, split)]
+    return min(max(share, 1 - share) for share in shares)
 
 
 def thresholds(estimator: str, job: Job, split: Columns) -> Decide:
@@ -184,13 +184,11 @@ def train(job: Job) -> Job:
     module = data(job["data"], tuple(job["paths"]), job["seed"], job["held_out"])
     module.setup()
     splits = {
-        name: {
-            "x": split.columns["x"].double().numpy(),
-            "y": split.columns["y"].numpy(),
-            "group": split.columns["group"].numpy(),
-        }
+        name: {column: split.columns[column].numpy() for column in ("x", "y", "group")}
         for name, split in module.tables.items()
     }
+    for columns in splits.values():
+        columns["x"] = columns["x"].astype(float)
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the libraries
@@ -251,37 +249,37 @@ def mean(runs: list[Job], column: str) -> str:
     return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values) / math.sqrt(len(values)):.4f}"
 
 
-def table(cells: list[Cell]) -> str:
+def table(cells: Cells) -> str:
     """Markdown: a row of every method in every cell."""
     lines = [
         "| | | gap, training | largest | error, test | gap, test | floor | s |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for cell in cells:
-        for method, runs in cell.runs.items():
+    for cell, methods in sorted(cells.items()):
+        for method, runs in methods.items():
             shown = [mean(runs, column) for column in ("train.gap", "test.error", "test.gap")]
             shown.insert(1, f"{max(value(run, 'train.gap') for run in runs):.4f}")
             shown.append(f"{statistics.fmean(value(run, 'test.floor') for run in runs):.3f}")
             shown.append(f"{statistics.median(run['seconds'] for run in runs):.1f}")
-            lines.append(f"| {cell.name} | {method} | {' | '.join(shown)} |")
+            lines.append(f"| {cell} | {method} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
-def count(cells: list[Cell]) -> list[str]:
+def count(cells: Cells) -> list[str]:
     """What the bar asks: in how many runs training holds, and in how many cells fairlearn is not ahead."""
-    runs = [run for cell in cells for run in cell.runs[OURS]]
+    runs = [run for methods in cells.values() for run in methods[OURS]]
     held = sum(value(run, "train.gap") <= KAPPA + SLACK for run in runs)
     said = [f"gap at most {KAPPA + SLACK:g} on the training split: {held} of {len(runs)} runs"]
-    rivals = {cell.name: [name for name in FAIRLEARN if name in cell.runs] for cell in cells}
-    dominated = {c.name: [m for m in rivals[c.name] if dominates(c.runs[m], c.runs[OURS])] for c in cells}
-    behind = {c.name: [m for m in rivals[c.name] if any(behind_in(c, m).values())] for c in cells}
-    for found, what in ((dominated, "ahead in one figure and not behind in the other"), (behind, "ahead in a figure")):
-        lost = {name: methods for name, methods in found.items() if methods}
-        where = "; ".join(f"{name} ({', '.join(methods)})" for name, methods in lost.items())
-        said.append(
-            f"no method of fairlearn is {what}: {len(cells) - len(lost)} of {len(cells)} cells; not in: {where}"
-        )
-    noisy = [c.name for c in cells if statistics.fmean(value(r, "test.floor") for r in c.runs[OURS]) > KAPPA]
+    rules = {"ahead in one figure and not behind in the other": dominates, "ahead in a figure": ahead_in_one}
+    for what, rule in rules.items():
+        lost = []
+        for cell, methods in sorted(cells.items()):
+            rivals = [name for name in FAIRLEARN if name in methods and rule(methods[name], methods[OURS])]
+            lost += [f"{cell} ({', '.join(rivals)})"] if rivals else []
+        counted = f"{len(cells) - len(lost)} of {len(cells)} cells"
+        said.append(f"no method of fairlearn is {what}: {counted}; not in: {'; '.join(lost)}")
+    floors = {cell: statistics.fmean(value(run, "test.floor") for run in runs[OURS]) for cell, runs in cells.items()}
+    noisy = [cell for cell, least in sorted(floors.items()) if least > KAPPA]
     said.append(f"test split too small to tell a gap of {KAPPA:g}: {'; '.join(noisy) or 'none'}")
     return said
 
@@ -292,9 +290,9 @@ def dominates(one: list[Job], other: list[Job]) -> bool:
     return max(signs) > 0 and min(signs) >= 0
 
 
-def behind_in(cell: Cell, method: str) -> dict[str, bool]:
-    """In which figures this project is behind a method."""
-    return {c: ahead(cell.runs[method], cell.runs[OURS], c) > 0 for c in ("test.error", "test.gap")}
+def ahead_in_one(one: list[Job], other: list[Job]) -> bool:
+    """Whether the first is ahead in error or gap."""
+    return any(ahead(one, other, column) > 0 for column in ("test.error", "test.gap"))
 
 
 def ahead(one: list[Job], other: list[Job], column: str) -> int:
@@ -314,15 +312,8 @@ def available() -> list[str]:
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adult", nargs=2, metavar=("TRAIN", "TEST"), help="tables of UCI Adult")
-    for name in ("compas", "german", "crime"):
-        parser.add_argument(f"--{name}", nargs=1, metavar="TABLE")
+    parser = arguments_of(__doc__)
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="by default all that are installed")
-    parser.add_argument("--tune", action="store_true", help="the search for dual rates, which are kept")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     tables = {name: getattr(given, name) for name in SOURCES if getattr(given, name)}
@@ -356,9 +347,9 @@ def report(done: list[Job], official: set[str], seeds: int) -> None:
         for run in sorted(done, key=lambda run: order[run["method"]])
         for seed in (range(seeds) if run["data"] in official and run["method"] in FAIRLEARN else [run["seed"]])
     ]
-    cells = sorted(cells_of(whole), key=lambda cell: cell.name)
+    cells = cells_of(whole)
     print("\n" + table(cells) + "\n")
-    if all(OURS in cell.runs for cell in cells):
+    if all(OURS in runs for runs in cells.values()):
         print("\n".join(count(cells)))
 
 

@@ -27,13 +27,13 @@ from typing import Any
 
 import dro_transcription
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from timing import Table, interleaved, report
 
 from fcco_lightning import CappedSimplex
 from fcco_lightning.ambiguity import ChiSquarePenalty
+from fcco_lightning.data.sources import read_table
 from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD
 from fcco_lightning.dro.losses import Multinomial, Squared
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress
@@ -56,7 +56,7 @@ COLOURS = [BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "#000000"]
 
 def load(path: str, args: argparse.Namespace) -> LinearProblem:
     """A share of the rows of a table, with standardised numeric features."""
-    table = pd.read_parquet(path) if path.endswith(".parquet") else pd.read_csv(path)
+    table = read_table(path)
     rows = np.random.default_rng(0).permutation(len(table))[: int(args.share * len(table))]
     table = table.iloc[rows] if args.share < 1 else table
     x = table.drop(columns=args.target).select_dtypes("number").to_numpy(np.float64)
@@ -164,13 +164,6 @@ def best(table: Table, kind: str) -> float:
     return min((row["ms"] for name, row in table.items() if name.startswith(kind)), default=np.inf)
 
 
-def draw(histories: dict[str, Any], n: int, title: str, path: Path) -> Path:
-    """A picture of one problem."""
-    figure = new_figure(9, 3.6)
-    curves(histories, n, row_of_axes(figure, 2), title)
-    return save(figure, path)
-
-
 def curves(histories: dict[str, Any], n: int, axes: Any, title: str) -> None:
     """Gap against passes over the data and against seconds."""
     kinds = itertools.cycle(itertools.product(("-", "--", ":"), COLOURS))
@@ -261,7 +254,9 @@ def main() -> None:
             ours = best(results[title], kind)
             over = f"over L-BFGS {ours / base:.2f}, transcription over it {theirs / ours:.1f}"
             print(f"{title}, best blocks, {kind}: {over}")
-        draw(histories[title], n, title, args.out / f"{name}.png")
+        figure = new_figure(9, 3.6)
+        curves(histories[title], n, row_of_axes(figure, 2), title)
+        save(figure, args.out / f"{name}.png")
     if args.data:
         report(results, args.out / "dro.json")
         (args.out / "histories.json").write_text(json.dumps(histories))

@@ -19,12 +19,10 @@ import json
 import math
 import time
 from contextlib import suppress
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from runs import Job, Tuning, run_all, run_searches, table
+from runs import Job, arguments, run_all, run_searches, table
 from sklearn.datasets import load_digits
 from timing import Step, engine_step, interleaved, momentum, plain, report
 from torch import Tensor, nn
@@ -147,11 +145,7 @@ def images(args: argparse.Namespace) -> None:
     def make(label: str, overrides: dict[str, Any], seed: int) -> Job:
         return {"label": label, "epochs": args.epochs, "seed": seed, "overrides": overrides}
 
-    tunings = {
-        name: Tuning(axes, partial(make, name), lambda job: job["validation"]["rare"], BOUNDS)
-        for name, axes in AXES.items()
-    }
-    picks = run_searches(tunings, 1, ["validation.rare"], run)
+    picks = run_searches(AXES, make, lambda job: job["validation"]["rare"], 1, ["validation.rare"], run, bounds=BOUNDS)
     jobs = [make(name, pick["picked"], seed) for name, pick in picks.items() for seed in range(args.seeds)]
     results = run_all(jobs, 1, FIGURES, run)
     (args.out / "dro_networks.json").write_text(json.dumps({"picks": picks, "results": results}, indent=1))
@@ -192,13 +186,11 @@ def cost(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, jobs=None)
     parser.add_argument("--part", choices=["cost", "images"], default="images")
     parser.add_argument("--samples", type=int, default=1_000_000, help="n of the costs")
     parser.add_argument("--rounds", type=int, default=100, help="of the costs; a tenth for ResNet-18")
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)

@@ -63,30 +63,12 @@ def iterate(
     sigma: Array, w: Array, q: Array, kept: Array, losses: Array, gradients: Array, total: Array, stale: Array,
     path: Array,
 ) -> Array:  # fmt: skip
-    """Iterations first, first + 1, ...; one per row of draws.  Everything from q on is changed in place.
+    """Iterations first, first + 1, ...; one per row of draws, (number of iterations, 2); returns w, (d k,).
 
-    Args:
-        x: features (n, d).
-        y: targets (n, k).
-        phi: the loss.
-        fit: the isotonic regression.
-        edges: of the M blocks, (M + 1,).
-        draws: blocks I and J, (number of iterations, 2).
-        first: t of the first one.
-        alpha: step size.
-        mu: weight of the ridge term.
-        scale: 2 n nu.
-        sigma: the weights of the losses by rank, (n,).
-        w: weights (d k,).
-        q: weights of the samples (n,).
-        kept: qhat, (n,).
-        losses: lhat, (n,).
-        gradients: ghat, (n, d k).
-        total: ``sum_i qhat_i ghat_i``, (d k,).
-        stale: what the block that changed last had in total before, (d k,).
-        path: the last M weights, (M, d k).
-
-    Returns: w.
+    The features are (n, d), the targets (n, k), the edges of the M blocks (M + 1,), ``scale`` is 2 n nu, and ``sigma``
+    are the weights of the losses by rank, (n,).  Everything from q on is changed in place: q, ``kept`` (qhat) and
+    ``losses`` (lhat), (n,), ``gradients`` (ghat), (n, d k), ``total``, the sum of qhat_i ghat_i, ``stale``, what the
+    block that changed last had in it before, and ``path``, the last M weights, (M, d k).
     """
     d, k, m = x.shape[1], y.shape[1], len(edges) - 1
     pull = 1 / (16 * alpha * (1 + alpha) * (m - 1) ** 2) if m > 1 else 0.0

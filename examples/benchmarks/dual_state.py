@@ -16,13 +16,11 @@ two processes::
 """
 
 import argparse
-import logging
 import os
 import shutil
 import socket
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from datetime import timedelta
@@ -33,9 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
-from timing import Table, report
+from runs import quiet_trainer
+from timing import Table, largest_resident_set, report
 from torch import Tensor
 
 from fcco_lightning import (
@@ -211,8 +209,7 @@ def peak(action: Callable[[], float]) -> tuple[float, float]:
     except OSError:
         return action(), float("nan")
     before, result = resident(), action()
-    highest = next(s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith("VmHWM"))
-    return result, max(0, int(highest.split()[1]) / 2**10 - before / 2**20)
+    return result, max(0, largest_resident_set() - before / 2**20)
 
 
 def plain_bytes(path: Path, rows: Tensor, *, write: bool = False) -> None:
@@ -263,8 +260,6 @@ def files(num_rows: int, rounds: int, folder: Path) -> tuple[Rounds, Rounds]:
 
 def train(batch: int, count: int) -> float:
     """Median seconds of ``count`` steps of ``Trainer.fit``, with ``batch`` samples in this process."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     module = FCCOModule(
         TabularMLP(hidden=[64, 64]),
         constraints=[ROCFairness(thresholds=[-3, -2, -1, 0, 1, 2, 3], kappa=0.005)],
@@ -276,10 +271,9 @@ def train(batch: int, count: int) -> float:
     ends: list[float] = []
     clock = LambdaCallback(on_train_batch_end=lambda *_: ends.append(time.perf_counter()))
     size = dist.get_world_size() if dist.is_initialized() else 1
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    flags = {"max_steps": FIRST_STEPS + count, "max_epochs": -1, "limit_val_batches": 0, "logger": False} | quiet
-    place = {"accelerator": "cpu", "devices": size, "strategy": "ddp" if size > 1 else "auto"}
-    Trainer(callbacks=[clock, Preemption()], **place, **flags).fit(module, data)  # as fcco fit does
+    limits = {"max_steps": FIRST_STEPS + count, "max_epochs": -1, "limit_val_batches": 0}
+    place = {"devices": size, "strategy": "ddp" if size > 1 else "auto"}
+    quiet_trainer(callbacks=[clock, Preemption()], **place, **limits).fit(module, data)  # as fcco fit does
     return float(np.median(np.diff(ends)[FIRST_STEPS - 1 :]))
 
 

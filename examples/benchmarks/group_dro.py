@@ -13,14 +13,12 @@ least CVaR of the losses, as in Fig. 1 of the SONEX paper.  Its picks are kept i
 Beside the JSON file and the table a picture shows the CVaR of the training losses after every epoch.
 """
 
-import argparse
-import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runs import Axes, Job, Tuning, band, run_all, run_searches, seconds, table, value
+from runs import Axes, Job, arguments, band, run_all, run_searches, seconds, table, value
 
 from fcco_lightning.evaluation.pictures.style import label_epochs, new_figure, row_of_axes, save
 
@@ -78,17 +76,14 @@ def picture(results: list[Job], path: Path) -> None:
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, jobs=2)
     parser.add_argument("--data", choices=sorted(METHODS), required=True)
     parser.add_argument("--train", required=True, help="training table")
     parser.add_argument("--test", help="test table of Adult, which is pooled with the training table")
     parser.add_argument("--alpha", type=float, help="share of the groups; as in the configs by default")
     parser.add_argument("--methods", nargs="+", help="all by default")
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="as tuned, or as in the configs, by default")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--tune", action="store_true", help="the grids with one seed")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     methods = given.methods or METHODS[given.data]
     if unknown := set(methods) - set(METHODS[given.data]):
@@ -100,7 +95,7 @@ def main() -> None:
     picks_file = given.out / f"group_dro_{given.data}_picks.json"
     picks = json.loads(picks_file.read_text()) if picks_file.exists() else {}
 
-    def job(method: str, seed: int, overrides: dict[str, Any]) -> Job:
+    def job(method: str, overrides: dict[str, Any], seed: int) -> Job:
         chosen = common | ({} if given.tune else picks.get(method, {"picked": {}})["picked"]) | overrides
         if given.alpha:
             chosen["model.evaluation.alpha"] = given.alpha
@@ -109,21 +104,17 @@ def main() -> None:
         if given.epochs:
             chosen["trainer.max_epochs"] = given.epochs
         config = f"group_dro/{given.data}_{method}"
-        return {"label": method, "config": config, "seed": seed, "overrides": chosen, "curves": [CURVE]}
-
-    def tuning_job(method: str, overrides: dict[str, Any], seed: int) -> Job:
-        return job(method, seed, overrides) | {"curves": []}
+        curves = [] if given.tune else [CURVE]
+        return {"label": method, "config": config, "seed": seed, "overrides": chosen, "curves": curves}
 
     given.out.mkdir(parents=True, exist_ok=True)
     if given.tune:
-        tunings = {
-            m: Tuning(grid(m, given.data, given.epochs), functools.partial(tuning_job, m), SCORES[given.data], BOUNDS)
-            for m in methods
-        }
-        picks |= run_searches(tunings, given.jobs, ["val.tail_accuracy", "val.cvar_loss"])
+        grids = {m: grid(m, given.data, given.epochs) for m in methods}
+        shown = ["val.tail_accuracy", "val.cvar_loss"]
+        picks |= run_searches(grids, job, SCORES[given.data], given.jobs, shown, bounds=BOUNDS)
         picks_file.write_text(json.dumps(picks, indent=1))
         return
-    jobs = [job(m, seed, {}) for m in methods for seed in range(given.seeds)]
+    jobs = [job(m, {}, seed) for m in methods for seed in range(given.seeds)]
     results = run_all(jobs, given.jobs, FIGURES[:3])
     name = f"group_dro_{given.data}" + (f"_{given.alpha:g}" if given.alpha else "")
     (given.out / f"{name}.json").write_text(json.dumps(results, indent=1))

@@ -17,18 +17,16 @@ Finished runs are appended to ``imbalanced_images.jsonl`` in the output folder a
 import argparse
 import functools
 import itertools
-import logging
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import libauc_losses
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningModule, seed_everything
 from peers import advantage
-from runs import SEEDS, Job, Tuning, run_all, run_searches, seconds, table, value
+from runs import SEEDS, Job, arguments, quiet_trainer, rates, run_all, run_searches, seconds, table, value
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -132,7 +130,7 @@ def loss_of(job: Job, data: TensorDataModule) -> Loss:
         return lambda scores, batch: PLAIN[method](scores, batch["y"].float(), columns)
     if method == LIBAUC:
         theirs = libauc_losses.made("APLoss", data.num_train, int(columns["y"].sum()))
-        return lambda scores, batch: theirs(scores.sigmoid(), batch["y"].float(), index=batch["index"])
+        return lambda scores, batch: libauc_losses.value(theirs, scores.sigmoid(), batch)
     algorithm = ALGORITHMS[method](**job.get("algorithm", {}))
     objective = AveragePrecision(PAIR_LOSSES.get(job.get("loss", "")), **job.get("objective", {}))
     return Criterion(objective, algorithm, num_samples=data.num_train, sampling=data.sampling())
@@ -144,8 +142,7 @@ def fit(network: TimmModel, job: Job, splits: Splits, epochs: int) -> None:
     batches = UniformSampling(BATCH) if job["method"] in PLAIN else balanced
     data = TensorDataModule(splits, batches=batches, seed=job["seed"])
     data.setup()
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    trainer = Trainer(max_epochs=epochs, accelerator="cpu", limit_val_batches=0, **quiet)
+    trainer = quiet_trainer(max_epochs=epochs, limit_val_batches=0)
     trainer.fit(Classifier(network, loss_of(job, data), job["overrides"]["lr"]), data)
 
 
@@ -174,8 +171,6 @@ def figures(network: TimmModel, columns: dict[str, Tensor], share: float) -> dic
 
 def train(job: Job) -> Job:
     """One run."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     began, epochs = time.process_time(), job["epochs"]
     splits = digits(job["data"], job["share"], job["seed"], job["folder"])
@@ -189,23 +184,24 @@ def train(job: Job) -> Job:
     return {**job, **result, "seconds": round(time.process_time() - began, 1)}
 
 
-def search(jobs: dict[str, Job], given: argparse.Namespace) -> dict[str, Tuning]:
-    """The search for the learning rate of every label, carried out."""
+def picked(jobs: dict[str, Job], seeds: Iterable[int], given: argparse.Namespace) -> list[Job]:
+    """The search for the learning rate of every label; the jobs with what it picked, for every seed."""
 
     def make(label: str, overrides: dict[str, Any], seed: int) -> Job:
         return {**jobs[label], "label": label, "overrides": overrides, "seed": seed}
 
-    tunings = {
-        label: Tuning(
-            {"lr": LEARNING_RATES},
-            functools.partial(make, label),
-            lambda run: value(run, "val.average_precision"),
-            seeds=SEEDS[: given.tuning_seeds],
-        )
-        for label in jobs
-    }
-    run_searches(tunings, 1, ["val.average_precision"], train, given.out / KEPT)
-    return tunings
+    figure, tuning = "val.average_precision", SEEDS[: given.tuning_seeds]
+    picks = run_searches(
+        {label: {"lr": LEARNING_RATES} for label in jobs},
+        make,
+        lambda run: value(run, figure),
+        1,
+        [figure],
+        train,
+        given.out / KEPT,
+        seeds=tuning,
+    )
+    return [make(label, pick["picked"], seed) for label, pick in picks.items() for seed in seeds]
 
 
 def setting(share: float, begin: str, given: argparse.Namespace) -> Job:
@@ -214,7 +210,7 @@ def setting(share: float, begin: str, given: argparse.Namespace) -> Job:
     common |= {"share": share, "start": begin}
     if begin == "pretrained":
         plain = setting(share, "scratch", given) | {"method": "BCE"}
-        common["first_lr"] = search({"BCE": plain}, given)["BCE"].picked["lr"]
+        common["first_lr"] = picked({"BCE": plain}, [0], given)[0]["overrides"]["lr"]
     return common
 
 
@@ -224,11 +220,6 @@ def ahead(runs: list[Job], plain: list[Job]) -> str:
     return f"{mean:+.4f} +- {error:.4f}"
 
 
-def rate(runs: list[Job]) -> str:
-    """The learning rate."""
-    return f"{runs[0]['overrides']['lr']:g}"
-
-
 def compare(share: float, begin: str, given: argparse.Namespace) -> None:
     """Search, run and print all methods."""
     common = setting(share, begin, given)
@@ -236,38 +227,31 @@ def compare(share: float, begin: str, given: argparse.Namespace) -> None:
     methods["SOX, sigmoid"] = {"method": "SOX", **OF_SIGMOIDS}
     methods |= {LIBAUC: {"method": LIBAUC}} if libauc_losses.available() else {}
     jobs = {label: common | method for label, method in methods.items()}
-    tunings = search(jobs, given)
-    runs = [
-        {**job, "label": label, "overrides": tunings[label].picked, "seed": seed}
-        for label, job in jobs.items()
-        for seed in range(given.seeds)
-    ]
-    results = run_all(runs, 1, FIGURES[:2], train, given.out / KEPT)
+    results = run_all(picked(jobs, range(given.seeds), given), 1, FIGURES[:2], train, given.out / KEPT)
     plain = [run for run in results if run["label"] == "BCE"]
-    extra = {"above BCE": functools.partial(ahead, plain=plain), "lr": rate, "s": seconds}
+    extra = {"above BCE": functools.partial(ahead, plain=plain), "picked": rates, "s": seconds}
     print(f"\n{share:.0%} positives, {begin}\n" + table(results, FIGURES, extra) + "\n", flush=True)
 
 
 def ablation(share: float, begin: str, given: argparse.Namespace) -> None:
     """Print the picked runs of SOX with changes of its defaults, on tuning seeds."""
     common = setting(share, begin, given) | {"method": "SOX"}
-    tunings = search({name: common | change for name, change in CHANGES.items()}, given)
-    runs = [run for tuning in tunings.values() for run in tuning.runs[tuple(tuning.picked.values())]]
+    runs = picked({name: common | change for name, change in CHANGES.items()}, SEEDS[: given.tuning_seeds], given)
     columns = ("val.average_precision", *FIGURES)
-    print(f"\n{share:.0%} positives, {begin}, SOX\n" + table(runs, columns, {"lr": rate}) + "\n", flush=True)
+    results = run_all(runs, 1, columns, train, given.out / KEPT)  # the search has run and kept them
+    print(f"\n{share:.0%} positives, {begin}, SOX\n" + table(results, columns, {"picked": rates}) + "\n", flush=True)
 
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, jobs=None)
     parser.add_argument("--data", required=True, help="table of images and labels, for `datasets`")
     parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of positives in training")
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=STARTS)
     parser.add_argument("--ablation", action="store_true", help="changes of the objective, on tuning seeds")
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tuning-seeds", type=int, default=1, choices=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of pretrained runs half are pretraining")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/imbalanced_images"))
+    parser.set_defaults(out=Path("runs/benchmarks/imbalanced_images"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     work = ablation if given.ablation else compare

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
-from timing import Step, engine_step
+from timing import Step, descent, engine_step
 from torch import Tensor, nn
 
 from fcco_lightning import (
@@ -106,28 +106,25 @@ def groups(loss: nn.Module, params: Iterable[Tensor]) -> list[dict[str, Any]]:
     return [rest, {"params": [own["alpha"]], "maximize": True}] if "alpha" in own else [rest]
 
 
-class LibAUCStep:
-    """One training step, as LibAUC's tutorials write it, with any optimizer of torch.
+def value(loss: nn.Module, scores: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """One of :func:`made` at scores in (0, 1)."""
+    found: Tensor = loss(scores, batch["y"].float(), index=batch["index"])
+    return found
 
-    Args:
-        network: whose outputs become scores in (0, 1) by a sigmoid.
-        loss: one of :func:`made`.
-        optimizer: over :func:`groups`.
-    """
 
-    def __init__(self, network: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.network, self.loss, self.optimizer = network, loss, optimizer
+def libauc_step(
+    network: nn.Module, loss: nn.Module, optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer]
+) -> Step:
+    """One training step on a sigmoid of the outputs, as LibAUC's tutorials write it, with any optimizer of torch."""
+    descend = descent(
+        lambda batch: value(loss, torch.sigmoid(network(batch["x"])), batch),
+        optimizer(groups(loss, network.parameters())),
+    )
+    alpha = getattr(loss, "alpha", None)
 
-    def __call__(self, batch: dict[str, Tensor]) -> None:
-        value = self.forward(torch.sigmoid(self.network(batch["x"])), batch)
-        self.optimizer.zero_grad()
-        value.backward()
-        self.optimizer.step()
-        alpha = getattr(self.loss, "alpha", None)
+    def step(batch: dict[str, Tensor]) -> None:
+        descend(batch)
         if alpha is not None:
             alpha.data.clamp_(min=0)
 
-    def forward(self, scores: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """The loss alone."""
-        value: Tensor = self.loss(scores, batch["y"].float(), index=batch["index"])
-        return value
+    return step

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from timing import Step, engine_step, interleaved, report
+from timing import Step, engine_step, interleaved, largest_resident_set, report
 
 from fcco_lightning import AUC, SGD, Engine, SquaredHingePair, TabularMLP
 from fcco_lightning.models.batch import Columns
@@ -55,12 +55,6 @@ def peak(size: int, micro_batch: int | None) -> float:
     for _ in range(3):
         step(batch)
     return largest_resident_set() - before
-
-
-def largest_resident_set() -> float:
-    """MiB."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 def main() -> None:

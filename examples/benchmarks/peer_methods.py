@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from sklearn.base import BaseEstimator
-from timing import Step, engine_step
+from timing import Step, descent, engine_step
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 from torch.optim import Adam, Optimizer
@@ -238,24 +238,22 @@ def humancompatible(
 
     objective, constraint = problem.objective(), problem.constraint()
     duals = ALM(m=constraint.num_rows * constraint.sides, lr=dual, penalty=1.0, is_ineq=True)
-    descent = optimizer(network.parameters(), lr=lr)
 
-    def step(batch: Columns) -> None:
+    def loss(batch: Columns) -> Tensor:
         outputs = network(batch["x"])
-        value = duals.forward_update(value_of(objective, outputs, batch), excesses(constraint, outputs, batch))
-        descent.zero_grad()
-        value.backward()
-        descent.step()
+        value: Tensor = duals.forward_update(value_of(objective, outputs, batch), excesses(constraint, outputs, batch))
+        return value
 
-    return step
+    return descent(loss, optimizer(network.parameters(), lr=lr))
 
 
 def fairret(network: nn.Module, problem: Fairness, lr: float, dual: float) -> Step:
     """The norm of the groups' relative distances from the overall statistics, with weight ``dual``."""
-    from fairret import loss, statistic
+    from fairret import statistic
+    from fairret.loss import NormLoss
 
-    objective, optimizer = problem.objective(), Adam(network.parameters(), lr=lr)
-    norms = [loss.NormLoss(getattr(statistic, name)()) for name in problem.statistics]
+    objective = problem.objective()
+    norms = [NormLoss(getattr(statistic, name)()) for name in problem.statistics]
 
     def penalty(outputs: Tensor, batch: Columns) -> Tensor:
         q = problem.smoothed(outputs.squeeze(-1))  # every threshold makes samples, and groups, of its own
@@ -273,30 +271,19 @@ def fairret(network: nn.Module, problem: Fairness, lr: float, dual: float) -> St
 
         return torch.stack([distance(norm) for norm in norms]).sum() / levels
 
-    def step(batch: Columns) -> None:
-        outputs, y = network(batch["x"]), batch["y"]
+    def loss(batch: Columns) -> Tensor:
+        outputs = network(batch["x"])
         value = value_of(objective, outputs, batch)
-        cells = torch.bincount(2 * batch["group"] + y, minlength=4)
-        if bool(cells.all()):  # its statistics are undefined otherwise
-            value = value + dual * penalty(outputs, batch)
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
+        cells = torch.bincount(2 * batch["group"] + batch["y"], minlength=4)
+        return value + dual * penalty(outputs, batch) if bool(cells.all()) else value  # else they are undefined
 
-    return step
+    return descent(loss, Adam(network.parameters(), lr=lr))
 
 
 def plain(network: nn.Module, problem: Fairness, lr: float) -> Step:
     """The objective alone."""
-    objective, optimizer = problem.objective(), Adam(network.parameters(), lr=lr)
-
-    def step(batch: Columns) -> None:
-        value = value_of(objective, network(batch["x"]), batch)
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-
-    return step
+    objective = problem.objective()
+    return descent(lambda batch: value_of(objective, network(batch["x"]), batch), Adam(network.parameters(), lr=lr))
 
 
 class Scorer(BaseEstimator):  # type: ignore[misc]

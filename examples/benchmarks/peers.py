@@ -26,14 +26,13 @@ import json
 import math
 import statistics
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 import peer_methods
 import torch
 from peer_methods import OURS, PROBLEMS
-from runs import Job, Tuning, run_all, run_searches, seconds, table, value
+from runs import Job, arguments, rates, run_all, run_searches, seconds, table, value
 
 from fcco_lightning import Columns, Splits, SyntheticDataModule, TabularDataModule, TabularMLP, UniformSampling
 
@@ -42,6 +41,7 @@ DUAL_RATES = {"cooper": [0.004, 0.02, 0.1], "humancompatible": [0.004, 0.02, 0.1
 SEEDS = (100, 101)  # of the search
 TOLERANCE = 0.01
 BATCH, HIDDEN = 128, [64, 64]
+Cells = dict[str, dict[str, list[Job]]]  # a table with a constraint -> method -> its runs there
 COLUMNS = ("test.objective", "test.violation", "train.violation", "test.hard", "train.hard")
 
 
@@ -113,13 +113,6 @@ def score(run: Job) -> float:
     return value(run, "val.objective") - 2 * max(0.0, value(run, "val.violation"))
 
 
-class Cell(NamedTuple):
-    """A table with a constraint, and what every method reached there: its runs by method."""
-
-    name: str
-    runs: dict[str, list[Job]]
-
-
 def advantage(ours: list[Job], theirs: list[Job], column: str) -> tuple[float, float]:
     """By how much the peer's figure is larger, seed by seed: the mean and its standard error."""
     mine = {run["seed"]: value(run, column) for run in ours}
@@ -135,27 +128,24 @@ def better(one: list[Job], other: list[Job], column: str) -> bool:
     return objective > spread and -violation > noise
 
 
-def verdict(cells: list[Cell], column: str, *, ahead: bool) -> str:
+def verdict(cells: Cells, column: str, *, ahead: bool) -> str:
     """In how many cells a peer is better than this project in both respects, or ``ahead``: this project than a peer."""
     found = []
-    for cell in cells:
-        ours = cell.runs[OURS]
-        peers = {name: runs for name, runs in cell.runs.items() if name != OURS}
-        names = [
-            n for n, runs in peers.items() if (better(runs, ours, column) if ahead else better(ours, runs, column))
-        ]
-        found += [f"{cell.name} ({', '.join(names)})"] if names else []
+    for cell, methods in cells.items():
+        pairs = {name: (methods[OURS], runs) for name, runs in methods.items() if name != OURS}
+        names = [name for name, pair in pairs.items() if better(*(pair[::-1] if ahead else pair), column)]
+        found += [f"{cell} ({', '.join(names)})"] if names else []
     who = f"{OURS} is better than a peer" if ahead else f"a peer is better than {OURS}"
     return f"by {column} {who} in both respects in {len(found)} of {len(cells)} cells: {'; '.join(found) or '-'}"
 
 
-def feasibility(cells: list[Cell]) -> str:
+def feasibility(cells: Cells) -> str:
     """In which cells a peer satisfies the constraint on the training split and this project does not."""
 
     def holds(runs: list[Job]) -> bool:
         return statistics.fmean(value(run, "train.violation") for run in runs) <= TOLERANCE
 
-    lost = [c.name for c in cells if any(map(holds, c.runs.values())) and not holds(c.runs[OURS])]
+    lost = [cell for cell, runs in cells.items() if any(map(holds, runs.values())) and not holds(runs[OURS])]
     return f"constraint holds in training for a peer but not here (up to {TOLERANCE:g}): {'; '.join(lost) or 'nowhere'}"
 
 
@@ -169,12 +159,13 @@ class Benchmark:
             f"{name}, {problem}": (name, tables[name], problem) for name in tables for problem in given.problems
         }
 
-    def job(self, method: str, cell: str, held_out: float, overrides: dict[str, Any], seed: int) -> Job:
-        """One run."""
+    def job(self, label: str, overrides: dict[str, Any], seed: int, held_out: float = 0.0) -> Job:
+        """One run; its label is that of a cell and of a method."""
+        cell, _, method = label.partition(": ")
         name, paths, problem = self.cells[cell]
         epochs = SOURCES[name].epochs if name in SOURCES else SYNTHETIC_EPOCHS
         return {
-            "label": f"{cell}: {method}",
+            "label": label,
             "cell": cell,
             "method": method,
             "data": name,
@@ -188,42 +179,42 @@ class Benchmark:
 
     def search(self) -> dict[str, dict[str, Any]]:
         """What the search found for every peer in every cell that it knows."""
-        tunings = {}
-        for cell, (_, _, problem) in self.cells.items():
-            for peer in self.peers:
-                if peer_methods.applies(peer, PROBLEMS[problem]):
-                    axes = {"lr": LEARNING_RATES} | ({"dual": DUAL_RATES[peer]} if peer in DUAL_RATES else {})
-                    make = functools.partial(self.job, peer, cell, 0.2)
-                    tunings[f"{cell}: {peer}"] = Tuning(axes, make, score, seeds=SEEDS, longest=0)
-        return run_searches(tunings, self.given.jobs, ["val.objective", "val.violation"], train)
+        grids = {
+            f"{cell}: {peer}": {"lr": LEARNING_RATES} | ({"dual": DUAL_RATES[peer]} if peer in DUAL_RATES else {})
+            for cell, (_, _, problem) in self.cells.items()
+            for peer in self.peers
+            if peer_methods.applies(peer, PROBLEMS[problem])
+        }
+        make = functools.partial(self.job, held_out=0.2)
+        shown = ["val.objective", "val.violation"]
+        return run_searches(grids, make, score, self.given.jobs, shown, train, seeds=SEEDS, longest=0)
 
     def results(self, picks: dict[str, dict[str, Any]]) -> list[Job]:
         """The runs of the table."""
         jobs = []
         for cell in self.cells:
-            rates = {m: picks[f"{cell}: {m}"]["picked"] for m in self.peers if f"{cell}: {m}" in picks}
-            for method, overrides in {OURS: {}, **rates}.items():
-                jobs += [self.job(method, cell, 0.0, overrides, seed) for seed in range(self.given.seeds)]
+            labels = [f"{cell}: {method}" for method in self.peers if f"{cell}: {method}" in picks]
+            picked = {f"{cell}: {OURS}": {}} | {label: picks[label]["picked"] for label in labels}
+            for label, overrides in picked.items():
+                jobs += [self.job(label, overrides, seed) for seed in range(self.given.seeds)]
         return run_all(jobs, self.given.jobs, ["test.objective", "test.violation"], train)
 
 
-def rates(runs: list[Job]) -> str:
-    """What the search picked."""
-    return ", ".join(f"{name} {rate:g}" for name, rate in runs[0]["overrides"].items()) or "default"
+def arguments_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser that also takes the tables."""
+    parser = arguments(description)
+    parser.add_argument("--adult", nargs=2, metavar=("TRAIN", "TEST"), help="tables of UCI Adult")
+    for name in ("compas", "german", "crime"):
+        parser.add_argument(f"--{name}", nargs=1, metavar="TABLE")
+    parser.add_argument("--tune", action="store_true", help="the search, whose picks are kept")
+    return parser
 
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adult", nargs=2, metavar=("TRAIN", "TEST"), help="tables of UCI Adult")
-    for name in ("compas", "german", "crime"):
-        parser.add_argument(f"--{name}", nargs=1, metavar="TABLE")
+    parser = arguments_of(__doc__)
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), choices=PROBLEMS)
-    parser.add_argument("--tune", action="store_true", help="the search, whose picks are kept")
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="of every run; by default one number for every table")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     benchmark = Benchmark(given)
@@ -245,12 +236,12 @@ def main() -> None:
     print(feasibility(cells))
 
 
-def cells_of(results: list[Job]) -> list[Cell]:
+def cells_of(results: list[Job]) -> Cells:
     """The finished runs, by cell and method."""
-    cells: dict[str, dict[str, list[Job]]] = {}
+    cells: Cells = {}
     for run in results:
         cells.setdefault(run["cell"], {}).setdefault(run["method"], []).append(run)
-    return [Cell(name, runs) for name, runs in cells.items()]
+    return cells
 
 
 if __name__ == "__main__":

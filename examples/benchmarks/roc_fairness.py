@@ -23,7 +23,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from runs import CHEAP, SEEDS, Axes, Job, Tuning, run_all, run_searches, seconds, table, value
+from runs import CHEAP, SEEDS, Axes, Job, arguments, median, run_all, run_searches, seconds, spread, table, value
 
 from fcco_lightning.evaluation.pictures.style import new_figure, quiet_frame, row_of_axes, save
 
@@ -137,15 +137,9 @@ def decided(split: str) -> Any:
 
     def cell(runs: list[Job]) -> str:
         worst = [max(r[split]["decided"].values()) for r in runs if r[split].get("decided")]
-        spread = statistics.stdev(worst) if len(worst) > 1 else 0.0
-        return f"{statistics.fmean(worst):.4f} +- {spread:.4f}" if worst else ""
+        return spread(worst) if worst else ""
 
     return cell
-
-
-def median(column: str) -> Any:
-    """A table's cell: the median over runs."""
-    return lambda runs: f"{statistics.median(value(r, column) for r in runs):.4f}"
 
 
 def picture(results: list[Job], path: Path, x: str, names: list[str]) -> None:
@@ -195,16 +189,13 @@ class Benchmark:
 
     def tune(self) -> None:
         """Search for learning rates and rho."""
-        tunings = {}
-        for label, (method, settings, axes) in self.methods.items():
-            make = functools.partial(self.tuning_job, label, method, settings)
-            tunings[label] = Tuning(axes, make, score)
-        self.picks |= run_searches(tunings, self.given.jobs, ["train.auc", "train.worst_violation", "val.auc"])
+        grids = {label: axes for label, (_, _, axes) in self.methods.items()}
+        shown = ["train.auc", "train.worst_violation", "val.auc"]
+        self.picks |= run_searches(grids, self.tuning_job, score, self.given.jobs, shown)
 
-    def tuning_job(
-        self, label: str, method: str, settings: dict[str, Any], overrides: dict[str, Any], seed: int
-    ) -> Job:
+    def tuning_job(self, label: str, overrides: dict[str, Any], seed: int) -> Job:
         """A run of the search, which holds out a fifth of the training split."""
+        method, settings, _ = self.methods[label]
         return self.job(label, method, seed, settings | HELD_OUT | overrides)
 
     def tune_fronts(self) -> None:
@@ -252,18 +243,15 @@ class Benchmark:
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, jobs=2)
     parser.add_argument("--data", choices=["adult", "compas"], required=True)
     parser.add_argument("--train", required=True, help="training table")
     parser.add_argument("--test", help="test table (Adult)")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="as in the configs by default")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--tune", action="store_true", help="the search, whose picks are kept")
     parser.add_argument("--front", action="store_true", help="gap against AUC in the form that cannot be gamed")
     parser.add_argument("--ablation", choices=sorted(ABLATIONS))
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     benchmark = Benchmark(given)
@@ -277,7 +265,7 @@ def main() -> None:
     (given.out / f"{name}.json").write_text(json.dumps(results, indent=1))
     extra = {f"{split} h of decisions": decided(split) for split in ("train", "test")}
     extra |= {"vacuous": vacuous, "collapsed": collapsed, "seconds": seconds}
-    medians = {f"median {c}": median(c) for c in COLUMNS[3:]}
+    medians = {f"median {c}": functools.partial(median, c) for c in COLUMNS[3:]}
     print("\n" + table(results, COLUMNS, medians | extra))
     x = "worst_violation" if what == "methods" else "roc_gap"
     names = [r["label"] if given.ablation else METHODS[r["method"]] for r in results]

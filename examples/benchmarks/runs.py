@@ -1,14 +1,18 @@
 """Runs of ``fcco fit`` in processes of their own: what the benchmarks of whole trainings share."""
 
+import argparse
 import contextlib
 import csv
+import functools
 import itertools
 import json
+import logging
 import math
 import os
 import statistics
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -17,6 +21,28 @@ from typing import Any
 CONFIGS = Path(__file__).parents[2] / "configs"
 CHEAP = {"baseline.enabled": "false", "report.pictures": "false", "trainer.check_val_every_n_epoch": 1000}
 Job = dict[str, Any]  # label, config, seed, overrides, curves (logged metrics to keep); once it has run its report too
+
+
+def arguments(description: str | None, jobs: int | None = 1) -> argparse.ArgumentParser:
+    """A parser that knows what benchmarks of whole trainings are asked for; None for runs that go one by one."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    if jobs:
+        parser.add_argument("--jobs", type=int, default=jobs, help="runs at a time, one thread each")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
+    return parser
+
+
+def quiet_trainer(**settings: Any) -> Any:
+    """A Trainer on the CPU, one thread, that prints, logs and keeps nothing."""
+    import torch
+    from lightning.pytorch import Trainer
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    return Trainer(accelerator="cpu", **quiet, **settings)
 
 
 def train(job: Job) -> Job:
@@ -215,13 +241,21 @@ class Tuning:
 
 
 def run_searches(
-    tunings: dict[str, Tuning],
+    grids: dict[str, Axes],
+    make: Callable[[str, dict[str, Any], int], Job],
+    score: Callable[[Job], float],
     workers: int,
     shown: Sequence[str],
     run: Callable[[Job], Job] = train,
     kept: Path | None = None,
+    **limits: Any,
 ) -> dict[str, dict[str, Any]]:
-    """All searches side by side, so that no worker waits for the end of a small grid; their summaries, also printed."""
+    """The searches of all labels side by side, so that no worker waits for the end of a small grid.
+
+    ``make`` is told the label, too; ``limits`` are further arguments of :class:`Tuning`, ``kept`` is as in
+    :func:`run_all`.  The summaries are also printed.
+    """
+    tunings = {label: Tuning(axes, functools.partial(make, label), score, **limits) for label, axes in grids.items()}
     open_searches = {label: tuning.search() for label, tuning in tunings.items()}
     wanted = {label: next(search) for label, search in open_searches.items()}
     while wanted:
@@ -250,14 +284,16 @@ def table(
     lines = ["| run | seeds | " + " | ".join([*columns, *extra]) + " |", "|---" * (len(columns) + len(extra) + 2) + "|"]
     for label in dict.fromkeys(r["label"] for r in results):
         runs = [r for r in results if r["label"] == label and "train" in r]
-        cells = []
-        for column in columns:
-            values = [scale * value(r, column) for r in runs]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{statistics.fmean(values):.4f} +- {spread:.4f}")
+        cells = [spread([scale * value(r, column) for r in runs]) for column in columns]
         cells += [make(runs) for make in extra.values()]
         lines.append(f"| {label} | {len(runs)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def spread(values: Sequence[float], digits: int = 4) -> str:
+    """Mean +- standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):.{digits}f} +- {deviation:.{digits}f}"
 
 
 def band(axes: Any, x: Sequence[float], curves: Sequence[Sequence[float]], label: str) -> None:
@@ -268,6 +304,17 @@ def band(axes: Any, x: Sequence[float], curves: Sequence[Sequence[float]], label
     axes.fill_between(x, low, high, alpha=0.15, color=line.get_color())
 
 
+def median(column: str, runs: list[Job]) -> str:
+    """The median of a figure."""
+    return f"{statistics.median(value(run, column) for run in runs):.4f}"
+
+
 def seconds(runs: list[Job]) -> str:
     """Median time of a run."""
     return f"{statistics.median(r['seconds'] for r in runs):.1f}"
+
+
+def rates(runs: list[Job]) -> str:
+    """The learning rates and others that the search has picked."""
+    picked = {name: rate for name, rate in runs[0]["overrides"].items() if name in ("lr", "dual", "model.optimizer.lr")}
+    return ", ".join(f"{name.rpartition('.')[2]} {rate:g}" for name, rate in picked.items()) or "default"

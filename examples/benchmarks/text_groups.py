@@ -13,7 +13,6 @@ on its edge; it has seeds of its own and picks by the mean CVaR of the validatio
 ``--ablation adam`` is tuned in the same way.  Picks are kept in the output folder and used later.
 """
 
-import argparse
 import functools
 import json
 import time
@@ -21,7 +20,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runs import Job, Tuning, run_all, run_searches, seconds, table, value
+from lightning.pytorch import seed_everything
+from runs import Job, arguments, quiet_trainer, run_all, run_searches, seconds, table, value
+
+from fcco_lightning import (
+    ALEXR2,
+    OOA,
+    SGD,
+    SONEX,
+    SONX,
+    AdamType,
+    Algorithm,
+    Columns,
+    CrossEntropy,
+    CVaRGroupDRO,
+    FCCOModule,
+    GroupedTextDataModule,
+    GroupEvaluation,
+    Groups,
+    GroupSampling,
+    HeavyBall,
+    ImageSplits,
+    LabelledTexts,
+    LinearWarmUp,
+    Schedule,
+    TextClassifier,
+    TextTokens,
+    UniformSampling,
+)
 
 METHODS = ("sgd", "sgd_uw", "ooa", "sonx", "sonex", "alexr2")
 MOMENTUM = ("sonex_momentum", "alexr2_momentum")
@@ -50,19 +76,8 @@ def tokenizer(path: str, length: int, folder: str) -> str:
     return str(found)
 
 
-def mails(path: str, length: int, *, uniform: bool = False, seed: int = 0, **tokens: Any) -> Any:
+def mails(path: str, length: int, *, uniform: bool = False, seed: int = 0, **tokens: Any) -> GroupedTextDataModule:
     """The mails in their four groups; 60%, 20% and 20% of each are for training, validation and testing."""
-    from fcco_lightning import (
-        Columns,
-        GroupedTextDataModule,
-        Groups,
-        GroupSampling,
-        ImageSplits,
-        LabelledTexts,
-        TextTokens,
-        UniformSampling,
-    )
-
     return GroupedTextDataModule(
         LabelledTexts(path),
         columns=Columns("spam", positive=1),
@@ -75,40 +90,23 @@ def mails(path: str, length: int, *, uniform: bool = False, seed: int = 0, **tok
     )
 
 
-def algorithm(method: str) -> Any:
-    """The algorithm of a method, with the middle values of the papers' grids."""
-    from fcco_lightning import ALEXR2, OOA, SGD, SONEX, SONX
-
-    made: dict[str, Callable[[], Any]] = {
-        "sgd": SGD,
-        "ooa": lambda: OOA(eta_dual=0.01),
-        "sonx": lambda: SONX(gamma=0.5, gamma_prime=0.1),
-        "sonex": lambda: SONEX(gamma=0.5, gamma_prime=0.1, lam=0.1),
-        "alexr2": lambda: ALEXR2(K=5, eta=0.05, nu=0.1, gamma=0.5, gamma_prime=0.1, lam=0.1),
-    }
-    return made[method.partition("_")[0]]()
+ALGORITHMS: dict[str, Callable[[], Algorithm]] = {  # with the middle values of the papers' grids
+    "sgd": SGD,
+    "ooa": lambda: OOA(eta_dual=0.01),
+    "sonx": lambda: SONX(gamma=0.5, gamma_prime=0.1),
+    "sonex": lambda: SONEX(gamma=0.5, gamma_prime=0.1, lam=0.1),
+    "alexr2": lambda: ALEXR2(K=5, eta=0.05, nu=0.1, gamma=0.5, gamma_prime=0.1, lam=0.1),
+}
 
 
-def module_of(job: Job) -> Any:
+def module_of(job: Job) -> FCCOModule:
     """The network with the job's objective, algorithm, optimizer and schedule."""
-    from fcco_lightning import (
-        AdamType,
-        CrossEntropy,
-        CVaRGroupDRO,
-        FCCOModule,
-        GroupEvaluation,
-        HeavyBall,
-        LinearWarmUp,
-        Schedule,
-        TextClassifier,
-    )
-
     plain = job["method"].startswith("sgd")
     kind = HeavyBall if job["method"] in MOMENTUM else AdamType
     return FCCOModule(
         TextClassifier(config=NETWORK | {"max_position_embeddings": job["length"]}),
         CrossEntropy() if plain else CVaRGroupDRO(ALPHA),
-        algorithm=algorithm(job["method"]),
+        algorithm=ALGORITHMS[job["method"].partition("_")[0]](),
         optimizer=lambda params: kind(params, weight_decay=0.01, **job["overrides"]),
         schedule=Schedule(LinearWarmUp, "step", objective_lr=None if plain else 0.01),
         evaluation=GroupEvaluation(ALPHA),
@@ -117,15 +115,6 @@ def module_of(job: Job) -> Any:
 
 def train(job: Job) -> Job:
     """One run; the job with the figures of the last epoch."""
-    import logging
-    import warnings
-
-    import torch
-    from lightning.pytorch import Trainer, seed_everything
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     data = mails(
         job["data"],
         job["length"],
@@ -134,15 +123,8 @@ def train(job: Job) -> Job:
         tokenizer=tokenizer(job["data"], job["length"], job["folder"]),
     )
     seed_everything(job["seed"], verbose=False)
-    module, quiet = module_of(job), dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = Trainer(
-        max_epochs=job["epochs"],
-        accelerator="cpu",
-        check_val_every_n_epoch=job["epochs"],
-        num_sanity_val_steps=0,
-        enable_checkpointing=False,
-        **quiet,
-    )
+    module, epochs = module_of(job), job["epochs"]
+    trainer = quiet_trainer(max_epochs=epochs, check_val_every_n_epoch=epochs, num_sanity_val_steps=0)
     start = time.process_time()
     trainer.fit(module, data)
     logged = dict(trainer.callback_metrics) | trainer.test(module, data, verbose=False)[0]
@@ -154,25 +136,15 @@ def train(job: Job) -> Job:
     return {**job, **figures, "seconds": round(time.process_time() - start, 1)}
 
 
-def variants(ablation: str | None, methods: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Label -> method and overrides of its picks."""
-    if ablation == "beta":
-        return {f"{m}, beta {beta:g}": (m, {"beta": beta}) for m in methods for beta in BETAS}
-    return {m: (m, {}) for m in methods}
-
-
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, jobs=2)
     parser.add_argument("--data", required=True, help="table with the columns text, spam and mailing_list")
     parser.add_argument("--methods", nargs="+", choices=[*METHODS, *MOMENTUM], help="all by default")
     parser.add_argument("--ablation", choices=["beta", "adam"])
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--length", type=int, default=32, help="largest number of tokens of a mail")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--tune", action="store_true", help="the grids of learning rates, with seeds of their own")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     ablated = {"beta": ["sonex", "alexr2"], "adam": ["sonex", "sonex_momentum", "alexr2", "alexr2_momentum"]}
     methods = given.methods or ablated.get(given.ablation, list(METHODS))
@@ -186,17 +158,16 @@ def main() -> None:
         return {"label": method, "method": method, "seed": seed, "overrides": overrides, **common}
 
     if given.tune:
-        rates = {m: MOMENTUM_RATES if m in MOMENTUM else ADAPTIVE_RATES for m in methods}
-        tunings = {
-            m: Tuning({"lr": rates[m]}, functools.partial(job, m), lambda r: -value(r, "val.cvar_loss"))
-            for m in methods
-        }
-        picks |= run_searches(tunings, given.jobs, ["val.cvar_loss", "val.worst_group_accuracy"], train)
+        grids = {m: {"lr": MOMENTUM_RATES if m in MOMENTUM else ADAPTIVE_RATES} for m in methods}
+        shown = ["val.cvar_loss", "val.worst_group_accuracy"]
+        picks |= run_searches(grids, job, lambda run: -value(run, shown[0]), given.jobs, shown, train)
         picks_file.write_text(json.dumps(picks, indent=1))
         return
+    changes = {f", beta {beta:g}": {"beta": beta} for beta in BETAS} if given.ablation == "beta" else {"": {}}
     jobs = [
-        {**job(method, picks.get(method, {}).get("picked", {}) | changes, seed), "label": label}
-        for label, (method, changes) in variants(given.ablation, methods).items()
+        {**job(m, picks.get(m, {}).get("picked", {}) | change, seed), "label": m + suffix}
+        for m in methods
+        for suffix, change in changes.items()
         for seed in range(given.seeds)
     ]
     results = run_all(jobs, given.jobs, FIGURES[:4], train)

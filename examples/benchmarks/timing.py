@@ -24,18 +24,26 @@ def momentum(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=1e-4, momentum=0.9)
 
 
-def plain(network: nn.Module) -> Step:
-    """Cross-entropy, in a loop that anyone would write."""
-    optimizer = momentum(network.parameters())
+def descent(loss: Callable[[Any], Tensor], optimizer: torch.optim.Optimizer) -> Step:
+    """Down the gradient of a batch's loss, in a loop that anyone would write."""
 
-    def step(batch: dict[str, Tensor]) -> None:
-        y = batch["y"].float()
-        loss = binary_cross_entropy_with_logits(network(batch["x"]).view_as(y), y)
+    def step(batch: Any) -> None:
+        value = loss(batch)
         optimizer.zero_grad()
-        loss.backward()
+        value.backward()
         optimizer.step()
 
     return step
+
+
+def plain(network: nn.Module) -> Step:
+    """Cross-entropy."""
+
+    def loss(batch: dict[str, Tensor]) -> Tensor:
+        y = batch["y"].float()
+        return binary_cross_entropy_with_logits(network(batch["x"]).view_as(y), y)
+
+    return descent(loss, momentum(network.parameters()))
 
 
 def engine_step(engine: Engine, optimizer: torch.optim.Optimizer) -> Step:
@@ -99,6 +107,12 @@ def _now(device: str, clock: Callable[[], float]) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     return clock()
+
+
+def largest_resident_set() -> float:
+    """MiB of this process, from /proc, so on Linux."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 
 
 class _Counter(TorchDispatchMode):

@@ -13,7 +13,6 @@ Every method's parameters are searched from a grid of five to nine points, which
 its edge, by the objective at the end of a run with a seed of its own; then the pick runs with the other seeds.
 """
 
-import argparse
 import functools
 import json
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from runs import Axes, Job, Tuning, band, run_all, run_searches, seconds, table
+from runs import Axes, Job, arguments, band, run_all, run_searches, seconds, table
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -214,23 +213,18 @@ def picture(results: list[Job], path: Path) -> None:
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, jobs=2)
     parser.add_argument("--part", choices=sorted(TASKS), default="distributions")
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
 
     def job(method: str, overrides: dict[str, Any], seed: int) -> Job:
         return {"label": method, "task": given.part, "steps": given.steps, "seed": seed, "overrides": overrides}
 
-    tunings = {
-        method: Tuning(axes, functools.partial(job, method), lambda run: -run["test"]["psi"], seeds=(100,))
-        for method, axes in AXES[given.part].items()
-    }
-    picks = run_searches(tunings, given.jobs, ["test.psi"], run)
+    picks = run_searches(
+        AXES[given.part], job, lambda run: -run["test"]["psi"], given.jobs, ["test.psi"], run, seeds=(100,)
+    )
     jobs = [job(method, pick["picked"], seed) for method, pick in picks.items() for seed in range(given.seeds)]
     results = run_all(jobs, given.jobs, FIGURES, run)
     name = f"weakly_convex_dro_{given.part}"

@@ -30,13 +30,13 @@ searched from three values on, until the pick is not on an edge, with three seed
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 import torch
 import xrisk_cost
 import xrisk_fits
 import xrisk_scores
+from runs import arguments
 from timing import report
 
 PARTS = ("cost", "scores", *xrisk_fits.COMPARISONS)
@@ -59,14 +59,11 @@ def carry_out(part: str, given: argparse.Namespace) -> None:
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--part", nargs="+", choices=PARTS, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--tuning-seeds", type=int, default=1, choices=[1, 2, 3], help="of the parts from push on")
     parser.add_argument("--rounds", type=int, default=60, help="of cost, of ten steps each")
     parser.add_argument("--compiled", action="store_true", help="cost: also by torch.compile (needs a C++ compiler)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     torch.set_num_threads(1)
     given.out.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import time
 
 import libauc_losses
 import torch
-from libauc_losses import GAMMA, RANKING, LibAUCStep, RankingLoss, moving_averages, through_engine
+from libauc_losses import GAMMA, RANKING, RankingLoss, libauc_step, moving_averages, through_engine
 from timing import Step, Table, interleaved, momentum, operators_of, plain
 from torch import Tensor, nn
 
@@ -57,13 +57,6 @@ def written_out(network: nn.Module) -> Step:
     return step
 
 
-def libauc(network: nn.Module, name: str, module: TensorDataModule, labels: int) -> LibAUCStep:
-    """One step on a loss of LibAUC."""
-    positives = int(module.tables["train"].columns["y"].sum())
-    loss = libauc_losses.made(name, ROWS, positives, labels)
-    return LibAUCStep(network, loss, momentum(libauc_losses.groups(loss, network.parameters())))
-
-
 def steps(rounds: int, labels: int, *, others: bool, compiled: bool) -> Table:
     """Ratios to cross-entropy on the same batches."""
     module = data(labels)
@@ -78,7 +71,8 @@ def steps(rounds: int, labels: int, *, others: bool, compiled: bool) -> Table:
         if name == "AP":
             variants["AP, written out"] = written_out(copy.deepcopy(network))
         if others:
-            variants[f"LibAUC {theirs}"] = libauc(copy.deepcopy(network), theirs, module, labels)
+            loss = libauc_losses.made(theirs, ROWS, int(module.tables["train"].columns["y"].sum()), labels)
+            variants[f"LibAUC {theirs}"] = libauc_step(copy.deepcopy(network), loss, momentum)
     return interleaved(
         variants,
         list(itertools.islice(module.train_dataloader(), 40)),
@@ -103,8 +97,7 @@ def operators(*, others: bool) -> Table:
             row = {"here": operators_of(functools.partial(ours.measure, scores, given))}
             if others:
                 loss = libauc_losses.made(theirs, ROWS, int(batch["y"].sum()), labels)
-                step = LibAUCStep(nn.Identity(), loss, momentum([scores]))
-                row["LibAUC"] = operators_of(functools.partial(step.forward, torch.sigmoid(scores), batch))
+                row["LibAUC"] = operators_of(functools.partial(libauc_losses.value, loss, scores.sigmoid(), batch))
             table[name] = row
     return table
 

@@ -3,7 +3,6 @@
 import argparse
 import functools
 import importlib.util
-import statistics
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from runs import CHEAP, SEEDS, Job, Tuning, run_all, run_searches, seconds, table, value
+from runs import CHEAP, SEEDS, Job, median, rates, run_all, run_searches, seconds, spread, table, value
 from torch import Tensor
 
 from fcco_lightning import (
@@ -39,8 +38,7 @@ PUSH_EXPONENT = 4.0
 
 def algorithms(gamma: float) -> dict[str, Overrides]:
     """Four ways to remember inner values, with the same gamma."""
-    keeping = {"SOX": gamma, "MOAP": gamma, "SOAP": gamma}
-    named = {name: {"model.algorithm": name, "model.algorithm.gamma": g} for name, g in keeping.items()}
+    named = {name: {"model.algorithm": name, "model.algorithm.gamma": gamma} for name in ("SOX", "MOAP", "SOAP")}
     return named | {"BSGD": {"model.algorithm": "BSGD"}}
 
 
@@ -84,14 +82,9 @@ def compare(part: str, given: argparse.Namespace) -> tuple[dict[str, Any], list[
     what = COMPARISONS[part](given.out)
     picks: dict[str, Any] = {}
     if what.score is not None:
-        axes = {"model.optimizer.lr": what.rates}
-        tunings = {
-            label: Tuning(
-                axes, functools.partial(what.tuning_job, label), what.score, seeds=SEEDS[: given.tuning_seeds]
-            )
-            for label in what.methods
-        }
-        picks = run_searches(tunings, given.jobs, [])
+        grids = {label: {"model.optimizer.lr": what.rates} for label in what.methods}
+        tuning_seeds = SEEDS[: given.tuning_seeds]
+        picks = run_searches(grids, what.tuning_job, what.score, given.jobs, [], seeds=tuning_seeds)
     jobs = [
         what.job(label, picks.get(label, {"picked": {}})["picked"], seed)
         for label in what.methods
@@ -99,13 +92,9 @@ def compare(part: str, given: argparse.Namespace) -> tuple[dict[str, Any], list[
     ]
     results = run_all(jobs, given.jobs, what.columns)
     results += [job for seed in range(given.seeds) for job in what.others(seed)]
-    print(f"\n{part}\n" + table(results, what.columns, what.extra | ({"lr": rate} if picks else {}) | {"s": seconds}))
+    extra = what.extra | ({"picked": rates} if picks else {}) | {"s": seconds}
+    print(f"\n{part}\n" + table(results, what.columns, extra))
     return picks, results
-
-
-def rate(runs: list[Job]) -> str:
-    """The learning rate."""
-    return f"{runs[0]['overrides'].get('model.optimizer.lr', '')}"
 
 
 def beside(label: str, seed: int, run: Callable[[], dict[str, dict[str, float]]]) -> Job:
@@ -150,7 +139,7 @@ def push(folder: Path) -> Comparison:
         lambda seed: data | shape | {"model.evaluation": "xrisk_fits.PushLoss"},  # noqa: ARG005
         lambda run: -value(run, "val.push_loss"),
         tuning=lambda seed: {"data.splits.val_fraction": 0.2, "data.splits.seed": seed},
-        extra={"test, median": lambda runs: f"{statistics.median(value(r, 'test.push_loss') for r in runs):.4f}"},
+        extra={"test, median": functools.partial(median, "test.push_loss")},
     )
 
 
@@ -202,11 +191,7 @@ def other_neighbours(seed: int) -> Iterable[Job]:
 PATIENTS, STEPS = 1000, 500
 REMEMBERED: dict[str, Overrides] = {
     "SOX": {"model.algorithm": "SOX", "model.algorithm.gamma": 0.5},
-    "SONEX": {
-        "model.algorithm": "SONEX",
-        "model.algorithm.gamma": 0.3,
-        "model.algorithm.gamma_prime": 0.3,
-    },
+    "SONEX": {"model.algorithm": "SONEX", "model.algorithm.gamma+gamma_prime": (0.3, 0.3)},
     "in-batch Cox (BSGD)": {"model.algorithm": "BSGD"},
 }
 
@@ -232,8 +217,7 @@ def survival(folder: Path) -> Comparison:  # noqa: ARG001
             100 * (value(r, "train.loss") - best(r["seed"])["train"]["loss"]) / best(r["seed"])["range"]["loss"]
             for r in runs
         ]
-        spread = statistics.stdev(shares) if len(shares) > 1 else 0.0
-        return f"{statistics.fmean(shares):.2f} +- {spread:.2f}"
+        return spread(shares, digits=2)
 
     return Comparison(
         "xrisk/synthetic_cox_sox",

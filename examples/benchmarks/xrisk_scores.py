@@ -7,16 +7,18 @@ import functools
 import importlib.util
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import libauc_losses
 import torch
-from libauc_losses import RANKING, LibAUCStep, RankingLoss, through_engine
-from runs import Job, Tuning, run_all, run_searches, seconds, table, value
-from timing import Step
+from libauc_losses import RANKING, RankingLoss, libauc_step, through_engine
+from peer_methods import batches
+from runs import Job, rates, run_all, run_searches, seconds, table, value
+from timing import Step, descent
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.optim import Adam
 
 from fcco_lightning import (
     AUC,
@@ -107,42 +109,27 @@ def methods() -> list[str]:
     return [*PLAIN, TREES, *OURS, *bounded, *(LIBAUC if libauc_losses.available() else ())]
 
 
-def batches(module: TensorDataModule) -> Iterator[dict[str, Tensor]]:
-    """Training batches, epoch after epoch."""
-    loader = module.train_dataloader()
-    for epoch in itertools.count():
-        loader.sampler.set_epoch(epoch)
-        yield from loader
-
-
-def optimizer(groups: Any, lr: float) -> torch.optim.Optimizer:
-    """The same for everybody."""
-    return torch.optim.Adam(groups, lr=lr)
-
-
 def plain(network: nn.Module, method: str, module: TensorDataModule, lr: float) -> Step:
-    """A loss of single samples, in a loop that anyone would write."""
-    steps, columns = optimizer(network.parameters(), lr), module.tables["train"].columns
+    """A loss of single samples."""
+    columns = module.tables["train"].columns
 
-    def step(batch: dict[str, Tensor]) -> None:
-        loss = PLAIN[method](network(batch["x"]), batch["y"].float(), columns)
-        steps.zero_grad()
-        loss.backward()
-        steps.step()
+    def loss(batch: dict[str, Tensor]) -> Tensor:
+        return PLAIN[method](network(batch["x"]), batch["y"].float(), columns)
 
-    return step
+    return descent(loss, Adam(network.parameters(), lr=lr))
 
 
 def main_step(network: nn.Module, method: str, module: TensorDataModule, lr: float) -> Step:
-    """A step of the method proper."""
+    """A step of the method proper, all with the same optimizer."""
+    adam = functools.partial(Adam, lr=lr)
     if method in PLAIN:
         return plain(network, method, module, lr)
     if (name := method.removesuffix(BOUNDED)) in OURS:
         ours = OURS[name]
         objective = ours.objective(sigmoid=name != method)
-        return through_engine(network, objective, ours.algorithm(), module, lambda p: optimizer(p, lr))
+        return through_engine(network, objective, ours.algorithm(), module, adam)
     loss = libauc_losses.made(LIBAUC[method], module.num_train, POSITIVES)
-    return LibAUCStep(network, loss, optimizer(libauc_losses.groups(loss, network.parameters()), lr))
+    return libauc_step(network, loss, adam)
 
 
 def fitted(method: str, splits: Split, lr: float, seed: int) -> Callable[[Tensor], Tensor]:
@@ -152,9 +139,9 @@ def fitted(method: str, splits: Split, lr: float, seed: int) -> Callable[[Tensor
     module = TensorDataModule(splits, batches=sampling, seed=seed)
     module.setup()
     network = TabularMLP([32], in_features=module.num_features)
-    drawn, left = batches(module), STEPS
+    drawn, left, adam = batches(module, STEPS), STEPS, functools.partial(Adam, lr=lr)
     if "pretrained" in method:
-        step, left = through_engine(network, CrossEntropy(), SGD(), module, lambda p: optimizer(p, lr)), STEPS // 2
+        step, left = through_engine(network, CrossEntropy(), SGD(), module, adam), STEPS // 2
         for batch in itertools.islice(drawn, left):
             step(batch)
         renew(head_of(network), seed)
@@ -204,18 +191,11 @@ def scores(seeds: int, workers: int) -> tuple[dict[str, Any], list[Job]]:
         data, method = pairs[label]
         return {"label": label, "data": data, "method": method, "seed": seed, "overrides": overrides}
 
-    tunings = {
-        label: Tuning(
-            {"lr": [0.03, 0.1, 0.3] if TREES in label else LEARNING_RATES},
-            functools.partial(job, label),
-            lambda run: value(run, "val.auc"),
-        )
-        for label in pairs
-    }
-    picks = run_searches(tunings, workers, ["val.auc"], train)
+    grids = {label: {"lr": [0.03, 0.1, 0.3] if TREES in label else LEARNING_RATES} for label in pairs}
+    picks = run_searches(grids, job, lambda run: value(run, "val.auc"), workers, ["val.auc"], train)
     jobs = [job(label, pick["picked"], seed) for label, pick in picks.items() for seed in range(seeds)]
     results = run_all(jobs, workers, FIGURES, train)
-    extra = {"lr": lambda runs: f"{runs[0]['overrides']['lr']:g}", "seconds": seconds}
+    extra = {"picked": rates, "seconds": seconds}
     for data, positives in DATA.items():
         print(f"\n{data}, {positives}\n" + table([r for r in results if r["data"] == data], FIGURES, extra))
     return picks, results

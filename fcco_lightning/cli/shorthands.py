@@ -33,46 +33,40 @@ def written_out(args: Sequence[str]) -> list[str]:
         >>> written_out(["fit", "--model.constraints", "EqualizedOdds", "--model.constraints.kappa", "0.02"])
         ['fit', '--model.constraints=[{"class_path": "EqualizedOdds", "init_args": {"kappa": 0.02}}]']
     """
-    given = list(_with_constraints(list(_pairs(with_files(args)))))
+    given = list(_with_constraints(with_files(args)))
     return [*_of_a_table(given)] if given[:1] == ["fit"] else given
 
 
-def _pairs(args: Iterable[str]) -> Iterator[list[str]]:
-    """Options with their values: ``[NAME, VALUE]``, ``[NAME]``, or the word itself where it is no option."""
-    waiting: str | None = None
+def _joined(args: Iterable[str]) -> list[str]:
+    """The arguments, with options of constraints and their values in one word."""
+    found: list[str] = []
     for word in args:
-        if waiting is not None:
-            yield [waiting] if word.startswith("--") else [waiting, word]
-            used, waiting = not word.startswith("--"), None
-            if used:
-                continue
-        if word.startswith(_CONSTRAINTS) and "=" not in word:
-            waiting = word
-        elif word.startswith(_CONSTRAINTS):
-            yield list(word.split("=", 1))
+        waiting = bool(found) and found[-1].startswith(_CONSTRAINTS) and "=" not in found[-1]
+        if waiting and not word.startswith("--"):
+            found[-1] += f"={word}"
         else:
-            yield [word]
-    if waiting is not None:
-        yield [waiting]
+            found.append(word)
+    return found
 
 
-def _with_constraints(given: Sequence[list[str]]) -> Iterator[str]:
+def _with_constraints(args: Iterable[str]) -> Iterator[str]:
     """The arguments, with constraints that are named as lists of classes."""
     named: list[dict[str, Any]] = []
     option = ""
-    for name, *value in [*given, [""]]:
-        if named and value and name.startswith(f"{_CONSTRAINTS}."):
+    for word in [*_joined(args), ""]:
+        name, equals, value = word.partition("=")
+        if named and equals and name.startswith(f"{_CONSTRAINTS}."):
             argument = name.removeprefix(f"{_CONSTRAINTS}.").removeprefix("init_args.")
             for one in named:
-                one.setdefault("init_args", {})[argument] = yaml.safe_load(value[0])
+                one.setdefault("init_args", {})[argument] = yaml.safe_load(value)
             continue
         if named:
             yield f"{option}={json.dumps(named[0] if option.endswith('+') else named)}"
             named = []
-        if name in (_CONSTRAINTS, f"{_CONSTRAINTS}+") and value and (found := _classes(value[0])):
+        if name in (_CONSTRAINTS, f"{_CONSTRAINTS}+") and (found := _classes(value)):
             option, named = name, found
-        elif name:
-            yield from [f"{name}={value[0]}"] if value and name.startswith(_CONSTRAINTS) else [name, *value]
+        elif word:
+            yield word
 
 
 def _classes(words: str) -> list[dict[str, Any]]:

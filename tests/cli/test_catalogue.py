@@ -5,9 +5,9 @@ import inspect
 import pytest
 
 from fcco_lightning import public_names
-from fcco_lightning.__main__ import main
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.ambiguity import AmbiguitySet
+from fcco_lightning.cli import run
 from fcco_lightning.cli.catalogue import KINDS, close_to, members
 from fcco_lightning.constraints import Constraint, Multipliers, Penalty
 from fcco_lightning.data.sampling import Sampling
@@ -65,18 +65,14 @@ def test_a_misspelt_name(word, meant):
 
 
 def test_the_command(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["list", "algorithms", "losses"])
+    assert run(["list", "algorithms", "losses"]) == 0
     printed = capsys.readouterr().out
-    assert ended.value.code == 0
     assert "algorithms (model.algorithm)\n  ALEXR " in printed
     assert "\nlosses (" in printed
     assert "objectives (" not in printed
-    with pytest.raises(SystemExit):
-        main(["list"])
+    assert run(["list"]) == 0
     printed = capsys.readouterr().out
     assert [line.split(" (")[0] for line in printed.splitlines() if line.split(" (")[0] in KINDS] == list(KINDS)
-    with pytest.raises(SystemExit) as ended:
-        main(["list", "objectiv"])
-    assert ended.value.code == 2
+    with pytest.raises(SystemExit, match=r"^2$"):
+        run(["list", "objectiv"])
     assert "there is no kind 'objectiv'; there are algorithms, objectives" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fcco_lightning.__main__ import main
+from fcco_lightning.cli import run
 from fcco_lightning.cli.comparison import compare
 from fcco_lightning.errors import DataError
 
@@ -43,9 +43,7 @@ def test_rows_hold_what_differs_and_what_was_reached(runs):
 
 
 def test_the_command_prints_writes_and_draws(runs, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["compare", *runs, "--out", "table.csv"])
-    assert ended.value.code == 0
+    assert run(["compare", *runs, "--out", "table.csv"]) == 0
     assert "SONEX" in capsys.readouterr().out
     with Path("table.csv").open() as file:
         assert [row["test_auc"] for row in csv.DictReader(file)] == ["0.8", "0.9"]
@@ -57,7 +55,5 @@ def test_the_command_prints_writes_and_draws(runs, capsys):
 def test_runs_without_constraints_are_a_line_each(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(Path("a"), "SGD", None, {"loss": 0.5})
-    with pytest.raises(SystemExit) as ended:
-        main(["compare", "a", "--picture", "b.png"])
-    assert ended.value.code == 0
+    assert run(["compare", "a", "--picture", "b.png"]) == 0
     assert Path("b.png").exists()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fcco_lightning.__main__ import main
-from fcco_lightning.cli import named_configs
+from fcco_lightning.cli import named_configs, run
 from fcco_lightning.cli.named_configs import find_config, with_files
 from fcco_lightning.errors import ConfigError
 
@@ -45,9 +44,7 @@ def test_the_list_names_and_copies_them(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copying = ["--copy", "synthetic_alexr2"]
     for arguments, status in ((["configs"], 0), (copying, 0), (copying, 2)):
-        with pytest.raises(SystemExit) as ended:
-            main(["list", *arguments])
-        assert ended.value.code == status
+        assert run(["list", *arguments]) == status
     printed = capsys.readouterr()
     listed = dict(line.split(maxsplit=1) for line in printed.out.splitlines() if line.startswith("  "))
     assert listed.keys() == named_configs.named_configs().keys()

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from fcco_lightning.__main__ import main
-from fcco_lightning.cli import tuning
+from fcco_lightning.cli import run, tuning
 from fcco_lightning.cli.named_configs import named_searches
 from fcco_lightning.cli.tuning import Judge, Option, ordered, print_search, rank, read_search, search
 from fcco_lightning.errors import ConfigError, NonFiniteError
@@ -156,21 +155,14 @@ def test_optuna_is_asked_for_by_name(monkeypatch):
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*exists and is not empty")
 def test_the_command_for_the_best_reaches_its_figures(capsys):
     Path("s.yaml").write_text("model.optimizer.lr: {log: [1e-3, 1]}\nmodel.algorithm.lam: {choice: [0.002, 0.02]}\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["tune", "--search", "s.yaml", "--trials", "6", *SMALL, "--trainer.max_epochs=3"])
-    assert ended.value.code == 0
+    assert run(["tune", "--search", "s.yaml", "--trials", "6", *SMALL, "--trainer.max_epochs=3"]) == 0
     lines = capsys.readouterr().out.strip().splitlines()
-    states = [trial.state.name for trial in search_again(lines).trials]
+    study = search([*SMALL, "--trainer.max_epochs=3"], read_search("s.yaml"), 6)  # nothing is left to do
+    states = [trial.state.name for trial in study.trials]
     assert len(states) == 6
     assert {"COMPLETE", "PRUNED"} == set(states)
     assert not list(Path("tuning").rglob("*.ckpt"))
     (shown,) = [line for line in lines if line.startswith("The best is trial")]
-    with pytest.raises(SystemExit):
-        main([*shlex.split(lines[-1])[1:], "--report.folder=best", "--baseline.enabled=false"])
+    run([*shlex.split(lines[-1])[1:], "--report.folder=best", "--baseline.enabled=false"])
     found = yaml.safe_load(Path("best/report.json").read_text())["val"]
     assert f"validation auc {found['auc']:.4f}, largest h {found['worst_violation']:+.4f}" in shown
-
-
-def search_again(lines):
-    """The study in the folder; nothing is left to do."""
-    return search([*SMALL, "--trainer.max_epochs=3"], read_search("s.yaml"), 6)

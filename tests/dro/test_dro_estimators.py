@@ -137,7 +137,6 @@ BAD = [
     ({"divergence": "tv"}, "divergence must be one of"),
     ({"solver": "adam"}, "solver must be one of"),
     ({"solver": 3}, "solver must be one of"),
-    ({"solver": DRAGO(200)}, "block_size=200 is larger than the 120 samples"),
     ({"solver": "lbfgs", "nu": 0.0}, "needs nu > 0, got Squared"),
 ]
 

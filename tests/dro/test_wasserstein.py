@@ -1,8 +1,8 @@
-"""The Wasserstein ball of a linear classifier: against its dual by brute force, and against scipy's minimum."""
+"""The Wasserstein ball of a linear classifier: against moves by linear programming, and scipy's minimum."""
 
 import numpy as np
 import pytest
-from scipy.optimize import LinearConstraint, linprog, minimize, minimize_scalar
+from scipy.optimize import LinearConstraint, linprog, minimize
 from sklearn.datasets import load_breast_cancer
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -28,26 +28,6 @@ def losses(x, signs, w, b=0.0):
 def model(norm, rho=0.1, **options):
     made = {"mu": 0.01, "tol": 1e-10, "ambiguity": CappedSimplex(1.0), "max_passes": 20_000} | options
     return DROClassifier(wasserstein=WassersteinBall(rho, norm), **made)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_the_norm_is_the_dual_of_the_ball(norm):
-    """``min_lam lam rho + mean_i sup_x loss(x) - lam |x - x_i|``, with the supremum over a grid of margins.
-
-    A move of size s changes the margin by at most ``s |w|_*``, so that the supremum is over one number.
-    """
-    rng = np.random.default_rng(0)
-    x, w, rho = rng.normal(size=(9, 4)), rng.normal(size=4), 0.3
-    signs, size = rng.choice([-1.0, 1.0], 9), np.linalg.norm(w, DUAL[norm])
-    margins, away = signs * (x @ w), np.linspace(0, 400, 40_001)
-
-    def dual(lam):
-        inside = np.logaddexp(0, -(margins[:, None] - away)) - lam * away / size
-        return lam * rho + inside.max(axis=1).mean()
-
-    best = minimize_scalar(dual, bounds=(0, 3 * size), method="bounded", options={"xatol": 1e-9}).fun
-    ours = losses(x, signs, w).mean() + WassersteinBall(rho, norm).value(w)
-    assert best == pytest.approx(ours, abs=2e-3)  # the grid ends at a margin of -400
 
 
 @pytest.mark.parametrize("norm", NORMS)
