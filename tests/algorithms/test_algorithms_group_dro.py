@@ -190,7 +190,7 @@ def test_methods_of_both_kinds_come_near_the_least_cvar(name, best):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_reaches_the_least_cvar_closely(name, best):
+def test_every_method_reaches_the_least_cvar(name, best):
     make, steps, lr, groups, options = METHODS[name]
     w, average = train(make(), CVaRGroupDRO(ALPHA, RidgeLogistic(), GROUPS), steps, lr, groups, **options)
     assert -1e-6 <= min(cvar(w), cvar(average)) / best[cvar] - 1 <= GAP
