@@ -42,6 +42,9 @@ LONGEST = (
     "cli/test_cli.py",
     "test_configs.py",
     "training/test_continual_clip.py",
+    "contracts/test_other_devices.py",
+    "engine/test_compiled_steps.py",
+    "contracts/test_objectives.py",
     "contracts/test_algorithms.py",
 )
 

@@ -1,10 +1,10 @@
 """Nothing that users have gets lost unnoticed: `tests/inventory.txt` is the list."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.inventory import inventory
 
 HERE = Path(__file__).parent
 
@@ -15,11 +15,7 @@ def lines(name):
 
 @pytest.fixture(scope="module")
 def found():
-    made = subprocess.run(
-        [sys.executable, "-m", "tests.inventory"], cwd=HERE.parent, capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    return made.stdout.splitlines()
+    return inventory()
 
 
 def test_nothing_is_lost(found):

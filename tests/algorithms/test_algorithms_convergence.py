@@ -100,7 +100,7 @@ QP = {  # the values are exact, so one draw does; algorithm, steps, learning rat
 }
 
 
-@pytest.mark.parametrize("name", QP)
+@pytest.mark.parametrize("name", [n if n == "ALEXR2" else pytest.param(n, marks=pytest.mark.slow) for n in QP])
 def test_constrained_quadratic(name, qp_optimum):
     make, steps, lr, options = QP[name]
     w = quadratic_program(make(), steps, lr, **options)
@@ -108,7 +108,7 @@ def test_constrained_quadratic(name, qp_optimum):
     assert (A @ w - B).max() <= GAP
 
 
-@pytest.mark.parametrize("eps", [1e-1, 1e-2, 1e-3])
+@pytest.mark.parametrize("eps", [*(pytest.param(eps, marks=pytest.mark.slow) for eps in (1e-1, 1e-2)), 1e-3])
 def test_stationary_points_of_the_smoothed_penalty_are_nearly_kkt(eps):
     # SONEX paper, Proposition 5.2: with lam = eps/rho a stationary point has max g <= eps and |nu_i g_i| = O(eps)
     lam = eps / PENALTY
@@ -176,8 +176,9 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize(("name", "batch_size"), [("SONEX", 20), ("SOX", 20), ("ALEXR", N), ("ALEXR2", N)])
-def test_cvar_with_a_trained_threshold(name, batch_size, cvar_optimum):
+@pytest.mark.parametrize("name", [n if n == "SONEX" else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
+def test_cvar_with_a_trained_threshold(name, cvar_optimum):
+    batch_size = N if name.startswith("ALEXR") else 20
     make, optimizer_class, options, lr, steps = METHODS[name]
     network, objective = nn.Linear(2, 1, bias=False).double(), CVaR()
     with torch.no_grad():

@@ -35,7 +35,7 @@ from fcco_lightning import (
 )
 
 GAP = 1e-3  # relative gap of F asked of every method
-QUICK = 3e-3  # the same of a third of the steps
+QUICK = 3e-3  # the same of half of the steps
 GROUPS, EACH, ALPHA, RIDGE = 12, 15, 0.3, 0.1
 RANDOM = np.random.default_rng(3)
 CENTRES = RANDOM.normal(size=(GROUPS, 3))
@@ -152,41 +152,23 @@ def train(algorithm, objective, steps, lr, groups_per_batch, optimizer_class=Hea
     return engine.params[0].detach().numpy(), average.numpy()  # and the mean of the second half
 
 
-METHODS = {  # algorithm, steps, learning rate, groups in a batch, options
-    "SONEX": (lambda: SONEX(0.8, 0.1, lam=0.003), 1500, 0.1, 6, {"beta": 0.3}),
-    "ALEXR": (lambda: ALEXR(tau=1.0, theta=0.1, jacobian="old"), 1500, 0.1, 6, {"optimizer_class": ProximalSGD}),
-    "ALEXR2": (
-        lambda: ALEXR2(K=5, eta=0.02, nu=0.5, lam=0.001, jacobian="old"),
-        2000,
-        0.5,
-        12,
-        {"beta": 1.0, "last": 1e-2},
-    ),
-    "MSVR": (lambda: MSVR(0.9, 0.1, b=0.5), 1000, 0.2, 12, {"beta": 1.0}),
-    "OOA": (lambda: OOA(0.03), 3000, 0.1, 11, {"beta": 1.0, "last": 1.0}),
-    "SMD": (lambda: SMD(0.5), 1000, 0.5, 12, {"beta": 1.0}),
-}
-
-
 @pytest.fixture(scope="module")
 def best():
     return {value: optimum(value) for value in (cvar, worst, chi_square, kl)}
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_reaches_the_least_cvar(name, best):
-    make, steps, lr, groups, options = METHODS[name]
-    w, average = train(make(), CVaRGroupDRO(ALPHA, RidgeLogistic(), GROUPS), steps, lr, groups, **options)
-    gap = min(cvar(w), cvar(average)) / best[cvar] - 1
-    assert -1e-6 <= gap <= QUICK
-
-
-LONG = {
+METHODS = {  # algorithm, steps, learning rate, groups in a batch, options
     "SONEX": (lambda: SONEX(0.8, 0.1, lam=0.003), 3000, 0.1, 6, {"beta": 0.3}),
     "SONX": (lambda: SONX(0.8, 0.1), 3000, 0.2, 6, {"beta": 1.0}),
     "ALEXR": (lambda: ALEXR(1.0, 0.1, jacobian="old"), 3000, 0.1, 6, {"optimizer_class": ProximalSGD}),
     "ALEXR, psi = f*": (lambda: ALEXR(0.25, 0.1, mirror=True, jacobian="old"), 3000, 0.2, 6, {"beta": 1.0}),
-    "ALEXR2": (METHODS["ALEXR2"][0], 4000, 0.5, 12, {"beta": 1.0, "last": 1e-2}),
+    "ALEXR2": (
+        lambda: ALEXR2(K=5, eta=0.02, nu=0.5, lam=0.001, jacobian="old"),
+        4000,
+        0.5,
+        12,
+        {"beta": 1.0, "last": 1e-2},
+    ),
     "SOX": (lambda: SOX(0.9), 3000, 0.2, 6, {"beta": 0.3}),
     "SOAP": (lambda: SOAP(0.9), 3000, 0.2, 6, {"beta": 1.0}),
     "MSVR": (lambda: MSVR(0.9, 0.1, b=0.5), 3000, 0.2, 12, {"beta": 1.0}),
@@ -199,10 +181,17 @@ LONG = {
 }
 
 
+@pytest.mark.parametrize("name", ["SONEX", "SMD"])
+def test_methods_of_both_kinds_come_near_the_least_cvar(name, best):
+    make, steps, lr, groups, options = METHODS[name]
+    w, average = train(make(), CVaRGroupDRO(ALPHA, RidgeLogistic(), GROUPS), steps // 2, lr, groups, **options)
+    assert -1e-6 <= min(cvar(w), cvar(average)) / best[cvar] - 1 <= QUICK
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
-def test_every_method_reaches_the_least_cvar_closely(name, best):
-    make, steps, lr, groups, options = LONG[name]
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_reaches_the_least_cvar(name, best):
+    make, steps, lr, groups, options = METHODS[name]
     w, average = train(make(), CVaRGroupDRO(ALPHA, RidgeLogistic(), GROUPS), steps, lr, groups, **options)
     assert -1e-6 <= min(cvar(w), cvar(average)) / best[cvar] - 1 <= GAP
 
@@ -227,7 +216,7 @@ def test_smooth_divergences(algorithm, objective, value, best):
 
 def test_the_worst_group(best):
     make, steps, _, groups, options = METHODS["SMD"]
-    w, average = train(make(), WorstGroupDRO(RidgeLogistic(), GROUPS), steps, 0.1, groups, **options)
+    w, average = train(make(), WorstGroupDRO(RidgeLogistic(), GROUPS), steps // 2, 0.1, groups, **options)
     assert min(worst(w), worst(average)) <= best[worst] * (1 + 4 * GAP)
 
 

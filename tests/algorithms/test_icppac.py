@@ -123,7 +123,9 @@ def test_steps_are_those_of_the_second_implementation(name, noise):
     ("name", "options", "stages"),
     [
         ("convex", {"mu": 0.01, "eta": 0.1, "tau": 10.0, "theta": 0.1, "K": 200}, 8),
-        ("weakly convex", {"mu": 1.5, "eta": 0.05, "tau": 5.0, "theta": 0.1, "K": 100}, 25),
+        pytest.param(
+            "weakly convex", {"mu": 1.5, "eta": 0.05, "tau": 5.0, "theta": 0.1, "K": 100}, 25, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_it_ends_at_a_kkt_point(name, options, stages):

@@ -173,16 +173,6 @@ def slope(term: int, u: Tensor, lam: float) -> Tensor:
     return rho * (u > kappa).double() if lam == 0 else ((u - kappa) / lam).clamp(0, rho)
 
 
-def dual_step(term: int, y: Tensor, g: Tensor, tau: float) -> Tensor:
-    """argmax_v <v, g> - f*(v) - tau/2 |v - y|^2, non-smooth f."""
-    if term == 1:
-        gap = g[0] - g[1] + 2 * tau * y[0]
-        a = (gap.sign() * (gap.abs() - ROC_KAPPA).clamp(min=0) / (2 * tau)).clamp(-PENALTY, PENALTY)
-        return torch.stack([a, -a])
-    rho, kappa = (RHO, KAPPA) if term == 0 else (PENALTY, CAP)
-    return (y + (g - kappa) / tau).clamp(0, rho)
-
-
 class Average:
     """u_i <- (1 - gamma) u_i + gamma g_i + correction (g_i - g_i^previous); a first visit takes g_i."""
 
@@ -212,40 +202,6 @@ class Average:
                 self.rows[term][i] = new
         return out
 
-    def held(self, now: Values) -> Values:
-        """The rows of a batch from before its step."""
-        return [{i: self.rows[t].get(i, g.detach()) for i, g in values.items()} for t, values in enumerate(now)]
-
-
-class Scaled(Average):
-    def weights(self, now, before):
-        out: Values = [{}, {}, {}]
-        for term, values in enumerate(now):
-            known = dict(self.rows[term])
-            self.rows[term] = {i: (1 - self.gamma) * u for i, u in known.items()}
-            for i, value in values.items():
-                g = value.detach()
-                if i in known:
-                    g = (1 - self.gamma) * known[i] + self.gamma * ROWS[term] * weight(term, i, len(values)) * g
-                self.rows[term][i] = g
-                out[term][i] = slope(term, g, self.lam)
-        return out
-
-
-class Dual(Average):
-    def __init__(self, tau, theta):
-        super().__init__(1.0)
-        self.tau, self.theta = tau, theta
-
-    def weights(self, now, before):
-        for term, values in enumerate(now):
-            for i, value in values.items():
-                g = value.detach()
-                back = g if before is None else before[term][i].detach()
-                y = self.rows[term].get(i, torch.zeros_like(g))
-                self.rows[term][i] = dual_step(term, y, g + self.theta * (g - back), self.tau)
-        return [{i: self.rows[term][i] for i in values} for term, values in enumerate(now)]
-
 
 def table(rows: Values) -> list[Tensor]:
     """Rows as the package stores them."""
@@ -264,26 +220,6 @@ def hand_single_loop(tracker, batches, *, lr=0.05, beta=0.3):
         before = None if previous is None else measure(previous, batch)[1]
         g = gradient(w, batch, tracker.weights(now, before))
         v = g if v is None else (1 - beta) * v + beta * g
-        previous, w = w, w - lr * v
-    return w, table(tracker.rows)
-
-
-def hand_storm(tracker, b, batches, *, lr=0.05, beta=0.3):
-    w = flat(make_network().parameters())
-    previous, changed, z, v = None, [{}, {}, {}], None, None
-    for batch in batches:
-        now = measure(w, batch)[1]
-        before = None if previous is None else measure(previous, batch)[1]
-        # rows from before the previous step: where it has changed them, what they were
-        two_steps_ago = [
-            held | {i: u for i, u in c.items() if i in held}
-            for held, c in zip(tracker.held(now if before is None else before), changed, strict=True)
-        ]
-        old = [{i: slope(t, u, tracker.lam) for i, u in rows.items()} for t, rows in enumerate(two_steps_ago)]
-        changed = tracker.held(now)
-        g = gradient(w, batch, tracker.weights(now, before))
-        z = g if previous is None else g + (1 - b) * (z - gradient(previous, batch, old))
-        v = z if v is None else (1 - beta) * v + beta * z
         previous, w = w, w - lr * v
     return w, table(tracker.rows)
 

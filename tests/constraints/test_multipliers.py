@@ -142,7 +142,12 @@ def test_multipliers_of_a_projection_are_the_exact_ones(name):
     torch.testing.assert_close(w, exact, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+def quickly(*names):
+    """Those of all names; the others are slow."""
+    return lambda name: name if name in names else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*map(quickly("SONEX", "ALEXR, mirror", "ALEXR2"), ALGORITHMS)])
 def test_every_algorithm_finds_the_same_multipliers(name):
     rate = 0.1 if name == "ALEXR2" else 0.3
     w, nu = train(AugmentedLagrangian(1.0, rate), [Halfspaces(0, 1, 2)], algorithm=ALGORITHMS[name](), steps=500)
@@ -151,7 +156,7 @@ def test_every_algorithm_finds_the_same_multipliers(name):
     torch.testing.assert_close(w, exact, **CLOSE)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [*map(quickly("NuPI, smoothed", "AdaptivePenalty"), RULES)])
 def test_a_constrained_logistic_regression_in_another_unit(name):
     """One multiplier is that of a side of a slab, h = |w_1 - w_3| - .15."""
     w, nu = train(RULES[name](), [Halfspaces(0, 2), Slab()], Logistic, lr=3e-4, steps=700)

@@ -44,7 +44,7 @@ TRANSITIONS = {
 
 
 def sampled_softmax(s, columns):
-    """A row of the table is the features and the own vector of a sample, or (twice) the vector of one of 5 classes."""
+    """A row of the table is the features and the own vector of a sample, or (twice) the vector of one of 3 classes."""
     total = []
     for row, y in zip(s[:N], columns["y"], strict=True):
         features, own = row[:2], row[2:]
@@ -52,8 +52,8 @@ def sampled_softmax(s, columns):
         def logit(vector, features=features):
             return features[0] * vector[0] + features[1] * vector[1]
 
-        others = [torch.exp(logit(s[N + k][:2]) - logit(own)) for k in range(5) if k != y]
-        total.append(torch.log((1 + sum(others)) / 5))
+        others = [torch.exp(logit(s[N + k][:2]) - logit(own)) for k in range(3) if k != y]
+        total.append(torch.log((1 + sum(others)) / 3))
     return mean(total)
 
 
@@ -154,15 +154,15 @@ CASES = {
     ),
     "robust logistic": binary(RobustLogistic, robust_logistic),
     "sampled softmax": Case(
-        lambda: SampledSoftmax(5),
-        scores(N + 5, 4),
-        {"y": torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 2])},
+        lambda: SampledSoftmax(3),
+        scores(N + 3, 4),
+        {"y": torch.tensor([0, 1, 2, 0, 1, 0, 1, 2, 2])},
         sampled_softmax,
         lambda table: ClassVectors(table[:, :2], table[:, 2:]),
         unbiased=("uniform", "balanced"),
         missing="y",
         bad_outputs={"target": scores(N, 2)},
-        others={"classes": 5},
+        others={"classes": 3},
     ),
     "latent variable": Case(
         LatentVariable,

@@ -1,5 +1,9 @@
 """What every algorithm keeps, for every member of the registry."""
 
+import functools
+import itertools
+from typing import NamedTuple
+
 import pytest
 import torch
 
@@ -34,30 +38,40 @@ def run(training, start=0, stop=9):
         training.step(BATCHES[t], last_batch=t == LAST)
 
 
+class Uninterrupted(NamedTuple):
+    """What a training that nothing happens to holds before every step and at the end, and its parts then."""
+
+    held: list[dict]
+    training: Training
+
+
+@functools.cache
+def uninterrupted(name):
+    training, held = Training(ALGORITHMS[name]), []
+    for t in range(len(BATCHES)):
+        held.append(leaves(training.stored()))
+        run(training, t, t + 1)
+    return Uninterrupted([*held, leaves(training.stored())], training)
+
+
 @every()
 def test_a_checkpoint_after_any_step_continues_bit_for_bit(name):
-    whole, checkpoints = Training(ALGORITHMS[name]), []
-    for t in range(len(BATCHES)):
-        checkpoints.append(whole.save())
-        run(whole, t, t + 1)
-    expected = leaves(whole.stored())
-    for t, checkpoint in enumerate(checkpoints):
+    """Every step is done by a training that knows no more than the checkpoint before it."""
+    before = Training(ALGORITHMS[name])
+    for t, held in enumerate(uninterrupted(name).held):
         resumed = Training(ALGORITHMS[name])
-        resumed.load(checkpoint)
-        run(resumed, t)
-        assert_same_bits(expected, leaves(resumed.stored()))
+        resumed.load(before.save())
+        assert_same_bits(held, leaves(resumed.stored()))
+        if t < len(BATCHES):
+            run(resumed, t, t + 1)
+        before = resumed
 
 
 @every()
 def test_the_checkpoint_matters(name):
-    whole, other = Training(ALGORITHMS[name]), Training(ALGORITHMS[name])
-    run(whole)
+    other, whole = Training(ALGORITHMS[name]), leaves(uninterrupted(name).training.stored()["network"])
     run(other, 5)
-    moved = [
-        k
-        for k, v in leaves(whole.stored()["network"]).items()
-        if not torch.equal(v, leaves(other.stored()["network"])[k])
-    ]
+    moved = [k for k, v in whole.items() if not torch.equal(v, leaves(other.stored()["network"])[k])]
     assert len(moved) == 4
 
 
@@ -72,11 +86,13 @@ def forwards_per_step(name):
     return training.forwards - before
 
 
-SECOND = [name for name in ALGORITHMS if forwards_per_step(name) == 2]
-CASES = [(name, spoil) for name in ALGORITHMS for spoil in ("feature", "value")]
-CASES += [(name, "gradient") for name, member in ALGORITHMS.items() if member.gradients]
-CASES += [(name, "value before") for name in SECOND]
-CASES += [(name, "gradient before") for name in SECOND if name.startswith(("MSVR", "PDSCA"))]
+@functools.cache
+def spoils(name, at):
+    """What can be bad in a step; the first one, and those at the start of an inner loop of 3, have no point before."""
+    kinds = ["feature", "value", *["gradient"] * ALGORITHMS[name].gradients]
+    if at == 2 and forwards_per_step(name) == 2:
+        kinds += ["value before", *["gradient before"] * name.startswith(("MSVR", "PDSCA"))]
+    return kinds
 
 
 def bad_step(training, spoil):
@@ -89,25 +105,22 @@ def bad_step(training, spoil):
         training.step(batch)
 
 
-@pytest.mark.parametrize(("name", "spoil"), CASES)
-def test_a_value_that_is_not_finite_changes_nothing_and_training_goes_on(name, spoil):
-    control = Training(ALGORITHMS[name])
-    run(control)
-    expected = leaves(control.stored())
-    # the first step of all, inside and at the start of an inner loop of 3; the last two of these have no point before
-    for at in (2,) if spoil.endswith("before") else (2, 0, 3):
-        training = Training(ALGORITHMS[name])
-        run(training, 0, at)
-        before = leaves(training.stored())
-        bad_step(training, spoil)
-        assert_same_bits(before, leaves(training.stored()))
-        run(training, at)
-        assert_same_bits(expected, leaves(training.stored()))
+@every()
+def test_a_value_that_is_not_finite_changes_nothing_and_training_goes_on(name):
+    expected, training = uninterrupted(name).held, Training(ALGORITHMS[name])
+    for t in range(len(BATCHES)):
+        for spoil in spoils(name, t) if t in (0, 2, 3) else ():  # the first step of all, inside and at a loop's start
+            bad_step(training, spoil)
+            assert_same_bits(expected[t], leaves(training.stored()))
+        run(training, t, t + 1)
+    assert_same_bits(expected[-1], leaves(training.stored()))
 
 
 def test_second_forwards_are_where_they_are_expected():
-    assert {"MSVR", "SONX", "SONEX", "ALEXR", "ALEXR2, part", "DoubleLoop"} <= set(SECOND)
-    assert not {"SGD", "BSGD", "SOX", "SOAP", "MOAP", "OOA", "SMD"} & set(SECOND)
+    for name in ("MSVR", "SONX", "SONEX", "ALEXR", "ALEXR2, part", "DoubleLoop"):
+        assert forwards_per_step(name) == 2
+    for name in ("SGD", "BSGD", "SOX", "SOAP", "MOAP", "OOA", "SMD"):
+        assert forwards_per_step(name) != 2
 
 
 # ---------------------------------------------------------------------------------------------------------- duplicates
@@ -127,7 +140,7 @@ def test_repeated_samples_count_once_with_the_mean_of_their_values(name):
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def divided(request, pool):
     """Results of all members in several processes, and in one."""
     return pool.values(train_all, request.param, request.param), train_all(Processes(), request.param)
@@ -151,11 +164,9 @@ def test_several_processes_with_parts_of_a_batch_equal_one_with_all_of_it(name, 
 # ------------------------------------------------------------------------------------------------------- micro-batches
 
 
-@every()
-@pytest.mark.parametrize("size", [4, 1])
+@pytest.mark.parametrize(("name", "size"), [*zip(ALGORITHMS, itertools.cycle([4, 1]))])
 def test_micro_batches_of_a_batch_give_its_gradient(name, size):
-    whole, cut = Training(ALGORITHMS[name]), Training(ALGORITHMS[name], micro_batch=size)
-    run(whole)
+    whole, cut = uninterrupted(name).training, Training(ALGORITHMS[name], micro_batch=size)
     run(cut)
     torch.testing.assert_close([*cut.engine.params], [*whole.engine.params], rtol=1e-12, atol=1e-13)
     for a, b in zip(cut.problem.states, whole.problem.states, strict=True):
@@ -167,9 +178,8 @@ def test_micro_batches_of_a_batch_give_its_gradient(name, size):
 
 @every()
 def test_evaluation_writes_nothing(name):
-    training, control = Training(ALGORITHMS[name]), Training(ALGORITHMS[name])
+    training, expected = Training(ALGORITHMS[name]), uninterrupted(name).held
     run(training, 0, 2)
-    before = leaves(training.stored())
     training.network.eval()
     with torch.no_grad():
         batch = training.given(BATCHES[5])
@@ -179,10 +189,9 @@ def test_evaluation_writes_nothing(name):
             if term.state is not None:
                 training.algorithm.duals(term, term.state.rows)
     training.network.train()
-    assert_same_bits(before, leaves(training.stored()))
+    assert_same_bits(expected[2], leaves(training.stored()))
     run(training, 2)
-    run(control)
-    assert_same_bits(leaves(control.stored()), leaves(training.stored()))
+    assert_same_bits(expected[-1], leaves(training.stored()))
 
 
 # ------------------------------------------------------------------------------------------------------ wrong problems

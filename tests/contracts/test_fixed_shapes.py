@@ -3,7 +3,7 @@
 Of every objective and constraint alone, and in a step of algorithms of every kind, which looks once.
 """
 
-from itertools import combinations, islice
+from itertools import combinations, cycle, islice
 
 import pytest
 import torch
@@ -55,9 +55,9 @@ def test_measuring_and_differentiating_look_at_no_number(name):
         assert looks.found == []
 
 
-ONE_OF_A_KIND = (
-    *("SGD", "SOX", "MOAP", "MSVR", "SONEX, multipliers", "ALEXR, old", "ALEXR2, old", "SCENT", "PDSCA", "Switching"),
-    *("OOA", "OOA, Euclidean", "PGSMD, best start", "PGSVRG", "PGSVRG, penalty"),
+ONE_OF_A_KIND = (  # the others differ in what they make of rows, and are looked at below
+    *("SGD", "SOX", "MSVR", "SONEX, multipliers", "ALEXR2, old", "SCENT", "PDSCA"),
+    *("OOA", "PGSMD, best start", "PGSVRG, penalty"),
 )
 
 
@@ -76,9 +76,9 @@ def test_a_step_looks_once(name):
         except (ConfigError, DataError):
             continue
         took += 1
-        for t, index in enumerate(([2, 0, 4, 5, 1, 3], UNIFORM[1], UNIFORM[3])):
+        for t, index in enumerate((UNIFORM[1], UNIFORM[3])):
             with Looks() as looks:
-                engine.train_batch(bench.batch(index), optimizer, last_batch=t == 1)
+                engine.train_batch(bench.batch(index), optimizer, last_batch=t == 0)
             assert len(looks.found) <= 1, (algorithm, looks.found)
     assert took
 
@@ -152,10 +152,10 @@ def of_others(bench, batch):
     return {**batch, bench.name: batch[bench.name] | dict.fromkeys(names, unknown)}
 
 
-@every
-@pytest.mark.parametrize(("extreme", "dtype"), [(1e30, torch.float32), (-1e30, torch.float64)])
-def test_what_has_no_say_may_be_anything(name, extreme, dtype):
+@pytest.mark.parametrize(("name", "dtype"), [*zip(CASES, cycle([torch.float32, torch.float64]))])
+def test_what_has_no_say_may_be_anything(name, dtype):
     """Outputs that enter nothing that is said, and columns of others."""
+    extreme = 1e30 if dtype == torch.float32 else -1e30
     for bench, seen in drawn(name):
         bench.objective.to(dtype)
         leaves = [leaf.to(dtype) for leaf in pytree.tree_leaves(seen.outputs)]

@@ -153,18 +153,12 @@ STEPS = {
 }
 # whose f has parameters, or threshold, that move with the step: uncompiled, figures are taken when they are looked at
 LATE = [n for n in STEPS if n.startswith(("high true", "CVaR of", "KL of", "two-way")) and "weights q" not in n]
-QUICK = [
-    "AUC",
-    "AP",
-    "AP, MOAP",
-    "mAP",
-    "CVaR of groups",
+QUICK = [  # the others are slow; tests below compile "AP" and "caps"
     "CVaR of groups, weights q",
     "contrastive, of samples",
     "two-way partial AUC, own thresholds",
     "ROC",
     "ALEXR2, multipliers",
-    "caps",
     "MSVR, not compiled",
 ]
 COMPILED = torch.compile
@@ -249,6 +243,7 @@ def both(name, act, **options):
 
 
 def assert_same(found, expected, tolerance=1e-9):
+    assert not counters["graph_break"]
     for one, other in zip(found[0], expected[0], strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
     one, other = (
@@ -278,7 +273,6 @@ def test_one_graph_and_the_same_step(name, compiled):
 
     found, expected = both(name, two_epochs)
     assert_same(found, expected)
-    assert not counters["graph_break"]
     assert (made[0] > 0) == STEPS[name][-1] == ("not compiled" not in name)
     assert found[1].evaluations == 1 or not STEPS[name][-1]  # the first batch is not compiled
 
@@ -366,7 +360,7 @@ def test_a_batch_with_a_number_that_is_none_changes_nothing(compiled):
     torch.testing.assert_close(found[0], expected[0])  # in the same words
 
 
-@pytest.mark.parametrize("name", ["AP", "contrastive, of samples"])
+@pytest.mark.parametrize("name", ["AP", pytest.param("contrastive, of samples", marks=pytest.mark.slow)])
 def test_an_index_that_names_no_row_changes_nothing(name, compiled):
     def act(engine, optimizer, batches):
         stepped(engine, optimizer, batches)
@@ -429,10 +423,11 @@ def test_with_a_schedule_of_the_penalty_steps_are_not_compiled():
         assert engine.compiled.applies(None) == expected
 
 
-def test_graphs_of_one_problem_do_not_count_as_those_of_another(compiled):
-    """As in a notebook that trains one model after another: torch keeps eight graphs of a piece of code."""
+def test_graphs_of_one_problem_do_not_count_as_those_of_another(compiled, monkeypatch):
+    """As in a notebook that trains one model after another: torch keeps a few graphs of a piece of code, here two."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     module = data()
-    for width in range(3, 13):
+    for width in range(3, 7):
         network, algorithm = nn.Linear(FEATURES, 1), SOX(0.3)
         problem = algorithm.pose(AveragePrecision(), num_samples=N, sampling=module.sampling())
         if width % 2:
@@ -444,4 +439,4 @@ def test_graphs_of_one_problem_do_not_count_as_those_of_another(compiled):
         for batch in list(module.train_dataloader())[:2]:
             engine.train_batch(batch, optimizer)
         assert copy.deepcopy(engine).compiled is None
-    assert graphs() == 10
+    assert graphs() == 4

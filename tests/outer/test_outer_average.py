@@ -20,7 +20,7 @@ from tests.outer.case import case_name
 from tests.outer.cases.smoothing import AVERAGED
 
 REACH = 8.0  # standard deviations that are integrated over
-POINTS = {1: 200_000, 2: 1500}  # of every coordinate
+POINTS = {1: 200_000, 2: 800}  # of every coordinate
 
 
 def integral(outer, row, sigma):

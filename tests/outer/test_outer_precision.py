@@ -11,7 +11,7 @@ from tests.outer.cases import ALL_OUTER, WITH_PROX
 DIGITS = 1e-6  # relative; rounding a result to float32 takes 6e-8 of it
 SINGLE = torch.finfo(torch.float32)
 SIZES = (1e-6, 1e-3, 0.3, 1.0, 50.0, 1e6)
-LAMS = (1e-6, 1e-4, 0.02, 1.0, 1e3)
+LAMS = (1e-6, 1e-2, 1e3)
 
 
 def rows(case: Case, *, positive: bool) -> torch.Tensor:

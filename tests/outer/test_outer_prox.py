@@ -11,7 +11,7 @@ ARGMIN = 2e-6  # a minimiser is found to about the square root of the value's ro
 MINIMUM = 1e-7  # slope at a kink times the 1.5e-8 |u| to which scipy places it
 VALUE = 1e-11  # inequalities between closed forms
 SLOPE = 2e-5  # central differences with h = 1e-6
-LAMS = (0.02, 0.3, 2.0)
+LAMS = (0.02, 2.0)
 
 ONE_VARIABLE = [c for c in WITH_PROX if c.width == 1]
 

@@ -299,33 +299,6 @@ def test_inner_values_are_exact_on_average_over_all_batches(name):
             np.testing.assert_allclose(mean / part.presence[:, None], exact, atol=1e-12, err_msg=problem_name)
 
 
-MANY = {
-    "uniform": (Uniform(200, 12), ("losses", "rare rate", "gap to the rare", "contrastive")),
-    "classes": (Balanced(DATA.labels, 6, 6), ("pairs",)),
-    "groups": (Groups(DATA.groups, 2, 6), ("risks",)),
-}
-
-
-@pytest.mark.parametrize("name", MANY)
-def test_gradient_is_exact_on_average_over_many_batches(name):
-    """20,000 batches of 200 samples, a group of 3 among them: within 4 standard errors in every coordinate."""
-    rng, draws = np.random.default_rng(7), 20_000
-    sampler, chosen = MANY[name]
-    problems = {name: Estimates(problem) for name, problem in sampled_problems(DATA, sampler).items() if name in chosen}
-    assert len(problems) == len(chosen)
-    sums = {problem: np.zeros((2, len(one.w))) for problem, one in problems.items()}
-    for _ in range(draws):
-        batch = sampler.draw(rng)
-        for problem, one in problems.items():
-            gradient = one.on(batch)
-            sums[problem] += gradient, gradient**2
-    for problem, one in problems.items():
-        mean, square = sums[problem] / draws
-        error = np.sqrt(np.maximum(square - mean**2, 0.0) / draws)
-        exact = one.problem.exact_gradient(one.w)
-        assert np.all(np.abs(mean - exact) <= 4 * error + 1e-12), (problem, mean, exact, error)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_first_step_on_the_whole_data_has_the_exact_gradient(name):
     """Every row is present for certain, and takes its first value: G is the gradient of F for every method."""

@@ -417,9 +417,9 @@ def walk_by_hand(shape, steps, seed, size):
 
 
 TABLES = {
-    "13 float64": ((13, 2, torch.float64), 240),
-    "97 float32": ((97, 1, torch.float32), 240),
-    "3 float32": ((3, 3, torch.float32), 80),
+    "13 float64": ((13, 2, torch.float64), 120),
+    "97 float32": ((97, 1, torch.float32), 160),
+    "3 float32": ((3, 3, torch.float32), 60),
 }
 
 
