@@ -1,22 +1,20 @@
 """Every config of the project parses and trains two batches, on a small file of the layout it was written for."""
 
 import csv
-import io
 import json
 import os
 import shutil
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
 from fcco_lightning import FCCOModule
 from fcco_lightning.cli import run
 from fcco_lightning.data.layouts import IDENTITIES
 from tests import far_device
+from tests.images import picture, shard
 from tests.launch import launch, values
 from tests.texts import TINY, make_mails, make_texts
 
@@ -119,20 +117,6 @@ def celeba_attributes(rows):
     return pd.DataFrame(np.random.default_rng(0).integers(0, 2, (rows, 6)).astype(bool), columns=names)
 
 
-def picture(path, i, side=8):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (side, side), (i % 256, 80, 120)).save(path)
-
-
-def shard(path, members):
-    """A tar file of members by name."""
-    with tarfile.open(path, "w") as tar:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-
-
 def celeba(folder):
     """CelebA's layout: 20 images of each of the 16 groups."""
     names = ["Attractive", "Blond_Hair", "Male", "Mouth_Slightly_Open", "Smiling"]
@@ -194,8 +178,8 @@ def bdd100k(folder):
         (folder / f"labels/bdd100k_labels_images_{part}.json").write_text(json.dumps(entries))
     image = (folder / "images/100k/train/0000.jpg").read_bytes()
     for number in range(2):
-        pairs = [{f"{number}{i}.jpg": image, f"{number}{i}.txt": b"fog on a street"} for i in range(3)]
-        shard(folder / f"web-{number:04}.tar", pairs[0] | pairs[1] | pairs[2])
+        pairs = [(f"{number}{i}", {"jpg": image, "txt": b"fog on a street"}) for i in range(3)]
+        shard(folder / f"web-{number:04}.tar", pairs)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from fcco_lightning.cli import commands, lightning_cli, run
 from fcco_lightning.cli.catalogue import members
 from fcco_lightning.cli.named_configs import with_files
 from fcco_lightning.cli.shorthands import written_out
-from tests.test_configs import picture, shard
+from tests.images import picture, shard
 from tests.texts import TINY, make_mails
 
 ROOT = Path(__file__).parents[1]
@@ -172,7 +172,7 @@ def test_clip_example(tmp_path, monkeypatch):
     captioned = {"image": [{"bytes": c, "path": None} for c in contents], "caption": ["fog on a street"] * 6}
     pd.DataFrame(captioned).to_parquet("captions.parquet")
     for number in range(10):
-        shard(f"laion-{number:04}.tar", {f"{number}.png": contents[0], f"{number}.txt": b"a foggy morning"})
+        shard(f"laion-{number:04}.tar", [(f"{number}", {"png": contents[0], "txt": b"a foggy morning"})])
     small = [
         "--model.network.name=tiny",
         "--model.network.pretrained=null",

@@ -1,6 +1,4 @@
-import io
 import json
-import tarfile
 
 import datasets
 import pandas as pd
@@ -14,6 +12,7 @@ from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
 from tests.components import CLIP, DIGITS, composed
+from tests.images import as_bytes, shard
 
 # An image is filled with its number, so that what a batch holds can be told from its pixels.
 COLOUR = 2
@@ -165,13 +164,7 @@ def test_pairs_of_several_sources(make, web, tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     shards = [tmp_path / f"{i}.tar" for i in (110, 111)]
     for path in shards:
-        stream = io.BytesIO()
-        image(int(path.stem)).save(stream, "PNG")
-        with tarfile.open(path, "w") as archive:
-            for extension, content in {"png": stream.getvalue(), "txt": f"page {path.stem}".encode()}.items():
-                member = tarfile.TarInfo(f"a.{extension}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+        shard(path, [("a", {"png": as_bytes(image(int(path.stem))), "txt": f"page {path.stem}".encode()})])
     module = make(pairs=[web, [str(path) for path in shards]], num_batches=30)
     assert module.num_train == 10 + 2 + 9
     table = module.tables["pairs"]

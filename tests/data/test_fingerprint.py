@@ -4,7 +4,6 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
 from fcco_lightning.data import Columns, Groups, GroupSampling, Splits
 from fcco_lightning.data.datamodules import ContinualCLIPDataModule, TabularDataModule
@@ -12,6 +11,7 @@ from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pa
 from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
 from fcco_lightning.data.fingerprint import contents_of, contents_of_images, require_same
 from fcco_lightning.errors import DataError
+from tests.images import picture
 
 ROWS = 120
 
@@ -83,11 +83,6 @@ def test_the_same_table_in_another_file_is_the_same(tmp_path):
     frame.to_parquet(tmp_path / "t.parquet")
     read = [pd.read_csv(tmp_path / "t.csv"), pd.read_parquet(tmp_path / "t.parquet"), frame.astype({"n": float})]
     assert all(contents_of(one) == contents_of(frame) for one in read)
-
-
-def picture(path, colour):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (8, 8), (colour, 0, 0)).save(path)
 
 
 def test_files_of_images(tmp_path):

@@ -15,6 +15,7 @@ from fcco_lightning.data.images import ImageTable, image_transform
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.errors import DataError
 from tests.evidence import count
+from tests.images import as_bytes
 
 ROWS = 40
 TRIALS = [20, pytest.param(0, marks=pytest.mark.slow)]
@@ -33,9 +34,7 @@ def tables():
 def images():
     pixels = np.random.default_rng(0).integers(0, 255, (24, 24, 3), dtype=np.uint8)
     for kind in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"):
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, kind)
-        yield file.getvalue()
+        yield as_bytes(Image.fromarray(pixels), kind)
 
 
 def spoilt(content, chance):

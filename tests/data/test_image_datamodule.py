@@ -12,16 +12,12 @@ from fcco_lightning import CrossEntropy, CVaRGroupDRO, FCCOModule, GroupedImageD
 from fcco_lightning.errors import ConfigError, DataError
 from tests.components import IMAGES, composed
 from tests.contracts.test_datamodules import quiet
+from tests.images import picture
 
 # A row's image is filled with its position, so that what a batch holds can be told from its pixels.
 COLOUR = 4
 BATCHES = {"groups_per_batch": 2, "samples_per_group": 2, "eval_batch_size": 8}
 TINY = {"image_size": 8, "mean": [0.0] * 3, "std": [1.0] * 3, "crop_pct": 1.0, **BATCHES}
-
-
-def picture(path, i):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image(i).save(path)
 
 
 def image(i):
@@ -39,7 +35,7 @@ def folder(tmp_path):
     y = ["yes", "no"] * 8 + ["no"] * 8 + ["yes"] * 8 + ["yes", "no"] * 4
     table = pd.DataFrame({"file_name": [f"img/{i}.png" for i in range(40)], "sex": sex, "y": y})
     for i in range(40):
-        picture(tmp_path / f"img/{i}.png", i)
+        picture(tmp_path / f"img/{i}.png", COLOUR * i)
     table.to_csv(tmp_path / "metadata.csv", index=False)
     return tmp_path
 
@@ -164,7 +160,7 @@ def celeba(root, rows=24):
     )
     (root / "list_eval_partition.txt").write_text("".join(f"{i:06}.jpg {i * 3 // rows}\n" for i in range(rows)))
     for i in range(rows):
-        picture(root / f"img_align_celeba/{i:06}.jpg", i)
+        picture(root / f"img_align_celeba/{i:06}.jpg", COLOUR * i)
     return root
 
 
@@ -189,7 +185,7 @@ def camelyon(root):
     lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
     for i, (slide, center, split) in enumerate(slides):
         lines.append(f"{i},004,4,{i},7,{i % 2},{slide},{center},{split}")
-        picture(root / f"patches/patient_004_node_4/patch_patient_004_node_4_x_{i}_y_7.png", i)
+        picture(root / f"patches/patient_004_node_4/patch_patient_004_node_4_x_{i}_y_7.png", COLOUR * i)
     (root / "metadata.csv").write_text("\n".join(lines))
     return root
 

@@ -1,4 +1,3 @@
-import io
 import os
 import random
 
@@ -12,6 +11,7 @@ from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
+from tests.images import as_bytes
 
 ROWS = 12
 PLAIN = ToTensor()
@@ -36,14 +36,12 @@ def make(files, tmp_path):
     return table
 
 
-def as_bytes(i, kind="PNG"):
-    stream = io.BytesIO()
-    Image.fromarray(pixels(i)).save(stream, kind)
-    return stream.getvalue()
+def png(i):
+    return as_bytes(Image.fromarray(pixels(i)))
 
 
 def test_decodes_paths_bytes_dicts_images_and_pixels(make, tmp_path):
-    images = ["0.png", tmp_path / "1.png", as_bytes(2), {"bytes": as_bytes(3), "path": None}, {"path": "4.png"}]
+    images = ["0.png", tmp_path / "1.png", png(2), {"bytes": png(3), "path": None}, {"path": "4.png"}]
     images += [Image.fromarray(pixels(5)), pixels(6)]
     table = make(images=images)
     for i in range(len(images)):
@@ -59,9 +57,7 @@ def test_converts_to_three_channels_and_turns():
     turned = Image.new("RGB", (4, 2))
     exif = turned.getexif()
     exif[274] = 6  # a quarter turn
-    stream = io.BytesIO()
-    turned.save(stream, "JPEG", exif=exif)
-    table = ImageTable([grey, palette, stream.getvalue()], {"y": torch.zeros(3)}, PLAIN)
+    table = ImageTable([grey, palette, as_bytes(turned, "JPEG", exif=exif)], {"y": torch.zeros(3)}, PLAIN)
     torch.testing.assert_close(table[0]["x"], torch.full((3, 2, 4), 0.2))
     assert table[1]["x"].shape == (3, 2, 4)
     assert table[2]["x"].shape == (3, 4, 2)
@@ -75,7 +71,7 @@ def test_refuses_sixteen_bits():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_missing_and_corrupt_images_name_file_and_row(make, tmp_path, workers):
-    (tmp_path / "3.png").write_bytes(as_bytes(3)[:60])
+    (tmp_path / "3.png").write_bytes(png(3)[:60])
     (tmp_path / "5.png").unlink()
     with pytest.raises(DataError, match=r"Row 3: the image '.*3.png' cannot be read.*corrupt='blank'"):
         make()[3]
@@ -93,15 +89,13 @@ def test_pipes_and_giants_are_refused(make, tmp_path):
         make(images=["pipe.png"])[0]
     with pytest.raises(DataError, match=r"Row 0: the image '.*' cannot be read .*it is not a regular file"):
         make(images=[tmp_path])[0]
-    giant = io.BytesIO()
-    Image.new("1", (13_000, 13_000)).save(giant, "PNG")
+    giant = as_bytes(Image.new("1", (13_000, 13_000)))
     with pytest.raises(DataError, match=r"Row 0: .*it has 13000 x 13000 pixels, more than most_pixels=67,108,864"):
-        make(images=[giant.getvalue()])[0]
-    small = io.BytesIO()
-    Image.new("RGB", (20, 20)).save(small, "PNG")
+        make(images=[giant])[0]
+    small = as_bytes(Image.new("RGB", (20, 20)))
     with pytest.raises(DataError, match=r"20 x 20 pixels, more than most_pixels=399; scale it down, or raise that"):
-        make(images=[small.getvalue()], most_pixels=399)[0]
-    make(images=[small.getvalue()], most_pixels=400)[0]
+        make(images=[small], most_pixels=399)[0]
+    make(images=[small], most_pixels=400)[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -4,16 +4,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 
 from fcco_lightning.data import layouts
 from fcco_lightning.errors import DataError
-
-
-def picture(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", (8, 8)).save(path)
-
+from tests.images import picture
 
 # -------------------------------------------------------------------------------------------------------------- CelebA
 

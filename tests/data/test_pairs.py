@@ -1,8 +1,6 @@
-import io
 import json
 import os
 import pickle
-import tarfile
 
 import datasets
 import pandas as pd
@@ -17,6 +15,7 @@ from fcco_lightning.data.pairs import PairTable, read_pairs
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.clip_config import ByteTokenizer
+from tests.images import as_bytes, shard
 
 ROWS = 6
 CAPTIONS = [f"picture number {i}" for i in range(ROWS)]
@@ -38,24 +37,8 @@ def image(i):
     return Image.new("RGB", (4, 4), (10 * i, 255 - i, 0))
 
 
-def as_bytes(i):
-    stream = io.BytesIO()
-    image(i).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def shard(path, samples):
-    """Write a webdataset shard: samples are (key, {extension: bytes})."""
-    with tarfile.open(path, "w") as archive:
-        for key, files in samples:
-            for extension, content in files.items():
-                member = tarfile.TarInfo(f"{key}.{extension}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
-
-
 def sample(i, **others):
-    return f"{i:05d}", {"png": as_bytes(i), "txt": CAPTIONS[i].encode(), **others}
+    return f"{i:05d}", {"png": as_bytes(image(i)), "txt": CAPTIONS[i].encode(), **others}
 
 
 def require_pairs(read, rows=range(ROWS), captions=CAPTIONS):
@@ -140,8 +123,8 @@ def test_tables_name_regular_files_below_their_folder(kind, outside, folder):
 def test_parquet_files(folder, stored):
     cells = {
         "path": paths(),
-        "bytes": [as_bytes(i) for i in range(ROWS)],
-        "struct": [{"bytes": as_bytes(i), "path": f"{i}.png"} for i in range(ROWS)],
+        "bytes": [as_bytes(image(i)) for i in range(ROWS)],
+        "struct": [{"bytes": as_bytes(image(i)), "path": f"{i}.png"} for i in range(ROWS)],
     }
     pd.DataFrame({"image": cells[stored], "caption": CAPTIONS}).to_parquet(folder / "part-0.parquet")
     require_pairs(read_pairs(str(folder / "part-*.parquet")))
@@ -151,7 +134,7 @@ def test_parquet_files(folder, stored):
 
 
 def dataset(image_name="picture", **columns):
-    content = {image_name: [{"bytes": as_bytes(i), "path": None} for i in range(ROWS)], **columns}
+    content = {image_name: [{"bytes": as_bytes(image(i)), "path": None} for i in range(ROWS)], **columns}
     return datasets.Dataset.from_dict(content).cast_column(image_name, datasets.Image())
 
 
@@ -218,10 +201,10 @@ def test_shards_refused(tmp_path):
     (tmp_path / "no.tar").write_text("no archive")
     with pytest.raises(DataError, match=r"no.tar' is not a readable shard"):
         read_pairs(tmp_path / "no.tar")
-    shard(tmp_path / "half.tar", [sample(0), ("00001", {"png": as_bytes(1)}), sample(2)])
+    shard(tmp_path / "half.tar", [sample(0), ("00001", {"png": as_bytes(image(1))}), sample(2)])
     with pytest.raises(DataError, match=r"1 of 3 captions are missing, empty or no text \(first: row 1, None\)"):
         read_pairs(tmp_path / "half.tar")
-    shard(tmp_path / "bare.tar", [("00000", {"png": as_bytes(0), "cls": b"1"})])
+    shard(tmp_path / "bare.tar", [("00000", {"png": as_bytes(image(0)), "cls": b"1"})])
     with pytest.raises(DataError, match=r"none of the columns \['cls', 'png'\].*Set caption_column"):
         read_pairs(tmp_path / "bare.tar")
 
