@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from itertools import islice, product
+from itertools import cycle, islice, product
 from typing import Any, NamedTuple
 
 import torch
@@ -91,7 +91,9 @@ def all_steps(device: str) -> dict[str, list[Steps]]:
     """Of every objective and constraint with algorithms of all kinds, of every algorithm, of every set of weights."""
     warnings.simplefilter("ignore")
     _made_known(device)
-    found = {name: _of_case(case, device) for name, case in (OBJECTIVES | CONSTRAINTS).items()}
+    others = cycle(("SONEX, multipliers", "ALEXR, old"))
+    cases = (OBJECTIVES | CONSTRAINTS).items()
+    found = {name: _of_case(case, next(others), device) for name, case in cases}
     found |= {f"algorithm {name}": [_compared(_algorithm_steps, member, device)] for name, member in ALGORITHMS.items()}
     found |= {f"together, {name}": [_compared(_steps_together, ALGORITHMS[name], device)] for name in TOGETHER}
     return found | {
@@ -124,9 +126,12 @@ def steps_of_all_processes(device: str) -> dict[str, float]:
     """
     _made_known(device)
     dist.init_process_group("gloo")
-    layouts = ("replicated", "sharded")
-    cases: list[Any] = [(_samples_of_processes, case) for case in product(PROBLEMS, DISTRIBUTED, layouts)]
-    cases += [(_pairs_of_processes, case) for case in product(pairs.CASES, layouts)]
+    layouts = cycle(("replicated", "sharded"))
+    cases: list[Any] = [  # an odd number of problems: every algorithm and problem in both layouts
+        (_samples_of_processes, (problem, algorithm, next(layouts)))
+        for algorithm, problem in product(DISTRIBUTED, PROBLEMS)
+    ]
+    cases += [(_pairs_of_processes, (case, next(layouts))) for case in pairs.CASES]
     cases += [(_numbers_of_processes, ("numbers of the CPU",))]
     return {
         ", ".join(case): _difference(*(_exchanging(steps, case, d) for d in ("cpu", device))) for steps, case in cases
@@ -138,12 +143,11 @@ def _made_known(device: str) -> None:
         far_device.register()
 
 
-def _of_case(case: Case, device: str) -> list[Steps]:
-    """With SOX or its like, and what takes the problem of algorithms that smooth and that take dual steps."""
+def _of_case(case: Case, other: str, device: str) -> list[Steps]:
+    """With SOX or its like, and with an algorithm that smooths or takes dual steps, if it takes the problem."""
     found = [_compared(_case_steps, (case, None), device)]
-    for name in ("SONEX, multipliers", "ALEXR, old"):
-        with suppress(ConfigError):
-            found.append(_compared(_case_steps, (case, ALGORITHMS[name]), device))
+    with suppress(ConfigError):
+        found.append(_compared(_case_steps, (case, ALGORITHMS[other]), device))
     return found
 
 

@@ -51,7 +51,7 @@ def test_a_step_on_another_device_is_that_of_the_cpu_and_waits_once(steps, devic
 
 def test_processes_with_devices_do_what_they_do_on_the_cpu(errors, device):
     for of_process in errors:
-        assert len(of_process) == 57
+        assert len(of_process) == 29
         assert max(of_process.values()) <= MOST[device], of_process
 
 
