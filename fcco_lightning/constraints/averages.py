@@ -139,7 +139,7 @@ def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tenso
 
     Returns: shares of sum 1, or 0 where there is no sample, shape (..., B), and a mask (...,), bool.
     """
-    counts = member.view(torch.uint8).to(dtype)  # of bytes five times as fast as of truth values
+    counts = member.to(dtype)
     if "weight" in batch:
         counts = counts * batch["weight"].to(dtype)
     total = counts.sum(-1, keepdim=True)
