@@ -112,8 +112,10 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     if "--model.network" not in options:
         yield "--model.network", "TabularMLP"
     labels, groups = _columns(options)
+    label = options.get("--data.columns.label", "")
     if "--model.objective" not in options:
-        yield from _of_a_label(labels, options)
+        several = label.startswith("[")
+        yield from _of_labels(label.count(",") + 1, options) if several else _of_a_label(labels, options)
     if not {"--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"} & options.keys():
         yield "--trainer.max_epochs", _EPOCHS
     if "--model.network" not in options and not any(name.startswith("--data.encoding") for name in options):
@@ -138,6 +140,13 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
             yield "--model.network.out_features", str(classes)
     else:  # constraints are on decisions, of which the AUC says nothing
         yield "--model.objective", "CrossEntropy" if any(name.startswith(_CONSTRAINTS) for name in options) else "AUC"
+
+
+def _of_labels(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The objective that fits several labels, each of which a sample has or has not."""
+    yield "--model.objective", "MeanAveragePrecision"
+    if "--model.network" not in options:
+        yield "--model.network.out_features", str(count)
 
 
 def _are_numbers(labels: "pd.Series") -> bool:

@@ -3,6 +3,7 @@
 import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -148,8 +149,9 @@ def _key(text: str) -> str | float:
     """What two texts are compared by: their number if they are one, so that '1', '1.0' and 'True' agree."""
     if text in {"True", "False"}:
         return float(text == "True")
-    try:
+    with suppress(ValueError):
+        return int(text)  # beyond 2^53 two neighbours are one float
+    with suppress(ValueError):
         number = float(text)
-    except ValueError:
-        return text
-    return number if math.isfinite(number) else text
+        return number if math.isfinite(number) else text
+    return text

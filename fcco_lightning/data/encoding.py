@@ -162,8 +162,8 @@ class Encoding:
             for numbers and a category of their own for the rest.
         quantiles: number >= 2 of bins between the training split's quantiles that columns of numbers are cut into, so
             that all features are 0 or 1 (fewer where quantiles coincide); None standardises them.
-        numeric: columns that are numbers; cells that are none are missing ones.  Dates count in days since 1970,
-            durations in days.
+        numeric: columns that are numbers; cells that are none are missing ones.  Dates, in text as of ISO 8601
+            (2026-01-31), count in days since 1970, durations in days.
         pieces: number of pieces that the range of every column of numbers is cut into, each of which is a feature
             beside the number, so that a perceptron learns steps and bends; 1 for none; "auto" for one for every 500
             rows of the training split, at most 48, see :class:`~fcco_lightning.data.features.PiecewiseFeatures`.
@@ -264,8 +264,9 @@ class TabularEncoder:
         return torch.from_numpy(np.concatenate([found[column.name] for column in self.columns], axis=1, out=features))
 
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
-        """Yield the features x (B, d) of ``size`` rows after the other, see :meth:`transform`."""
-        yield from torch.split(self.transform(frame), size)
+        """Yield the features x (B, d) of ``size`` rows after the other, see :meth:`transform`, of a table as read."""
+        numeric = [c.name for c in self.columns if c.name in self.encoding.numeric and c.name in frame.columns]
+        yield from torch.split(self.transform(with_numbers(frame, numeric, self.encoding)), size)
 
     def remarks(self, rows: int) -> list[str]:
         """Say what a user should know of the latest table, of so many rows: what the training split does not have."""
@@ -282,13 +283,14 @@ class TabularEncoder:
             "quantiles": self.encoding.quantiles,
             "pieces": self.encoding.pieces,
             "categorical": list(self.encoding.categorical),
+            "numeric": list(self.encoding.numeric),
             "columns": [asdict(column) for column in self.columns],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another encoder has learnt."""
-        quantiles, pieces = state.get("quantiles"), state.get("pieces", 1)  # older files do not have them
-        self.encoding = Encoding(list(state["categorical"]), state["missing"], quantiles, pieces=pieces)
+        arguments = ("categorical", "missing", "quantiles", "numeric", "pieces")  # older files do not have all
+        self.encoding = Encoding(**{name: state[name] for name in arguments if name in state})
         self.columns = [_column(column) for column in state["columns"]]
 
     def _standardised(self, names: Sequence[str], values: FloatArray) -> list[NumericColumn]:
@@ -335,6 +337,55 @@ class TabularEncoder:
                 f"Column {name!r} of {where} has {bad.sum()} {what} cells (first: row {bad.argmax()}). "
                 f"Remove those rows, drop the column, or set missing='impute' ({cure})."
             )
+
+
+def with_numbers(
+    frame: pd.DataFrame, numeric: Sequence[str], encoding: Encoding, where: str = "the table"
+) -> pd.DataFrame:
+    """Return a table in which the columns ``numeric`` are numbers, whatever they were read as.
+
+    Raises:
+        DataError: if a cell is no number, and missing cells are refused.
+    """
+    others = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
+    return frame.assign(**{name: _as_numbers(frame[name], encoding, where) for name in others}) if others else frame
+
+
+def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
+    if pd.api.types.is_timedelta64_dtype(column.dtype):
+        return _days(column)
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        return _days(_since_1970(column))
+    column = column.astype(object)  # categories, too
+    numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
+    if numbers.isna().all():
+        numbers = _days(_since_1970(column))
+    wrong = numbers.isna() & column.notna()
+    if wrong.any() and encoding.missing == "error":
+        raise DataError(
+            f"encoding.numeric: the column {str(column.name)!r} of {where} has cells that are no numbers: "
+            f"{cells_of(column, wrong)}. Correct them, or set encoding.missing='impute' to take them as missing."
+        )
+    return numbers
+
+
+def _since_1970(dates: pd.Series) -> pd.Series:
+    """Durations since then; missing of what is no date."""
+    parsed = pd.to_datetime(dates, utc=True, format="ISO8601", errors="coerce")
+    since: pd.Series = parsed - pd.Timestamp(0, tz="UTC")
+    return since
+
+
+def _days(durations: pd.Series) -> pd.Series:
+    days: pd.Series = durations.dt.total_seconds() / 86400
+    return days
+
+
+def cells_of(column: pd.Series, marked: pd.Series) -> str:
+    """Return the first marked cells with their rows, as text."""
+    first = column[marked].head(3)
+    more = f" and {int(marked.sum()) - len(first)} more" if marked.sum() > len(first) else ""
+    return ", ".join(f"row {row}: {cell!r}" for row, cell in first.items()) + more
 
 
 def _column(state: Mapping[str, Any]) -> Column:

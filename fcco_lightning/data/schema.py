@@ -2,11 +2,10 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from fcco_lightning.data.columns import require_columns
-from fcco_lightning.data.encoding import CategoricalColumn, Column, Encoding
+from fcco_lightning.data.encoding import CategoricalColumn, Column, Encoding, cells_of, with_numbers
 from fcco_lightning.errors import DataError
 
 MOST_ARE_NUMBERS = 0.9
@@ -30,30 +29,12 @@ def settle_types(
     """
     require_columns(frame, {"numeric": encoding.numeric}, where)
     text = [pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) for kind in frame.dtypes]
-    others = [name for name in encoding.numeric if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
-    settled = {name: _as_numbers(frame[name], encoding.missing == "impute", where) for name in others}
-    known = {*settled, *encoding.categorical, *unused}
+    settled = with_numbers(frame, encoding.numeric, encoding, where)
+    known = {*encoding.numeric, *encoding.categorical, *unused}
     for name in frame.columns[text]:
         if name not in known:
             _refuse_mistyped_numbers(frame[name], where)
-    return frame.assign(**settled) if settled else frame
-
-
-def _as_numbers(column: pd.Series, impute: bool, where: str) -> pd.Series:
-    if pd.api.types.is_datetime64_any_dtype(column.dtype):
-        column = pd.to_datetime(column, utc=True) - pd.Timestamp(0, tz="UTC")
-    if pd.api.types.is_timedelta64_dtype(column.dtype):
-        days: pd.Series = column.dt.total_seconds() / 86400
-        return days
-    column = column.astype(object)  # categories, too
-    numbers = pd.to_numeric(column, errors="coerce")
-    wrong = numbers.isna() & column.notna()
-    if wrong.any() and not impute:
-        raise DataError(
-            f"encoding.numeric: the column {str(column.name)!r} of {where} has cells that are no numbers: "
-            f"{_cells(column, wrong)}. Correct them, or set encoding.missing='impute' to take them as missing."
-        )
-    return numbers.astype(np.float64)
+    return settled
 
 
 def _refuse_mistyped_numbers(column: pd.Series, where: str) -> None:
@@ -68,7 +49,7 @@ def _refuse_mistyped_numbers(column: pd.Series, where: str) -> None:
         wrong = column.isin(counts.index[~numbers.to_numpy()])
         raise DataError(
             f"The column {name!r} of {where} is text, because {wrong.sum()} of its {counts.sum()} filled cells are no "
-            f"numbers: {_cells(column, wrong)}. Correct them; or say what it is: encoding.numeric: [{name}] (these "
+            f"numbers: {cells_of(column, wrong)}. Correct them; or say what it is: encoding.numeric: [{name}] (these "
             f"cells are then missing, see encoding.missing) or encoding.categorical: [{name}] (a feature for each of "
             f"its {len(counts)} values)."
         )
@@ -82,13 +63,6 @@ def _refuse_mistyped_numbers(column: pd.Series, where: str) -> None:
             f".to_csv(NEW, index=False), or keep its {len(counts)} values as categories (encoding.categorical: "
             f"[{name}])."
         )
-
-
-def _cells(column: pd.Series, marked: pd.Series) -> str:
-    """The first marked cells with their rows."""
-    first = column[marked].head(3)
-    more = f" and {int(marked.sum()) - len(first)} more" if marked.sum() > len(first) else ""
-    return ", ".join(f"row {row}: {cell!r}" for row, cell in first.items()) + more
 
 
 def described(columns: Sequence[Column], unseen: Mapping[str, Mapping[str, float]]) -> str:

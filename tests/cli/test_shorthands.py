@@ -107,6 +107,13 @@ def test_a_table_without_a_configuration(table, capsys, labels, more, expected):
     assert ("add --model.constraints EqualizedOdds" in said) == ("--data.columns.sensitive" in more)
 
 
+def test_several_labels_are_ranked_one_by_one(table):
+    labels = ["--data.columns.label", "[y,sex]", "--data.columns.positive", "m"]
+    found = listed(written_out(["fit", "--data.train", table("mf" * 4), *labels]))
+    assert found["--model.objective"] == "MeanAveragePrecision"
+    assert found["--model.network.out_features"] == "2"
+
+
 @pytest.mark.parametrize("more", [["--config", "{}"], ["--data", "TensorDataModule"]])
 def test_nothing_is_assumed_where_it_is_said(table, capsys, more, tmp_path):
     (tmp_path / "c.yaml").write_text("{}")

@@ -5,8 +5,9 @@ import pandas as pd
 import pytest
 
 from fcco_lightning.data import Columns, Encoding, Groups, Splits
-from fcco_lightning.data.columns import listed
+from fcco_lightning.data.columns import listed, marked
 from fcco_lightning.data.datamodules import TabularDataModule
+from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.schema import settle_types
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.errors import ConfigError, DataError
@@ -146,6 +147,34 @@ def test_dates_durations_and_categories_are_numbers_where_that_is_said():
     found = settle_types(frame, Encoding(numeric=list(frame)))
     for name in frame:
         np.testing.assert_array_equal(found[name], [2.0, np.nan, 0.5])
+
+
+def test_dates_in_text_are_days():
+    found = settle_types(pd.DataFrame({"day": ["1970-01-03", "1970-01-01 12:00"]}), Encoding(numeric=["day"]))
+    np.testing.assert_array_equal(found["day"], [2.0, 0.5])
+    mistyped = pd.DataFrame({"day": ["1970-01-03", "soon", None]})
+    with pytest.raises(DataError, match="cells that are no numbers: row 1: 'soon'"):
+        settle_types(mistyped, Encoding(numeric=["day"]))
+    found = settle_types(mistyped, Encoding(numeric=["day"], missing="impute"))
+    np.testing.assert_array_equal(found["day"], [2.0, np.nan, np.nan])
+
+
+def test_a_saved_encoder_knows_which_columns_are_numbers():
+    """New tables are read as the training table was: dates, and numbers among which other words are missing ones."""
+    frame = pd.DataFrame({"day": ["1970-01-03", "1970-01-05", "1970-01-04"], "age": ["20", "?", "40"]})
+    encoding = Encoding(numeric=["day", "age"], missing="impute")
+    saved = TabularEncoder(encoding).fit(settle_types(frame, encoding)).state_dict()
+    encoder = TabularEncoder()
+    encoder.load_state_dict(saved)
+    (found,) = encoder.batches(frame, size=3)
+    spread = np.sqrt(1.5)
+    np.testing.assert_allclose(found, [[-spread, -1], [spread, 0], [0, 1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [2**53, "9007199254740992", 2**53 + 1])
+def test_whole_numbers_beyond_the_exact_floats_are_told_apart(value):
+    column = pd.Series([2**53, 2**53 + 1])
+    assert marked(column, [value]).tolist() == [int(int(value) == one) for one in column]
 
 
 @pytest.mark.parametrize(("count", "more"), [(11, ""), (12, ""), (13, " and 1 more")])
