@@ -88,6 +88,9 @@ def test_inputs_of_many_kinds_give_one_model(problem):
     by = ConstrainedClassifier(constraints=[DemographicParity(by="sex")], **QUICK)
     groups = pd.DataFrame({"age": np.arange(len(y)) % 3, "sex": sex})
     np.testing.assert_array_equal(by.fit(X, y, sensitive_features=groups).decision_function(X), first)
+    groups = pd.DataFrame({"age": np.arange(len(y)) % 3, "group": sex})
+    np.testing.assert_array_equal(made.fit(X, y, sensitive_features=groups).decision_function(X), first)
+    np.testing.assert_array_equal(made.fit(X, y, sensitive_features=sex[:, None]).decision_function(X), first)
     thin = sparse.csr_matrix(np.where(np.abs(X) > 0.5, X, 0))
     assert made.fit(thin, y, sensitive_features=sex).score(thin, y) > 0.6
 
@@ -146,6 +149,14 @@ def test_searches_and_folds_pass_on_the_groups(problem):
         (lambda y: np.full_like(y, "no"), None, [], "y holds the class 'no' only"),
         (None, lambda s: np.full_like(s, "m"), [DemographicParity()], "'group' has one group only, 'm'"),
         (None, lambda s: np.where(np.arange(400) == 7, None, s), [DemographicParity()], "1 of 400 cells.*row 7"),
+        (
+            None,
+            lambda s: pd.DataFrame({"y": s}),
+            [DemographicParity()],
+            r"features \['y'\] are called",
+        ),
+        (None, lambda s: pd.DataFrame([s, s], ["sex", "sex"]).T, [DemographicParity()], r"\['sex'\] are called.*twice"),
+        (None, lambda s: np.stack([s, s], 1), [DemographicParity()], r"the shape \(400, 2\)"),
         (None, lambda s: s[:-1], [DemographicParity()], "inconsistent numbers of samples"),
         (None, None, [DemographicParity()], r"DemographicParity compares the groups of 'group'.*sensitive_features="),
         (None, lambda s: pd.DataFrame({"sex": s}), [DemographicParity(by="race")], r"'race'.*\['group', 'sex'\]"),

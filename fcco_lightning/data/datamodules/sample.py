@@ -14,6 +14,8 @@ from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.sampling import UniformSampling
 from fcco_lightning.errors import DataError
 
+_TAKEN = ("x", "y", "index", "weight")
+
 
 class LabelledSample(TensorDataModule):
     """The training split alone, with its groups."""
@@ -38,20 +40,35 @@ class LabelledSample(TensorDataModule):
 
 
 def coded_groups(sensitive: Any, n: int) -> dict[str, pd.Categorical]:
-    """The groups of every sensitive feature by its name; the first one is called "group", too.
+    """The groups of every sensitive feature by its name; the first one is called "group", too, if none is.
 
     Raises:
-        DataError: if there are missing cells, or one group only.
+        DataError: if there are missing cells, one group only, or names that are taken or occur twice.
         ValueError: if there are not n of them.
     """
     if sensitive is None:
         return {}
-    table = (
-        sensitive if isinstance(sensitive, pd.DataFrame) else pd.DataFrame({"group": pd.Series(np.ravel(sensitive))})
-    )
+    table = sensitive if isinstance(sensitive, pd.DataFrame) else _one_column(sensitive)
     check_consistent_length(np.empty(n), table)
-    found = {str(name): _coded(str(name), table[name]) for name in table}
-    return found | {"group": next(iter(found.values()))}
+    names = [str(name) for name in table]
+    refused = sorted({name for name in names if name in _TAKEN or names.count(name) > 1})
+    if refused:
+        raise DataError(
+            f"the sensitive features {refused} are called as other columns of a batch are, or twice. Every one needs a "
+            f"name of its own, other than {', '.join(_TAKEN)}: rename them."
+        )
+    found = {name: _coded(name, table.iloc[:, k]) for k, name in enumerate(names)}
+    return {"group": next(iter(found.values()))} | found
+
+
+def _one_column(sensitive: Any) -> pd.DataFrame:
+    values = np.asarray(sensitive)
+    if values.ndim > 1 and values.shape[1] != 1:
+        raise DataError(
+            f"sensitive_features has the shape {values.shape}, and its columns have no names. Give one group for every "
+            "sample, or a pandas.DataFrame, whose columns constraints name."
+        )
+    return pd.DataFrame({"group": values.ravel()})
 
 
 def _coded(name: str, column: Any) -> pd.Categorical:
