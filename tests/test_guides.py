@@ -145,6 +145,25 @@ def test_commands_are_understood(page, parser_of, monkeypatch):
             assert run(given) == 0, command
 
 
+MADE_IN_MEMORY = {
+    command.removeprefix("uv run fcco "): None
+    for page in PAGES
+    if "guides" in page and "```bash" in PAGES[page]
+    for command in commands_of(page)
+    if "fcco fit --config configs/" in command and "/synthetic_" in command
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("command", MADE_IN_MEMORY)
+def test_commands_on_data_made_in_memory_run(command, monkeypatch):
+    """On fewer epochs."""
+    given = shlex.split(command.replace("configs/", f"{ROOT}/configs/"))
+    assert run([*given, "--trainer.max_epochs=2", "--report.folder=out"]) == 0
+    assert Path("out/report.json").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if "```yaml" in PAGES[page]])
 def test_configurations_are_understood(page, parser_of):

@@ -352,7 +352,9 @@ def _raised_in_library(error: BaseException) -> bool:
     """Whether Lightning or torch refused an argument: then its message, not its traceback, helps."""
     if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
         return True
-    if not isinstance(error, ValueError | TypeError) or error.__traceback__ is None:
-        return False
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return any(f"{os.sep}site-packages{os.sep}{name}" in last.filename for name in ("lightning", "torch"))
+    refusals = {"lightning": ValueError | TypeError | RuntimeError, "torch": ValueError | TypeError}
+    *_, last = traceback.extract_tb(error.__traceback__) or [None]
+    return last is not None and any(
+        isinstance(error, kinds) and f"{os.sep}site-packages{os.sep}{name}" in last.filename
+        for name, kinds in refusals.items()
+    )

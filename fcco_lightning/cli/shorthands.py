@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CONSTRAINTS = "--model.constraints"
 _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
 _TEST_FRACTION, _EPOCHS = "0.2", "20"
+_PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
 _CLASS = re.compile(r"[A-Z]\w*")
 
 
@@ -107,7 +108,7 @@ def _options(args: Sequence[str]) -> dict[str, str]:
 
 def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     yield "--data", "TabularDataModule"
-    if "--data.test" not in options and not any(name.startswith("--data.splits") for name in options):
+    if not {"--data.test", "--data.splits", "--data.splits.test_fraction"} & options.keys():
         yield "--data.splits.test_fraction", _TEST_FRACTION
     if "--model.network" not in options:
         yield "--model.network", "TabularMLP"
@@ -118,8 +119,8 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
         yield from _of_labels(label.count(",") + 1, options) if several else _of_a_label(labels, options)
     if not {"--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"} & options.keys():
         yield "--trainer.max_epochs", _EPOCHS
-    if "--model.network" not in options and not any(name.startswith("--data.encoding") for name in options):
-        yield "--data.encoding.pieces", "auto"  # a perceptron learns steps and bends badly from a number alone
+    if not {"--model.network", *_PIECES} & options.keys():
+        yield _PIECES[0], "auto"  # a perceptron learns steps and bends badly from a number alone
     if groups is not None and "--data.columns.favoured" not in options:
         yield "--data.columns.favoured", _favoured(options["--data.columns.sensitive"], groups)
 

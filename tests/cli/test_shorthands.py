@@ -91,6 +91,8 @@ def test_other_options_stay_as_they_are():
             {"--model.network": None, "--data.encoding.pieces": None},
         ),
         (["yes", "no"] * 4, ["--data.encoding.quantiles", "3"], {"--data.encoding.pieces": None}),
+        (["yes", "no"] * 4, ["--data.encoding.missing", "impute"], {"--data.encoding.pieces": "auto"}),
+        (["yes", "no"] * 4, ["--data.splits.val_fraction", "0.2"], {"--data.splits.test_fraction": "0.2"}),
         (["yes", "no"] * 4, ["--model.objective", "AveragePrecision"], {"--model.objective": None}),
     ],
 )
