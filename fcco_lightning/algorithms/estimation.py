@@ -107,30 +107,33 @@ class Estimation(Algorithm, ABC):
         multipliers = reading.term.multipliers
         if multipliers is not None:
             u = estimator.values(tracked.rows, inner)
-            if (apart := self._decided(surrogate, reading, estimator, inner)) is not None:
-                u, at = u + apart, tracked.at + apart
-                tracked = tracked._replace(weights=outer.subgradient(at), at=at)
+            if reading.apart is not None and multipliers.decisions is not None:
+                apart = torch.lerp(self._apart(reading, inner), self._apart_now(reading, inner), estimator.gamma)
+                surrogate.propose(reading, multipliers.decisions, reading.apart, apart)
+                u, tracked = u + apart, _moved(tracked, outer, apart)
             surrogate.propose(reading, multipliers.state, multipliers.state.gather(None), multipliers.moved(u))
         return tracked, outer
-
-    def _decided(self, surrogate: Surrogate, reading: Reading, estimator: Estimator, inner: Tensor) -> Tensor | None:
-        """How far a constraint's values on decisions are from the smooth ones, as a running mean, (r, k).
-
-        Both are measured on the same samples, so that the difference has less noise than either.
-        """
-        multipliers = reading.term.multipliers
-        if reading.decided is None or multipliers is None or multipliers.decisions is None:
-            return None
-        held, apart = multipliers.decisions.gather(None), reading.decided.to(inner.dtype) - inner
-        mean = torch.lerp(torch.where(held.isnan(), apart, held), apart, estimator.gamma)
-        surrogate.propose(reading, multipliers.decisions, held, mean)
-        return mean
 
     def recall(self, reading: Reading) -> tuple[Tracked, OuterFunction]:
         """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
         estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
         rows, inner, _ = self.held(reading, estimator)
-        return Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner)), outer
+        tracked = Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner))
+        return self.at_decisions(reading, tracked, outer, inner), outer
+
+    def at_decisions(self, reading: Reading, tracked: Tracked, outer: OuterFunction, inner: Tensor) -> Tracked:
+        """The outer gradients at the values on decisions that are remembered, where multipliers follow decisions."""
+        return tracked if reading.apart is None else _moved(tracked, outer, self._apart(reading, inner))
+
+    def _apart(self, reading: Reading, inner: Tensor) -> Tensor:
+        """How far a constraint's values on decisions are from the smooth ones, as remembered, (r, k)."""
+        assert reading.apart is not None  # noqa: S101 - the caller has seen to it
+        return torch.where(reading.apart.isnan(), self._apart_now(reading, inner), reading.apart)
+
+    def _apart_now(self, reading: Reading, inner: Tensor) -> Tensor:
+        """The same in this batch: both on the same samples, so that the difference has less noise than either."""
+        assert reading.decided is not None  # noqa: S101 - the caller has seen to it
+        return reading.decided.to(inner.dtype) - inner
 
     def held(self, reading: Reading, estimator: Estimator) -> tuple[Tensor, Tensor, Sampling]:
         """The rows of a reading from before the step, the fresh inner values, and what is known of the rows.
@@ -153,6 +156,12 @@ class Estimation(Algorithm, ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._previous.load_state_dict(state["previous"], self._params)
+
+
+def _moved(tracked: Tracked, outer: OuterFunction, apart: Tensor) -> Tracked:
+    """The outer gradients at inner values moved by ``apart`` (r, k)."""
+    at = tracked.at + apart
+    return tracked._replace(weights=outer.subgradient(at), at=at)
 
 
 class SingleLoop(Estimation):

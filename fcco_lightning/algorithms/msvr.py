@@ -26,7 +26,8 @@ class MSVR(Estimation):
     them are given before the batch is drawn, so that the difference estimates without bias by how much
     ``(1/n) sum_i [Jac g_i(w)]^T grad f(u_i)`` has changed between the two steps.  (At rows which the batch itself has
     moved it would not: the batch's rows have all moved, of the n rows only these, and v would hold the excess 1/b
-    times.)  The rows that the step before has changed are therefore kept, one batch of them.
+    times.)  The rows that the step before has changed are therefore kept, one batch of them, and the multipliers of
+    constraints from before it.
 
     Args:
         gamma: weight of the new value, in (0, 1) (ALEXR paper: .1, .5, .9).
@@ -84,37 +85,50 @@ class MSVR(Estimation):
 
     def _recalled(self, reading: Reading, number: int) -> tuple[Tracked, OuterFunction]:
         """The outer gradients at the rows from before the previous step."""
+        multipliers, noted = reading.term.multipliers, self._changed.multipliers(number)
+        if multipliers is not None and noted is not None:
+            reading = reading._replace(outer=multipliers.outer_of(noted))
         estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
         rows, inner, sampling = self.held(reading, estimator)
         rows = sampling.trusted(self._changed.undone(number, reading.index, rows), inner)
-        return Tracked(rows, estimator.weights(rows, outer), rows), outer
+        tracked = Tracked(rows, estimator.weights(rows, outer), rows)
+        return self.at_decisions(reading, tracked, outer, inner), outer
 
 
 class _ChangedRows:
-    """The rows that a step has changed, as they were before it, by the number of their term."""
+    """The rows that a step has changed, and the multipliers, as they were before it, by the number of their term."""
 
     def __init__(self) -> None:
-        self._before: dict[int, tuple[Tensor | None, Tensor]] = {}
+        self._before: dict[int, dict[str, Tensor | None]] = {}
 
     def note(self, number: int, reading: Reading, rows: Tensor) -> None:
         """Keep the rows (r, k) of a reading; NaN of those of which the batch says nothing."""
-        self._before[number] = reading.index, torch.where(reading.present.unsqueeze(1), rows, torch.nan)
+        multipliers = reading.term.multipliers
+        self._before[number] = {
+            "index": reading.index,
+            "rows": torch.where(reading.present.unsqueeze(1), rows, torch.nan),
+            "multipliers": None if multipliers is None else multipliers.noted(),
+        }
 
     def undone(self, number: int, index: Tensor | None, rows: Tensor) -> Tensor:
         """The present rows (r, k) of the indices (r,), or of all, with the changes undone."""
-        at, before = self._before.get(number, (None, rows))
+        noted = self._before.get(number, {})
+        at, before = noted.get("index"), noted.get("rows")
+        if before is None:
+            return rows
         undone = before if at is None or index is None else replaced(rows, index, at, before)[0]
         return torch.where(undone.isnan(), rows, undone)
 
+    def multipliers(self, number: int) -> Tensor | None:
+        """What the multipliers of a term were made of; None where there are none."""
+        return self._before.get(number, {}).get("multipliers")
+
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""
-        held = {str(number): {"index": i, "before": r} for number, (i, r) in self._before.items()}
+        held = {str(number): noted for number, noted in self._before.items()}
         return pytree.tree_map_only(Tensor, Tensor.clone, held)  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore, with rows on a device."""
-        self._before = {int(n): (_on(one["index"], device), one["before"].to(device)) for n, one in state.items()}
-
-
-def _on(index: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if index is None else index.to(device)
+        held = {int(number): dict(noted) for number, noted in state.items()}
+        self._before = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), held)

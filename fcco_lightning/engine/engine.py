@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.compiling import Compiled
@@ -257,9 +256,7 @@ class Engine:
                 g0 = found if own else g0
                 if wanted and rows is not None:
                     reading = term.reading(rows, earlier, columns)
-                    if term.multipliers is not None and term.multipliers.decisions is not None:
-                        reading = reading._replace(decided=self._decided(seen, term.multipliers.constraint))
-                    readings.append(reading)
+                    readings.append(self._with_decisions(reading, seen))
         weight = self.problem.direct_weight
         return Measured(g0 if g0 is None or weight == 1 else weight * g0, readings)
 
@@ -396,9 +393,14 @@ class Engine:
         return part.measure(outputs, columns), there, columns
 
     @torch.no_grad()
-    def _decided(self, seen: Evaluated, constraint: Constraint) -> Tensor:
-        """The values of a constraint on decisions."""
-        return constraint.decided(*read(seen.outputs, seen.batch, constraint))
+    def _with_decisions(self, reading: Reading, seen: Evaluated) -> Reading:
+        """The reading with a constraint's values on decisions, where its multipliers follow them."""
+        multipliers = reading.term.multipliers
+        if multipliers is None or multipliers.decisions is None:
+            return reading
+        constraint = multipliers.constraint
+        decided = constraint.decided(*read(seen.outputs, seen.batch, constraint))
+        return reading._replace(decided=decided, apart=multipliers.decisions.gather(None))
 
     def _only_network(self) -> bool:
         """Whether all that is trained is the network's, so that the other parts are the same at other weights."""

@@ -174,13 +174,17 @@ class Surrogate:
         self.proposals.append(Proposal(state, reading.index, new, decay, rows))
 
     def latest(self, reading: Reading) -> Reading:
-        """A reading with the rows that have been proposed in the place of those that are held."""
+        """A reading with the rows that have been proposed in the place of those that are remembered."""
+        multipliers = reading.term.multipliers
         for state, index, rows, *_ in self.proposals:
+            if multipliers is not None and state is multipliers.decisions:
+                reading = reading._replace(apart=rows)
             if state is not reading.term.state or reading.held is None:
                 continue
-            if index is None or reading.index is None:
-                return reading._replace(held=rows)
-            return reading._replace(held=replaced(reading.held, reading.index, index, rows)[0])
+            held = rows
+            if index is not None and reading.index is not None:
+                held = replaced(reading.held, reading.index, index, rows)[0]
+            reading = reading._replace(held=held)
         return reading
 
     def replaced(self, value: Tensor) -> "Surrogate":

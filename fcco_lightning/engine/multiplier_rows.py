@@ -63,6 +63,16 @@ class MultiplierRows(nn.Module):
         """L_i of all rows, at the present multipliers."""
         return self.constraint.signed(self._of_sides())
 
+    def noted(self) -> Tensor:
+        """What :meth:`outer_of` makes L_i of, shape (n, numbers + 1): what the rows hold, and the unit."""
+        rows = self.state.gather(None)
+        return torch.cat([rows, self.unit.nan_to_num(0.0).expand(len(rows), 1)], dim=1)
+
+    def outer_of(self, noted: Tensor) -> OuterFunction:
+        """L_i as it was when this was :meth:`noted`."""
+        memory = noted[:, :-1].reshape(len(noted), -1, self.constraint.sides)
+        return self.constraint.signed(self.rule.outer(memory, self.constraint.limit).scaled(noted[0, -1]))
+
     def moved(self, values: Tensor) -> Tensor:
         """What the rows hold next, shape (n, numbers), from their inner values u_i (n, k)."""
         exceeded = excess(self._signed(values), self.constraint.limit, self.constraint.sides)

@@ -33,6 +33,7 @@ class Reading(NamedTuple):
         chance: 1/(n p_i), with p_i the probability that a batch says something of row i; shape (r,), or one number.
         relevance: what each row counts in the mean over all rows, shape (r,), is part of ``weight``; None for 1.
         decided: the values on decisions, shape (r, k), without graph; None where multipliers do not follow them.
+        apart: remembered means of how far these are from the values, shape (r, k), NaN where never written, or None.
         held: the remembered rows, shape (r, k), NaN where never written; None where the term keeps none.
     """
 
@@ -48,6 +49,7 @@ class Reading(NamedTuple):
     relevance: Tensor | None
     held: Tensor | None
     decided: Tensor | None = None
+    apart: Tensor | None = None
 
     @property
     def inverse(self) -> Tensor | float:
@@ -170,6 +172,8 @@ class Term(nn.Module):
         held = self.multipliers.state.rows
         unknown = held.new_full((self.num_rows, self.width), torch.nan)
         values = unknown if self.state is None else self.state.gather(None)
+        if self.multipliers.decisions is not None:
+            values = values + self.multipliers.decisions.gather(None)
         return self.multipliers.at(values).cpu().double()
 
     def reading(self, now: Rows, earlier: Rows | None, batch: Any) -> Reading:

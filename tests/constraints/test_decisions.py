@@ -5,7 +5,11 @@ import pytest
 import torch
 
 from fcco_lightning import (
+    ALEXR,
+    MSVR,
+    SOAP,
     SONEX,
+    SONX,
     SOX,
     AdaptivePenalty,
     AugmentedLagrangian,
@@ -157,3 +161,57 @@ def test_decisions_of_what_smooths_none_are_refused():
         with pytest.raises(ConfigError, match="smooths no decisions"):
             constraint.decided(scores, columns)
     assert DemographicParity(rate=LogisticLoss()).vacuous(scores + 9, columns) is None  # a loss decides nothing
+
+
+HELD = torch.tensor([0.2] * 24 + [-3.0] * 16, dtype=torch.float64).unsqueeze(1)  # .6 positive decisions; smoothly less
+RULES = {
+    "ascent": lambda decisions: Lagrangian(0.1, decisions=decisions),
+    "augmented": lambda decisions: AugmentedLagrangian(rate=0.1, decisions=decisions),
+    "controlled": lambda decisions: NuPI(0.1, decisions=decisions),
+    "adaptive": lambda decisions: AdaptivePenalty(0.05, decisions=decisions),
+}
+WITH_VALUES = {  # algorithms that remember inner values of the constraint, which multipliers follow
+    "ALEXR, halves": lambda: ALEXR(mirror=True),
+    "ALEXR, old": lambda: ALEXR(mirror=True, jacobian="old"),
+    "ALEXR, reuse": lambda: ALEXR(mirror=True, jacobian="reuse"),
+    "MSVR": MSVR,
+    "SOAP": SOAP,
+    "SONEX": SONEX,
+    "SONX": SONX,
+    "SOX": SOX,
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", WITH_VALUES)
+@pytest.mark.parametrize(("decisions", "kappa"), [(True, 0.5), (False, 0.3)])
+def test_the_gradient_takes_the_slope_at_the_multiplier_of_the_step(name, rule, decisions, kappa):
+    """With weights that hardly move all means are exact: ``G = grad F + L'(h) grad h`` by autograd, at every step.
+
+    L is that of the present multiplier, h the value on decisions where the multiplier follows these.  Both halves of
+    the batch are alike.
+    """
+    alternating = torch.cat([torch.arange(0, 40, 2), torch.arange(1, 40, 2)])
+    x, y = HELD[alternating], (torch.arange(40) < 24).long()[alternating]
+    network = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    network.weight.data.fill_(1.0)
+    algorithm, constraint = WITH_VALUES[name](), MeanAtMost(SoftRate(temperature=1.0), kappa)
+    problem = algorithm.pose(CrossEntropy(), [constraint], RULES[rule](decisions), num_samples=40, dtype=torch.float64)
+    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=1e-12)
+    scores = network(x).squeeze(1)
+    of_objective = torch.nn.functional.binary_cross_entropy_with_logits(scores, y.double())
+    (of_objective,) = torch.autograd.grad(of_objective, network.weight, retain_graph=True)
+    (of_rate,) = torch.autograd.grad(scores.sigmoid().mean(), network.weight)
+    value = (scores > 0).double().mean() if decisions else scores.sigmoid().mean()
+    (term,) = problem.all_terms
+    for step in range(12):
+        unit = term.multipliers.unit.nan_to_num(0.0)
+        memory = term.multipliers.state.gather(None).view(1, -1, 1)
+        slope = term.multipliers.rule.outer(memory, kappa).scaled(unit).subgradient(value.detach().view(1, 1))
+        engine.train_batch({"x": x, "y": y, "index": torch.arange(40)}, optimizer)
+        expected = of_objective + slope.item() * of_rate
+        torch.testing.assert_close(network.weight.grad, expected, rtol=1e-6, atol=1e-9, msg=f"step {step}")
+    assert slope > 0
+    told = term.multipliers.rule.outer(term.multipliers.state.gather(None).view(1, -1, 1), kappa).scaled(unit)
+    (reported,) = problem.multipliers().values()
+    assert reported == pytest.approx(told.subgradient(value.detach().view(1, 1)).item(), rel=1e-6)
