@@ -131,7 +131,7 @@ class ICPPAC(Algorithm):
         surrogate = Surrogate(now.direct)
         for reading, s, multiplier in zip(now.readings, signed, y, strict=True):
             self._add(surrogate, reading, s, multiplier)
-        gradient = [g.clone() for g in engine.gradients(surrogate.value, own=True)]
+        gradient = [g.clone() for g in engine.gradients(surrogate.value, own=True, of_samples=True)]
         engine.processes.average_(gradient)
         pull = 2 * self.mu * (1 + torch.stack([one.sum() for one in y]).sum())
         step = [

@@ -16,11 +16,9 @@ from fcco_lightning.checks import one_of
 from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator
-from fcco_lightning.models.batch import Batch, Columns
+from fcco_lightning.models.batch import DUAL, Batch, Columns
 from fcco_lightning.outer import Smoothing
 
-DUAL = "dual"
-"""Name of the part with the independent draw of samples that dual steps can take (``dual_PART`` for another part)."""
 Jacobian = Literal["halves", "part", "old", "reuse"]
 
 

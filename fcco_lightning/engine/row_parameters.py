@@ -4,8 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.engine.estimates import Proposal
-from fcco_lightning.models.batch import Batch
+from fcco_lightning.models.batch import DUAL, Batch, Columns
 from fcco_lightning.objectives import SampleParameters
+from fcco_lightning.objectives.self_weights import expected_copies
 from fcco_lightning.state import Copies, DualState, Layout, copies
 from fcco_lightning.state.processes import Processes
 
@@ -14,7 +15,8 @@ class RowParameters(nn.Module):
     r"""Row i holds parameters theta_i of sample i, on which only the i-th term of F depends.
 
     ``theta_i <- clamp(theta_i - lr dF_i/d theta_i, least, most)`` for the sampled i: projected gradient descent by
-    blocks.  The rows are kept as dual states are: sharded if large, part of every checkpoint.
+    blocks.  That is the mean over the batches which hold sample i, however samples are drawn.  The rows are kept as
+    dual states are: sharded if large, part of every checkpoint.
 
     Args:
         spec: what the objective asks for.
@@ -40,15 +42,20 @@ class RowParameters(nn.Module):
         self.state = DualState(num_rows, spec.width, dtype, processes, layout)
         self.leaf: Tensor | None = None
         """The parameters attached last, by which surrogates are differentiated, until :meth:`step` has been taken."""
-        self._index = torch.empty(0, dtype=torch.int64)
+        self._columns: Columns = {}
 
     def attach(self, batch: Batch) -> Batch:
-        """The batch with the samples' parameters as one more column of its first part."""
+        """The batch with the samples' parameters as one more column of its first part, and of an independent draw."""
         name, columns = next(iter(batch.items()))
-        self._index = columns["index"]
-        held = self.state.gather(self._index)
-        self.leaf = torch.where(held.isnan(), self.spec.start, held).requires_grad_()
-        return {**batch, name: {**columns, self.spec.name: self.leaf}}
+        self._columns, self.leaf = columns, self._held(columns).requires_grad_()
+        found = {**batch, name: {**columns, self.spec.name: self.leaf}}
+        if DUAL in batch:
+            found[DUAL] = {**batch[DUAL], self.spec.name: self._held(batch[DUAL])}
+        return found
+
+    def _held(self, columns: Columns) -> Tensor:
+        held = self.state.gather(columns["index"])
+        return torch.where(held.isnan(), self.spec.start, held)
 
     def step(self, gradient: Tensor | None) -> list[Proposal]:
         """What the parameters attached last become.
@@ -59,9 +66,19 @@ class RowParameters(nn.Module):
         leaf, self.leaf = self.leaf, None
         if leaf is None or gradient is None:
             return []
-        again: Copies | None = copies(self._index) if self.repeats else None
-        number: Tensor | int = len(leaf)  # the surrogate is a mean over the sampled i, a repeated one counting once
-        if again is not None:
-            gradient, number = again.total(gradient), (1 / again.count.to(leaf.dtype)).sum().round()
-        moved = leaf.detach() - self.spec.lr * number * gradient.detach()
-        return [Proposal(self.state, self._index, moved.clamp(self.spec.least, self.spec.most))]
+        index = self._columns["index"]
+        again = copies(index) if self.repeats else None
+        gradient = gradient if again is None else again.total(gradient)
+        moved = leaf.detach() - self.spec.lr * gradient.detach() / self._shares(again, leaf.dtype)
+        return [Proposal(self.state, index, moved.clamp(self.spec.least, self.spec.most))]
+
+    def _shares(self, again: Copies | None, dtype: torch.dtype) -> Tensor | float:
+        """What a sample, all its copies together, counts in the surrogate, a mean over samples; (b, 1), or a number."""
+        index, weight = self._columns["index"], self._columns.get("weight")
+        if weight is None:
+            return 1 / len(index) if again is None else 1 / (1 / again.count.to(dtype)).sum().round()
+        if "replaced" in self._columns:
+            weight = weight * expected_copies(self._columns)
+        elif again is not None:
+            weight = weight * again.count
+        return (weight.to(dtype) / len(index)).unsqueeze(1)

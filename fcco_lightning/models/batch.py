@@ -27,3 +27,6 @@ HERE = "here"
 
 TARGET = "target"
 """Name of the part that a single loader gives; with several loaders the first one is the objective's."""
+
+DUAL = "dual"
+"""Name of the part with a second, independent draw of the first one's samples (``dual_PART``: of another part's)."""

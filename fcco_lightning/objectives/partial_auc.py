@@ -111,10 +111,7 @@ class CVaRPartialAUC(RankingObjective):
         given = required_column(batch, "threshold", self).squeeze(1).to(dtype)
         if self.class_sizes is None:  # only batches are known
             return torch.lerp(given.detach(), given, self._owners(batch).to(dtype).mean())
-        share, weight = self.class_sizes[1] / sum(self.class_sizes), batch.get("weight")
-        if weight is None:
-            return torch.lerp(given.detach(), given, share)
-        return torch.lerp(given.detach(), given, share / weight.to(dtype))
+        return torch.lerp(given.detach(), given, self.class_sizes[1] / sum(self.class_sizes))
 
 
 class KLPartialAUC(RankingObjective):
