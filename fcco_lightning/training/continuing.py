@@ -80,6 +80,7 @@ class Continuation:
             _continue_schedule(trainer.lr_scheduler_configs[0].scheduler, self._schedule, stepping.optimizer, again)
         set_random_streams(self.stored["random"])
         set_loader_streams(_loaders(trainer), self.stored["random"].get("loaders", ()))
+        _draw_the_epoch_again(trainer)
         self.stored = None
 
     def save(self, checkpoint: dict[str, Any], trainer: Trainer, stepping: Stepping) -> dict[str, Any]:
@@ -119,6 +120,18 @@ def _continue_schedule(
     scheduler.load_state_dict(other.scheduler.state_dict())  # type: ignore[union-attr]
     for group, values in zip(optimizer.param_groups, other.optimizer.param_groups, strict=False):
         group.update({name: value for name, value in values.items() if name != "params"})
+
+
+def _draw_the_epoch_again(trainer: Trainer) -> None:
+    """Let loaders that do not know their place begin an epoch with the streams as they are now.
+
+    Lightning has made their iterators before, which has already drawn from other streams.
+    """
+    fit_loop = trainer.fit_loop
+    within = fit_loop.restarted_mid_epoch or fit_loop.epoch_loop.restarting
+    stateful = any(hasattr(loader, "load_state_dict") for loader in _loaders(trainer))
+    if not (within or stateful) and fit_loop._data_fetcher is not None:
+        iter(fit_loop._data_fetcher)
 
 
 def _loaders(trainer: Trainer) -> Sequence[Any]:

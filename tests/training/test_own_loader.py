@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Sampler
 
 from fcco_lightning import (
@@ -121,6 +122,27 @@ def test_continued_exactly_without_a_warning(make_loader, batch, make_module, ma
     different, said = stopped_and_whole(make_module, make_trainer, make_loader, batch, tmp_path / "at.ckpt")
     assert not different
     assert not said
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize("make_loader", [plain, with_generator, resumable, stateful])
+def test_continued_exactly_from_what_lightning_saves_between_epochs(
+    make_loader, validated, make_module, make_trainer, tmp_path
+):
+    def fit(callbacks=(), ckpt_path=None):
+        torch.manual_seed(3 if ckpt_path is None else 99)
+        module = make_module(execution=Execution(num_samples=ROWS), network=TabularMLP([8], in_features=7, dropout=0.2))
+        trainer = make_trainer(
+            max_epochs=4, callbacks=list(callbacks), limit_val_batches=1.0, enable_checkpointing=bool(callbacks)
+        )
+        held_out = DataLoader(table(), ROWS, collate_fn=collate) if validated else None
+        trainer.fit(module, make_loader(), held_out, ckpt_path=ckpt_path)
+        return everything(trainer)
+
+    whole = fit([ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)])
+    resumed = fit(ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
 
 
 def test_in_the_middle_of_an_epoch_one_warning_of_each_run(make_module, make_trainer, tmp_path):
