@@ -29,7 +29,8 @@ class BestFeasible(Callback):
     not feasible that with the smaller worst violation.  At the end of ``fit`` the network gets the weights of the best,
     which are also saved as ``feasible.ckpt`` (to evaluate; a run is continued from ``last.ckpt``), and :class:`Report`
     says in its last line which they are.  The kept weights are part of every checkpoint, so a resumed run chooses among
-    all validations.  All processes have the same figures, hence choose alike.
+    all validations; but if its constraints, their kappas or what is asked here have changed since, among its own only.
+    All processes have the same figures, hence choose alike.
 
     Where there is no validation split "val", or no constraint, nothing is chosen: on the training split the constraints
     hold by fitting, which is no evidence.  A split that chose the weights flatters them a little; the test split tells.
@@ -87,25 +88,29 @@ class BestFeasible(Callback):
         self.chosen: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}
         self._margins: list[float] = []
+        self._asked: dict[str, Any] = {}
         self._warned = False
 
     def state_dict(self) -> dict[str, Any]:
         """The weights that are best so far, and the margins; nothing before the first validation."""
         if not self.chosen:
             return {}
-        return {"chosen": self.chosen, "weights": self._weights, "margins": self._margins}
+        return {"chosen": self.chosen, "weights": self._weights, "margins": self._margins, "asked": self._asked}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Choose among the validations before the checkpoint, too."""
         self.chosen, self._weights = dict(state_dict.get("chosen", {})), dict(state_dict.get("weights", {}))
-        self._margins = list(state_dict.get("margins", []))
+        self._margins, self._asked = list(state_dict.get("margins", [])), dict(state_dict.get("asked", {}))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out now, not after hours, that a split or column is missing; go on with a checkpoint's margins."""
         find = getattr(getattr(trainer, "datamodule", None), "clusters_of", None)
         if self.clusters is not None and find is not None:
             self._cluster_column = find(self.clusters)
-        if not (self.enabled and self.margin and isinstance(pl_module, FCCOModule) and pl_module.constraints):
+        if not (self.enabled and isinstance(pl_module, FCCOModule) and pl_module.constraints):
+            return
+        self._forget_what_was_asked_before(pl_module)
+        if self.margin is None:
             return
         if "val" not in getattr(getattr(trainer, "datamodule", None), "val_names", ()):
             raise ConfigError(
@@ -120,6 +125,23 @@ class BestFeasible(Callback):
             )
         for constraint, margin in zip(pl_module.constraints, self._margins, strict=False):
             constraint.tighten(margin)
+
+    def _forget_what_was_asked_before(self, module: FCCOModule) -> None:
+        """Leave the choice of a checkpoint where it was made by another rule, with which it cannot be compared."""
+        kappas = [c.tolerance for c in module.constraints for _ in c.names]
+        asked: dict[str, Any] = {
+            "kappas": dict(zip(unique_names(module.constraints), kappas, strict=True)),
+            "figure": module.evaluation.figure_of_merit(self.figure),
+            "mode": self.mode,
+            "confidence": self.confidence if self.margin else None,
+        }
+        if self.chosen and asked != self._asked:
+            rank_zero_warn(
+                "the weights that the checkpoint has kept as the best so far were chosen for other constraints, kappas "
+                "or figures than are asked for now: they are left out of the choice."
+            )
+            self.chosen, self._weights, self._margins = {}, {}, []
+        self._asked = asked
 
     def clusters_in(self, columns: Columns) -> Tensor | None:
         """The clusters of a split's samples, shape (n,); None if they are independent.

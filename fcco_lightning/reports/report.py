@@ -67,6 +67,7 @@ class Report(Callback):
         self._started = self._began = 0.0  # of a clock that is never set back, and of that of files
         self._folder: Path | None = None
         self._unseen: set[str] = set()
+        self._asked: dict[str, float] = {}
 
     @property
     def run(self) -> Run | None:
@@ -74,15 +75,20 @@ class Report(Callback):
         return None if self._folder is None else Run(self._folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """The history."""
-        return {"history": self.history}
+        """The history, and for which kappas it says whether constraints hold."""
+        return {"history": self.history, "kappas": self._asked}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the history."""
-        self.history = list(state_dict["history"])
+        self.history, self._asked = list(state_dict["history"]), dict(state_dict["kappas"])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Start the clock; find out now, not after hours, that a folder cannot be written."""
+        if isinstance(pl_module, FCCOModule):
+            kappas = _kappas(pl_module)
+            if kappas != self._asked:  # those before did not say whether these constraints hold
+                self.history = [{k: v for k, v in one.items() if k != "worst_violation"} for one in self.history]
+            self._asked = kappas
         if self.folder is not None and self.enabled:
             try:
                 Path(self.folder).mkdir(parents=True, exist_ok=True)

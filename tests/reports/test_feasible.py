@@ -64,11 +64,11 @@ def train(module, data, *callbacks, epochs, ckpt=None, **options):
     return trainer
 
 
-def fit(path, script, epochs=None, ckpt=None):
+def fit(path, script, epochs=None, ckpt=None, kappa=0.4, **asked):
     seed_everything(0)
-    module = Scripted(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
+    module = Scripted(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), kappa)])
     module.script, seen = script, []
-    choice, report = BestFeasible(enabled=True), Report(pictures=False, table=False, folder=str(path))
+    choice, report = BestFeasible(enabled=True, **asked), Report(pictures=False, table=False, folder=str(path))
 
     class Watch(BestFeasible):
         def on_validation_end(self, trainer, pl_module):
@@ -115,6 +115,18 @@ def test_a_resumed_run_remembers_the_best_weights_before(tmp_path):
     assert choice.chosen["epoch"] == 0
     assert torch.equal(module.network.weight, seen[0])
     assert trainer.current_epoch == 2
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.parametrize("changed", [{"kappa": 0.3}, {"figure": "worst_violation"}])
+def test_weights_that_were_chosen_for_something_else_are_left_out(tmp_path, changed):
+    script = [(-0.1, 0.9), (-0.1, 0.5), (0.1, 0.7)]
+    fit(tmp_path, script, epochs=2)
+    with pytest.warns(UserWarning, match="chosen for other constraints, kappas or figures"):
+        _, choice, report, *_ = fit(tmp_path, script, ckpt=str(next(tmp_path.rglob("epoch=1*.ckpt"))), **changed)
+    assert choice.chosen["epoch"] == 2
+    known = [one["epoch"] for one in report.history if one["split"] == "val" and "worst_violation" in one]
+    assert known == ([2] if "kappa" in changed else [0, 1, 2])
 
 
 def test_without_a_validation_split_nothing_is_chosen():
