@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _CONSTRAINTS = "--model.constraints"
 _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
+_FEW = 256  # rows of a table, of whose training split a batch of the usual size may be more than all
 _TEST_FRACTION, _EPOCHS = "0.2", "20"
 _PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
 _CLASS = re.compile(r"[A-Z]\w*")
@@ -85,7 +86,8 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     assumed = dict(_assumed(options))
     said = [f"{name} {value}" for name, value in assumed.items()]
     print(f"Assumed, as nothing else is said: {' '.join(said)}", file=sys.stderr)  # noqa: T201 - the program's output
-    if "--data.columns.sensitive" in options and not any(name.startswith(_CONSTRAINTS) for name in options):
+    decides = not {"--data.columns.target", "--model.evaluation"} & assumed.keys()  # between two classes
+    if decides and "--data.columns.sensitive" in options and not any(n.startswith(_CONSTRAINTS) for n in options):
         advice = (
             f"To treat the groups of {options['--data.columns.sensitive']!r} alike, add {_CONSTRAINTS} EqualizedOdds"
         )
@@ -121,6 +123,9 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
         yield "--trainer.max_epochs", _EPOCHS
     if not {"--model.network", *_PIECES} & options.keys():
         yield _PIECES[0], "auto"  # a perceptron learns steps and bends badly from a number alone
+    if labels is not None and len(labels) < _FEW and not any(name.startswith("--data.batches") for name in options):
+        yield "--data.batches", "UniformSampling"
+        yield "--data.batches.batch_size", str(max(1, len(labels) // 4))
     if groups is not None and "--data.columns.favoured" not in options:
         yield "--data.columns.favoured", _favoured(options["--data.columns.sensitive"], groups)
 

@@ -13,8 +13,8 @@ Multipliers are in units of the objective per unit of h.  So that no rate has to
 another unit, all that a rule is told and remembers is in units of the objective's absolute value at the first batch: a
 ``curvature`` of 1 on an objective that starts at 0.5 is a curvature of 0.5.  The first batch gives the unit, and moves
 the weights by the objective alone.  What is reported is the multiplier itself.  Constraints should be of order one, as
-rates and mean losses are.  The dual steps follow the schedule of the learning rate, so that the multipliers come to
-rest with the weights.
+rates and mean losses are.  The dual steps follow the schedule of the learning rate, as shares of its largest value so
+far, so that the multipliers come to rest with the weights.
 """
 
 from abc import ABC, abstractmethod
@@ -72,8 +72,8 @@ class Multipliers(ABC):
         Args:
             memory: of b rows, shape (b, values, sides).
             excess: ``h``, or ``(s - kappa, -s - kappa)`` of two sides, at the new u_i, shape (b, sides).
-            pace: learning rate of the weights as a share of its first value, on which the dual step depends; a number,
-                or a tensor without dimensions.
+            pace: learning rate of the weights as a share of its largest value so far, on which the dual step depends; a
+                number, or a tensor without dimensions.
         """
 
 

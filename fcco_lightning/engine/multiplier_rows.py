@@ -27,16 +27,18 @@ class MultiplierRows(nn.Module):
     Attributes:
         decisions: running means of how far the constraint's values on decisions are from the smooth ones; None where
             the multipliers follow the smooth values.
-        pace: learning rate of the weights as a share of its first value, on which the dual step depends.
+        pace: learning rate of the weights as a share of its largest value so far, on which the dual step depends.
     """
 
     unit: Tensor
+    largest_rate: Tensor
 
     def __init__(self, rule: Multipliers, constraint: Constraint, dtype: torch.dtype, processes: Processes) -> None:
         super().__init__()
         self.register_buffer("unit", torch.tensor(float("nan"), dtype=dtype))
         self.rule, self.constraint = rule, constraint
-        self._pace, self.pace = 1.0, torch.ones((), dtype=torch.float64)
+        self.register_buffer("largest_rate", torch.zeros((), dtype=torch.float64))
+        self._largest, self._pace, self.pace = 0.0, 1.0, torch.ones((), dtype=torch.float64)
         start = torch.tensor(rule.begin(constraint.together), dtype=dtype).repeat_interleave(constraint.sides)
         self.state = DualState(constraint.num_rows, len(start), dtype, processes)
         self.state.scatter_(None, start.expand(constraint.num_rows, -1))
@@ -47,16 +49,29 @@ class MultiplierRows(nn.Module):
     def follow(self, optimizer: Optimizer) -> None:
         """Let the dual steps follow the schedule of the learning rate."""
         group = optimizer.param_groups[0]
-        first = group.get("initial_lr", group["lr"])  # a schedule notes it
-        pace = float(group["lr"] / first) if first else 1.0
+        rate = float(group["lr"])
+        largest = max(rate, float(group.get("initial_lr", 0.0)), self._largest)  # a schedule notes the first one
+        if largest != self._largest:
+            self._largest = largest
+            self.largest_rate.fill_(largest)
+        pace = rate / largest if largest else 1.0
         if pace != self._pace:
             self._pace, self.pace = pace, torch.tensor(pace, dtype=torch.float64)
 
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._largest = float(self.largest_rate)
+
     @torch.no_grad()
-    def measure(self, objective: Tensor) -> None:
-        """Take the unit from the first batch that says something of the objective, given its estimate there."""
+    def measure(self, objective: Tensor, *, silent: bool) -> None:
+        """Take the unit from the first batch that says something of the objective, given its estimate there.
+
+        Args:
+            objective: NaN where the batch says nothing of it.
+            silent: whether 0 means that, too.
+        """
         size = objective.abs().to(self.unit.dtype)
-        first = torch.where(size > 0, size, torch.where(size == 0, 1.0, torch.nan))
+        first = torch.where(size > 0, size, torch.where(size == 0, torch.nan if silent else 1.0, torch.nan))
         self.unit.copy_(torch.where(self.unit.isnan(), first, self.unit))
 
     def outer(self) -> OuterFunction:

@@ -139,7 +139,8 @@ class Problem(nn.Module):
             self.units_known = True
         elif "objective" in estimates:
             for multipliers in self.multipliers_of_terms:
-                multipliers.measure(estimates["objective"])
+                # of g_0 in the batches that say something, to which a weight gives what they are on average
+                multipliers.measure(estimates["objective"] / self.direct_weight, silent=self.direct_weight != 1)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

@@ -185,7 +185,7 @@ class FCCOModule(EvaluatingModule):
 
     def _pose(self) -> None:
         """Make the rows of the present phase, unless an earlier fit has made them."""
-        n, sampling = training_split(self.trainer, self.num_samples)
+        n, sampling = training_split(self.trainer, self.execution.num_samples)
         if self.problem is not None and self.num_samples != n:
             raise ConfigError(
                 f"the module's dual state belongs to a training split of {self.num_samples} samples, this one has {n}. "

@@ -65,6 +65,9 @@ def test_other_options_stay_as_they_are():
     [
         (["yes", "no"] * 4, [], {"--model.objective": "AUC", "--data.splits.test_fraction": "0.2"}),
         (["yes", "no"] * 4, [], {"--trainer.max_epochs": "20"}),
+        (["yes", "no"] * 75, [], {"--data.batches": "UniformSampling", "--data.batches.batch_size": "37"}),
+        (["yes", "no"] * 128, [], {"--data.batches": None}),
+        (["yes", "no"] * 4, ["--data.batches", "BalancedSampling"], {"--data.batches.batch_size": None}),
         (["yes", "no"] * 4, ["--trainer.max_steps", "5"], {"--trainer.max_epochs": None}),
         (["yes", "no"] * 4, ["--model.constraints", "EqualizedOdds"], {"--model.objective": "CrossEntropy"}),
         (list("abc") * 4, [], {"--model.objective": "CrossEntropy", "--model.network.out_features": "3"}),

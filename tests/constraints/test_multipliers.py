@@ -1,15 +1,20 @@
 """Multipliers of convex problems against the exact ones."""
 
+import itertools
+import math
+import warnings
 from inspect import isabstract
 
 import pytest
 import torch
 from scipy.optimize import minimize
 from torch import nn
+from torch.optim.lr_scheduler import CyclicLR, LinearLR, OneCycleLR, ReduceLROnPlateau
 
 from fcco_lightning import (
     ALEXR,
     ALEXR2,
+    AUC,
     BSGD,
     MOAP,
     MSVR,
@@ -21,10 +26,15 @@ from fcco_lightning import (
     AugmentedLagrangian,
     Engine,
     Lagrangian,
+    MeanAtMost,
     NuPI,
     Objective,
+    SoftRate,
+    SquaredPair,
+    UniformSampling,
 )
 from fcco_lightning.constraints import Constraint, DifferenceAtMost, Multipliers
+from fcco_lightning.data.plans import Drawn
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Multiplied
@@ -205,6 +215,65 @@ def test_the_dual_steps_follow_the_schedule_of_the_learning_rate():
         engine.train_batch(batch, optimizer)
         network.w.data.fill_(1.0)
         assert problem.multipliers()["row 0"] == pytest.approx(size * 0.25 * h * steps)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: OneCycleLR(optimizer, 0.1, 20),
+        lambda optimizer: CyclicLR(optimizer, 0.001, 0.1, 5, cycle_momentum=False),
+        lambda optimizer: LinearLR(optimizer, 0.1, total_iters=5),
+        lambda optimizer: ReduceLROnPlateau(optimizer, patience=0, threshold=1.0),
+    ],
+)
+def test_dual_steps_are_shares_of_the_largest_learning_rate_so_far(schedule):
+    """Never more than one, whatever a schedule begins with, and the same in a run that is continued."""
+
+    def made():
+        network, algorithm = Weights(), SOX(1.0)
+        problem = algorithm.pose(Distance(), [Halfspaces(0)], Lagrangian(1.0), num_samples=4, dtype=torch.float64)
+        return problem, Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
+
+    problem, engine, optimizer = made()
+    follows, batch = schedule(optimizer), {"x": torch.zeros(4, 1, dtype=torch.float64), "index": torch.arange(4)}
+    base, largest, paces = optimizer.param_groups[0].get("initial_lr", 0.0), 0.0, []
+    for _ in range(15):
+        rate = optimizer.param_groups[0]["lr"]
+        largest = max(largest, base, rate)
+        engine.train_batch(batch, optimizer)
+        (rows,) = problem.multipliers_of_terms
+        paces.append(rows.pace.item())
+        assert paces[-1] == pytest.approx(rate / largest)
+        follows.step(*([1.0] if isinstance(follows, ReduceLROnPlateau) else []))
+    again, _, other = made()
+    again.load_state_dict(problem.state_dict())
+    other.param_groups[0]["lr"] = rate
+    again.multipliers_of_terms[0].follow(other)
+    assert again.multipliers_of_terms[0].pace.item() == pytest.approx(rate / largest)
+    assert min(paces) < 1
+
+
+def test_the_unit_is_that_of_a_batch_which_says_something_of_the_objective():
+    """Rare positives: a batch without any says nothing of the AUC, and the unit is not that of 1/p batches."""
+    columns = {"y": (torch.arange(400) % 50 == 0).long(), "index": torch.arange(400)}
+    x = 10 * torch.randn(400, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    plan, units = UniformSampling(20).plan(columns, seed=0), []
+    network, algorithm, objective = torch.nn.Linear(2, 1, dtype=torch.float64), SOX(), AUC(SquaredPair())
+    constraint, given = MeanAtMost(SoftRate(), 0.4), {"target": Drawn(columns, plan)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        problem = algorithm.pose(objective, [constraint], num_samples=400, sampling=given, dtype=torch.float64)
+    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=1e-12)
+    expected = torch.tensor(float("nan"), dtype=torch.float64)
+    for batch in itertools.islice(plan.batches(1), 12):
+        of_batch = {"x": x[batch], **{name: column[batch] for name, column in columns.items()}}
+        engine.train_batch(of_batch, optimizer)
+        if of_batch["y"].any() and expected.isnan():
+            expected = objective.measure(network(of_batch["x"]).squeeze(1), of_batch)[0].detach()
+        units.append(problem.multipliers_of_terms[0].unit.item())
+        torch.testing.assert_close(problem.multipliers_of_terms[0].unit, expected, equal_nan=True)
+    assert math.isnan(units[0])
+    assert units[-1] > 1
 
 
 @pytest.mark.parametrize("rows", [[0], [0, 1, 2]])

@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from fcco_lightning import (
+    AveragePrecision,
     Execution,
+    IndexedDataset,
     ResumableLoader,
     TabularMLP,
 )
 from fcco_lightning.data import TensorTable
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import collate
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from tests.jobs import everything, save_at
 
 ROWS, BATCHES = 40, 5
@@ -122,6 +124,17 @@ def test_continued_exactly_without_a_warning(make_loader, batch, make_module, ma
     different, said = stopped_and_whole(make_module, make_trainer, make_loader, batch, tmp_path / "at.ckpt")
     assert not different
     assert not said
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_rows_of_one_data_set_are_not_those_of_another(make_module, make_trainer):
+    x = torch.randn(ROWS, 7)
+    whole, half = (IndexedDataset(TensorDataset(x[:n], (x[:n, 0] > 0).long())) for n in (ROWS, ROWS // 2))
+    module = make_module(network=TabularMLP([8], in_features=7), objective=AveragePrecision(), constraints=[])
+    make_trainer(max_epochs=1).fit(module, DataLoader(whole, ROWS // BATCHES, shuffle=True))
+    make_trainer(max_epochs=1).fit(module, DataLoader(whole, ROWS // BATCHES, shuffle=True))
+    with pytest.raises(ConfigError, match="a training split of 40 samples, this one has 20"):
+        make_trainer(max_epochs=1).fit(module, DataLoader(half, ROWS // BATCHES, shuffle=True))
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`", "ignore:You defined a `validation_step`")
