@@ -69,16 +69,17 @@ class RowParameters(nn.Module):
         index = self._columns["index"]
         again = copies(index) if self.repeats else None
         gradient = gradient if again is None else again.total(gradient)
-        moved = leaf.detach() - self.spec.lr * self._number(again, leaf.dtype) * gradient.detach()
+        moved = torch.addcdiv(leaf.detach(), gradient.detach(), self._shares(again, leaf), value=-self.spec.lr)
         return [Proposal(self.state, index, moved.clamp(self.spec.least, self.spec.most))]
 
-    def _number(self, again: Copies | None, dtype: torch.dtype) -> Tensor | float:
-        """One by what a sample, all its copies together, counts in the surrogate, a mean; (b, 1), or a number."""
+    def _shares(self, again: Copies | None, leaf: Tensor) -> Tensor:
+        """What a sample, all its copies together, counts in the surrogate, a mean over samples; (b, 1), or a scalar."""
         index, weight = self._columns["index"], self._columns.get("weight")
         if weight is None:
-            return len(index) if again is None else (1 / again.count.to(dtype)).sum().round()
+            alone = leaf.new_full((), 1 / len(index))
+            return alone if again is None else 1 / (1 / again.count.to(leaf.dtype)).sum().round()
         if "replaced" in self._columns:
             weight = weight * expected_copies(self._columns)
         elif again is not None:
             weight = weight * again.count
-        return (len(index) / weight.to(dtype)).unsqueeze(1)
+        return (weight.to(leaf.dtype) / len(index)).unsqueeze(1)
