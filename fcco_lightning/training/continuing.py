@@ -78,6 +78,7 @@ class Continuation:
         apply_changes(stepping.optimizer, stepping.typed, self.stored["optimizer"]["typed"])
         if self._schedule is not None:
             _continue_schedule(trainer.lr_scheduler_configs[0].scheduler, self._schedule, stepping.optimizer, again)
+        _place_loaders(trainer)
         set_random_streams(self.stored["random"])
         set_loader_streams(_loaders(trainer), self.stored["random"].get("loaders", ()))
         _draw_the_epoch_again(trainer)
@@ -120,6 +121,18 @@ def _continue_schedule(
     scheduler.load_state_dict(other.scheduler.state_dict())  # type: ignore[union-attr]
     for group, values in zip(optimizer.param_groups, other.optimizer.param_groups, strict=False):
         group.update({name: value for name, value in values.items() if name != "params"})
+
+
+def _place_loaders(trainer: Trainer) -> None:
+    """Put loaders where the checkpoint left them, if Lightning has not.
+
+    It does not where they were made before it knew of their places, as ``Trainer.estimated_stepping_batches`` makes
+    them for schedules of learning rates that ask how many steps there are.
+    """
+    fit_loop = trainer.fit_loop
+    if fit_loop._combined_loader_states_to_load and fit_loop._data_fetcher is not None:
+        fit_loop._load_combined_loader_states()
+        iter(fit_loop._data_fetcher)
 
 
 def _draw_the_epoch_again(trainer: Trainer) -> None:

@@ -13,7 +13,9 @@ from fcco_lightning import (
     AveragePrecision,
     Execution,
     IndexedDataset,
+    LinearWarmUp,
     ResumableLoader,
+    Schedule,
     TabularMLP,
 )
 from fcco_lightning.data import TensorTable
@@ -78,12 +80,13 @@ def resumable():
     return ResumableLoader(table(), UniformBatches(ROWS, batch_size=ROWS // BATCHES))
 
 
-def stopped_and_whole(make_module, make_trainer, make_loader, batch, path):
+def stopped_and_whole(make_module, make_trainer, make_loader, batch, path, **changes):
     """Names of what differs, and the warnings."""
 
     def fit(callbacks=(), ckpt_path=None):
         torch.manual_seed(3 if ckpt_path is None else 99)
-        module = make_module(execution=Execution(num_samples=ROWS), network=TabularMLP([8], in_features=7, dropout=0.2))
+        network = TabularMLP([8], in_features=7, dropout=0.2)
+        module = make_module(execution=Execution(num_samples=ROWS), network=network, **changes)
         trainer = make_trainer(max_epochs=3, callbacks=list(callbacks))
         trainer.fit(module, make_loader(), ckpt_path=ckpt_path)
         return everything(trainer)
@@ -156,6 +159,14 @@ def test_continued_exactly_from_what_lightning_saves_between_epochs(
     whole = fit([ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)])
     resumed = fit(ckpt_path=tmp_path / "epoch=1.ckpt")
     assert [name for name in whole if not torch.equal(whole[name], resumed[name])] == []
+
+
+def test_schedules_that_ask_for_the_number_of_steps_leave_loaders_where_they_were(make_module, make_trainer, tmp_path):
+    """Lightning makes the loaders for the answer, before it knows of the checkpoint's places."""
+    fits = (make_module, make_trainer, resumable, 2, tmp_path / "at.ckpt")
+    different, said = stopped_and_whole(*fits, schedule=Schedule(LinearWarmUp, interval="step"))
+    assert not different
+    assert not said
 
 
 def test_in_the_middle_of_an_epoch_one_warning_of_each_run(make_module, make_trainer, tmp_path):
