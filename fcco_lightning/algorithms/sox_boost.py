@@ -44,7 +44,7 @@ class SOXBoost(SingleLoop):
 
     def prepare(self, problem: Problem) -> None:
         super().prepare(problem)
-        if any(state.sharded for state in problem.states):
+        if any(state.sharded for state in problem.numbered_states()):
             raise ConfigError(
                 "SOXBoost keeps a second copy of all rows, which cannot be divided among processes. Use "
                 "--model.execution.state_layout replicated, or another algorithm."
@@ -59,7 +59,7 @@ class SOXBoost(SingleLoop):
                 "none with dampening. Use HeavyBall or SGD."
             )
         super().iteration(engine, batch)
-        self._count(engine.optimizer, engine.problem.states)
+        self._count(engine.optimizer, engine.problem.numbered_states())
 
     @torch.no_grad()
     def _count(self, optimizer: Optimizer, states: Sequence[DualState]) -> None:
@@ -70,8 +70,10 @@ class SOXBoost(SingleLoop):
         if self.updates < self.length:
             return
         for name, now in _iterate(optimizer, states).items():
-            # a momentum that was not there yet was zero
-            now.copy_(self._kept[name] if name in self._kept else torch.zeros_like(now))
+            if name in self._kept:
+                now.copy_(self._kept[name])
+            elif not name.startswith("w"):  # a momentum that was not there yet was zero; a weight was not trained
+                now.zero_()
         self.stage, self.updates, self.length = self.stage + 1, 0, 2 * self.length
         self._draw()
         for group in optimizer.param_groups:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, TensorDataset
 
 from fcco_lightning.data.plans import Drawn, ShuffledBatches
 from fcco_lightning.errors import DataError
@@ -76,12 +76,15 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:
     """Return what is known of the batches of one process's loader, of ``world_size``; None if that is nothing.
 
-    Known are shuffled batches of an :class:`IndexedDataset` with columns.
+    Known are batches of an :class:`IndexedDataset` with columns that are shuffled by torch's own samplers; others may
+    prefer some samples.
     """
     data, size = loader.dataset, loader.batch_size
     if not isinstance(data, IndexedDataset) or len(data.columns) == 1 or size is None:
         return None
-    if isinstance(loader.sampler, SequentialSampler) or getattr(loader.sampler, "replacement", False):
+    sampler = loader.sampler
+    shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(data)
+    if not shuffled and not (isinstance(sampler, DistributedSampler) and sampler.shuffle):
         return None
     return data.drawn(size * world_size, drop_last=loader.drop_last)
 

@@ -254,9 +254,10 @@ class BagEvaluation(Evaluation):
 
 
 def _scores(outputs: Tensor) -> Tensor:
-    """Return the scores, shape (n,), float32."""
+    """Return the scores, shape (n,), float32 or float64."""
     if outputs.dim() == 1 or (outputs.dim() == 2 and outputs.shape[1] == 1):
-        return binary_scores(outputs).float()
+        scores = binary_scores(outputs)
+        return scores if scores.dtype == torch.float64 else scores.float()
     raise DataError(
         f"BinaryEvaluation needs one score per sample, shape (n,) or (n, 1), got outputs of shape "
         f"{tuple(outputs.shape)}. Choose the evaluation that fits them with --model.evaluation, for example "

@@ -18,6 +18,7 @@ from fcco_lightning.evaluation.metrics.survival import (
     kaplan_meier,
     partial_likelihood,
     survival_probability,
+    uncensored_probability,
     uno_concordance,
 )
 from fcco_lightning.evaluation.pictures import plot_calibration
@@ -104,7 +105,7 @@ class SurvivalEvaluation(Evaluation):
     def _horizon(self, time: Tensor, event: Tensor) -> float:
         if self.horizon is not None:
             return self.horizon
-        uncensored = kaplan_meier(time, ~event)(time, before=True)
+        uncensored = uncensored_probability(time, event)(time, before=True)
         return float(time[event & (uncensored > _LEAST_UNCENSORED)].max())
 
     def _integrated_brier(self, time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:

@@ -2,7 +2,19 @@ import pytest
 import torch
 from toy_problem import HingeMargin, make_batches, make_engine, make_network
 
-from fcco_lightning import ALEXR, ALEXR2, MOAP, MSVR, SOAP, SONEX, SONX, SOX, AdamType, SOXBoost
+from fcco_lightning import (
+    ALEXR,
+    ALEXR2,
+    MOAP,
+    MSVR,
+    SOAP,
+    SONEX,
+    SONX,
+    SOX,
+    AdamType,
+    HeavyBall,
+    SOXBoost,
+)
 from fcco_lightning.errors import ConfigError
 
 
@@ -81,3 +93,23 @@ def test_sox_boost_refuses_an_optimizer_without_dampening(optimizer):
     engine, (batch,) = make_engine(SOXBoost(), network), make_batches(1)
     with pytest.raises(ConfigError, match="Use HeavyBall"):
         engine.train_batch(batch, optimizer(network.parameters(), lr=0.05))
+
+
+def test_a_stage_of_sox_boost_goes_back_to_weights_that_were_trained_then():
+    """A layer that is unfrozen behind the iterate that is kept stays as it is; only its momentum was zero."""
+    network, algorithm = make_network(), SOXBoost(first_stage=4)
+    engine, (batch,) = make_engine(algorithm, network), make_batches(1)
+    algorithm._keep_at = 1
+    first, *others = network.parameters()
+    optimizer = HeavyBall(others, lr=0.01, beta=0.5)
+    before = first.detach().clone()
+    first.requires_grad_(False)
+    engine.follow_parameters()
+    for step in range(4):
+        if step == 2:
+            first.requires_grad_(True)
+            optimizer.add_param_group({"params": [first]})
+            engine.follow_parameters()
+        engine.train_batch(batch, optimizer)
+    assert algorithm.stage == 1
+    assert 0 < (first - before).norm() < 0.5 * before.norm()

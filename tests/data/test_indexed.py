@@ -6,7 +6,14 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from fcco_lightning import AveragePrecision, FCCOModule, IndexedDataset
 from fcco_lightning.data.indexed import drawn_by
@@ -39,6 +46,10 @@ def test_labels_are_found_and_shuffled_batches_are_known():
     assert (drawn.plan.batch_size, drawn.plan.num_batches) == (10, 1)
     assert not drawn.plan.distinct  # DistributedSampler gives some samples twice
     assert drawn_by(DataLoader(data, batch_size=5), 1) is None  # in order
+    for sampler in (SubsetRandomSampler(range(12)), WeightedRandomSampler([1.0] * 12, 12, replacement=False)):
+        assert drawn_by(DataLoader(data, batch_size=5, sampler=sampler), 1) is None  # they may prefer some samples
+    of_process = DistributedSampler(data, 2, 0)
+    assert drawn_by(DataLoader(data, batch_size=5, sampler=of_process), 2)["target"].plan.batch_size == 10
     assert drawn_by(DataLoader(IndexedDataset([(0, 0)]), shuffle=True), 1) is None  # of unknown labels
     assert drawn_by(DataLoader(SimpleNamespace(__len__=lambda: 1)), 1) is None
 

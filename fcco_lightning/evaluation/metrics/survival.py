@@ -41,8 +41,28 @@ def kaplan_meier(time: Tensor, event: Tensor) -> StepFunction:
         [0.6666666666666667, 0.0]
     """
     times, count = torch.unique(time[event], return_counts=True)
-    at_risk = len(time) - torch.searchsorted(time.sort().values, times)
-    return StepFunction(times, (1 - count.double() / at_risk).cumprod(0), 1.0)
+    return StepFunction(times, (1 - count.double() / _at_risk(time, times)).cumprod(0), 1.0)
+
+
+def uncensored_probability(time: Tensor, event: Tensor) -> StepFunction:
+    """Estimate the probability that a sample is not censored by t, as Kaplan and Meier do.
+
+    At equal times events come first: a sample that has its event at t can not be censored at t any more.
+
+    Example:
+        >>> time, event = torch.tensor([1.0, 1.0, 2.0]), torch.tensor([True, False, True])
+        >>> uncensored_probability(time, event).values.tolist()
+        [0.5]
+    """
+    times, count = torch.unique(time[~event], return_counts=True)
+    events = time[event].sort().values
+    just_before = torch.searchsorted(events, times, right=True) - torch.searchsorted(events, times)
+    return StepFunction(times, (1 - count.double() / (_at_risk(time, times) - just_before)).cumprod(0), 1.0)
+
+
+def _at_risk(time: Tensor, times: Tensor) -> Tensor:
+    """Number of samples that are still there at each of some times."""
+    return len(time) - torch.searchsorted(time.sort().values, times)
 
 
 def breslow_log_hazard(time: Tensor, event: Tensor, risk: Tensor) -> StepFunction:
@@ -93,7 +113,7 @@ def uno_concordance(time: Tensor, event: Tensor, risk: Tensor, horizon: float) -
 
     A pair weighs ``1 / G(t)^2``, with G(t) the Kaplan-Meier estimate of the chance not to be censored before t.
     """
-    uncensored = kaplan_meier(time, ~event)(time, before=True)
+    uncensored = uncensored_probability(time, event)(time, before=True)
     return concordance(time, event & (time < horizon), risk, 1 / uncensored.clamp(min=1e-12).square())
 
 
@@ -109,7 +129,7 @@ def brier_score(time: Tensor, event: Tensor, survival: Tensor, t: Tensor) -> Ten
     Returns: shape (m,).
     Source: Graf et al. (1999).
     """
-    uncensored = kaplan_meier(time, ~event)
+    uncensored = uncensored_probability(time, event)
     gone = (time.unsqueeze(1) <= t) & event.unsqueeze(1)
     left = time.unsqueeze(1) > t
     of_gone = survival.square() / uncensored(time, before=True).clamp(min=1e-12).unsqueeze(1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fcco_lightning.evaluation import SurvivalEvaluation
-from fcco_lightning.evaluation.metrics.survival import concordance
+from fcco_lightning.evaluation.metrics.survival import concordance, uncensored_probability
 
 TIME, EVENT = torch.tensor([1.0, 2.0, 2.0, 3.0, 4.0]), torch.tensor([True, True, False, True, False])
 
@@ -14,6 +14,24 @@ def test_concordance_of_constant_right_and_wrong_risks():
     assert concordance(TIME, EVENT, -TIME - 0.1 * (~EVENT)) == 1.0
     assert concordance(TIME, EVENT, TIME + 0.1 * (~EVENT)) == 0.0
     assert math.isnan(concordance(TIME, torch.zeros(5, dtype=torch.bool), TIME))
+
+
+def test_at_equal_times_events_come_before_censoring():
+    """Discrete times of events and of censoring, independent: the weights 1/G add up to n, as they do on average.
+
+    By hand, at every time t: ``G(t) = product over s <= t of 1 - censored at s / (still there at s - events at s)``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    event_at, censored_at = (torch.randint(1, 7, (20_000,), generator=generator) for _ in range(2))
+    time, event = torch.minimum(event_at, censored_at), event_at <= censored_at
+    found, share = uncensored_probability(time, event), 1.0
+    for t in range(1, 6):
+        here = time == t
+        share *= 1 - int((here & ~event).sum()) / int((time >= t).sum() - (here & event).sum())
+        assert float(found(torch.tensor(t))) == pytest.approx(share)
+        assert share == pytest.approx(1 - t / 6, abs=0.02)
+    weight = 1 / found(time, before=True)
+    assert float((weight * event).sum()) == pytest.approx(len(time), rel=0.02)
 
 
 def test_splits_without_events():
