@@ -250,14 +250,7 @@ def _of_all(watched: Sequence[Watch], own: Sequence[T], processes: Processes) ->
 
 
 class Values(NamedTuple):
-    """What is drawn of one dual state.
-
-    Attributes:
-        title: its name.
-        written: values in written rows, any number.
-        seen: share of rows ever written.
-        rows: their number.
-    """
+    """What is drawn of one dual state: the values in its written rows, the share of rows ever written, their number."""
 
     title: str
     written: Tensor
@@ -274,12 +267,9 @@ class Values(NamedTuple):
 def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
     """Draw a histogram of the values of every dual state; those with few values share one panel, a dot for each.
 
-    Args:
-        states: at least one; beyond six panels, or eight lines of dots, the last ones are drawn as one.
-        path: PNG file to write; its folder is created.
+    Beyond six panels, or eight lines of dots, the last ones are drawn as one.
 
-    Returns:
-        The file written.
+    Returns: the PNG file written.
     """
     small = _at_most(_MOST_LINES, [state for state in states if len(state.written) < _FEW])
     large = _at_most(_MOST_PANELS - bool(small), [state for state in states if len(state.written) >= _FEW])

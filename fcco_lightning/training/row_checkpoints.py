@@ -40,9 +40,7 @@ FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its row
 class RowsCheckpointIO(CheckpointIO):
     """The trainer's way to files, made safe: whole files only, and the rows' folder goes with its checkpoint.
 
-    Args:
-        inner: what does the work, but for writing a plain local file.
-        trainer: whose checkpoints they are.
+    ``inner`` does the work, but for writing a plain local file.
     """
 
     def __init__(self, inner: CheckpointIO, trainer: Trainer) -> None:

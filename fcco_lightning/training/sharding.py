@@ -120,12 +120,8 @@ def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
 
     They are at first those of the first process.  A network with a method ``shard(mesh)`` divides itself, by
     ``torch.distributed.fsdp.fully_shard``.  Of any other every block (see :func:`blocks_of`) is a unit, and all that is
-    left another one.  Parameters of a single value (``logit_scale``) are not divided.
-
-    Args:
-        network: on any device.
-        mesh: of the processes, with one dimension.
-        processes: the same.
+    left another one.  Parameters of a single value (``logit_scale``) are not divided.  The mesh has one dimension, that
+    of the processes.
 
     Raises:
         ConfigError: if it is divided otherwise than along first dimensions.
