@@ -9,15 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from fcco_lightning import (
-    AUC,
-    SGD,
-    Clipping,
-    ConfigError,
-    CVaRGroupDRO,
-    HeavyBall,
-    Schedule,
-)
+from fcco_lightning import AUC, SGD, Clipping, ConfigError, CVaRGroupDRO, HeavyBall, Schedule
 from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.cli import run
 from fcco_lightning.evaluation import summarise

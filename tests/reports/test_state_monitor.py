@@ -12,13 +12,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 
-from fcco_lightning import (
-    SGD,
-    ConfigError,
-    Execution,
-    MeanAtMost,
-    SoftRate,
-)
+from fcco_lightning import SGD, ConfigError, Execution, MeanAtMost, SoftRate
 from fcco_lightning.reports.state_monitor import StateMonitor, Values, Watch, figures_of, plot_dual_states
 from fcco_lightning.state import DualState
 from tests import drawing, jobs

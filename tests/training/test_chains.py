@@ -13,13 +13,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
-from fcco_lightning import (
-    ALEXR2,
-    SONEX,
-    HeavyBall,
-    HingePenalty,
-    Schedule,
-)
+from fcco_lightning import ALEXR2, SONEX, HeavyBall, HingePenalty, Schedule
 from fcco_lightning.constraints.penalty import GeometricRho
 from fcco_lightning.training import Preemption
 from tests.conftest import make_data, make_frame

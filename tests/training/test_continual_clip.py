@@ -13,15 +13,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from PIL import Image
 from torch.nn.functional import cross_entropy
 
-from fcco_lightning import (
-    CheckpointError,
-    CLIPModel,
-    ConfigError,
-    DataError,
-    Execution,
-    UniformSampling,
-    cli,
-)
+from fcco_lightning import CheckpointError, CLIPModel, ConfigError, DataError, Execution, UniformSampling, cli
 from fcco_lightning.reports import Report
 from tests import jobs
 from tests.components import CLIP, DIGITS, composed

@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcco_lightning import (
-    Execution,
-    Pretraining,
-    WeightAverage,
-)
+from fcco_lightning import Execution, Pretraining, WeightAverage
 from fcco_lightning.training.preemption import INTERRUPTED
 from tests import jobs
 from tests.launch import Ended, launch, values

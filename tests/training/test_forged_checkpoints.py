@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ExponentialLR
 
-from fcco_lightning import (
-    FCCOModule,
-    Schedule,
-    TabularMLP,
-)
+from fcco_lightning import FCCOModule, Schedule, TabularMLP
 from fcco_lightning.cli.checkpoint_tools import convert, describe
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file, structure_of

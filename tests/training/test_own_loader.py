@@ -8,11 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from fcco_lightning import (
-    Execution,
-    ResumableLoader,
-    TabularMLP,
-)
+from fcco_lightning import Execution, ResumableLoader, TabularMLP
 from fcco_lightning.data import TensorTable
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import collate

@@ -5,15 +5,7 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim.lr_scheduler import LambdaLR
 
-from fcco_lightning import (
-    SGD,
-    SONEX,
-    SOX,
-    CheckpointError,
-    HeavyBall,
-    ROCFairness,
-    Schedule,
-)
+from fcco_lightning import SGD, SONEX, SOX, CheckpointError, HeavyBall, ROCFairness, Schedule
 from tests import jobs
 from tests.conftest import make_data, make_frame
 
