@@ -239,7 +239,7 @@ pytestmark = [
 
 
 def test_random_chains(make_module, make_trainer, tmp_path):
-    run_chains(make_module, make_trainer, tmp_path, range(12))
+    run_chains(make_module, make_trainer, tmp_path, range(len(SETTINGS)))
 
 
 @pytest.mark.slow

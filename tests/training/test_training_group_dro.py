@@ -22,12 +22,17 @@ from fcco_lightning.objectives import GroupMaxForm
 from tests import jobs
 from tests.components import TABLE, composed
 from tests.conftest import make_frame
+from tests.training.conftest import quick
 from tests.training.test_ddp import CLOSE, assert_same, run
 
 TABLES = [(algorithm, False) for algorithm in jobs.GROUP_ALGORITHMS]
+CHOSEN = [("OOA", False), ("PGSMD", False)]  # the contract of algorithms holds for all of them without a Trainer
 
 
-@pytest.mark.parametrize(("algorithm", "texts"), [*TABLES, ("SONEX", True), ("ALEXR2", True), ("OOA", True)])
+@pytest.mark.parametrize(
+    ("algorithm", "texts"),
+    quick([*TABLES, ("SONEX", True), ("ALEXR2", True), ("OOA", True)], *CHOSEN, ("SONEX", True)),
+)
 def test_resume_is_bit_for_bit(algorithm, texts, tmp_path):
     """In the middle of an epoch, for ALEXR2 of an inner loop; with dropout; of texts the tokenizer is learnt anew."""
     path, job = str(tmp_path / "at.ckpt"), {"algorithm": algorithm, "dropout": 0.2, "texts": texts}
@@ -36,7 +41,7 @@ def test_resume_is_bit_for_bit(algorithm, texts, tmp_path):
     assert_same([resumed], [whole])
 
 
-@pytest.mark.parametrize(("algorithm", "texts"), [*TABLES, ("SONEX", True)])
+@pytest.mark.parametrize(("algorithm", "texts"), quick([*TABLES, ("SONEX", True)], *CHOSEN))
 def test_two_processes_are_one(algorithm, texts):
     job, tolerance = {"algorithm": algorithm, "texts": texts}, {"rtol": 1e-4, "atol": 1e-5} if texts else CLOSE
     assert_same(run(job, 2, jobs.fit_groups), run(job, 1, jobs.fit_groups), **tolerance)
