@@ -130,17 +130,22 @@ def test_the_same_as_a_run_that_penalises_nothing(module):
     torch.testing.assert_close(dict(baseline.network.state_dict()), dict(alone["weights"]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("at", [(1, 2), (1, 7)], ids=["within an inner loop", "epoch's end"])
-def test_a_resumed_run_continues_it(at, tmp_path):
-    job = {"algorithm": "ALEXR2"}
-    whole, first, second = (Baseline(enabled=True) for _ in range(3))
-    fit({**job, "save": (*at, tmp_path / "at.ckpt")}, whole)
-    fit({**job, "resume": tmp_path / "at.ckpt", "seed": 3}, second)
-    torch.testing.assert_close(whole.network.state_dict(), second.network.state_dict(), rtol=0, atol=0)
-    fit({**job, "save": (*at, tmp_path / "without.ckpt")})
+def test_a_resumed_run_continues_it(tmp_path):
+    """Within an inner loop, and at an epoch's end."""
+    job, whole = {"algorithm": "ALEXR2"}, Baseline(enabled=True)
+    fit(job, whole, *(jobs.save_at(1, batch, tmp_path / f"{batch}.ckpt") for batch in (2, 7)))
+    for batch in (2, 7):
+        resumed = Baseline(enabled=True)
+        fit({**job, "resume": tmp_path / f"{batch}.ckpt", "seed": 3}, resumed)
+        torch.testing.assert_close(whole.network.state_dict(), resumed.network.state_dict(), rtol=0, atol=0)
+
+
+def test_a_checkpoint_without_it_is_said(tmp_path):
+    fit({"epochs": 1, "save": (0, 2, tmp_path / "without.ckpt")})
+    late = Baseline(enabled=True)
     with pytest.warns(UserWarning, match="written without the unconstrained model"):
-        fit({**job, "resume": tmp_path / "without.ckpt"}, first)
-    assert first.network is None
+        fit({"epochs": 1, "resume": tmp_path / "without.ckpt"}, late)
+    assert late.network is None
 
 
 def weights_of_two(job):  # in every process

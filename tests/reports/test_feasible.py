@@ -228,7 +228,7 @@ def called_feasible(seed, epochs, alike, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("alike", "runs"), [(0.0, 40), pytest.param(0.0, 200, marks=pytest.mark.slow),
+    ("alike", "runs"), [(0.0, 20), pytest.param(0.0, 200, marks=pytest.mark.slow),
                         pytest.param(0.9, 200, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_the_choice_among_validations_is_part_of_the_confidence(alike, runs, monkeypatch):

@@ -224,7 +224,7 @@ def test_several_constraints_and_algorithms_without_rows():
 # ------------------------------------------------------------------------------------------------- training is the same
 
 
-@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", "SOX"])
+@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2"])
 def test_training_is_bitwise_the_same(algorithm, tmp_path):
     job = {"algorithm": algorithm, "folder": tmp_path, "objective": "auc" if algorithm == "ALEXR2" else "rank"}
     without, nothing, _ = fit(job)
