@@ -74,11 +74,9 @@ class Report(Callback):
         return None if self._folder is None else Run(self._folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """The history."""
         return {"history": self.history}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the history."""
         self.history = list(state_dict["history"])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002

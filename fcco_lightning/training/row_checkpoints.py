@@ -86,7 +86,6 @@ class RowsCheckpointIO(CheckpointIO):
             shutil.rmtree(folder, ignore_errors=True)
 
     def teardown(self) -> None:
-        """Pass it on."""
         self.inner.teardown()
 
 

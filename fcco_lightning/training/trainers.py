@@ -168,7 +168,6 @@ class OwnSettings(Temporary):
         trainer.accumulate_grad_batches, trainer.gradient_clip_val = 1, None
 
     def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
-        """Give the settings back."""
         for owner, name, value in self._settings:
             setattr(owner, name, value)
 
@@ -177,7 +176,6 @@ class Announce(Callback):
     """If this process fails outside a training step, the others are not left waiting."""
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        """Tell them."""
         if hasattr(pl_module, "processes") and isinstance(exception, Exception):
             pl_module.processes.fail(exception, timeout=10.0)
 
