@@ -1,6 +1,7 @@
 """What the monitor logs and draws, against a computation by hand, and that training does not notice it."""
 
 import math
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,10 +67,6 @@ def fit(job, *callbacks):
 
 def fit_with_monitor(job, **arguments):
     return fit(job, StateMonitor(**arguments))
-
-
-def run_job(job, arguments):  # in every process
-    return fit_with_monitor(job, **arguments)
 
 
 def by_hand(looks, epoch_ends, chosen=None):
@@ -237,12 +234,6 @@ def test_training_is_bitwise_the_same(algorithm, tmp_path):
     assert random[1] == np.random.get_state()[1].tolist()
 
 
-def test_switched_off(tmp_path):
-    _, records, _ = fit_with_monitor({"folder": tmp_path, "epochs": 1}, enabled=False, every_n_steps=1)
-    assert records == []
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("at", [(1, 2), (1, 7)], ids=["mid-epoch", "epoch's end"])
 def test_a_resumed_run_continues(at, tmp_path):
     path = tmp_path / "at.ckpt"
@@ -268,8 +259,8 @@ def test_a_resumed_run_continues(at, tmp_path):
 def test_three_processes(tmp_path):
     """Between the ends of epochs the rows held here; at the ends those of all, on every process."""
     job = {"module": {"execution": Execution(state_layout="sharded")}, "epochs": 2}
-    plain = values(launch(run_job, 3, job, {"enabled": False}))
-    watched = values(launch(run_job, 3, {**job, "folder": str(tmp_path)}, {"every_n_steps": 3}))
+    plain = values(launch(fit, 3, job))
+    watched = values(launch(partial(fit_with_monitor, every_n_steps=3), 3, {**job, "folder": str(tmp_path)}))
     for (without, *_), (outcome, *_) in zip(plain, watched, strict=True):
         jobs.assert_same_run(without, outcome)
     ends, steps = [BATCHES, 2 * BATCHES], [3, 6, 8, 9, 12, 15, 16]
@@ -336,20 +327,20 @@ def test_many_states_are_grouped(drawn, tmp_path):
     assert all(below.y1 <= above.y0 + 1 for above, below in pairwise(boxes))  # no text on text
 
 
-def test_six_large_states_have_a_panel_each(drawn, tmp_path):
-    plot_dual_states([state(f"s{k}", 40) for k in range(6)], tmp_path / "a.png")
-    assert [axes.get_title().split("\n")[0] for axes in drawn[0].axes] == [f"s{k}" for k in range(6)]
+@pytest.mark.parametrize("small", [0, 1])
+def test_six_panels(small, drawn, tmp_path):
+    """With the shares of almost all rows and of none."""
+    large = [state(f"s{k}", 40, 0.9999) for k in range(6 - small)]
+    plot_dual_states([*large, *[state("b", 0, 0.0)] * small], tmp_path / "a.png")
+    titles = [axes.get_title() for axes in drawn[0].axes]
+    assert titles == [f"s{k}\n99.9% of 100 rows written" for k in range(6 - small)] + ["every value"] * small
+    assert not small or "0.0% of 100 rows" in labels(drawn[0].axes[-1])[0]
 
 
-def test_shares_of_almost_all_rows_and_of_none(drawn, tmp_path):
-    plot_dual_states([state("a", 50, 0.9999), state("b", 0, 0.0)], tmp_path / "a.png")
-    histogram, dots = drawn[0].axes
-    assert "99.9% of 100 rows" in histogram.get_title()
-    assert "0.0% of 100 rows" in labels(dots)[0]
-
-
-def test_no_picture(tmp_path):
+def test_no_picture_and_none_at_all(tmp_path):
     fit_with_monitor({"folder": tmp_path, "epochs": 1}, picture=False)
+    _, records, _ = fit_with_monitor({"folder": tmp_path, "epochs": 1}, enabled=False, every_n_steps=1)
+    assert records == []
     assert not list(tmp_path.iterdir())
     fit_with_monitor({"epochs": 1}, folder=str(tmp_path / "elsewhere"))
     assert (tmp_path / "elsewhere" / "dual_state.png").is_file()

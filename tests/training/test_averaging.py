@@ -75,16 +75,18 @@ def test_the_formula(decay, make_module, make_trainer):
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Be aware that when using `ckpt_path`")
-@pytest.mark.parametrize("batch", [1, 4], ids=["mid-epoch", "epoch's end"])
-def test_resumed_bit_for_bit_and_tested_as_validated(batch, make_module, make_trainer, tmp_path):
+def test_resumed_bit_for_bit_and_tested_as_validated(make_module, make_trainer, tmp_path):
+    """Mid-epoch and at an epoch's end."""
+
     def run(folder, more=(), ckpt_path=None):
         saver = ModelCheckpoint(tmp_path / folder, "{epoch}", monitor="train_auc", mode="max", save_top_k=-1)
         return fit(make_module, make_trainer, WeightAverage(0.8, 2), [saver, *more], ckpt_path), saver
 
-    whole, saver = run("whole", [save_at(1, batch, tmp_path / "at.ckpt")])
-    resumed, _ = run("resumed", ckpt_path=tmp_path / "at.ckpt")
-    require_same(resumed, whole)
-    without = fit(make_module, make_trainer, None, ckpt_path=tmp_path / "at.ckpt")  # it ends with the last weights
+    paths = {batch: tmp_path / f"{batch}.ckpt" for batch in (1, 4)}
+    whole, saver = run("whole", [save_at(1, batch, path) for batch, path in paths.items()])
+    for path in paths.values():
+        require_same(run(path.stem, ckpt_path=path)[0], whole)
+    without = fit(make_module, make_trainer, None, ckpt_path=paths[1])  # it ends with the last weights
     expected, found = everything(whole), everything(without)
     different = [name for name in expected if not torch.equal(expected[name], found[name])]
     assert different
