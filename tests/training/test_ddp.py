@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 import time
-from functools import cache, partial
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -103,13 +103,15 @@ REPLICATED = {"algorithm": "ALEXR2"}
 def wrote(tmp_path_factory):
     """Uninterrupted runs, each made once: what came of it, and its checkpoint in the middle of an epoch."""
 
-    @cache
-    def of(objective, algorithm, size):
-        path = str(tmp_path_factory.mktemp("wrote") / "at.ckpt")
-        job = SHARDED if objective == "rank" else {"algorithm": algorithm}
-        return run({**job, "save": (1, 2, path)}, size), path
+    made = {}
 
-    return lambda job, size: of(job.get("objective"), job.get("algorithm"), size)
+    def of(job, size):
+        if (key := (str(job), size)) not in made:
+            path = str(tmp_path_factory.mktemp("wrote") / "at.ckpt")
+            made[key] = run({**job, "save": (1, 2, path)}, size), path
+        return made[key]
+
+    return of
 
 
 @pytest.mark.parametrize("job", quick([SHARDED, REPLICATED, {"algorithm": "SOXBoost"}], SHARDED, REPLICATED))
@@ -130,19 +132,16 @@ def test_resume_with_another_number_of_processes(job, sizes, wrote):
     assert_same(run({**job, "resume": path}, reads), whole, **CLOSE)
 
 
-def test_layouts_read_each_other(tmp_path):
-    path = str(tmp_path / "at.ckpt")
+def test_layouts_read_each_other(wrote):
     replicated = {**SHARDED, "module": {"execution": Execution(state_layout="replicated")}}
-    for wrote, reads in ((SHARDED, replicated), (replicated, SHARDED)):
-        whole = run({**wrote, "epochs": 1, "save": (0, 3, path)}, 2)
-        assert_same(run({**reads, "epochs": 1, "resume": path}, 2), whole)
+    for writes, reads in ((SHARDED, replicated), (replicated, SHARDED)):
+        whole, path = wrote(writes, 2)
+        assert_same(run({**reads, "resume": path}, 2), whole)
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    path = tmp_path_factory.mktemp("saved") / "at.ckpt"
-    run({**SHARDED, "epochs": 1, "save": (0, 3, str(path))}, 2)
-    return path
+def saved(wrote):
+    return Path(wrote(SHARDED, 2)[1])
 
 
 def copied(saved, folder):

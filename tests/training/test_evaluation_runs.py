@@ -5,12 +5,7 @@ import json
 import pytest
 import torch
 
-from fcco_lightning import (
-    ContinualEvaluation,
-    CrossEntropy,
-    Evaluation,
-    GroupEvaluation,
-)
+from fcco_lightning import ContinualEvaluation, CrossEntropy, Evaluation, GroupEvaluation
 from fcco_lightning.data import TensorTable
 from fcco_lightning.reports import Report
 from tests.evaluation.reference import by_group, group_figures
