@@ -27,14 +27,10 @@ _FEW = 30  # values of which a histogram says nothing
 
 
 class Watch:
-    """A fixed random sample of the rows of one dual state that this process holds.
+    """A fixed random sample of the rows of one dual state that this process holds, at most ``sample`` of them.
 
-    Args:
-        name: in logs.
-        title: in pictures.
-        state: is read, never written; without any communication.
-        sample: most rows to look at.
-        seed: of the sample, whole numbers >= 0; replicas of a state have the same sample.
+    The state is read, never written; without any communication.  Replicas of a state have the same sample.  ``name`` is
+    for logs, ``title`` for pictures.
 
     Attributes:
         positions: of the sample in ``state.rows``, increasing.
@@ -56,10 +52,7 @@ class Watch:
         return rows.index_select(0, self.positions.to(rows.device)).cpu().double()
 
     def look(self, step: int) -> tuple[Tensor, float]:
-        """Compare the sample with the look before.  O(sample).
-
-        Args:
-            step: updates so far.
+        """Compare the sample, after so many updates, with the look before.  O(sample).
 
         Returns:
             What :func:`figures_of` is made of, estimated for all rows that this process holds: sum and number of what

@@ -19,7 +19,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.schedules import Schedule
-from fcco_lightning.training.sharding import ShardedWeights, clip, gradients_by_backward
+from fcco_lightning.training.sharding import ShardedWeights, clip
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,10 @@ class LightningBackend(Backend):
         """
         if self.divided:
             self.backward(surrogate)
-            return gradients_by_backward(weights)
+            found = [p.grad for p in weights]
+            for p in weights:
+                p.grad = None
+            return found
         scaler = self._scaler
         value = surrogate if scaler is None else scaler.scale(surrogate)
         scaled = super().gradients(value, weights, keep=keep, graph=graph)

@@ -24,13 +24,9 @@ from fcco_lightning.training.execution import Execution
 class EvaluatingModule(LightningModule):
     """A module that reports its evaluation's figures, and how far the constraints hold, on whole splits.
 
+    All processes of the job share a split, and the execution says of how many samples the outputs are kept.
+
     Attributes:
-        network: what is evaluated.
-        objective: that the network is trained on.
-        constraints: that are reported on.
-        evaluation: what is reported of a split.
-        processes: of the job, which share a split.
-        execution: says of how many samples of a split the outputs are kept.
         last_summaries: all figures of the last validation or test by split.
     """
 

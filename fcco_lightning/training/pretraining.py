@@ -24,13 +24,8 @@ from fcco_lightning.training.schedules import Schedule, described
 class Phase(NamedTuple):
     """What is trained on, and how, from one epoch on.
 
-    Attributes:
-        objective: as the algorithm poses it.
-        constraints: that are penalised.
-        algorithm: of the updates.
-        optimizer: makes the optimizer.
-        scheduler: makes its schedule, or None.
-        prefix: of the names under which estimates of the objective are logged.
+    The objective is as the algorithm poses it, the constraints are those that are penalised; estimates of the objective
+    are logged under names with the prefix.
     """
 
     objective: Objective
@@ -102,15 +97,10 @@ class Pretraining:
 
 
 class Phases:
-    """The phases of a run, and the present one.
-
-    Args:
-        pretrain: the first of them; None for none.
-        main: gives the one proper.
-        network: that is trained.
+    """The phases of a run, the one proper as ``main`` gives it, and the present one.
 
     Attributes:
-        pretrain: as given.
+        pretrain: what the user said of the first; None for none.
         first: the phase of pretraining; None for none.
         pretraining: whether that is the present one.
         start: number of the epoch in which the present one began.

@@ -121,14 +121,8 @@ def save(
 ) -> None:
     """Write the rows of large states, then the checkpoint that refers to them; all processes call it.
 
-    Whenever it is interrupted, the earlier checkpoint of that name and its rows are whole.
-
-    Args:
-        states: the dual states by their names in checkpoints.
-        checkpoint: as collected by the Trainer; rows that go to files are taken out of it.
-        path: of the checkpoint.
-        write: writes it (on the first process).
-        processes: of the job.
+    Whenever it is interrupted, the earlier checkpoint of that name and its rows are whole.  Rows that go to files are
+    taken out of ``checkpoint``, which is as collected by the Trainer; ``write`` writes it (on the first process).
 
     Raises:
         CheckpointError: if a file cannot be written; on all processes.

@@ -1,6 +1,6 @@
 """Weights that are divided over the processes: FSDP2 through Lightning's ``ModelParallelStrategy``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -171,17 +171,6 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
         if len(inside) > 1 and len(inside) == len(network) and len({type(child) for child in inside}) == 1:
             return inside
     return [block for child in network.children() for block in blocks_of(child)]
-
-
-# ------------------------------------------------------------------------------------------------------------ gradients
-
-
-def gradients_by_backward(params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients that a backward pass has left, which are taken away."""
-    found = [p.grad for p in params]
-    for p in params:
-        p.grad = None
-    return found
 
 
 @torch.no_grad()
