@@ -97,8 +97,7 @@ class BestFeasible(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Choose among the validations before the checkpoint, too."""
-        self.chosen, self._weights = dict(state_dict.get("chosen", {})), dict(state_dict.get("weights", {}))
-        self._margins = list(state_dict.get("margins", []))
+        self.chosen, self._weights, self._margins = (state_dict[name] for name in ("chosen", "weights", "margins"))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out now, not after hours, that a split or column is missing; go on with a checkpoint's margins."""

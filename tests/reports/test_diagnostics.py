@@ -146,7 +146,6 @@ def test_the_certificate_of_an_objective_without_groups():
     ("arguments", "message"),
     [
         (["--diagnostics.split=valid"], "diagnostics.split 'valid' is not evaluated, only ['test', 'train']"),
-        (["--diagnostics.max_values=10"], "max_values is 10"),
         (
             ["--model.objective=CrossEntropy", "--model.algorithm=SGD", "--diagnostics.max_values=10"],
             "gradients of 0 constraints by",

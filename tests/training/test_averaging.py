@@ -57,9 +57,8 @@ def fit(make_module, make_trainer, average, callbacks=(), ckpt_path=None, **flag
 
 @pytest.mark.parametrize("decay", [0.8, None], ids=["moving", "mean"])
 def test_the_formula(decay, make_module, make_trainer):
-    diary, start = Diary(), 4
+    diary, start, plain = Diary(), 4, Diary()
     trainer = fit(make_module, make_trainer, WeightAverage(decay, start), [diary])
-    plain = Diary()
     fit(make_module, make_trainer, None, [plain])
     assert all(torch.equal(a[k], b[k]) for a, b in zip(diary.trained, plain.trained, strict=True) for k in a)
     taken = diary.trained[start:]
