@@ -81,7 +81,7 @@ def test_rows_count_once_however_many_groups_there_are():
 # ------------------------------------------------------------------------------------------- the run does not notice it
 
 
-@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", "SOXBoost"])
+@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", pytest.param("SOXBoost", marks=pytest.mark.slow)])
 def test_the_run_is_bitwise_the_same(algorithm):
     job = {"algorithm": algorithm, "objective": "rank", "batch_norm": True, "before": draws}
     job = {**job, "objective": "auc"} if algorithm == "ALEXR2" else job

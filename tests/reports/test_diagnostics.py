@@ -100,6 +100,7 @@ def test_a_run_and_its_checkpoint(capsys):
     assert other["value"] != found["value"]
 
 
+@pytest.mark.slow
 def test_a_max_form(tmp_path):
     assert fcco("fit", "--model.algorithm", "OOA", "--diagnostics.enabled=true", "--diagnostics.folder=a") == 0
     found = read("a")
@@ -134,6 +135,7 @@ def test_the_certificate_of_a_constrained_run_and_of_its_checkpoint(penalty, cap
     assert again["best"] == pytest.approx(found["best"])
 
 
+@pytest.mark.slow
 def test_the_certificate_of_an_objective_without_groups():
     plain = ["--model.objective=CrossEntropy", "--model.algorithm=SGD"]
     assert fcco("fit", *plain, "--diagnostics.enabled=true", "--diagnostics.folder=a") == 0
