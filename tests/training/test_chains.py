@@ -135,14 +135,7 @@ HOOKS = {
 
 
 class Chain:
-    """A run of one of the settings, whole or in pieces.
-
-    Args:
-        make_module: fixture.
-        make_trainer: fixture.
-        folder: for checkpoints.
-        setting: a value of ``SETTINGS``.
-    """
+    """A run of one of the settings, whole or in pieces, with checkpoints in a folder."""
 
     def __init__(self, make_module, make_trainer, folder, setting):
         self.make_module, self.make_trainer, self.folder = make_module, make_trainer, folder
