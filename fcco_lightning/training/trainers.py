@@ -103,7 +103,7 @@ def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
     K is the ``accumulate_grad_batches`` of the Trainer, which is about to fit.  The datamodule then draws batches of K
     times as many samples, and a part of them passes through the network at once.
 
-    Returns: ``micro_batch``, the largest number of samples that do, or at most the number of samples of a part.
+    Returns: ``micro_batch``, the largest number of samples that do so (None for all), at most as many as a part has.
 
     Raises:
         ConfigError: if the batches are not those of a datamodule of this package, or have no given number of samples.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from fcco_lightning import AUC, SGD, Clipping, ConfigError, CVaRGroupDRO, HeavyBall, Schedule
 from fcco_lightning.ambiguity import CappedSimplex
@@ -175,16 +176,11 @@ def test_no_constraint_that_is_penalised():
         baseline.summary(None, [])
 
 
-class Couple(Callback):
-    """Makes the objective one of all rows together, once the run is set up."""
-
-    def on_train_start(self, trainer, pl_module):
-        pl_module.objective.outer = WorstCase(CappedSimplex(0.5))
-
-
 def test_an_objective_of_all_rows_together_is_refused():
+    coupled = WorstCase(CappedSimplex(0.5))
+    couple = LambdaCallback(on_train_start=lambda _, module: setattr(module.objective, "outer", coupled))
     with pytest.raises(ConfigError, match=r"cannot be measured on one batch.*--baseline\.enabled"):
-        fit({"objective": "rank"}, Couple(), Baseline(enabled=True))
+        fit({"objective": "rank"}, couple, Baseline(enabled=True))
 
 
 # ------------------------------------------------------------------------------------------------------------ reported

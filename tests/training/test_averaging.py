@@ -1,9 +1,11 @@
 """Averaged weights: their formula, what is evaluated, and what a checkpoint holds."""
 
+import copy
+
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from torch import nn
 
 from fcco_lightning import (
@@ -120,14 +122,9 @@ def test_a_second_fit_goes_on_from_the_last_weights(make_module, make_trainer):
     diary, module = Diary(), make_module(average=WeightAverage(0.5), network=TabularMLP(hidden=[8]))
     trainer = make_trainer(max_epochs=1, callbacks=[diary])
     trainer.fit(module, make_data(**DATA))
-    last = diary.trained[-1]
-    begun = []
-
-    class Begin(Callback):
-        def on_train_batch_start(self, trainer, module, *args):
-            begun.append({k: v.clone() for k, v in module.network.state_dict().items()})
-
-    make_trainer(max_epochs=1, callbacks=[Begin()]).fit(module, make_data(**DATA))
+    last, begun = diary.trained[-1], []
+    look = LambdaCallback(on_train_batch_start=lambda *_: begun.append(copy.deepcopy(module.network.state_dict())))
+    make_trainer(max_epochs=1, callbacks=[look]).fit(module, make_data(**DATA))
     assert all(torch.equal(begun[0][k], last[k]) for k in last)
 
 

@@ -516,12 +516,11 @@ def test_a_nan_gradient_of_a_finite_loss_changes_nothing(make_module, make_train
 def test_logged_rows_are_of_the_update_they_name(algorithm, make_module, make_trainer, small_data, tmp_path):
     truth = {}
 
-    class Watch(Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-            truth[trainer.global_step - 1] = trainer.progress_bar_metrics.get("train_objective")
+    def look(trainer, *_):
+        truth[trainer.global_step - 1] = trainer.progress_bar_metrics.get("train_objective")
 
-    logger = CSVLogger(tmp_path, name="log")
-    trainer = make_trainer(logger=logger, log_every_n_steps=2, callbacks=[Watch()], max_epochs=2)
+    logger, watch = CSVLogger(tmp_path, name="log"), LambdaCallback(on_train_batch_end=look)
+    trainer = make_trainer(logger=logger, log_every_n_steps=2, callbacks=[watch], max_epochs=2)
     trainer.fit(make_module(algorithm=algorithm()), small_data)
     rows = pd.read_csv(f"{logger.log_dir}/metrics.csv").dropna(subset=["train_objective"])
     expected = [s for s in range(trainer.global_step) if (s + 1) % 2 == 0 or (s + 1) % (trainer.global_step // 2) == 0]
