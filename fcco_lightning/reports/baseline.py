@@ -10,7 +10,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
 from fcco_lightning.analysis import surrogate
@@ -150,10 +149,7 @@ class Baseline(Callback):
             param.grad = torch.zeros_like(param) if param.grad is None else param.grad / self._batches
         self._batches = 0
         module.processes.average_([p.grad for p in params if p.grad is not None])
-        clipping = module.backend.clipping
-        if clipping.value:
-            clip = clip_grad_norm_ if clipping.algorithm == "norm" else clip_grad_value_
-            clip(params, clipping.value)
+        module.backend.clip_gradients(optimizer)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -178,15 +174,8 @@ class Baseline(Callback):
 def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:
     """What one batch says of the objective, as a scalar with the gradient ``grad g_0 + mean_i r_i f_i'(g_i) grad g_i``.
 
-    r_i is the relevance of row i, 1 by default; the mean is over the rows of which the batch speaks.
-
-    Args:
-        objective: with an outer function that acts on single rows.
-        network: of which the outputs are.
-        batch: columns, or parts of which the first is the objective's.
-
-    Returns:
-        None if the batch says nothing.
+    r_i is the relevance of row i, 1 by default; the mean is over the rows of which the batch speaks, None if of none.
+    The outer function must act on single rows; of several parts of a batch the first is the objective's.
     """
     given = usable(as_batch(batch), network)
     outputs, columns = read(outputs_of(network, given), given, objective)

@@ -99,8 +99,8 @@ class BestFeasible(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Choose among the validations before the checkpoint, too."""
-        self.chosen, self._weights = dict(state_dict.get("chosen", {})), dict(state_dict.get("weights", {}))
-        self._margins, self._asked = list(state_dict.get("margins", [])), dict(state_dict.get("asked", {}))
+        self.chosen, self._weights = state_dict["chosen"], state_dict["weights"]
+        self._margins, self._asked = state_dict["margins"], state_dict["asked"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out now, not after hours, that a split or column is missing; go on with a checkpoint's margins."""

@@ -32,7 +32,6 @@ class PredictionWriter(BasePredictionWriter):
         predictions: Sequence[Any],
         batch_indices: Sequence[Any],  # noqa: ARG002
     ) -> None:
-        """Write the file."""
         if not isinstance(pl_module, FCCOModule):
             return
         parts = [(p["output"], {"index": p["index"]}) for p in predictions]

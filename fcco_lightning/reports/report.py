@@ -79,7 +79,6 @@ class Report(Callback):
         return {"history": self.history, "kappas": self._asked}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the history."""
         self.history, self._asked = list(state_dict["history"]), dict(state_dict["kappas"])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002

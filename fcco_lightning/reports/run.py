@@ -34,6 +34,11 @@ class Run:
 
     Raises:
         DataError: if a run has left nothing there, or its report cannot be read.
+
+    Example:
+        >>> run = load_run("runs/version_0")  # doctest: +SKIP
+        >>> run.report["test"]["auc"], run.metrics["train_objective"].min()  # doctest: +SKIP
+        >>> run.load().predict("new.csv")  # doctest: +SKIP
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -114,21 +119,8 @@ class Run:
         return report_page(self.name, self.headline, tables, self.pictures, whole=False)
 
 
-def load_run(folder: str | Path) -> Run:
-    """Read what a run of ``fcco fit``, or of a Trainer with a ``Report``, has left in its folder.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        DataError: if a run has left nothing there, or its report cannot be read.
-
-    Example:
-        >>> run = load_run("runs/version_0")  # doctest: +SKIP
-        >>> run.report["test"]["auc"], run.metrics["train_objective"].min()  # doctest: +SKIP
-        >>> run.load().predict("new.csv")  # doctest: +SKIP
-    """
-    return Run(folder)
+load_run = Run
+"""Reads what a run of ``fcco fit``, or of a Trainer with a ``Report``, has left in its folder."""
 
 
 class TrainingReport:

@@ -27,14 +27,10 @@ _FEW = 30  # values of which a histogram says nothing
 
 
 class Watch:
-    """A fixed random sample of the rows of one dual state that this process holds.
+    """A fixed random sample of the rows of one dual state that this process holds, at most ``sample`` of them.
 
-    Args:
-        name: in logs.
-        title: in pictures.
-        state: is read, never written; without any communication.
-        sample: most rows to look at.
-        seed: of the sample, whole numbers >= 0; replicas of a state have the same sample.
+    The state is read, never written; without any communication.  Replicas of a state have the same sample.  ``name`` is
+    for logs, ``title`` for pictures.
 
     Attributes:
         positions: of the sample in ``state.rows``, increasing.
@@ -56,10 +52,7 @@ class Watch:
         return rows.index_select(0, self.positions.to(rows.device)).cpu().double()
 
     def look(self, step: int) -> tuple[Tensor, float]:
-        """Compare the sample with the look before.  O(sample).
-
-        Args:
-            step: updates so far.
+        """Compare the sample, after so many updates, with the look before.  O(sample).
 
         Returns:
             What :func:`figures_of` is made of, estimated for all rows that this process holds: sum and number of what
@@ -250,14 +243,7 @@ def _of_all(watched: Sequence[Watch], own: Sequence[T], processes: Processes) ->
 
 
 class Values(NamedTuple):
-    """What is drawn of one dual state.
-
-    Attributes:
-        title: its name.
-        written: values in written rows, any number.
-        seen: share of rows ever written.
-        rows: their number.
-    """
+    """What is drawn of one dual state: the values in its written rows, the share of rows ever written, their number."""
 
     title: str
     written: Tensor
@@ -274,12 +260,9 @@ class Values(NamedTuple):
 def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
     """Draw a histogram of the values of every dual state; those with few values share one panel, a dot for each.
 
-    Args:
-        states: at least one; beyond six panels, or eight lines of dots, the last ones are drawn as one.
-        path: PNG file to write; its folder is created.
+    Beyond six panels, or eight lines of dots, the last ones are drawn as one.
 
-    Returns:
-        The file written.
+    Returns: the PNG file written.
     """
     small = _at_most(_MOST_LINES, [state for state in states if len(state.written) < _FEW])
     large = _at_most(_MOST_PANELS - bool(small), [state for state in states if len(state.written) >= _FEW])

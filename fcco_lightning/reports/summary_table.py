@@ -18,7 +18,6 @@ from typing import Any
 
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation import shown_split
@@ -62,16 +61,10 @@ def splits_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def render_summary(report: Mapping[str, Any]) -> Table:
-    """Lay out a report with one row a metric and one column a split.
+    """Lay out a report, see the module, with one row a metric and one column a split.
 
     The bound of a figure's error stands beside the figure.  A violation above 0 is red, one that meets the constraints
     green; a run whose constraints are vacuous carries a warning under the table.
-
-    Args:
-        report: see the module.
-
-    Returns:
-        Table to be printed by ``rich``.
     """
     splits, others = {}, report.get("unconstrained", {})
     for name, part in splits_of(report).items():
@@ -88,15 +81,9 @@ def render_summary(report: Mapping[str, Any]) -> Table:
 
 
 def render_records(title: str | None, records: Sequence[Mapping[str, Any]], caption: Text | None = None) -> Table:
-    """Lay out records with one row a record and one column a key.
+    """Lay out records, all with the keys of the first, with one row a record and one column a key.
 
-    Args:
-        title: over the table; None for none.
-        records: all with the keys of the first; values are numbers, words, or texts of ``rich`` as they are shown.
-        caption: under the table.
-
-    Returns:
-        Table to be printed by ``rich``.
+    Their values are numbers, words, or texts of ``rich`` as they are shown.
     """
     table = Table(title=title, caption=caption, caption_justify="left")
     for key, value in records[0].items() if records else ():
@@ -151,12 +138,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
 def split_tables(report: Mapping[str, Any], most: int | None = None) -> list[Table]:
     """All tables of a report: the summary, the records of the split "test" or else the last one, the constraints.
 
-    Args:
-        report: see the module.
-        most: rows of a table of records at most; None for all.
-
-    Returns:
-        Tables to be printed by ``rich``.
+    A table of records has ``most`` rows at most; None for all.
     """
     splits = splits_of(report)
     others = {name: _scalars(part) for name, part in report.get("unconstrained", {}).items()}
@@ -189,12 +171,9 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
     Tensors and numpy values become numbers or lists, paths become strings.  Numbers that are not finite become null,
     as JSON knows none.  Other floats are rounded to 7 significant digits, except under ``config``, which stays exact.
 
-    Args:
-        report: see the module; more keys are written as they are.
-        path: file to write; its folder is created, an older file is replaced.
+    The folder is created, an older file is replaced.
 
-    Returns:
-        The file written.
+    Returns: the file written.
 
     Raises:
         TypeError: if a value has no form in JSON; an older file then stays as it was.
@@ -248,7 +227,7 @@ def _scalars(part: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any, *, exact: bool = False) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item, exact=exact) for key, item in value.items()}
-    if isinstance(value, Tensor) or hasattr(value, "tolist"):  # numpy's scalars and arrays, without importing numpy
+    if hasattr(value, "tolist"):  # of torch and numpy
         return _plain(value.tolist(), exact=exact)
     if isinstance(value, float):
         rounded = value if exact else float(f"{value:.{_SIGNIFICANT_DIGITS}g}")

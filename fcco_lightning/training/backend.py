@@ -19,7 +19,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.schedules import Schedule
-from fcco_lightning.training.sharding import ShardedWeights, clip, gradients_by_backward
+from fcco_lightning.training.sharding import ShardedWeights, clip
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,10 @@ class LightningBackend(Backend):
         """
         if self.divided:
             self.backward(surrogate)
-            return gradients_by_backward(weights)
+            found = [p.grad for p in weights]
+            for p in weights:
+                p.grad = None
+            return found
         scaler = self._scaler
         value = surrogate if scaler is None else scaler.scale(surrogate)
         scaled = super().gradients(value, weights, keep=keep, graph=graph)
@@ -135,7 +138,7 @@ class LightningBackend(Backend):
     def inner_step(self, optimizer: Optimizer, *, clip: bool) -> None:
         """An inner iteration: clipped, scaled, not counted."""
         if clip:
-            self._clip(optimizer)
+            self.clip_gradients(optimizer)
         self._step(optimizer, from_backward=True)
 
     def update(self, optimizer: Optimizer, *, from_backward: bool, clip: bool) -> None:
@@ -152,10 +155,18 @@ class LightningBackend(Backend):
             callback.on_before_optimizer_step(trainer, module, optimizer)
         module.on_before_optimizer_step(optimizer)
         if clip:
-            self._clip(optimizer)
+            self.clip_gradients(optimizer)
         self._step(optimizer, from_backward=from_backward)
         counter._on_after_step()
         self.step_schedulers("step")
+
+    def clip_gradients(self, optimizer: Optimizer) -> None:
+        """Clip the gradients of an optimizer's parameters as the present fit does, if it does."""
+        if self.clipping.value and self.divided:
+            params = (p for group in optimizer.param_groups for p in group["params"])
+            clip(params, self.clipping.value, self.module.processes, by_value=self.clipping.algorithm == "value")
+        elif self.clipping.value:
+            self.module.clip_gradients(optimizer, self.clipping.value, self.clipping.algorithm)
 
     def step_schedulers(self, interval: str, *, plateau: bool = False) -> None:
         """Step the learning-rate schedule if it counts in ``interval`` ("step" or "epoch").
@@ -223,13 +234,6 @@ class LightningBackend(Backend):
                 f"schedule.monitor is {self.schedule.monitor!r}, which was not logged; there are {sorted(logged)}."
             )
         return logged[self.schedule.monitor]
-
-    def _clip(self, optimizer: Optimizer) -> None:
-        if self.clipping.value and self.divided:
-            params = (p for group in optimizer.param_groups for p in group["params"])
-            clip(params, self.clipping.value, self.module.processes, by_value=self.clipping.algorithm == "value")
-        elif self.clipping.value:
-            self.module.clip_gradients(optimizer, self.clipping.value, self.clipping.algorithm)
 
     def _step(self, optimizer: Optimizer, *, from_backward: bool) -> None:
         scaler = self._scaler

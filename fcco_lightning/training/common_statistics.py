@@ -19,9 +19,6 @@ class CommonStatistics(LayerSync):
     The parts may differ in size, and the gradient passes through the statistics: P processes with batch B are one
     process with batch P·B.  A layer costs two exchanges of a few numbers a channel in the forward pass, and two in the
     backward pass.  Unlike torch's SyncBatchNorm it runs on CPUs, too, and the others notice a process that fails.
-
-    Args:
-        processes: that normalise together.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -61,12 +58,8 @@ def share_statistics(trainer: Trainer, processes: Processes, micro_batch: int | 
 def normalised(layer: _BatchNorm, processes: Processes, x: Tensor) -> Tensor:
     r"""``(x - mean) / sqrt(var + eps) * weight + bias``, in training by mean and variance over all processes.
 
-    Args:
-        layer: whose parameters and running statistics are used and moved as torch does.
-        processes: that normalise together.
-        x: values of this process, shape (B, C, ...).
-
-    Returns: the shape of ``x``.
+    The layer's parameters and running statistics are used and moved as torch does; x are the values of this process,
+    and both x and what is returned have the shape (B, C, ...).
 
     Raises:
         DataError: in training, if all processes together have one value a channel.

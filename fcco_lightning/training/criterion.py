@@ -250,11 +250,7 @@ class _Outputs(BatchNetwork):
 
 
 class _Deferred(Backend):
-    """Leaves the backward pass, and averaging over processes, to the user's loop.
-
-    Attributes:
-        surrogate: what is to be differentiated.
-    """
+    """Leaves the backward pass, of the surrogate that it keeps, and averaging over processes to the user's loop."""
 
     surrogate: Tensor
 

@@ -24,13 +24,9 @@ from fcco_lightning.training.execution import Execution
 class EvaluatingModule(LightningModule):
     """A module that reports its evaluation's figures, and how far the constraints hold, on whole splits.
 
+    All processes of the job share a split, and the execution says of how many samples the outputs are kept.
+
     Attributes:
-        network: what is evaluated.
-        objective: that the network is trained on.
-        constraints: that are reported on.
-        evaluation: what is reported of a split.
-        processes: of the job, which share a split.
-        execution: says of how many samples of a split the outputs are kept.
         last_summaries: all figures of the last validation or test by split.
     """
 
@@ -82,12 +78,10 @@ class EvaluatingModule(LightningModule):
         self._report(names)
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Collect outputs."""
         self._collect(batch, dataloader_idx)
         self._keep_pace(batch, batch_idx, self.trainer.num_test_batches, dataloader_idx)
 
     def on_test_epoch_end(self) -> None:
-        """Report the test split."""
         self._report(["test"])
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
@@ -148,13 +142,7 @@ class EvaluatingModule(LightningModule):
     def split_of(
         self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None, *, whole: bool = False
     ) -> Split:
-        """As :meth:`evaluate`, with what is counted of all samples.
-
-        Args:
-            loader: see there.
-            network: likewise.
-            whole: whether the outputs are those for all samples, whatever ``kept_outputs`` is.
-        """
+        """As :meth:`evaluate`, with what is counted of all samples; if ``whole``, all outputs are kept, too."""
         was_training, network = self.training, self.network if network is None else network.eval()
         collector = Collector(self.evaluation, None if whole else self.execution.kept_outputs)
         self.eval()

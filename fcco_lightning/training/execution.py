@@ -71,9 +71,6 @@ class Execution:
 def in_place_of(name: str) -> str | None:
     """What an argument that FCCOModule had is now, as the end of a message; None for another name.
 
-    Args:
-        name: of the argument.
-
     Example:
         >>> in_place_of("gradient_clip_val")
         'is clipping.value now: --model.clipping.value, clipping: {value: ...} in a configuration,

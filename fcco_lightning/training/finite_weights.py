@@ -14,14 +14,10 @@ from fcco_lightning.state.divided import part_of, parts_of
 
 
 def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
-    """Refuse parameters that are NaN or infinite, and statistics of the network that are NaN.
+    """Refuse parameters of the module that are NaN or infinite, and statistics of the network that are NaN.
 
     A step can overflow although every gradient was finite, by a learning rate that is far too large.  Buffers may be
     infinite on purpose, as masks of attention are.
-
-    Args:
-        module: all of whose parameters are looked at.
-        network: whose buffers are looked at.
 
     Raises:
         NonFiniteError: naming the tensor.
@@ -43,9 +39,7 @@ def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
 def statistics_kept(network: nn.Module, *, wanted: bool) -> Iterator[None]:
     """If the body meets a value that is not finite, buffers become as before: a forward pass over NaN has moved them.
 
-    Args:
-        network: whose buffers these are, such as BatchNorm's statistics.
-        wanted: whether to do so, at the cost of a copy of them.
+    It costs a copy of them (BatchNorm's statistics), and is done where ``wanted``.
     """
     kept = [buffer.clone() for buffer in network.buffers()] if wanted else []
     try:

@@ -42,7 +42,7 @@ from fcco_lightning.training.old_model import OldModel
 from fcco_lightning.training.optimizers import Stepping
 from fcco_lightning.training.posing import datamodule_of, description, fit_to_data, training_split
 from fcco_lightning.training.precisions import WholeColumns, require_wide
-from fcco_lightning.training.pretraining import MAIN, Phase, Phases, Pretraining
+from fcco_lightning.training.pretraining import Phase, Phases, Pretraining
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.row_checkpoints import install, load
@@ -181,7 +181,7 @@ class FCCOModule(EvaluatingModule):
             divide(self.network, strategy.device_mesh["data_parallel"], self.processes)
 
     def _main_phase(self) -> Phase:
-        return Phase(MAIN, self.objective, self.constraints, self.algorithm, self.optimizer, self.schedule.scheduler)
+        return Phase(self.objective, self.constraints, self.algorithm, self.optimizer, self.schedule.scheduler)
 
     def _pose(self) -> None:
         """Make the rows of the present phase, unless an earlier fit has made them."""

@@ -17,9 +17,6 @@ class OldModel:
 
     They are measured once, before the first step; a checkpoint holds them, and evaluating one finds them there.
 
-    Args:
-        module: that is trained.
-
     Attributes:
         of: split -> what identifies its samples and tasks, as the datamodule's ``references()`` says; and "loss": how
             they were measured.

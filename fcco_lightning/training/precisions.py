@@ -70,7 +70,6 @@ class WholeColumns(Temporary):
             )
 
     def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
-        """Leave the plugin as it was."""
         if self._plugin is not None:
             vars(self._plugin).pop("convert_input", None)
 

@@ -20,23 +20,14 @@ from fcco_lightning.training.optimizers import Stepping, build_optimizer, typed_
 from fcco_lightning.training.posing import plain_values
 from fcco_lightning.training.schedules import Schedule, described
 
-PRETRAINING, MAIN = "pretraining", "main"
-
 
 class Phase(NamedTuple):
     """What is trained on, and how, from one epoch on.
 
-    Attributes:
-        name: "pretraining" or "main".
-        objective: as the algorithm poses it.
-        constraints: that are penalised.
-        algorithm: of the updates.
-        optimizer: makes the optimizer.
-        scheduler: makes its schedule, or None.
-        prefix: of the names under which estimates of the objective are logged.
+    The objective is as the algorithm poses it, the constraints are those that are penalised; estimates of the objective
+    are logged under names with the prefix.
     """
 
-    name: str
     objective: Objective
     constraints: Sequence[Constraint]
     algorithm: Algorithm
@@ -102,19 +93,14 @@ class Pretraining:
                 "pretrain.algorithm (SONEX, for example), or leave the constraints to the second phase."
             )
         optimizer = self.optimizer or main.optimizer
-        return Phase(PRETRAINING, objective, constraints, algorithm, optimizer, self.scheduler, "pretrain")
+        return Phase(objective, constraints, algorithm, optimizer, self.scheduler, "pretrain")
 
 
 class Phases:
-    """The phases of a run, and the present one.
-
-    Args:
-        pretrain: the first of them; None for none.
-        main: gives the one proper.
-        network: that is trained.
+    """The phases of a run, the one proper as ``main`` gives it, and the present one.
 
     Attributes:
-        pretrain: as given.
+        pretrain: what the user said of the first; None for none.
         first: the phase of pretraining; None for none.
         pretraining: whether that is the present one.
         start: number of the epoch in which the present one began.
@@ -138,8 +124,8 @@ class Phases:
     @property
     def idle(self) -> list[Tensor]:
         """Parameters of the objectives of other phases, for which DistributedDataParallel waits."""
-        now = self.present.name
-        return [p for phase in self.all if phase.name != now for p in phase.objective.parameters() if p.requires_grad]
+        others = self.all[1:] if self.pretraining else self.all[:-1]
+        return [p for phase in others for p in phase.objective.parameters() if p.requires_grad]
 
     def is_over(self, epoch: int) -> bool:
         """Whether pretraining ends before this epoch."""
@@ -182,7 +168,7 @@ class Phases:
 
     def header(self) -> dict[str, Any]:
         """What a checkpoint holds of the present phase."""
-        return {"name": self.present.name, "epoch": self.start}
+        return {"name": "pretraining" if self.pretraining else "main", "epoch": self.start}
 
     def continues(self, stored: Mapping[str, Any]) -> bool:
         """Go to the phase in which a checkpoint with this header was written; returns whether it is another one.
@@ -190,8 +176,8 @@ class Phases:
         Raises:
             CheckpointError: if this run has no such phase.
         """
-        phase = stored.get("phase", {"name": MAIN, "epoch": 0})
-        pretraining, before = str(phase["name"]) == PRETRAINING, self.pretraining
+        phase = stored.get("phase", {"name": "main", "epoch": 0})
+        pretraining, before = str(phase["name"]) == "pretraining", self.pretraining
         if pretraining and self.first is None:
             raise CheckpointError(
                 "the checkpoint was written while pretraining, and this run does not pretrain. Give it the same "

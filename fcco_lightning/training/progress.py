@@ -190,7 +190,6 @@ class LoopProgress(Temporary):
         self._restore_limit(trainer)
 
     def undo(self, trainer: Trainer) -> None:
-        """Leave the loop as it was, for another module."""
         self._restore_limit(trainer)
         trainer.fit_loop.epoch_loop.__dict__.pop("_should_check_val_fx", None)
 

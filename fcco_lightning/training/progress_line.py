@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, TQDMProgressBar
 from rich import get_console
-
-if TYPE_CHECKING:
-    from rich.progress import ProgressColumn
+from rich.progress import ProgressColumn, TimeRemainingColumn
+from rich.table import Column
 
 SHORT_NAMES = {"auc": "AUC", "worst_group_accuracy": "worst group", "worst_change": "worst change"}
 TQDM_FORMAT = "{desc}|{bar}| {n_fmt}/{total_fmt} [{remaining}{postfix}]"
@@ -95,11 +94,8 @@ def chosen_figures(metrics: Mapping[str, float], splits: Sequence[str], figures:
     return shown
 
 
-def _columns(bar: RichProgressBar, trainer: Trainer) -> "list[ProgressColumn]":
+def _columns(bar: RichProgressBar, trainer: Trainer) -> list[ProgressColumn]:
     """What stands before the figures: epoch, bar, batches and the time that is left; only the bar may shrink."""
-    from rich.progress import TimeRemainingColumn  # noqa: PLC0415 - only where such a bar is shown
-    from rich.table import Column  # noqa: PLC0415
-
     description, progress, batches, *_ = RichProgressBar.configure_columns(bar, trainer)
     time_left = TimeRemainingColumn(compact=True)
     for column in (description, batches, time_left, bar._metric_component):

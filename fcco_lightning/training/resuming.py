@@ -39,10 +39,7 @@ def job_identity(config: Mapping[str, Any]) -> str:
     """What defines a job, as 16 hexadecimal digits: its seed, and all of its model and data.
 
     How long it trains, on which devices, with how many workers, how the model's steps are carried out
-    (``model.execution``) and where output goes is no part of it.
-
-    Args:
-        config: of one command, as plain values.
+    (``model.execution``) and where output goes is no part of it.  The config is that of one command, as plain values.
     """
     defining = {section: _without_execution(config.get(section)) for section in _DEFINING}
     return hashlib.sha256(json.dumps(defining, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -61,12 +58,7 @@ def by_age(folders: Sequence[Path]) -> Iterator[Path]:
 
 
 def find_own(folders: Sequence[Path], job: str) -> Found:
-    """The checkpoint below the folders that this job wrote last.
-
-    Args:
-        folders: where to look.
-        job: its name or identity, as checkpoints hold it.
-    """
+    """The checkpoint below the folders that this job, of that name or identity, wrote last."""
     passed_over: list[Path] = []
     for path in by_age(folders):
         if _job_of(path) == job:

@@ -40,9 +40,7 @@ FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its row
 class RowsCheckpointIO(CheckpointIO):
     """The trainer's way to files, made safe: whole files only, and the rows' folder goes with its checkpoint.
 
-    Args:
-        inner: what does the work, but for writing a plain local file.
-        trainer: whose checkpoints they are.
+    ``inner`` does the work, but for writing a plain local file.
     """
 
     def __init__(self, inner: CheckpointIO, trainer: Trainer) -> None:
@@ -88,7 +86,6 @@ class RowsCheckpointIO(CheckpointIO):
             shutil.rmtree(folder, ignore_errors=True)
 
     def teardown(self) -> None:
-        """Pass it on."""
         self.inner.teardown()
 
 
@@ -124,14 +121,8 @@ def save(
 ) -> None:
     """Write the rows of large states, then the checkpoint that refers to them; all processes call it.
 
-    Whenever it is interrupted, the earlier checkpoint of that name and its rows are whole.
-
-    Args:
-        states: the dual states by their names in checkpoints.
-        checkpoint: as collected by the Trainer; rows that go to files are taken out of it.
-        path: of the checkpoint.
-        write: writes it (on the first process).
-        processes: of the job.
+    Whenever it is interrupted, the earlier checkpoint of that name and its rows are whole.  Rows that go to files are
+    taken out of ``checkpoint``, which is as collected by the Trainer; ``write`` writes it (on the first process).
 
     Raises:
         CheckpointError: if a file cannot be written; on all processes.

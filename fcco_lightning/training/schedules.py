@@ -151,11 +151,7 @@ _SEEN = ("num_bad_epochs", "cooldown_counter", "last_epoch")  # what ReduceLROnP
 def described(schedule: LRScheduler, interval: str) -> dict[str, Any]:
     """What a schedule is, and with which arguments it was made, as plain values to compare with those of another run.
 
-    Functions are left out: a schedule follows those of its own run.
-
-    Args:
-        schedule: just made.
-        interval: "step" or "epoch": what it counts.
+    ``interval`` is what it counts, "step" or "epoch".  Functions are left out: a schedule follows those of its own run.
     """
     return {"class": type(schedule).__name__, "interval": interval, "arguments": str(_plain(schedule.state_dict()))}
 
@@ -171,9 +167,7 @@ def _plain(value: Any) -> Any:
 def require_same_kind(now: Mapping[str, Any] | None, then: Mapping[str, Any] | None) -> None:
     """Refuse to continue one schedule with another, which would not know its place.
 
-    Args:
-        now: :func:`described` of this run; None for a constant learning rate.
-        then: of the run that wrote the checkpoint.
+    Both are :func:`described`: this run's, and that of the run that wrote the checkpoint; None is a constant rate.
 
     Raises:
         CheckpointError: naming both.
@@ -191,14 +185,10 @@ def require_same_kind(now: Mapping[str, Any] | None, then: Mapping[str, Any] | N
 
 
 def catch_up(schedule: LRScheduler, state: Mapping[str, Any]) -> None:
-    """Bring a schedule with new arguments to where another one of its class was.
+    """Bring a schedule with new arguments to where another one of its class was, whose ``state_dict`` is given.
 
     Its learning rate is then what it would be, had these arguments been given from the start.  ``ReduceLROnPlateau``
     depends on what it has seen: it keeps that (but not the best value under another ``mode``), and its learning rate.
-
-    Args:
-        schedule: just made.
-        state: the other's ``state_dict``.
 
     Raises:
         ConfigError: if the new arguments do not reach so far.

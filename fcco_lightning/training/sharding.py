@@ -1,6 +1,6 @@
 """Weights that are divided over the processes: FSDP2 through Lightning's ``ModelParallelStrategy``."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -120,12 +120,8 @@ def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
 
     They are at first those of the first process.  A network with a method ``shard(mesh)`` divides itself, by
     ``torch.distributed.fsdp.fully_shard``.  Of any other every block (see :func:`blocks_of`) is a unit, and all that is
-    left another one.  Parameters of a single value (``logit_scale``) are not divided.
-
-    Args:
-        network: on any device.
-        mesh: of the processes, with one dimension.
-        processes: the same.
+    left another one.  Parameters of a single value (``logit_scale``) are not divided.  The mesh has one dimension, that
+    of the processes.
 
     Raises:
         ConfigError: if it is divided otherwise than along first dimensions.
@@ -175,17 +171,6 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
         if len(inside) > 1 and len(inside) == len(network) and len({type(child) for child in inside}) == 1:
             return inside
     return [block for child in network.children() for block in blocks_of(child)]
-
-
-# ------------------------------------------------------------------------------------------------------------ gradients
-
-
-def gradients_by_backward(params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients that a backward pass has left, which are taken away."""
-    found = [p.grad for p in params]
-    for p in params:
-        p.grad = None
-    return found
 
 
 @torch.no_grad()

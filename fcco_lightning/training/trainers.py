@@ -55,11 +55,7 @@ _NO_INTERVAL = (
 
 
 def require_usable(callbacks: Sequence[Callback], module: LightningModule) -> None:
-    """Refuse callbacks that would fail in the middle of training, or silently do something else.
-
-    Args:
-        callbacks: of the Trainer.
-        module: that is going to be trained.
+    """Refuse callbacks of a Trainer that would fail in the middle of training, or silently do something else.
 
     Raises:
         ConfigError: naming the callback, the reason and what to use instead.
@@ -104,13 +100,10 @@ def require_batches(trainer: Trainer) -> None:
 def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
     """Let K accumulated batches be one batch of K parts, whose gradient that of K small batches is not.
 
-    The datamodule then draws batches of K times as many samples, and a part of them passes through the network at once.
+    K is the ``accumulate_grad_batches`` of the Trainer, which is about to fit.  The datamodule then draws batches of K
+    times as many samples, and a part of them passes through the network at once.
 
-    Args:
-        trainer: that is about to fit, with its own ``accumulate_grad_batches``, which is K.
-        micro_batch: largest number of samples that pass through the network at once, or None for all.
-
-    Returns: the same, at most the number of samples of a part.
+    Returns: ``micro_batch``, the largest number of samples that do so (None for all), at most as many as a part has.
 
     Raises:
         ConfigError: if the batches are not those of a datamodule of this package, or have no given number of samples.
@@ -153,9 +146,8 @@ class Temporary(Callback, ABC):
 class OwnSettings(Temporary):
     """Takes over what a Trainer says of clipping and accumulation, and gives both their settings back after the fit.
 
-    Args:
-        trainer: with the settings that its user gave it, which manual optimization would refuse.
-        module: an :class:`~fcco_lightning.FCCOModule`, whose ``micro_batch`` accumulation makes smaller.
+    Manual optimization would refuse these settings of the user.  Accumulation makes the module's ``micro_batch``
+    smaller.
 
     Raises:
         ConfigError: if a setting is refused; nothing is changed then.
@@ -176,7 +168,6 @@ class OwnSettings(Temporary):
         trainer.accumulate_grad_batches, trainer.gradient_clip_val = 1, None
 
     def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
-        """Give the settings back."""
         for owner, name, value in self._settings:
             setattr(owner, name, value)
 
@@ -185,7 +176,6 @@ class Announce(Callback):
     """If this process fails outside a training step, the others are not left waiting."""
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        """Tell them."""
         if hasattr(pl_module, "processes") and isinstance(exception, Exception):
             pl_module.processes.fail(exception, timeout=10.0)
 
@@ -193,8 +183,7 @@ class Announce(Callback):
 def require_rows(trainer: Trainer | None) -> None:
     """Refuse to save in the process that launched others, after they have ended and their rows with them.
 
-    Args:
-        trainer: of the module; None where it has let go of it after such a fit.
+    The module has let go of its trainer after such a fit.
 
     Raises:
         CheckpointError: naming the way out.

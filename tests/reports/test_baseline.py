@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
-from fcco_lightning import (
-    AUC,
-    SGD,
-    Clipping,
-    ConfigError,
-    CVaRGroupDRO,
-    HeavyBall,
-    Schedule,
-)
+from fcco_lightning import AUC, SGD, Clipping, ConfigError, CVaRGroupDRO, HeavyBall, Schedule
 from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.cli import run
 from fcco_lightning.evaluation import summarise
@@ -89,7 +82,7 @@ def test_rows_count_once_however_many_groups_there_are():
 # ------------------------------------------------------------------------------------------- the run does not notice it
 
 
-@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", "SOXBoost"])
+@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", pytest.param("SOXBoost", marks=pytest.mark.slow)])
 def test_the_run_is_bitwise_the_same(algorithm):
     job = {"algorithm": algorithm, "objective": "rank", "batch_norm": True, "before": draws}
     job = {**job, "objective": "auc"} if algorithm == "ALEXR2" else job
@@ -138,17 +131,22 @@ def test_the_same_as_a_run_that_penalises_nothing(module):
     torch.testing.assert_close(dict(baseline.network.state_dict()), dict(alone["weights"]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("at", [(1, 2), (1, 7)], ids=["within an inner loop", "epoch's end"])
-def test_a_resumed_run_continues_it(at, tmp_path):
-    job = {"algorithm": "ALEXR2"}
-    whole, first, second = (Baseline(enabled=True) for _ in range(3))
-    fit({**job, "save": (*at, tmp_path / "at.ckpt")}, whole)
-    fit({**job, "resume": tmp_path / "at.ckpt", "seed": 3}, second)
-    torch.testing.assert_close(whole.network.state_dict(), second.network.state_dict(), rtol=0, atol=0)
-    fit({**job, "save": (*at, tmp_path / "without.ckpt")})
+def test_a_resumed_run_continues_it(tmp_path):
+    """Within an inner loop, and at an epoch's end."""
+    job, whole = {"algorithm": "ALEXR2"}, Baseline(enabled=True)
+    fit(job, whole, *(jobs.save_at(1, batch, tmp_path / f"{batch}.ckpt") for batch in (2, 7)))
+    for batch in (2, 7):
+        resumed = Baseline(enabled=True)
+        fit({**job, "resume": tmp_path / f"{batch}.ckpt", "seed": 3}, resumed)
+        torch.testing.assert_close(whole.network.state_dict(), resumed.network.state_dict(), rtol=0, atol=0)
+
+
+def test_a_checkpoint_without_it_is_said(tmp_path):
+    fit({"epochs": 1, "save": (0, 2, tmp_path / "without.ckpt")})
+    late = Baseline(enabled=True)
     with pytest.warns(UserWarning, match="written without the unconstrained model"):
-        fit({**job, "resume": tmp_path / "without.ckpt"}, first)
-    assert first.network is None
+        fit({"epochs": 1, "resume": tmp_path / "without.ckpt"}, late)
+    assert late.network is None
 
 
 def weights_of_two(job):  # in every process
@@ -178,16 +176,11 @@ def test_no_constraint_that_is_penalised():
         baseline.summary(None, [])
 
 
-class Couple(Callback):
-    """Makes the objective one of all rows together, once the run is set up."""
-
-    def on_train_start(self, trainer, pl_module):
-        pl_module.objective.outer = WorstCase(CappedSimplex(0.5))
-
-
 def test_an_objective_of_all_rows_together_is_refused():
+    coupled = WorstCase(CappedSimplex(0.5))
+    couple = LambdaCallback(on_train_start=lambda _, module: setattr(module.objective, "outer", coupled))
     with pytest.raises(ConfigError, match=r"cannot be measured on one batch.*--baseline\.enabled"):
-        fit({"objective": "rank"}, Couple(), Baseline(enabled=True))
+        fit({"objective": "rank"}, couple, Baseline(enabled=True))
 
 
 # ------------------------------------------------------------------------------------------------------------ reported

@@ -149,10 +149,10 @@ def some_groups(seed, size, groups=2):
     return {"x": x, "y": y, "group": group}
 
 
-def confident(seed, kappa=0.2, epochs=10, *, size=400, groups=2, margin="auto", val=True):
+def confident(seed, kappa=0.2, epochs=10, *, groups=2, margin="auto", val=True):
     seed_everything(seed)
-    splits = {"train": some_groups(3 * seed, size, groups), "test": some_groups(0, 40, groups)}
-    splits |= {"val": some_groups(3 * seed + 1, size, groups)} if val else {}
+    splits = {"train": some_groups(3 * seed, 400, groups), "test": some_groups(0, 40, groups)}
+    splits |= {"val": some_groups(3 * seed + 1, 400, groups)} if val else {}
     data = TensorDataModule(splits, batches=UniformSampling(batch_size=50))
     names, against = [str(k) for k in range(groups)], "pairs" if groups == 2 else "rest"
     fair = DemographicParity(kappa, SoftRate(temperature=0.3), against=against, groups=names)
@@ -240,7 +240,7 @@ def called_feasible(seed, epochs, alike, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("alike", "runs"), [(0.0, 40), pytest.param(0.0, 200, marks=pytest.mark.slow),
+    ("alike", "runs"), [(0.0, 20), pytest.param(0.0, 200, marks=pytest.mark.slow),
                         pytest.param(0.9, 200, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_the_choice_among_validations_is_part_of_the_confidence(alike, runs, monkeypatch):

@@ -1,6 +1,6 @@
-"""A small job for the tests of the LightningModule."""
+"""A small job for the tests of the LightningModule, and which cases of a test are quick."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -9,6 +9,14 @@ from lightning.pytorch import Trainer
 from fcco_lightning import FCCOModule, HingePenalty, ROCFairness, TabularMLP
 from fcco_lightning.estimators import AdamType
 from tests.conftest import QUIET
+
+
+def quick(cases: Iterable[Any], *chosen: Any) -> list[Any]:
+    """The cases of a parametrised test, of which all but those chosen are slow."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else [case]), marks=[pytest.mark.slow] * (case not in chosen))
+        for case in cases
+    ]
 
 
 @pytest.fixture

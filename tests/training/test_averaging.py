@@ -1,9 +1,11 @@
 """Averaged weights: their formula, what is evaluated, and what a checkpoint holds."""
 
+import copy
+
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from torch import nn
 
 from fcco_lightning import (
@@ -57,9 +59,8 @@ def fit(make_module, make_trainer, average, callbacks=(), ckpt_path=None, **flag
 
 @pytest.mark.parametrize("decay", [0.8, None], ids=["moving", "mean"])
 def test_the_formula(decay, make_module, make_trainer):
-    diary, start = Diary(), 4
+    diary, start, plain = Diary(), 4, Diary()
     trainer = fit(make_module, make_trainer, WeightAverage(decay, start), [diary])
-    plain = Diary()
     fit(make_module, make_trainer, None, [plain])
     assert all(torch.equal(a[k], b[k]) for a, b in zip(diary.trained, plain.trained, strict=True) for k in a)
     taken = diary.trained[start:]
@@ -75,16 +76,18 @@ def test_the_formula(decay, make_module, make_trainer):
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Be aware that when using `ckpt_path`")
-@pytest.mark.parametrize("batch", [1, 4], ids=["mid-epoch", "epoch's end"])
-def test_resumed_bit_for_bit_and_tested_as_validated(batch, make_module, make_trainer, tmp_path):
+def test_resumed_bit_for_bit_and_tested_as_validated(make_module, make_trainer, tmp_path):
+    """Mid-epoch and at an epoch's end."""
+
     def run(folder, more=(), ckpt_path=None):
         saver = ModelCheckpoint(tmp_path / folder, "{epoch}", monitor="train_auc", mode="max", save_top_k=-1)
         return fit(make_module, make_trainer, WeightAverage(0.8, 2), [saver, *more], ckpt_path), saver
 
-    whole, saver = run("whole", [save_at(1, batch, tmp_path / "at.ckpt")])
-    resumed, _ = run("resumed", ckpt_path=tmp_path / "at.ckpt")
-    require_same(resumed, whole)
-    without = fit(make_module, make_trainer, None, ckpt_path=tmp_path / "at.ckpt")  # it ends with the last weights
+    paths = {batch: tmp_path / f"{batch}.ckpt" for batch in (1, 4)}
+    whole, saver = run("whole", [save_at(1, batch, path) for batch, path in paths.items()])
+    for path in paths.values():
+        require_same(run(path.stem, ckpt_path=path)[0], whole)
+    without = fit(make_module, make_trainer, None, ckpt_path=paths[1])  # it ends with the last weights
     expected, found = everything(whole), everything(without)
     different = [name for name in expected if not torch.equal(expected[name], found[name])]
     assert different
@@ -119,14 +122,9 @@ def test_a_second_fit_goes_on_from_the_last_weights(make_module, make_trainer):
     diary, module = Diary(), make_module(average=WeightAverage(0.5), network=TabularMLP(hidden=[8]))
     trainer = make_trainer(max_epochs=1, callbacks=[diary])
     trainer.fit(module, make_data(**DATA))
-    last = diary.trained[-1]
-    begun = []
-
-    class Begin(Callback):
-        def on_train_batch_start(self, trainer, module, *args):
-            begun.append({k: v.clone() for k, v in module.network.state_dict().items()})
-
-    make_trainer(max_epochs=1, callbacks=[Begin()]).fit(module, make_data(**DATA))
+    last, begun = diary.trained[-1], []
+    look = LambdaCallback(on_train_batch_start=lambda *_: begun.append(copy.deepcopy(module.network.state_dict())))
+    make_trainer(max_epochs=1, callbacks=[look]).fit(module, make_data(**DATA))
     assert all(torch.equal(begun[0][k], last[k]) for k in last)
 
 

@@ -13,13 +13,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 
-from fcco_lightning import (
-    ALEXR2,
-    SONEX,
-    HeavyBall,
-    HingePenalty,
-    Schedule,
-)
+from fcco_lightning import ALEXR2, SONEX, HeavyBall, HingePenalty, Schedule
 from fcco_lightning.constraints.penalty import GeometricRho
 from fcco_lightning.training import Preemption
 from tests.conftest import make_data, make_frame
@@ -141,14 +135,7 @@ HOOKS = {
 
 
 class Chain:
-    """A run of one of the settings, whole or in pieces.
-
-    Args:
-        make_module: fixture.
-        make_trainer: fixture.
-        folder: for checkpoints.
-        setting: a value of ``SETTINGS``.
-    """
+    """A run of one of the settings, whole or in pieces, with checkpoints in a folder."""
 
     def __init__(self, make_module, make_trainer, folder, setting):
         self.make_module, self.make_trainer, self.folder = make_module, make_trainer, folder
@@ -245,7 +232,7 @@ pytestmark = [
 
 
 def test_random_chains(make_module, make_trainer, tmp_path):
-    run_chains(make_module, make_trainer, tmp_path, range(12))
+    run_chains(make_module, make_trainer, tmp_path, range(len(SETTINGS)))
 
 
 @pytest.mark.slow

@@ -12,10 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from fcco_lightning import (
-    SONEX,
-    Execution,
-)
+from fcco_lightning import SONEX, Execution
 from fcco_lightning.cli import run
 from fcco_lightning.cli.checkpoint_tools import describe, read_checkpoint
 from fcco_lightning.errors import CheckpointError

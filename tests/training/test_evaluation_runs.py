@@ -1,34 +1,16 @@
-"""Evaluations in a run: the default one, what the report and its folder contain, and two processes against one."""
+"""Evaluations in a run: what the report and its folder contain."""
 
 import json
 
 import pytest
 import torch
 
-from fcco_lightning import (
-    BinaryEvaluation,
-    ContinualEvaluation,
-    CrossEntropy,
-    CVaRGroupDRO,
-    Evaluation,
-    GroupEvaluation,
-)
+from fcco_lightning import ContinualEvaluation, CrossEntropy, Evaluation, GroupEvaluation
 from fcco_lightning.data import TensorTable
 from fcco_lightning.reports import Report
-from tests import jobs
 from tests.evaluation.reference import by_group, group_figures
-from tests.launch import launch, values
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def test_the_default_follows_the_objective(make_module):
-    assert isinstance(make_module().evaluation, BinaryEvaluation)
-    assert isinstance(make_module(objective=CVaRGroupDRO(0.5)).evaluation, GroupEvaluation)
-    own = GroupEvaluation(alpha=0.2)
-    assert make_module(evaluation=own).evaluation is own
-    other = BinaryEvaluation()
-    assert make_module(objective=CVaRGroupDRO(0.5), evaluation=other).evaluation is other
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
@@ -118,13 +100,3 @@ def test_an_evaluation_of_ones_own(make_module, make_trainer, small_data, tmp_pa
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"report.json", "report.html"}
     assert report.report["test"].keys() == {"positives"}
     assert "positives" in capsys.readouterr().out
-
-
-def test_two_processes_have_the_figures_of_one():
-    """203 rows in parts that are not equal."""
-    job = {"rows": 203, "epochs": 1, "module": {"evaluation": GroupEvaluation(alpha=0.7)}}
-    (one,), (first, second) = (values(launch(jobs.fit, size, job)) for size in (1, 2))
-    names = {name for name in one["logged"] if "accuracy" in name or "_loss" in name}
-    assert {name.partition("_")[2] for name in names} > {"worst_group_accuracy", "cvar_loss", "group_loss/f"}
-    assert first["logged"] == second["logged"]
-    assert {n: first["logged"][n] for n in names} == pytest.approx({n: one["logged"][n] for n in names}, rel=1e-4)

@@ -16,9 +16,10 @@ from fcco_lightning.training.row_checkpoints import load
 from tests import fault_jobs
 from tests.jobs import whole_rows
 from tests.launch import launch, values
+from tests.training.conftest import quick
 
-KILLS = [8, pytest.param(60, marks=pytest.mark.slow)]
-SEQUENCES = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 40))]
+KILLS = quick([3, 60], 3)
+SEQUENCES = quick(range(40), 0, 1)
 
 
 def kill_later(path, chance, pids):

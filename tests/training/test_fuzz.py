@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR
 
@@ -48,6 +47,7 @@ from tests.conftest import make_data, make_frame
 from tests.contracts.registry_algorithms import ALGORITHMS
 from tests.evidence import count
 from tests.jobs import everything
+from tests.training.test_chains import Stop, StoppedError
 
 SEED, EPOCHS, BATCHES = 7, 4, 5
 TABLES = {"train": make_frame(75, 0), "test": make_frame(20, 1), "splits": Splits(val_fraction=0.2)}
@@ -82,30 +82,6 @@ CALLBACKS = {
 }
 AVERAGES = [lambda: None, lambda: None, partial(WeightAverage, 0.8), partial(WeightAverage, None, start=3)]
 PRECISIONS = ["32-true", "32-true", "64-true", "bf16-mixed"]
-
-
-class StopError(Exception):
-    """What ends a run."""
-
-
-class StopAt(Callback):
-    """Saves after so many batches, or at the end of the epoch they lie in, and ends the run by an exception."""
-
-    def __init__(self, path, batches, at_end):
-        self.path, self.batches, self.at_end = path, batches, at_end
-
-    def _stop(self, trainer, batches):
-        if batches >= self.batches:
-            trainer.save_checkpoint(self.path)
-            raise StopError
-
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        if not self.at_end:
-            self._stop(trainer, trainer.current_epoch * BATCHES + batch_idx + 1)
-
-    def on_train_epoch_end(self, trainer, module):
-        if self.at_end:
-            self._stop(trainer, (trainer.current_epoch + 1) * BATCHES)
 
 
 class Composition:
@@ -157,7 +133,7 @@ class Composition:
             enable_checkpointing=self.callbacks == "ModelCheckpoint",
             callbacks=[*CALLBACKS[self.callbacks](folder), *callbacks],
         )
-        with suppress(StopError):
+        with suppress(StoppedError):
             trainer.fit(module, data, ckpt_path=path)
         return trainer
 
@@ -165,7 +141,7 @@ class Composition:
         """The same, stopped again and again."""
         path = None
         for number, (batches, at_end) in enumerate(zip(self.stops, self.at_ends, strict=True)):
-            stop = StopAt(folder / f"{number}.ckpt", batches, at_end)
+            stop = Stop("exception", "epoch end" if at_end else "batch end", batches, folder / f"{number}.ckpt")
             trainer = self.fit(make_trainer, folder, 100 + number if number else SEED, path, [stop])
             if not stop.path.exists():  # the run has ended before
                 return trainer

@@ -19,6 +19,7 @@ from fcco_lightning import (
 )
 from tests.conftest import make_data, make_frame
 from tests.jobs import save_at
+from tests.training.conftest import quick
 
 DATA = {"train": make_frame(24, 0), "test": make_frame(20, 1), "batch_size": 12}
 EPOCHS, STOP = 6, 3
@@ -65,6 +66,9 @@ CASES = {
 }  # fmt: skip
 
 
+COMPOSED = ("ChainedScheduler", "CosineAnnealingWarmRestarts", "OneCycleLR", "SequentialLR")  # more than one formula
+
+
 def test_every_schedule_is_looked_at():
     assert {*CASES, "ReduceLROnPlateau"} == SHIPPED
 
@@ -100,7 +104,7 @@ def alone(make, arguments, lr=1.0):
 
 
 @pytest.mark.filterwarnings("ignore:To get the last learning rate")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, *COMPOSED, "CyclicLR", "LambdaLR", "MultiStepLR", "StepLR"))
 def test_what_is_typed_on_a_resume_holds(name, make_module, make_trainer, tmp_path):
     make, first, second = CASES[name]
     before, trainer = rates(make_module, make_trainer, lambda o: make(o, **first), STOP)

@@ -1,6 +1,7 @@
 """Weights divided over the processes (FSDP2): the same as one process, through passes, saves and failures."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from fcco_lightning.training.preemption import INTERRUPTED
 from fcco_lightning.training.sharding import divide
 from tests import jobs
 from tests.launch import launch
+from tests.training.conftest import quick
 from tests.training.test_ddp import CLOSE, assert_same, copied, run
 
 SLOW = pytest.mark.slow
@@ -27,10 +29,7 @@ WIDE = {"transformer": True, "epochs": 1}
 DIVIDED = {**WIDE, "divided": True}
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [name if name == "SONEX" else pytest.param(name, marks=SLOW) for name in jobs.ALGORITHMS if name != "PDSCA"],
-)
+@pytest.mark.parametrize("algorithm", quick([name for name in jobs.ALGORITHMS if name != "PDSCA"], "SONEX"))
 def test_two_processes_are_one(algorithm):
     job = {**WIDE, "algorithm": algorithm, "dropout": 0.0}
     assert_same(run({**job, "divided": True}, 2), run(job, 1), **CLOSE)
@@ -79,11 +78,7 @@ def test_reduced_precision(precision):
 
 @pytest.mark.parametrize(
     ("algorithm", "rows"),
-    [
-        ("ALEXR2", "replicated"),
-        *(pytest.param(name, "sharded", marks=SLOW) for name in ("SONEX", "ALEXR2", "MSVR")),
-        *(pytest.param(name, "replicated", marks=SLOW) for name in ("SONEX", "MSVR")),
-    ],
+    quick(product(["SONEX", "ALEXR2", "MSVR"], ["sharded", "replicated"]), ("ALEXR2", "replicated")),
 )
 def test_resume_is_bit_for_bit(algorithm, rows, tmp_path):
     path = str(tmp_path / "at.ckpt")
@@ -138,9 +133,7 @@ def saved(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(
-    ("which", "size"), [(1, 2), *(pytest.param(*both, marks=SLOW) for both in ((0, 1), (1, 1), (0, 2)))]
-)
+@pytest.mark.parametrize(("which", "size"), quick(product([0, 1], [1, 2]), (1, 2)))
 def test_a_missing_part_is_named_by_all(which, size, saved, tmp_path):
     path = copied(saved, tmp_path)
     jobs.rows_files(str(path))[which].unlink()

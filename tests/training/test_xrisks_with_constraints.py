@@ -31,7 +31,7 @@ CAP = 0.1
 
 @pytest.mark.parametrize(
     ("objective", "batches"),
-    [(NDCG, QuerySampling(4, 2, 2)), (AveragePrecision, BalancedSampling(32))],
+    [(NDCG, QuerySampling(4, 2, 2)), pytest.param(AveragePrecision, BalancedSampling(32), marks=pytest.mark.slow)],
     ids=["ndcg", "average precision"],
 )
 @pytest.mark.filterwarnings("ignore:The number of training batches")
