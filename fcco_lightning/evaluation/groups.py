@@ -1,20 +1,28 @@
 """Figures of the groups of a split, above all of the worst ones."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, Tally, shown_split, written
-from fcco_lightning.evaluation.metrics.group_accuracy import cvar, cvar_weights, worst_fraction, worst_group
+from fcco_lightning.evaluation.base import Evaluation, Tally, correct_and_loss, require_columns, shown_split, written
+from fcco_lightning.evaluation.metrics.group_accuracy import (
+    cvar,
+    cvar_weights,
+    group_sums,
+    worst_fraction,
+    worst_group,
+)
 from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.tally import GroupTally, sums_by_group
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.state.processes import Processes
 
 
 class GroupEvaluation(Evaluation):
@@ -56,11 +64,11 @@ class GroupEvaluation(Evaluation):
         self.pooled = pooled
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        return self._figures(sums_by_group(outputs, batch))
+        return self._figures(_sums_by_group(outputs, batch))
 
     def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
         """Return what counts all of the figures, exactly."""
-        return GroupTally(self._figures)
+        return _GroupTally(self._figures)
 
     def _figures(self, sums: Tensor) -> dict[str, float]:
         numbers, (sizes, correct, losses) = _present(sums)
@@ -83,7 +91,7 @@ class GroupEvaluation(Evaluation):
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return ``groups``: number, name, size, accuracy, loss and weight of each present group, the worst first."""
-        numbers, (sizes, correct, losses) = _present(sums_by_group(outputs, batch))
+        numbers, (sizes, correct, losses) = _present(_sums_by_group(outputs, batch))
         columns = {
             "group": numbers,
             "name": [self.group_name(number) for number in numbers.tolist()],
@@ -104,8 +112,39 @@ class GroupEvaluation(Evaluation):
         return written(*paths)
 
 
+class _GroupTally(Tally):
+    """Counts sums by group, shape (G, 3), of which ``compute`` makes figures."""
+
+    def __init__(self, compute: Callable[[Tensor], dict[str, float]]) -> None:
+        self._compute = compute
+        self.sums = torch.zeros(1, 3, dtype=torch.float64)
+
+    def update(self, outputs: Tensor, batch: Columns) -> None:
+        counted = _sums_by_group(outputs, batch)
+        self.sums = self._padded(len(counted)).to(counted.device)
+        self.sums[: len(counted)] += counted
+
+    def figures(self, processes: Processes) -> dict[str, float]:
+        self.sums = self._padded(max(processes.everyone(len(self.sums))))
+        return self._compute(processes.sum_(self.sums))
+
+    def _padded(self, groups: int) -> Tensor:
+        return pad(self.sums, (0, 0, 0, max(0, groups - len(self.sums))))
+
+
+def _sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:
+    """Size, correct classifications and sum of the losses of every group up to the highest one, (G, 3), float64."""
+    require_columns(batch, "y", "group", figures="figures by group")
+    correct, losses = correct_and_loss(outputs, batch["y"])
+    group = batch["group"]
+    size = max(1, int(group.max()) + 1) if len(group) else 1
+    of_losses, sizes = group_sums(losses, group, size)
+    of_correct, _ = group_sums(correct, group, size)
+    return torch.stack([sizes.double(), of_correct, of_losses], dim=1)
+
+
 def _present(sums: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The numbers of the groups that a split has, and of these the columns of ``sums_by_group``."""
+    """The numbers of the groups that a split has, and of these the columns of :func:`_sums_by_group`."""
     present = sums[:, 0].nonzero().squeeze(1)
     if len(present) == 0:
         raise DataError("figures by group need at least one sample, got none. Is the split empty?")
