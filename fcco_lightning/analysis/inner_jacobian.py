@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,16 +126,14 @@ def column_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 class _Sums:
-    """Sums over samples of the n k inner values and their gradients by d parameters."""
+    """Sums over samples of the n k inner values and their gradients by d parameters, and behind them those of g_0."""
 
     def __init__(self, functions: InnerFunctions, n: int, k: int, d: int) -> None:
         self.functions, self.n, self.k = functions, n, k
         self.weights = list(functions.trainable().values())
         dtype = torch.promote_types(self.weights[0].dtype, torch.float32)
-        self.rows = torch.zeros(n * k, d, dtype=dtype)
-        self.counts, self.values = torch.zeros(2, n * k, dtype=torch.float64)
-        self.samples, self.direct = torch.zeros(2, 1, dtype=torch.float64)
-        self.direct_gradient = torch.zeros(d, dtype=torch.float64)
+        self.rows = torch.zeros(n * k + 1, d, dtype=dtype)
+        self.counts, self.values = torch.zeros(2, n * k + 1, dtype=torch.float64)
 
     def add(self, part: Columns) -> None:
         """Add the samples of one group.
@@ -148,20 +146,15 @@ class _Sums:
         assert rows is not None  # noqa: S101 - a group objective
         if not bool(rows.values.isfinite().all()):
             objective.check(outputs, part)
-        for cell, count, mean in _means(objective, outputs, part, rows):
+        of_all = -1, len(part["group"]), torch.zeros(()) if direct is None else direct
+        for cell, count, mean in (*_means(objective, part, rows), of_all):
             self.counts[cell] += count
             self.values[cell] += count * mean.item()
             self.rows[cell].add_(gradient(mean, self.weights).to(self.rows), alpha=count)
-        size = len(part["group"])
-        self.samples += size
-        if direct is not None:
-            self.direct += size * direct.item()
-            self.direct_gradient.add_(gradient(direct, self.weights), alpha=size)
 
     def mean(self, processes: Processes) -> Jacobian:
         """Add up the sums of all processes and divide by the numbers of samples."""
-        sums = (self.counts, self.values, self.samples, self.direct, self.direct_gradient)
-        for total in (*sums, *self.rows) if processes.size > 1 else ():
+        for total in (self.counts, self.values, *self.rows) if processes.size > 1 else ():
             total.copy_(processes.sum_(total.to(self.weights[0].device)))
         if not self.counts.all():
             row, column = divmod(int(self.counts.argmin()), self.k)
@@ -174,13 +167,9 @@ class _Sums:
             raise NonFiniteError(
                 "inner values or their gradients are not finite: the weights diverged, or x holds NaN."
             )
-        return Jacobian(
-            (self.values / self.counts).view(self.n, self.k),
-            self.rows.div_(self.counts.to(self.rows.dtype).unsqueeze(1)),
-            float(self.direct / self.samples),
-            self.direct_gradient / self.samples,
-            sum(p.numel() for name, p in self.functions.trainable().items() if name.startswith("network.")),
-        )
+        values, rows = self.values / self.counts, self.rows.div_(self.counts.to(self.rows.dtype).unsqueeze(1))
+        of_network = sum(p.numel() for name, p in self.functions.trainable().items() if name.startswith("network."))
+        return Jacobian(values[:-1].view(self.n, self.k), rows[:-1], float(values[-1]), rows[-1].double(), of_network)
 
 
 def _by_group(batch: Columns) -> Iterator[Columns]:
@@ -193,20 +182,15 @@ def _by_group(batch: Columns) -> Iterator[Columns]:
         yield {name: values.index_select(0, chosen) for name, values in batch.items()}
 
 
-def _means(objective: Objective, outputs: Any, part: Columns, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
-    """Compute g over samples of one group: ``(row k + column, number of samples, mean)`` of each of its entries."""
+def _means(objective: Objective, part: Columns, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
+    """Of samples of one group, ``(row k + column, number of samples, mean)`` of each entry of g that they are about."""
     group, k = int(part["group"][0]), objective.width
     if not isinstance(objective, MultiTaskGroupDRO):
         yield group, len(part["group"]), rows.values[rows.weight != 0][0, 0]
         return
-    losses = objective.loss(outputs, part)
-    if losses.dim() == 2:
-        for task, column in enumerate(losses.unbind(1)):
-            yield task * k + group, len(column), column.mean()
-        return
-    for task in torch.unique(part["task"]).tolist():
-        losses_of_task = losses[part["task"] == task]
-        yield task * k + group, len(losses_of_task), losses_of_task.mean()
+    for task, members in enumerate(objective.subsets(part) or ()):
+        if count := int(members[group].sum()):
+            yield task * k + group, count, rows.values[task, group]
 
 
 # ------------------------------------------------------------------------ gradients of which nothing stays behind
@@ -237,8 +221,7 @@ def gradients(number: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def gradient(number: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     """The same as one vector, float64, on the CPU; zeros where the scalar does not depend on a tensor."""
-    found = gradients(number, tensors) or [torch.zeros_like(t) for t in tensors]
-    return flat(found)
+    return flat(gradients(number, tensors) or [torch.zeros_like(t) for t in tensors])
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
