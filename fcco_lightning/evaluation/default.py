@@ -7,9 +7,9 @@ from typing import Any
 from fcco_lightning import objectives
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.classes import ClassEvaluation, NeighbourEvaluation, TaskEvaluation
+from fcco_lightning.evaluation.classes import ClassEvaluation, NeighbourEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
-from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.groups import GroupEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.numbers import NumberEvaluation, ValueEvaluation
 from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation

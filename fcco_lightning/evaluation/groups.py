@@ -1,4 +1,4 @@
-"""Figures of the groups of a split, above all of the worst ones."""
+"""Figures of the groups of a split, above all of the worst ones, of one task or of several."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -110,6 +110,44 @@ class GroupEvaluation(Evaluation):
             groups, average = self.details(*final[split])["groups"], self(*final[split])["accuracy"]
             paths.append(plot_groups(groups, folder / "groups.png", average=average, split=split))
         return written(*paths)
+
+
+class TaskEvaluation(Evaluation):
+    r"""Accuracy and loss of T binary tasks in groups of samples.
+
+    The outputs are one score per task, shape (n, T); the column ``y`` (n, T) contains the labels 0 and 1, the column
+    ``group`` (n,) the groups.  Let a_tg and L_tg be the accuracy and the mean logistic loss (nats) of task t in group
+    g.  A group that the split lacks counts nowhere.
+
+    - ``accuracy``, ``loss``: the means over samples and tasks;
+    - ``worst_accuracy``: min over tasks and groups of a_tg;
+    - ``worst_group_accuracy``: the mean over tasks of min_g a_tg;
+    - ``worst_group_loss``: the mean over tasks of max_g L_tg, which is the multi-task objective;
+    - ``task_accuracy/T``: min_g a_tg of each task.
+    """
+
+    bar = ("accuracy", "worst_group_accuracy")
+    merit = "worst_group_accuracy"
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        require_columns(batch, "y", "group", figures="figures by task")
+        y, group = batch["y"], batch["group"]
+        if outputs.dim() != 2 or y.shape != outputs.shape:
+            raise DataError(
+                f"figures by task need outputs and y of one shape (n, T), got {tuple(outputs.shape)} and "
+                f"{tuple(y.shape)}. Use another evaluation (--model.evaluation)."
+            )
+        pairs = zip(outputs.unbind(1), y.unbind(1), strict=True)
+        tasks = [_present(_sums_by_group(scores, {"y": labels, "group": group}))[1] for scores, labels in pairs]
+        sizes, correct, losses = (torch.stack(sums) for sums in zip(*tasks, strict=True))
+        lowest = (correct / sizes).amin(1)
+        return {
+            "accuracy": float(correct.sum() / sizes.sum()),
+            "worst_accuracy": float(lowest.min()),
+            "worst_group_accuracy": float(lowest.mean()),
+            "loss": float(losses.sum() / sizes.sum()),
+            "worst_group_loss": float((losses / sizes).amax(1).mean()),
+        } | {f"task_accuracy/{t}": a for t, a in enumerate(lowest.tolist())}
 
 
 class _GroupTally(Tally):
