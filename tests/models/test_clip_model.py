@@ -416,12 +416,6 @@ def test_learning_rates_fall_from_the_top(small, form, expected):
     assert all(p.ndim > 1 for group in groups if group.decay for p in group.params)
 
 
-def test_frozen_parameters_are_in_no_group(small):
-    model = small(freeze_image=True, layer_decay=0.5)
-    grouped = {id(p) for group in model.parameter_groups() for p in group.params}
-    assert grouped == {id(p) for p in model.parameters() if p.requires_grad}
-
-
 @pytest.mark.parametrize("form", ["plain", "custom_text"])
 def test_checkpointing_gives_the_same_gradients(small, form):
     plain = small(form)
