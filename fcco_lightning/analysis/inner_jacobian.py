@@ -11,8 +11,7 @@ from fcco_lightning.checks import positive
 from fcco_lightning.engine import InnerFunctions, outputs_of_columns
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives import GroupObjective, MultiTaskGroupDRO, Objective
-from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.objectives import GroupObjective, MultiTaskGroupDRO
 from fcco_lightning.state.processes import Processes
 
 MAX_VALUES = 2e9
@@ -63,14 +62,24 @@ def jacobian(
         NonFiniteError: if a value or a gradient is NaN or infinite.
     """
     processes = processes or Processes()
-    size = required_size(functions, max_values)
+    n, k, d = required_size(functions, max_values)
+    weights = list(functions.trainable().values())
     with undisturbed(functions):  # also around the sums: made in Lightning's inference mode they could not be added to
-        sums = _Sums(functions, *size)
+        # of the n k entries of g, and behind them of g_0
+        counts, values = torch.zeros(2, n * k + 1, dtype=torch.float64)
+        rows = torch.zeros(n * k + 1, d, dtype=torch.promote_types(weights[0].dtype, torch.float32))
         with processes.together():
-            for batch in batches:
-                for part in _by_group(batch):
-                    sums.add(part)
-        return sums.mean(processes)
+            for part in (part for batch in batches for part in _by_group(batch)):
+                for cell, count, mean in _means(functions, part):
+                    counts[cell] += count
+                    values[cell] += count * mean.item()
+                    rows[cell].add_(gradient(mean, weights).to(rows), alpha=count)
+        for total in (counts, values, *rows) if processes.size > 1 else ():
+            total.copy_(processes.sum_(total.to(weights[0].device)))
+    _require_all(counts, values, rows, k)
+    values, rows = values / counts, rows.div_(counts.to(rows.dtype).unsqueeze(1))
+    of_network = sum(p.numel() for name, p in functions.trainable().items() if name.startswith("network."))
+    return Jacobian(values[:-1].view(n, k), rows[:-1], float(values[-1]), rows[-1].double(), of_network)
 
 
 def required_size(functions: InnerFunctions, max_values: float = MAX_VALUES) -> tuple[int, int, int]:
@@ -125,51 +134,17 @@ def column_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield slice(start, start + size), rows[:, start : start + size].double()
 
 
-class _Sums:
-    """Sums over samples of the n k inner values and their gradients by d parameters, and behind them those of g_0."""
-
-    def __init__(self, functions: InnerFunctions, n: int, k: int, d: int) -> None:
-        self.functions, self.n, self.k = functions, n, k
-        self.weights = list(functions.trainable().values())
-        dtype = torch.promote_types(self.weights[0].dtype, torch.float32)
-        self.rows = torch.zeros(n * k + 1, d, dtype=dtype)
-        self.counts, self.values = torch.zeros(2, n * k + 1, dtype=torch.float64)
-
-    def add(self, part: Columns) -> None:
-        """Add the samples of one group.
-
-        Raises:
-            DataError: if a column is missing or wrong.
-        """
-        objective, outputs = self.functions.objective, outputs_of_columns(self.functions.network, part)
-        direct, rows = objective.measure(outputs, part)
-        assert rows is not None  # noqa: S101 - a group objective
-        if not bool(rows.values.isfinite().all()):
-            objective.check(outputs, part)
-        of_all = -1, len(part["group"]), torch.zeros(()) if direct is None else direct
-        for cell, count, mean in (*_means(objective, part, rows), of_all):
-            self.counts[cell] += count
-            self.values[cell] += count * mean.item()
-            self.rows[cell].add_(gradient(mean, self.weights).to(self.rows), alpha=count)
-
-    def mean(self, processes: Processes) -> Jacobian:
-        """Add up the sums of all processes and divide by the numbers of samples."""
-        for total in (self.counts, self.values, *self.rows) if processes.size > 1 else ():
-            total.copy_(processes.sum_(total.to(self.weights[0].device)))
-        if not self.counts.all():
-            row, column = divmod(int(self.counts.argmin()), self.k)
-            entry = f" (entry {column})" if self.k > 1 else ""
-            raise DataError(
-                f"inner function {row}{entry} has no sample, diagnostics need all {self.n}. Use a split that holds "
-                "every group."
-            )
-        if not bool(torch.isfinite(self.values).all() and torch.isfinite(self.rows).all()):
-            raise NonFiniteError(
-                "inner values or their gradients are not finite: the weights diverged, or x holds NaN."
-            )
-        values, rows = self.values / self.counts, self.rows.div_(self.counts.to(self.rows.dtype).unsqueeze(1))
-        of_network = sum(p.numel() for name, p in self.functions.trainable().items() if name.startswith("network."))
-        return Jacobian(values[:-1].view(self.n, self.k), rows[:-1], float(values[-1]), rows[-1].double(), of_network)
+def _require_all(counts: Tensor, values: Tensor, rows: Tensor, k: int) -> None:
+    """Raise unless every entry of g, which has width k, has samples, and all values are finite."""
+    if not counts.all():
+        row, column = divmod(int(counts.argmin()), k)
+        entry = f" (entry {column})" if k > 1 else ""
+        raise DataError(
+            f"inner function {row}{entry} has no sample, diagnostics need all {(len(counts) - 1) // k}. Use a split that "
+            "holds every group."
+        )
+    if not bool(values.isfinite().all() and rows.isfinite().all()):
+        raise NonFiniteError("inner values or their gradients are not finite: the weights diverged, or x holds NaN.")
 
 
 def _by_group(batch: Columns) -> Iterator[Columns]:
@@ -182,15 +157,25 @@ def _by_group(batch: Columns) -> Iterator[Columns]:
         yield {name: values.index_select(0, chosen) for name, values in batch.items()}
 
 
-def _means(objective: Objective, part: Columns, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
-    """Of samples of one group, ``(row k + column, number of samples, mean)`` of each entry of g that they are about."""
-    group, k = int(part["group"][0]), objective.width
+def _means(functions: InnerFunctions, part: Columns) -> Iterator[tuple[int, int, Tensor]]:
+    """Of samples of one group, ``(row k + column, number of samples, mean)`` of each entry of g, and of g_0 as -1.
+
+    Raises:
+        DataError: if a column is missing or wrong.
+    """
+    objective, outputs = functions.objective, outputs_of_columns(functions.network, part)
+    direct, rows = objective.measure(outputs, part)
+    assert rows is not None  # noqa: S101 - a group objective
+    if not bool(rows.values.isfinite().all()):
+        objective.check(outputs, part)
+    group, size = int(part["group"][0]), len(part["group"])
+    yield -1, size, torch.zeros(()) if direct is None else direct
     if not isinstance(objective, MultiTaskGroupDRO):
-        yield group, len(part["group"]), rows.values[rows.weight != 0][0, 0]
+        yield group, size, rows.values[rows.weight != 0][0, 0]
         return
     for task, members in enumerate(objective.subsets(part) or ()):
         if count := int(members[group].sum()):
-            yield task * k + group, count, rows.values[task, group]
+            yield task * objective.width + group, count, rows.values[task, group]
 
 
 # ------------------------------------------------------------------------ gradients of which nothing stays behind
