@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -69,7 +70,7 @@ def jacobian(
         counts, values = torch.zeros(2, n * k + 1, dtype=torch.float64)
         rows = torch.zeros(n * k + 1, d, dtype=torch.promote_types(weights[0].dtype, torch.float32))
         with processes.together():
-            for part in (part for batch in batches for part in _by_group(batch)):
+            for part in chain.from_iterable(map(_by_group, batches)):
                 for cell, count, mean in _means(functions, part):
                     counts[cell] += count
                     values[cell] += count * mean.item()
@@ -140,8 +141,8 @@ def _require_all(counts: Tensor, values: Tensor, rows: Tensor, k: int) -> None:
         row, column = divmod(int(counts.argmin()), k)
         entry = f" (entry {column})" if k > 1 else ""
         raise DataError(
-            f"inner function {row}{entry} has no sample, diagnostics need all {(len(counts) - 1) // k}. Use a split that "
-            "holds every group."
+            f"inner function {row}{entry} has no sample, diagnostics need all {(len(counts) - 1) // k}. Use a split "
+            "that holds every group."
         )
     if not bool(values.isfinite().all() and rows.isfinite().all()):
         raise NonFiniteError("inner values or their gradients are not finite: the weights diverged, or x holds NaN.")
