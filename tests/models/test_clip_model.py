@@ -2,6 +2,7 @@ import copy
 import json
 import pickle
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -313,7 +314,7 @@ def names_of(moved):
 
 
 @pytest.mark.parametrize("form", ["plain", "custom_text"])
-@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("blocks", [1, 2, 3])
 def test_partly_frozen_as_open_clip_locks(small, form, blocks):
     ours = small(form, freeze_image=blocks, freeze_text=blocks) if blocks == 1 else small(form, freeze_image=blocks)
     theirs = small(form).model
@@ -356,12 +357,6 @@ def test_frozen_towers_build_no_graph(small):
 def test_rejects(small, arguments, message):
     with pytest.raises(ConfigError, match=message):
         small(**arguments)
-
-
-def test_as_many_blocks_as_the_tower_has_leave_its_embeddings_frozen(small):
-    frozen = {n for n, p in small(freeze_image=3).model.named_parameters() if not p.requires_grad} - {"logit_scale"}
-    bottom = ("conv1.weight", "class_embedding", "positional_embedding", "ln_pre.weight", "ln_pre.bias")
-    assert frozen == {f"visual.{name}" for name in bottom}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -499,7 +494,7 @@ def test_weights_are_read_without_running_code(small, tmp_path):
 
 def pretend(monkeypatch, folder, download, **settings):
     """Make open_clip take the small file for a "RN50" and its weights for the tag "cc12m"."""
-    content = json.loads((folder / "plain.json").read_text())
+    content = json.loads(Path(config_file(folder)).read_text())
     del content["tokenizer"]
     monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, "RN50", content)
     monkeypatch.setitem(open_clip.pretrained._PRETRAINED["RN50"], "cc12m", {"hf_hub": "some/where/", **settings})
@@ -514,11 +509,10 @@ def test_tags_are_fetched(small, monkeypatch, tmp_path):
     assert loaded.config.mean == (0.1, 0.2, 0.3)
 
 
-def test_no_connection_names_the_way_out(small, monkeypatch, tmp_path):
+def test_no_connection_names_the_way_out(monkeypatch, tmp_path):
     def fail(weights):
         raise ConnectionError("no route")
 
-    small()
     pretend(monkeypatch, tmp_path, fail)
     with pytest.raises(ConfigError, match=r"could not be had \(ConnectionError: no route.*huggingface.co/some/where"):
         CLIPModel("RN50", "cc12m")
@@ -526,8 +520,7 @@ def test_no_connection_names_the_way_out(small, monkeypatch, tmp_path):
         CLIPModel("RN50", "opena")
 
 
-def test_weights_of_another_activation_are_refused(small, monkeypatch, tmp_path):
-    small()
+def test_weights_of_another_activation_are_refused(monkeypatch, tmp_path):
     pretend(monkeypatch, tmp_path, None, quick_gelu=True)
     with pytest.raises(ConfigError, match=r"another activation \(QuickGELU\).*Use name='RN50-quickgelu'"):
         CLIPModel("RN50", "cc12m")
