@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -135,7 +136,7 @@ class RankingEvaluation(Evaluation):
         lists = self._lists(outputs, batch)
         self._warn_of_absent(lists)
         figures = [self._figures(*one) for one in lists]
-        summary = {name: _mean([one[name] for one in figures]) for name in figures[0]}
+        summary = {str(name): float(mean) for name, mean in pd.DataFrame(figures).mean().items()}
         if outputs.dim() == 2 and outputs.shape[1] > 1 and len(lists) <= self.most_labels:
             for t, one in enumerate(figures):
                 summary |= {f"{name}/{self.label_name(t)}": one[name] for name in self.bar}
@@ -151,13 +152,11 @@ class RankingEvaluation(Evaluation):
         lists = self._lists(outputs, batch)
         if len(lists) == 1:
             return {}
-        table: list[dict[str, Any]] = []
-        for t, (scores, y) in enumerate(lists):
-            if _both(y):
-                figures = self._figures(scores, y)
-                row = {"label": self.label_name(t), "samples": len(y), "positives": int(y.sum())}
-                table.append(row | {name: figures[name] for name in ("average_precision", "auc", "partial_auc")})
-        return {"labels": sorted(table, key=lambda row: row["average_precision"])}
+        table = pd.DataFrame([self._figures(*one) for one in lists])[["average_precision", "auc", "partial_auc"]]
+        table.insert(0, "label", [self.label_name(t) for t in range(len(lists))])
+        table.insert(1, "samples", [len(y) for _, y in lists])
+        table.insert(2, "positives", [int(y.sum()) for _, y in lists])
+        return {"labels": table.dropna().sort_values("average_precision", kind="stable").to_dict("records")}
 
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``constraints.png`` and ``ranking.png``, of the test split or else the last one."""
@@ -317,8 +316,3 @@ def _two_groups(batch: Columns) -> bool:
 def _both(values: Tensor) -> bool:
     """Return whether there are two different values: both classes, of labels that are checked to be 0 or 1."""
     return len(torch.unique(values)) == 2
-
-
-def _mean(values: Sequence[float]) -> float:
-    defined = [value for value in values if not math.isnan(value)]
-    return sum(defined) / len(defined) if defined else math.nan
