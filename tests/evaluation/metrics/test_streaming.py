@@ -18,25 +18,17 @@ def counted(*columns, bits=20, chunk=1000):
     return counts
 
 
-def spread(scores):
-    return scores
-
-
-def heavy_tails(scores):
-    return scores**15 * 1e6
-
-
-def far_from_zero(scores):
-    return scores - 1000
-
-
-def all_equal(scores):
-    return torch.full_like(scores, -2.5)
+CHANGES = {
+    "spread": lambda scores: scores,
+    "heavy tails": lambda scores: scores**15 * 1e6,
+    "far from zero": lambda scores: scores - 1000,
+    "all equal": lambda scores: torch.full_like(scores, -2.5),
+}
 
 
 @pytest.mark.parametrize("bits", [10, 16])
 @pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
-@pytest.mark.parametrize("change", [spread, heavy_tails, far_from_zero, all_equal])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_the_exact_figures_lie_within_the_error(change, ties, bits):
     scores, labels, groups = sample(400, seed=3, ties=ties)
     scores = change(scores)
