@@ -68,7 +68,7 @@ class GroupEvaluation(Evaluation):
 
     def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
         """Return what counts all of the figures, exactly."""
-        return _GroupTally(self._figures)
+        return GroupTally(self._figures)
 
     def _figures(self, sums: Tensor) -> dict[str, float]:
         numbers, (sizes, correct, losses) = _present(sums)
@@ -150,8 +150,13 @@ class TaskEvaluation(Evaluation):
         } | {f"task_accuracy/{t}": a for t, a in enumerate(lowest.tolist())}
 
 
-class _GroupTally(Tally):
-    """Counts sums by group, shape (G, 3), of which ``compute`` makes figures."""
+class GroupTally(Tally):
+    """Figures of groups, from their sizes, correct classifications and losses.
+
+    Args:
+        compute: The figures from these sums, shape (G, 3), float64, a row for every group 0, 1, ... up to the highest
+            one that was counted.
+    """
 
     def __init__(self, compute: Callable[[Tensor], dict[str, float]]) -> None:
         self._compute = compute

@@ -68,7 +68,7 @@ class BinaryEvaluation(Evaluation):
 
     def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
         """Return what counts all of the figures, those of the ROC curve with a bound of their error."""
-        return _ScoreTally(self.num_thresholds)
+        return ScoreTally(self.num_thresholds, with_range=True)
 
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""
@@ -145,7 +145,7 @@ class RankingEvaluation(Evaluation):
     def tally(self, outputs: Tensor) -> Tally | None:
         """Return what counts all figures of a single label but the partial areas, with bounds of their errors."""
         several = outputs.dim() == 2 and outputs.shape[1] > 1
-        return None if several or self.missing is not None else _ScoreTally(top=self.top)
+        return None if several or self.missing is not None else ScoreTally(top=self.top, with_precision=True)
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return, of several labels, ``labels``: name, numbers of samples and positives, and figures of each."""
@@ -253,11 +253,26 @@ class BagEvaluation(Evaluation):
         return scores, {"y": bags.labels(batch, self)}
 
 
-class _ScoreTally(Tally):
-    """Counts scores for the figures of :class:`BinaryEvaluation`; without thresholds, of :class:`RankingEvaluation`."""
+class ScoreTally(Tally):
+    """Figures of two classes that are ranked by one score: area, average precision, gap, and head of the list.
 
-    def __init__(self, num_thresholds: int | None = None, top: Sequence[int] = ()) -> None:
+    Args:
+        num_thresholds: The number of quantiles at which the gap between two groups is taken, >= 1; None for no gap.
+        top: The lengths k of the head of the list.
+        with_range: Whether the range of the scores is a figure.
+        with_precision: Whether the average precision is one.
+    """
+
+    def __init__(
+        self,
+        num_thresholds: int | None = None,
+        top: Sequence[int] = (),
+        *,
+        with_range: bool = False,
+        with_precision: bool = False,
+    ) -> None:
         self.num_thresholds, self.top = num_thresholds, top
+        self.with_range, self.with_precision = with_range, with_precision
         self._counts = ScoreCounts()
         self._groups: set[int] = set()  # up to three of their numbers: then there are not two
         self._low, self._high = math.inf, -math.inf
@@ -269,8 +284,9 @@ class _ScoreTally(Tally):
         if groups is not None:
             self._groups |= set(torch.unique(groups)[:3].tolist())
         self._counts.update(scores, batch["y"], groups if self._groups <= {0, 1} else None)
-        low, high = torch.stack(scores.aminmax()).tolist()
-        self._low, self._high = min(self._low, low), max(self._high, high)
+        if self.with_range:
+            low, high = torch.stack(scores.aminmax()).tolist()
+            self._low, self._high = min(self._low, low), max(self._high, high)
 
     def figures(self, processes: Processes) -> dict[str, float]:
         self._counts.sum_(processes)
@@ -278,16 +294,16 @@ class _ScoreTally(Tally):
         found = self._bounded(set().union(*groups))
         figures = {name: one.value for name, one in found.items()}
         figures |= {f"{name}_error": one.error for name, one in found.items()}
-        return figures if self.num_thresholds is None else figures | {"score_min": min(lows), "score_max": max(highs)}
+        return figures | ({"score_min": min(lows), "score_max": max(highs)} if self.with_range else {})
 
     def _bounded(self, groups: set[int]) -> dict[str, Bounded]:
         """The figures with bounds of their errors; NaN where a class is absent."""
         counts, sizes, unknown = self._counts, self._counts.counts.sum(2), Bounded(math.nan, math.nan)
         both = bool(sizes.sum(0).all())
         found = {"auc": counts.auc() if both else unknown}
-        if self.num_thresholds is None:
+        if self.with_precision:
             found["average_precision"] = counts.average_precision() if both else unknown
-        elif len(groups) == 2:
+        if self.num_thresholds is not None and len(groups) == 2:
             known = groups == {0, 1} and bool(sizes.all())
             found["roc_gap"] = counts.roc_gap(self.num_thresholds) if known else unknown
         for k in self.top:
