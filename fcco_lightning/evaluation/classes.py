@@ -74,10 +74,9 @@ class NeighbourEvaluation(Evaluation):
         points = normalize(outputs.float(), dim=1) if cosine else outputs.float()
         names, y = torch.unique(batch["y"].long(), return_inverse=True)
         correct = 0
-        for start in range(0, len(points), _AT_ONCE):
-            rows = torch.arange(start, min(start + _AT_ONCE, len(points)), device=points.device)
+        for rows in torch.split(torch.arange(len(points), device=points.device), _AT_ONCE):
             closeness = points[rows] @ points.T if cosine else -torch.cdist(points[rows], points)
-            closeness[rows - start, rows] = -torch.inf
+            closeness[rows - rows[0], rows] = -torch.inf
             nearest = closeness.topk(min(self.k, len(points) - 1), dim=1).indices
             votes = one_hot(y[nearest], len(names)).sum(1)
             correct += int((votes.argmax(1) == y[rows]).sum())
