@@ -65,7 +65,7 @@ def jacobian(
     processes = processes or Processes()
     n, k, d = required_size(functions, max_values)
     weights = list(functions.trainable().values())
-    with undisturbed(functions):  # also around the sums: made in Lightning's inference mode they could not be added to
+    with undisturbed(functions):  # also around the sums: nothing can be done with what Lightning's inference mode makes
         # of the n k entries of g, and behind them of g_0
         counts, values = torch.zeros(2, n * k + 1, dtype=torch.float64)
         rows = torch.zeros(n * k + 1, d, dtype=torch.promote_types(weights[0].dtype, torch.float32))
@@ -77,10 +77,10 @@ def jacobian(
                     rows[cell].add_(gradient(mean, weights).to(rows), alpha=count)
         for total in (counts, values, *rows) if processes.size > 1 else ():
             total.copy_(processes.sum_(total.to(weights[0].device)))
-    _require_all(counts, values, rows, k)
-    values, rows = values / counts, rows.div_(counts.to(rows.dtype).unsqueeze(1))
-    of_network = sum(p.numel() for name, p in functions.trainable().items() if name.startswith("network."))
-    return Jacobian(values[:-1].view(n, k), rows[:-1], float(values[-1]), rows[-1].double(), of_network)
+        _require_all(counts, values, rows, k)
+        values, rows = values / counts, rows.div_(counts.to(rows.dtype).unsqueeze(1))
+        of_network = sum(p.numel() for name, p in functions.trainable().items() if name.startswith("network."))
+        return Jacobian(values[:-1].view(n, k), rows[:-1], float(values[-1]), rows[-1].double(), of_network)
 
 
 def required_size(functions: InnerFunctions, max_values: float = MAX_VALUES) -> tuple[int, int, int]:
