@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +12,7 @@ from fcco_lightning.checks import positive
 from fcco_lightning.engine import InnerFunctions, outputs_of_columns
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives import GroupObjective, MultiTaskGroupDRO, Objective
-from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.objectives import GroupObjective, MultiTaskGroupDRO
 from fcco_lightning.state.processes import Processes
 
 MAX_VALUES = 2e9
@@ -63,14 +63,24 @@ def jacobian(
         NonFiniteError: if a value or a gradient is NaN or infinite.
     """
     processes = processes or Processes()
-    size = required_size(functions, max_values)
-    with undisturbed(functions):  # also around the sums: made in Lightning's inference mode they could not be added to
-        sums = _Sums(functions, *size)
+    n, k, d = required_size(functions, max_values)
+    weights = list(functions.trainable().values())
+    with undisturbed(functions):  # also around the sums: nothing can be done with what Lightning's inference mode makes
+        # of the n k entries of g, and behind them of g_0
+        counts, values = torch.zeros(2, n * k + 1, dtype=torch.float64)
+        rows = torch.zeros(n * k + 1, d, dtype=torch.promote_types(weights[0].dtype, torch.float32))
         with processes.together():
-            for batch in batches:
-                for part in _by_group(batch):
-                    sums.add(part)
-        return sums.mean(processes)
+            for part in chain.from_iterable(map(_by_group, batches)):
+                for cell, count, mean in _means(functions, part):
+                    counts[cell] += count
+                    values[cell] += count * mean.item()
+                    rows[cell].add_(gradient(mean, weights).to(rows), alpha=count)
+        for total in (counts, values, *rows) if processes.size > 1 else ():
+            total.copy_(processes.sum_(total.to(weights[0].device)))
+        _require_all(counts, values, rows, k)
+        values, rows = values / counts, rows.div_(counts.to(rows.dtype).unsqueeze(1))
+        of_network = sum(p.numel() for name, p in functions.trainable().items() if name.startswith("network."))
+        return Jacobian(values[:-1].view(n, k), rows[:-1], float(values[-1]), rows[-1].double(), of_network)
 
 
 def required_size(functions: InnerFunctions, max_values: float = MAX_VALUES) -> tuple[int, int, int]:
@@ -125,62 +135,17 @@ def column_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield slice(start, start + size), rows[:, start : start + size].double()
 
 
-class _Sums:
-    """Sums over samples of the n k inner values and their gradients by d parameters."""
-
-    def __init__(self, functions: InnerFunctions, n: int, k: int, d: int) -> None:
-        self.functions, self.n, self.k = functions, n, k
-        self.weights = list(functions.trainable().values())
-        dtype = torch.promote_types(self.weights[0].dtype, torch.float32)
-        self.rows = torch.zeros(n * k, d, dtype=dtype)
-        self.counts, self.values = torch.zeros(2, n * k, dtype=torch.float64)
-        self.samples, self.direct = torch.zeros(2, 1, dtype=torch.float64)
-        self.direct_gradient = torch.zeros(d, dtype=torch.float64)
-
-    def add(self, part: Columns) -> None:
-        """Add the samples of one group.
-
-        Raises:
-            DataError: if a column is missing or wrong.
-        """
-        objective, outputs = self.functions.objective, outputs_of_columns(self.functions.network, part)
-        direct, rows = objective.measure(outputs, part)
-        assert rows is not None  # noqa: S101 - a group objective
-        if not bool(rows.values.isfinite().all()):
-            objective.check(outputs, part)
-        for cell, count, mean in _means(objective, outputs, part, rows):
-            self.counts[cell] += count
-            self.values[cell] += count * mean.item()
-            self.rows[cell].add_(gradient(mean, self.weights).to(self.rows), alpha=count)
-        size = len(part["group"])
-        self.samples += size
-        if direct is not None:
-            self.direct += size * direct.item()
-            self.direct_gradient.add_(gradient(direct, self.weights), alpha=size)
-
-    def mean(self, processes: Processes) -> Jacobian:
-        """Add up the sums of all processes and divide by the numbers of samples."""
-        sums = (self.counts, self.values, self.samples, self.direct, self.direct_gradient)
-        for total in (*sums, *self.rows) if processes.size > 1 else ():
-            total.copy_(processes.sum_(total.to(self.weights[0].device)))
-        if not self.counts.all():
-            row, column = divmod(int(self.counts.argmin()), self.k)
-            entry = f" (entry {column})" if self.k > 1 else ""
-            raise DataError(
-                f"inner function {row}{entry} has no sample, diagnostics need all {self.n}. Use a split that holds "
-                "every group."
-            )
-        if not bool(torch.isfinite(self.values).all() and torch.isfinite(self.rows).all()):
-            raise NonFiniteError(
-                "inner values or their gradients are not finite: the weights diverged, or x holds NaN."
-            )
-        return Jacobian(
-            (self.values / self.counts).view(self.n, self.k),
-            self.rows.div_(self.counts.to(self.rows.dtype).unsqueeze(1)),
-            float(self.direct / self.samples),
-            self.direct_gradient / self.samples,
-            sum(p.numel() for name, p in self.functions.trainable().items() if name.startswith("network.")),
+def _require_all(counts: Tensor, values: Tensor, rows: Tensor, k: int) -> None:
+    """Raise unless every entry of g, which has width k, has samples, and all values are finite."""
+    if not counts.all():
+        row, column = divmod(int(counts.argmin()), k)
+        entry = f" (entry {column})" if k > 1 else ""
+        raise DataError(
+            f"inner function {row}{entry} has no sample, diagnostics need all {(len(counts) - 1) // k}. Use a split "
+            "that holds every group."
         )
+    if not bool(values.isfinite().all() and rows.isfinite().all()):
+        raise NonFiniteError("inner values or their gradients are not finite: the weights diverged, or x holds NaN.")
 
 
 def _by_group(batch: Columns) -> Iterator[Columns]:
@@ -193,20 +158,25 @@ def _by_group(batch: Columns) -> Iterator[Columns]:
         yield {name: values.index_select(0, chosen) for name, values in batch.items()}
 
 
-def _means(objective: Objective, outputs: Any, part: Columns, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
-    """Compute g over samples of one group: ``(row k + column, number of samples, mean)`` of each of its entries."""
-    group, k = int(part["group"][0]), objective.width
+def _means(functions: InnerFunctions, part: Columns) -> Iterator[tuple[int, int, Tensor]]:
+    """Of samples of one group, ``(row k + column, number of samples, mean)`` of each entry of g, and of g_0 as -1.
+
+    Raises:
+        DataError: if a column is missing or wrong.
+    """
+    objective, outputs = functions.objective, outputs_of_columns(functions.network, part)
+    direct, rows = objective.measure(outputs, part)
+    assert rows is not None  # noqa: S101 - a group objective
+    if not bool(rows.values.isfinite().all()):
+        objective.check(outputs, part)
+    group, size = int(part["group"][0]), len(part["group"])
+    yield -1, size, torch.zeros(()) if direct is None else direct
     if not isinstance(objective, MultiTaskGroupDRO):
-        yield group, len(part["group"]), rows.values[rows.weight != 0][0, 0]
+        yield group, size, rows.values[rows.weight != 0][0, 0]
         return
-    losses = objective.loss(outputs, part)
-    if losses.dim() == 2:
-        for task, column in enumerate(losses.unbind(1)):
-            yield task * k + group, len(column), column.mean()
-        return
-    for task in torch.unique(part["task"]).tolist():
-        losses_of_task = losses[part["task"] == task]
-        yield task * k + group, len(losses_of_task), losses_of_task.mean()
+    for task, members in enumerate(objective.subsets(part) or ()):
+        if count := int(members[group].sum()):
+            yield task * objective.width + group, count, rows.values[task, group]
 
 
 # ------------------------------------------------------------------------ gradients of which nothing stays behind
@@ -237,8 +207,7 @@ def gradients(number: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def gradient(number: Tensor, tensors: Sequence[Tensor]) -> Tensor:
     """The same as one vector, float64, on the CPU; zeros where the scalar does not depend on a tensor."""
-    found = gradients(number, tensors) or [torch.zeros_like(t) for t in tensors]
-    return flat(found)
+    return flat(gradients(number, tensors) or [torch.zeros_like(t) for t in tensors])
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -173,14 +173,7 @@ def _means(values: Tensor, slopes: Tensor, influence: Tensor, members: Tensor | 
 
 
 def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Tensor) -> _Means | None:
-    """The same for samples in clusters; None if a subset has a single one.
-
-    Args:
-        means: of independent samples.
-        influence: of every sample on each of the k values, shape (k, n).
-        members: which samples are in which subset, shape (subsets, n), bool.
-        codes: the clusters 0..C-1 of the samples, shape (n,).
-    """
+    """The same for samples in the clusters ``codes`` (n,), 0..C-1; None if a subset, (n,) bool, has a single one."""
     shape = int(codes.max()) + 1
     sizes = influence.new_zeros(len(members), shape).index_add(1, codes, members.to(influence))
     numbers = (sizes > 0).sum(1)

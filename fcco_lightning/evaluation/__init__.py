@@ -1,10 +1,10 @@
 """Evaluations: what a run reports of the network's outputs on a whole split."""
 
 from fcco_lightning.evaluation.base import Evaluation, Tally, direction, shown_split
-from fcco_lightning.evaluation.classes import ClassEvaluation, NeighbourEvaluation, TaskEvaluation
+from fcco_lightning.evaluation.classes import ClassEvaluation, NeighbourEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.default import default_evaluation
-from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.groups import GroupEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.numbers import NumberEvaluation, ValueEvaluation
 from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation

@@ -201,16 +201,7 @@ def shown_split(names: Iterable[str]) -> str:
 
 
 def require_columns(batch: Columns, *names: str, figures: str) -> None:
-    """Check that a split has the columns that an evaluation reads.
-
-    Args:
-        batch: The columns of the split.
-        names: The columns that are needed.
-        figures: What is computed from them, for the message.
-
-    Raises:
-        DataError: if a column is missing.
-    """
+    """Raise :class:`DataError` if a split lacks one of the columns of which ``figures`` are computed."""
     for name in names:
         if name not in batch:
             raise DataError(

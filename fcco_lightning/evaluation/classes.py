@@ -1,15 +1,14 @@
-"""Figures of classes: of a classifier, of several binary tasks by group, and of the neighbours of embeddings."""
+"""Figures of classes: of a classifier, and of the neighbours of embeddings."""
 
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
+from torch.nn.functional import normalize, one_hot
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, require_columns
-from fcco_lightning.evaluation.metrics.group_accuracy import group_means
 from fcco_lightning.models.batch import Columns
 
 _AT_ONCE = 1024  # rows of the matrix of similarities that are formed together
@@ -37,49 +36,6 @@ class ClassEvaluation(Evaluation):
             own = outputs.gather(1, batch["y"].unsqueeze(1))
             figures["top5_accuracy"] = (torch.sum(outputs > own, 1) < 5).double().mean().item()
         return figures
-
-
-class TaskEvaluation(Evaluation):
-    r"""Accuracy and loss of T binary tasks in groups of samples.
-
-    The outputs are one score per task, shape (n, T); the column ``y`` (n, T) contains the labels 0 and 1, the column
-    ``group`` (n,) the groups.  Let a_tg and L_tg be the accuracy and the mean logistic loss (nats) of task t in group
-    g.  A group that the split lacks counts nowhere.
-
-    - ``accuracy``, ``loss``: the means over samples and tasks;
-    - ``worst_accuracy``: min over tasks and groups of a_tg;
-    - ``worst_group_accuracy``: the mean over tasks of min_g a_tg;
-    - ``worst_group_loss``: the mean over tasks of max_g L_tg, which is the multi-task objective;
-    - ``task_accuracy/T``: min_g a_tg of each task.
-    """
-
-    bar = ("accuracy", "worst_group_accuracy")
-    merit = "worst_group_accuracy"
-
-    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        require_columns(batch, "y", "group", figures="figures by task")
-        y, scores = batch["y"], outputs.double()
-        if scores.dim() != 2 or y.shape != scores.shape:
-            raise DataError(
-                f"figures by task need outputs and y of one shape (n, T), got {tuple(scores.shape)} and "
-                f"{tuple(y.shape)}. Use another evaluation (--model.evaluation)."
-            )
-        correct = ((scores > 0) == (y == 1)).double()
-        losses = binary_cross_entropy_with_logits(scores, y.double(), reduction="none")
-        size = int(batch["group"].max()) + 1
-        present = torch.bincount(batch["group"], minlength=size) > 0
-        accuracy, loss = (
-            torch.stack([group_means(column, batch["group"], size)[0][present] for column in values.unbind(1)])
-            for values in (correct, losses)
-        )
-        lowest = accuracy.amin(1)
-        return {
-            "accuracy": float(correct.mean()),
-            "worst_accuracy": float(lowest.min()),
-            "worst_group_accuracy": float(lowest.mean()),
-            "loss": float(losses.mean()),
-            "worst_group_loss": float(loss.amax(1).mean()),
-        } | {f"task_accuracy/{t}": a for t, a in enumerate(lowest.tolist())}
 
 
 class NeighbourEvaluation(Evaluation):
@@ -118,10 +74,9 @@ class NeighbourEvaluation(Evaluation):
         points = normalize(outputs.float(), dim=1) if cosine else outputs.float()
         names, y = torch.unique(batch["y"].long(), return_inverse=True)
         correct = 0
-        for start in range(0, len(points), _AT_ONCE):
-            rows = torch.arange(start, min(start + _AT_ONCE, len(points)), device=points.device)
+        for rows in torch.split(torch.arange(len(points), device=points.device), _AT_ONCE):
             closeness = points[rows] @ points.T if cosine else -torch.cdist(points[rows], points)
-            closeness[rows - start, rows] = -torch.inf
+            closeness[rows - rows[0], rows] = -torch.inf
             nearest = closeness.topk(min(self.k, len(points) - 1), dim=1).indices
             votes = one_hot(y[nearest], len(names)).sum(1)
             correct += int((votes.argmax(1) == y[rows]).sum())

@@ -7,9 +7,9 @@ from typing import Any
 from fcco_lightning import objectives
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.base import Evaluation
-from fcco_lightning.evaluation.classes import ClassEvaluation, NeighbourEvaluation, TaskEvaluation
+from fcco_lightning.evaluation.classes import ClassEvaluation, NeighbourEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
-from fcco_lightning.evaluation.groups import GroupEvaluation
+from fcco_lightning.evaluation.groups import GroupEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.numbers import NumberEvaluation, ValueEvaluation
 from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
@@ -51,34 +51,7 @@ def _for(merit: str, evaluation: Evaluation) -> Evaluation:
     return evaluation
 
 
-_BY_TYPE: dict[Any, Callable[[], Evaluation]] = {  # where nothing else of the objective matters
-    Objective: BinaryEvaluation,
-    objectives.GroupObjective: GroupEvaluation,
-    objectives.MultiTaskGroupDRO: TaskEvaluation,
-    objectives.RankingObjective: RankingEvaluation,
-    objectives.AUCMargin: lambda: _for("auc", RankingEvaluation()),
-    objectives.KLPartialAUC: lambda: _for("partial_auc", RankingEvaluation()),
-    objectives.GlobalContrastive: ContinualEvaluation,
-    objectives.InfoNCE: ContinualEvaluation,
-    objectives.LatentVariable: ClassEvaluation,
-    objectives.SampledSoftmax: ClassEvaluation,
-    objectives.ViewContrastive: NeighbourEvaluation,
-    objectives.NeighbourhoodComponents: lambda: NeighbourEvaluation(distance="euclidean"),
-    objectives.ListObjective: RetrievalEvaluation,
-    objectives.CoxPartialLikelihood: SurvivalEvaluation,
-    objectives.SquaredError: NumberEvaluation,
-}
-for _kind, _evaluation in _BY_TYPE.items():
-    default_evaluation.register(_kind, lambda objective, made=_evaluation: made())  # noqa: ARG005
-
-
-@default_evaluation.register
-def _(objective: objectives.RecallAtK) -> Evaluation:
-    return _for(f"recall_at_{objective.k}", RankingEvaluation(top=[objective.k]))
-
-
-@default_evaluation.register
-def _(objective: objectives.CVaRPartialAUC) -> Evaluation:
+def _of_region(objective: objectives.CVaRPartialAUC) -> Evaluation:
     """The same region; where the objective leaves a side open, the usual one."""
     usual = RankingEvaluation()
     max_fpr = objective.max_fpr if objective.max_fpr < 1 else usual.max_fpr
@@ -87,16 +60,27 @@ def _(objective: objectives.CVaRPartialAUC) -> Evaluation:
     return _for(merit, RankingEvaluation(max_fpr, objective.min_tpr or usual.min_tpr))
 
 
-@default_evaluation.register
-def _(objective: objectives.MeanAveragePrecision) -> Evaluation:
-    return RankingEvaluation(missing=objective.missing)
-
-
-@default_evaluation.register
-def _(objective: objectives.MultiInstanceAUC) -> Evaluation:
-    return _for("auc", BagEvaluation(objective.pooling))
-
-
-@default_evaluation.register
-def _(objective: objectives.BellmanResidual) -> Evaluation:
-    return ValueEvaluation(objective.loss.discount)
+_BY_TYPE: dict[Any, Callable[[Any], Evaluation]] = {
+    Objective: lambda _: BinaryEvaluation(),
+    objectives.GroupObjective: lambda _: GroupEvaluation(),
+    objectives.MultiTaskGroupDRO: lambda _: TaskEvaluation(),
+    objectives.RankingObjective: lambda _: RankingEvaluation(),
+    objectives.AUCMargin: lambda _: _for("auc", RankingEvaluation()),
+    objectives.KLPartialAUC: lambda _: _for("partial_auc", RankingEvaluation()),
+    objectives.CVaRPartialAUC: _of_region,
+    objectives.RecallAtK: lambda own: _for(f"recall_at_{own.k}", RankingEvaluation(top=[own.k])),
+    objectives.MeanAveragePrecision: lambda own: RankingEvaluation(missing=own.missing),
+    objectives.MultiInstanceAUC: lambda own: _for("auc", BagEvaluation(own.pooling)),
+    objectives.GlobalContrastive: lambda _: ContinualEvaluation(),
+    objectives.InfoNCE: lambda _: ContinualEvaluation(),
+    objectives.LatentVariable: lambda _: ClassEvaluation(),
+    objectives.SampledSoftmax: lambda _: ClassEvaluation(),
+    objectives.ViewContrastive: lambda _: NeighbourEvaluation(),
+    objectives.NeighbourhoodComponents: lambda _: NeighbourEvaluation(distance="euclidean"),
+    objectives.ListObjective: lambda _: RetrievalEvaluation(),
+    objectives.CoxPartialLikelihood: lambda _: SurvivalEvaluation(),
+    objectives.SquaredError: lambda _: NumberEvaluation(),
+    objectives.BellmanResidual: lambda own: ValueEvaluation(own.loss.discount),
+}
+for _kind, _made in _BY_TYPE.items():
+    default_evaluation.register(_kind, _made)

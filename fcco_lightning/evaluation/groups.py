@@ -1,20 +1,28 @@
-"""Figures of the groups of a split, above all of the worst ones."""
+"""Figures of the groups of a split, above all of the worst ones, of one task or of several."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, Tally, shown_split, written
-from fcco_lightning.evaluation.metrics.group_accuracy import cvar, cvar_weights, worst_fraction, worst_group
+from fcco_lightning.evaluation.base import Evaluation, Tally, correct_and_loss, require_columns, shown_split, written
+from fcco_lightning.evaluation.metrics.group_accuracy import (
+    cvar,
+    cvar_weights,
+    group_sums,
+    worst_fraction,
+    worst_group,
+)
 from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.tally import GroupTally, sums_by_group
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.state.processes import Processes
 
 
 class GroupEvaluation(Evaluation):
@@ -56,7 +64,7 @@ class GroupEvaluation(Evaluation):
         self.pooled = pooled
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        return self._figures(sums_by_group(outputs, batch))
+        return self._figures(_sums_by_group(outputs, batch))
 
     def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
         """Return what counts all of the figures, exactly."""
@@ -83,7 +91,7 @@ class GroupEvaluation(Evaluation):
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return ``groups``: number, name, size, accuracy, loss and weight of each present group, the worst first."""
-        numbers, (sizes, correct, losses) = _present(sums_by_group(outputs, batch))
+        numbers, (sizes, correct, losses) = _present(_sums_by_group(outputs, batch))
         columns = {
             "group": numbers,
             "name": [self.group_name(number) for number in numbers.tolist()],
@@ -104,8 +112,82 @@ class GroupEvaluation(Evaluation):
         return written(*paths)
 
 
+class TaskEvaluation(Evaluation):
+    r"""Accuracy and loss of T binary tasks in groups of samples.
+
+    The outputs are one score per task, shape (n, T); the column ``y`` (n, T) contains the labels 0 and 1, the column
+    ``group`` (n,) the groups.  Let a_tg and L_tg be the accuracy and the mean logistic loss (nats) of task t in group
+    g.  A group that the split lacks counts nowhere.
+
+    - ``accuracy``, ``loss``: the means over samples and tasks;
+    - ``worst_accuracy``: min over tasks and groups of a_tg;
+    - ``worst_group_accuracy``: the mean over tasks of min_g a_tg;
+    - ``worst_group_loss``: the mean over tasks of max_g L_tg, which is the multi-task objective;
+    - ``task_accuracy/T``: min_g a_tg of each task.
+    """
+
+    bar = ("accuracy", "worst_group_accuracy")
+    merit = "worst_group_accuracy"
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        require_columns(batch, "y", "group", figures="figures by task")
+        y, group = batch["y"], batch["group"]
+        if outputs.dim() != 2 or y.shape != outputs.shape:
+            raise DataError(
+                f"figures by task need outputs and y of one shape (n, T), got {tuple(outputs.shape)} and "
+                f"{tuple(y.shape)}. Use another evaluation (--model.evaluation)."
+            )
+        pairs = zip(outputs.unbind(1), y.unbind(1), strict=True)
+        tasks = [_present(_sums_by_group(scores, {"y": labels, "group": group}))[1] for scores, labels in pairs]
+        sizes, correct, losses = (torch.stack(sums) for sums in zip(*tasks, strict=True))
+        lowest = (correct / sizes).amin(1)
+        return {
+            "accuracy": float(correct.sum() / sizes.sum()),
+            "worst_accuracy": float(lowest.min()),
+            "worst_group_accuracy": float(lowest.mean()),
+            "loss": float(losses.sum() / sizes.sum()),
+            "worst_group_loss": float((losses / sizes).amax(1).mean()),
+        } | {f"task_accuracy/{t}": a for t, a in enumerate(lowest.tolist())}
+
+
+class GroupTally(Tally):
+    """Figures of groups, from their sizes, correct classifications and losses.
+
+    Args:
+        compute: The figures from these sums, shape (G, 3), float64, a row for every group 0, 1, ... up to the highest
+            one that was counted.
+    """
+
+    def __init__(self, compute: Callable[[Tensor], dict[str, float]]) -> None:
+        self._compute = compute
+        self.sums = torch.zeros(1, 3, dtype=torch.float64)
+
+    def update(self, outputs: Tensor, batch: Columns) -> None:
+        counted = _sums_by_group(outputs, batch)
+        self.sums = self._padded(len(counted)).to(counted.device)
+        self.sums[: len(counted)] += counted
+
+    def figures(self, processes: Processes) -> dict[str, float]:
+        self.sums = self._padded(max(processes.everyone(len(self.sums))))
+        return self._compute(processes.sum_(self.sums))
+
+    def _padded(self, groups: int) -> Tensor:
+        return pad(self.sums, (0, 0, 0, max(0, groups - len(self.sums))))
+
+
+def _sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:
+    """Size, correct classifications and sum of the losses of every group up to the highest one, (G, 3), float64."""
+    require_columns(batch, "y", "group", figures="figures by group")
+    correct, losses = correct_and_loss(outputs, batch["y"])
+    group = batch["group"]
+    size = max(1, int(group.max()) + 1) if len(group) else 1
+    of_losses, sizes = group_sums(losses, group, size)
+    of_correct, _ = group_sums(correct, group, size)
+    return torch.stack([sizes.double(), of_correct, of_losses], dim=1)
+
+
 def _present(sums: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The numbers of the groups that a split has, and of these the columns of ``sums_by_group``."""
+    """The numbers of the groups that a split has, and of these the columns of :func:`_sums_by_group`."""
     present = sums[:, 0].nonzero().squeeze(1)
     if len(present) == 0:
         raise DataError("figures by group need at least one sample, got none. Is the split empty?")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -12,13 +13,14 @@ from fcco_lightning.checks import at_least, below_one, fraction
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, Tally, require_columns, shown_split, written
 from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, partial_auc, precision_recall_at, roc_gap
+from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
 from fcco_lightning.evaluation.pictures import plot_objective_and_violation, plot_ranking, plot_roc_by_group
 from fcco_lightning.evaluation.pictures.style import History
-from fcco_lightning.evaluation.tally import ScoreTally
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Pooling, binary_scores
 from fcco_lightning.objectives.base import require
 from fcco_lightning.objectives.pooling import bags_of
+from fcco_lightning.state.processes import Processes
 
 _WHOLE_LISTS = ("average_precision", "auc", "partial_auc", "partial_auc_tpr", "two_way_partial_auc")
 
@@ -134,7 +136,7 @@ class RankingEvaluation(Evaluation):
         lists = self._lists(outputs, batch)
         self._warn_of_absent(lists)
         figures = [self._figures(*one) for one in lists]
-        summary = {name: _mean([one[name] for one in figures]) for name in figures[0]}
+        summary = {str(name): float(mean) for name, mean in pd.DataFrame(figures).mean().items()}
         if outputs.dim() == 2 and outputs.shape[1] > 1 and len(lists) <= self.most_labels:
             for t, one in enumerate(figures):
                 summary |= {f"{name}/{self.label_name(t)}": one[name] for name in self.bar}
@@ -150,13 +152,11 @@ class RankingEvaluation(Evaluation):
         lists = self._lists(outputs, batch)
         if len(lists) == 1:
             return {}
-        table: list[dict[str, Any]] = []
-        for t, (scores, y) in enumerate(lists):
-            if _both(y):
-                figures = self._figures(scores, y)
-                row = {"label": self.label_name(t), "samples": len(y), "positives": int(y.sum())}
-                table.append(row | {name: figures[name] for name in ("average_precision", "auc", "partial_auc")})
-        return {"labels": sorted(table, key=lambda row: row["average_precision"])}
+        table = pd.DataFrame([self._figures(*one) for one in lists])[["average_precision", "auc", "partial_auc"]]
+        table.insert(0, "label", [self.label_name(t) for t in range(len(lists))])
+        table.insert(1, "samples", [len(y) for _, y in lists])
+        table.insert(2, "positives", [int(y.sum()) for _, y in lists])
+        return {"labels": table.dropna().sort_values("average_precision", kind="stable").to_dict("records")}
 
     def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
         """Draw ``constraints.png`` and ``ranking.png``, of the test split or else the last one."""
@@ -253,6 +253,64 @@ class BagEvaluation(Evaluation):
         return scores, {"y": bags.labels(batch, self)}
 
 
+class ScoreTally(Tally):
+    """Figures of two classes that are ranked by one score: area, average precision, gap, and head of the list.
+
+    Args:
+        num_thresholds: The number of quantiles at which the gap between two groups is taken, >= 1; None for no gap.
+        top: The lengths k of the head of the list.
+        with_range: Whether the range of the scores is a figure.
+        with_precision: Whether the average precision is one.
+    """
+
+    def __init__(
+        self,
+        num_thresholds: int | None = None,
+        top: Sequence[int] = (),
+        *,
+        with_range: bool = False,
+        with_precision: bool = False,
+    ) -> None:
+        self.num_thresholds, self.top = num_thresholds, top
+        self.with_range, self.with_precision = with_range, with_precision
+        self._counts = ScoreCounts()
+        self._groups: set[int] = set()  # up to three of their numbers: then there are not two
+        self._low, self._high = math.inf, -math.inf
+
+    def update(self, outputs: Tensor, batch: Columns) -> None:
+        require_columns(batch, "y", figures="figures of a ranking")
+        scores = binary_scores(outputs).float()
+        groups = batch.get("group") if self.num_thresholds is not None and len(self._groups) < 3 else None
+        if groups is not None:
+            self._groups |= set(torch.unique(groups)[:3].tolist())
+        self._counts.update(scores, batch["y"], groups if self._groups <= {0, 1} else None)
+        if self.with_range:
+            low, high = torch.stack(scores.aminmax()).tolist()
+            self._low, self._high = min(self._low, low), max(self._high, high)
+
+    def figures(self, processes: Processes) -> dict[str, float]:
+        self._counts.sum_(processes)
+        lows, highs, groups = zip(*processes.everyone((self._low, self._high, self._groups)), strict=True)
+        found = self._bounded(set().union(*groups))
+        figures = {name: one.value for name, one in found.items()}
+        figures |= {f"{name}_error": one.error for name, one in found.items()}
+        return figures | ({"score_min": min(lows), "score_max": max(highs)} if self.with_range else {})
+
+    def _bounded(self, groups: set[int]) -> dict[str, Bounded]:
+        """The figures with bounds of their errors; NaN where a class is absent."""
+        counts, sizes, unknown = self._counts, self._counts.counts.sum(2), Bounded(math.nan, math.nan)
+        both = bool(sizes.sum(0).all())
+        found = {"auc": counts.auc() if both else unknown}
+        if self.with_precision:
+            found["average_precision"] = counts.average_precision() if both else unknown
+        if self.num_thresholds is not None and len(groups) == 2:
+            known = groups == {0, 1} and bool(sizes.all())
+            found["roc_gap"] = counts.roc_gap(self.num_thresholds) if known else unknown
+        for k in self.top:
+            found[f"precision_at_{k}"], found[f"recall_at_{k}"] = counts.head(k) if both else (unknown, unknown)
+        return found
+
+
 def _scores(outputs: Tensor) -> Tensor:
     """Return the scores, shape (n,), float32 or float64."""
     if outputs.dim() == 1 or (outputs.dim() == 2 and outputs.shape[1] == 1):
@@ -275,8 +333,3 @@ def _two_groups(batch: Columns) -> bool:
 def _both(values: Tensor) -> bool:
     """Return whether there are two different values: both classes, of labels that are checked to be 0 or 1."""
     return len(torch.unique(values)) == 2
-
-
-def _mean(values: Sequence[float]) -> float:
-    defined = [value for value in values if not math.isnan(value)]
-    return sum(defined) / len(defined) if defined else math.nan

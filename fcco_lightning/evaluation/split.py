@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -49,7 +50,7 @@ class Collector:
         self._parts: list[tuple[Any, dict[str, Tensor]]] = []
         self._keys: list[Tensor] = []  # hashes of their samples, where not all are kept
         self._tally: Tally | None = None
-        self._seen = self._held = 0
+        self._seen = 0
 
     def add(self, outputs: Any, columns: dict[str, Tensor]) -> None:
         """Add a batch of this process."""
@@ -61,10 +62,10 @@ class Collector:
         size = len(next(iter(columns.values())))
         index = columns.get("index", torch.arange(self._seen, self._seen + size))
         self._keys.append(scattered(index).to(pytree.tree_leaves(outputs)[0].device))
-        self._seen, self._held = self._seen + size, self._held + size
+        self._seen += size
         if self._tally is not None:
             self._tally.update(outputs, columns)
-        if self._held > 2 * self.most:
+        if sum(map(len, self._keys)) > 2 * self.most:
             self._keep(_smallest(torch.cat(self._keys), self.most))
 
     def split(self, processes: Processes) -> Split:
@@ -88,27 +89,15 @@ class Collector:
 
     def _keep(self, last: Tensor) -> None:
         """Let go of the samples with hashes above ``last``."""
-        outputs, columns = joined(self._parts)
         keys = torch.cat(self._keys)
         kept = keys <= last
-
-        def chosen(leaf: Tensor) -> Tensor:
-            return leaf[kept.to(leaf.device)]
-
-        self._parts = [(pytree.tree_map(chosen, outputs), {name: chosen(column) for name, column in columns.items()})]
+        self._parts = [pytree.tree_map(lambda leaf: leaf[kept.to(leaf.device)], joined(self._parts))]
         self._keys = [keys[kept]]
-        self._held = len(self._keys[0])
 
 
 def scattered(index: Tensor) -> Tensor:
-    """Return a hash of whole numbers, different for different ones, as whole numbers without a pattern (int64).
-
-    It is the finalizer of SplitMix64 (Steele et al., 2014), read as a number with a sign.
-    """
-    z = (index.cpu().numpy().astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return torch.from_numpy((z ^ (z >> np.uint64(31))).view(np.int64)).to(index.device)
+    """Return a hash of whole numbers, different for different ones, as whole numbers without a pattern (int64)."""
+    return torch.from_numpy(pd.util.hash_array(index.cpu().numpy()).view(np.int64)).to(index.device)
 
 
 def _smallest(keys: Tensor, count: int) -> Tensor:
@@ -198,15 +187,14 @@ def concatenate(parts: Sequence[tuple[Any, dict[str, Tensor]]], processes: Proce
     """
     with processes.guard():
         require_some(parts)
-        outputs, columns = joined(parts)
-        (leaves, structure), names = pytree.tree_flatten(outputs), list(columns)
-    gathered = processes.gather([*leaves, *columns.values()]).tensors
-    leaves, together = gathered[: len(leaves)], dict(zip(names, gathered[len(leaves) :], strict=True))
-    if processes.size > 1 and "index" in together and torch.unique(together["index"]).numel() < len(leaves[0]):
+        leaves, structure = pytree.tree_flatten(joined(parts))
+    outputs, columns = pytree.tree_unflatten(processes.gather(leaves).tensors, structure)
+    index = columns.get("index")
+    if processes.size > 1 and index is not None and torch.unique(index).numel() < len(index):
         # Lightning's own sampler repeats samples so that all processes have equally many.
-        first = first_occurrences(together["index"])
-        leaves, together = [leaf[first] for leaf in leaves], {name: c[first] for name, c in together.items()}
-    return pytree.tree_unflatten(leaves, structure), together
+        first = first_occurrences(index)
+        return pytree.tree_map(lambda leaf: leaf[first], (outputs, columns))  # type: ignore[no-any-return]
+    return outputs, columns
 
 
 def require_some(parts: Sequence[Any]) -> None:
@@ -217,10 +205,7 @@ def require_some(parts: Sequence[Any]) -> None:
 
 def joined(parts: Sequence[tuple[Any, dict[str, Tensor]]]) -> tuple[Any, dict[str, Tensor]]:
     """Return the outputs and the columns of some batches, at least one, as those of a single batch."""
-    structure = pytree.tree_structure(parts[0][0])
-    leaves = [torch.cat(some) for some in zip(*(pytree.tree_leaves(o) for o, _ in parts), strict=True)]
-    columns = {name: torch.cat([c[name] for _, c in parts]) for name in parts[0][1]}
-    return pytree.tree_unflatten(leaves, structure), columns
+    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)  # type: ignore[no-any-return]
 
 
 def first_occurrences(index: Tensor) -> Tensor:

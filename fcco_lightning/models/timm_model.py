@@ -62,8 +62,7 @@ class TimmModel(nn.Module):
         self.freeze_backbone = freeze_backbone
         if freeze_backbone:
             self.model.requires_grad_(False)
-            for head in self._heads():
-                head.requires_grad_(True)
+            self.head().requires_grad_(True)
             self.train()  # nobody else says so before a fit: its batch statistics would move
 
     @property
@@ -83,17 +82,13 @@ class TimmModel(nn.Module):
         super().train(mode)
         if self.freeze_backbone:
             self.model.eval()
-            for head in self._heads():
-                head.train(mode)
+            self.head().train(mode)
         return self
 
     def head(self) -> nn.Module:
         """The classifier that timm names, or its classifiers."""
-        return nn.ModuleList(self._heads())
-
-    def _heads(self) -> list[nn.Module]:
-        head = self.model.get_classifier()  # type: ignore[operator]
-        return list(head) if isinstance(head, tuple) else [head]
+        found = self.model.get_classifier()  # type: ignore[operator]
+        return nn.ModuleList(found if isinstance(found, tuple) else [found])
 
 
 def _require_known(name: str) -> None:

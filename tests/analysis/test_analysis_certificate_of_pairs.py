@@ -160,12 +160,3 @@ def test_views_that_stay_have_a_certificate_and_random_ones_do_not(problem):
     random = InnerFunctions(TwoViews(network.one, std=0.1), ViewContrastive(TAU), [])
     with pytest.raises(ConfigError, match="ViewContrastive is an expectation over random views"):
         certificate(random, samples, {"target": [columns]})
-
-
-def test_data_that_a_constraint_names_must_be_there(problem):
-    network, pairs, _ = problem
-    functions = InnerFunctions(network, GlobalContrastive(TAU), [NonForgetting(names=["a"])])
-    with torch.no_grad():
-        samples = Samples(network({"target": pairs}), {"target": pairs})
-    with pytest.raises(ConfigError, match="here target, but NonForgetting names another part"):
-        certificate(functions, samples, {"target": [pairs]})

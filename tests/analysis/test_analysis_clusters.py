@@ -27,32 +27,12 @@ def split(rng, clusters=12, size=8):
     return torch.from_numpy(scores), {"group": torch.from_numpy(group)}, torch.from_numpy(numbers)
 
 
-@pytest.mark.parametrize(
-    ("constraint", "true"),
-    [
-        (MeanAtMost(Score(), 0.0), 0.0),
-        (MeanAtMost(HardRate(), 0.0), 0.5),
-        (MeanAtMost(HardRate(), 0.0, {"group": 1}), 0.5),
-    ],
-)
-def test_coverage_of_200_splits(constraint, true):
-    """Three standard deviations of 200 splits at 95% are 4.6 points, so that 93% are asked for on a fixed seed."""
-    rng, held = np.random.default_rng(0), {True: [], False: []}
-    for _ in range(200):
-        scores, columns, clusters = split(rng)
-        for known, inside in held.items():
-            (found,) = intervals([constraint], scores, columns, clusters=clusters if known else None).values()
-            inside.append(found.low <= true <= found.high)
-    assert np.mean(held[True]) >= 0.93
-    assert np.mean(held[False]) < 0.9
-
-
 def test_coverage_of_a_rare_rate():
     """What the docstring says: hits of 3% with a correlation of .6 in 40 clusters of 8."""
     rng, held = np.random.default_rng(1), {True: [], False: []}
     numbers = torch.arange(40).repeat_interleave(8)
     columns = {"y": torch.zeros(320)}
-    for _ in range(400):
+    for _ in range(250):
         odds = np.repeat(rng.beta(0.03 * 4 / 6, 0.97 * 4 / 6, 40), 8)
         scores = torch.from_numpy((rng.random(320) < odds) - 0.5)
         for known, inside in held.items():

@@ -5,7 +5,6 @@ import torch
 
 from fcco_lightning import ALEXR, BSGD, OOA, SONEX, ConfigError, CrossEntropy, CVaRGroupDRO, KLGroupDRO
 from fcco_lightning.analysis import diagnose, duals, jacobian, outer_gradients, remembered_duals
-from fcco_lightning.outer import Hinge
 from tests.analysis.problems import GROUPS, make, whole
 
 
@@ -54,11 +53,6 @@ def test_an_algorithm_without_rows():
     algorithm = BSGD()
     problem = algorithm.pose(CVaRGroupDRO(0.4, num_groups=GROUPS), num_samples=10)
     assert remembered_duals(algorithm, problem.all_terms) is None
-
-
-def test_the_hinge_at_its_kink():
-    assert outer_gradients(CVaRGroupDRO(0.5), torch.zeros(2, 1)).tolist() == [[0], [0]]
-    assert isinstance(CVaRGroupDRO(0.5).base, Hinge)
 
 
 def test_an_objective_without_inner_functions_has_no_duals():

@@ -1,4 +1,4 @@
-"""Confidence intervals of constraints: against scipy, a bootstrap, a permutation, and by their coverage."""
+"""Confidence intervals of constraints: against scipy, a bootstrap, and by their coverage."""
 
 import math
 
@@ -9,11 +9,9 @@ from scipy.stats import binomtest
 
 from fcco_lightning import (
     ConfigError,
-    DemographicParity,
     FourFifthsRule,
     LogisticLoss,
     MeanAtMost,
-    MeanDifferenceAtMost,
     PredictiveParity,
     SoftRate,
 )
@@ -47,45 +45,24 @@ def test_a_hard_rate_has_the_exact_binomial_interval():
     assert math.isnan(found.noise)
 
 
-def test_the_interval_of_a_difference_is_that_of_newcombe():
-    """Rates 2 of 40 and 30 of 50: uneven intervals, of which the ends that are used differ."""
-    scores = torch.tensor([1.0] * 2 + [-1.0] * 38 + [1.0] * 30 + [-1.0] * 20, dtype=torch.float64)
-    columns = {"group": torch.tensor([1] * 40 + [0] * 50)}
-    small, large = (binomtest(k, n).proportion_ci(0.95, method="exact") for k, n in ((2, 40), (30, 50)))
-    below = math.hypot(0.6 - large.low, small.high - 0.05)
-    above = math.hypot(large.high - 0.6, 0.05 - small.low)
-    for first, second in ((1, 0), (0, 1)):  # the difference is negative, or positive
-        limit = MeanDifferenceAtMost(HardRate(), 0.1, {"group": first}, {"group": second})
-        (found,) = intervals([limit], scores, columns).values()
-        assert found[:3] == pytest.approx((0.45, 0.45 - below, 0.45 + above))
-    columns["group"] = torch.arange(90) % 2  # no difference to speak of: no h is below -kappa
-    (found,) = intervals([limit], scores, columns).values()
-    assert found.low == pytest.approx(-0.1)
-    assert found.h < found.high
-
-
-CONSTRAINTS = {
-    "hard rate": lambda: MeanAtMost(HardRate(), 0.4, {"group": 1}),
-    "smoothed rate": lambda: MeanAtMost(SoftRate(), 0.4, {"group": 1}),
-    "loss": lambda: MeanAtMost(LogisticLoss(), 0.4, {"y": 0}),
-    "difference": lambda: MeanDifferenceAtMost(HardRate(), 0.0, {"group": 1}, {"group": 0}),
-    "four fifths": lambda: FourFifthsRule(rate=HardRate()),
-    "precision": lambda: PredictiveParity(0.0, SoftRate()),
-}
-
-
-@pytest.mark.parametrize("name", CONSTRAINTS)
-def test_coverage(name):
+@pytest.mark.parametrize(
+    ("constraint", "least"),
+    [
+        (MeanAtMost(LogisticLoss(), 0.4, {"y": 0}), 0.9),
+        (FourFifthsRule(rate=HardRate()), 0.9),
+        (PredictiveParity(0.0, SoftRate()), 0.88),
+    ],
+)
+def test_coverage(constraint, least):
     """95% intervals of 150 splits of 80 samples hold the value on 100,000; three standard deviations are 5%."""
     scores, columns = split(100_000, 1)
-    constraint = CONSTRAINTS[name]()
     true = constraint.violation(constraint.measure(scores, columns)[1].values)[0]
     held = []
     for seed in range(150):
         found = next(iter(intervals([constraint], *split(80, seed + 2)).values()))
         assert found.low <= found.h <= found.high
         held.append(found.low <= true <= found.high)
-    assert np.mean(held) >= (0.88 if name == "precision" else 0.9)
+    assert np.mean(held) >= least
 
 
 @pytest.mark.parametrize("name", ["auc of every group", "equal aucs", "non-forgetting", "predictive parity"])
@@ -111,17 +88,6 @@ def test_normal_intervals_have_the_width_of_a_bootstrap(name):
             assert half == pytest.approx(1.96 * sd, rel=0.2)
         else:
             assert one.noise == pytest.approx(1.96 * sd, rel=0.2)
-
-
-def test_the_noise_floor_is_what_a_permutation_of_the_groups_shows():
-    scores, columns = split(400, 5)
-    (found,) = intervals([DemographicParity(rate=SoftRate())], scores, columns).values()
-    rng, shown = np.random.default_rng(0), []
-    q, group = torch.sigmoid(scores).numpy(), columns["group"].numpy()
-    for _ in range(2000):
-        other = rng.permutation(group)
-        shown.append(abs(q[other == 1].mean() - q[other == 0].mean()))
-    assert found.noise == pytest.approx(np.quantile(shown, 0.95), rel=0.15)
 
 
 def test_a_subset_without_samples_has_no_interval_and_names_stay_apart():

@@ -26,18 +26,6 @@ def test_a_column_of_scores_is_one_score():
     assert GroupEvaluation()(outputs.unsqueeze(1), batch) == GroupEvaluation()(outputs, batch)
 
 
-def test_every_group_by_its_name():
-    outputs, batch = split(3)
-    evaluation = GroupEvaluation(most_groups=3)
-    numbered = evaluation(outputs, batch)
-    evaluation.group_names = ["a", "b"]  # of the third no name is known
-    named = evaluation(outputs, batch)
-    for g, (_, accuracy, loss) in by_group(outputs, batch).items():
-        name = ["a", "b", "2"][g]
-        assert named[f"group_accuracy/{name}"] == numbered[f"group_accuracy/{g}"] == pytest.approx(accuracy)
-        assert named[f"group_loss/{name}"] == numbered[f"group_loss/{g}"] == pytest.approx(loss)
-
-
 @pytest.mark.parametrize(("most", "logged"), [(2, 0), (3, 6), (32, 6)])
 def test_groups_are_logged_if_they_are_few(most, logged):
     assert sum("/" in name for name in GroupEvaluation(most_groups=most)(*split(3))) == logged
@@ -57,12 +45,6 @@ def test_a_split_without_some_groups():
     assert {k for k in got if "/" in k} == {f"group_{what}/{name}" for what in ("accuracy", "loss") for name in "bd"}
     assert {row["name"] for row in evaluation.details(outputs, batch)["groups"]} == {"b", "d"}
     assert not any(math.isnan(value) for value in got.values())
-
-
-def test_a_score_of_zero_is_class_0():
-    correct, loss = correct_and_loss(torch.zeros(2), torch.tensor([0, 1]))
-    assert correct.tolist() == [True, False]
-    assert loss.tolist() == pytest.approx([math.log(2)] * 2)
 
 
 def test_large_scores_have_finite_losses():

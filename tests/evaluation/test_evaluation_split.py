@@ -7,7 +7,6 @@ import torch
 
 from fcco_lightning import DataError, DemographicParity, Evaluation, GroupAUCAtLeast, MeanAtMost, NonForgetting
 from fcco_lightning.evaluation import concatenate, constraint_values, summarise
-from fcco_lightning.evaluation.split import first_occurrences
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.state.processes import Processes
 from tests.state import pool as pools
@@ -53,11 +52,6 @@ def test_samples_that_a_sampler_repeats_count_once(pool):
         assert columns["index"].tolist() == [0, 1, 2]
     for outputs, _ in pool.values(of_a_share, 2, False):
         assert outputs.tolist() == [20, 0, 10, 30]
-
-
-def test_first_occurrences():
-    index = torch.tensor([5, 2, 5, 9, 2, 2])
-    assert first_occurrences(index).tolist() == [index.tolist().index(value) for value in sorted(set(index.tolist()))]
 
 
 def test_values_of_constraints():

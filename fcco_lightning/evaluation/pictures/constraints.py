@@ -80,10 +80,10 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
     Returns:
         The file written, or None if that split has no constraint values.
     """
-    records = _records_with(CONSTRAINT_PREFIX, history, split)
-    if not (lines := _lines(CONSTRAINT_PREFIX, records)):
+    shown, lines = _lines(CONSTRAINT_PREFIX, history, split)
+    if not lines:
         return None
-    title = f"Constraint values ({records[0]['split']})"
+    title = f"Constraint values ({shown})"
     if len(lines) > _MOST_LINES:
         return style.save(_heat_map(lines, title, _MEANING), path)
     figure, axes = _drawn(lines, title, _MEANING)
@@ -103,7 +103,8 @@ def plot_multipliers(history: History, path: str | Path) -> Path | None:
     Returns:
         The file written, or None if there are no multipliers.
     """
-    if not (lines := _lines(MULTIPLIER_PREFIX, _records_with(MULTIPLIER_PREFIX, history, None))):
+    _, lines = _lines(MULTIPLIER_PREFIX, history)
+    if not lines:
         return None
     title, meaning = "Multipliers of the constraints", "multiplier $\\nu_i$"
     if len(lines) > _MOST_LINES:
@@ -112,10 +113,14 @@ def plot_multipliers(history: History, path: str | Path) -> Path | None:
     return style.save(_drawn(lines, title, meaning)[0], path)
 
 
-def _lines(prefix: str, records: History) -> dict[str, Line]:
-    """What is drawn of every constraint, by key."""
+def _lines(prefix: str, history: History, split: str | None = None) -> tuple[str | None, dict[str, Line]]:
+    """The split that is shown, and what is drawn of every constraint, by key."""
+    able = [record for record in history if any(key.startswith(prefix) for key in record)]
+    splits = [record["split"] for record in able]
+    shown = split or ("train" if "train" in splits else next(iter(splits), None))
+    records = [record for record in able if record["split"] == shown]
     keys = dict.fromkeys(key for record in records for key in record if key.startswith(prefix))
-    return {key: line for key in keys if (line := style.line_of(records, key)).values}
+    return shown, {key: line for key in keys if (line := style.line_of(records, key)).values}
 
 
 def _drawn(lines: Mapping[str, Line], title: str, meaning: str) -> "tuple[Figure, Axes]":
@@ -148,7 +153,7 @@ def _heat_map(lines: Mapping[str, Line], title: str, meaning: str, *, signed: bo
     epochs = sorted({epoch for key in largest for epoch in lines[key].epochs})
     values = [dict(zip(*lines[c.key], strict=True)) for c in shown]
     rows = [[row.get(epoch, math.nan) for epoch in epochs] for row in values]
-    bound = max((abs(h) for row in rows for h in row if not math.isnan(h)), default=1.0) or 1.0
+    bound = max(abs(h) for row in rows for h in row if not math.isnan(h)) or 1.0
     figure = style.new_figure(8.4, 1.4 + 0.22 * len(shown))
     axes = figure.add_subplot()
     axes.set_facecolor("0.85")  # where nothing is known
@@ -169,13 +174,6 @@ def _edges(epochs: Sequence[int]) -> list[float]:
     between = [(a + b) / 2 for a, b in pairwise(epochs)]
     first, last = (between[0], between[-1]) if between else (epochs[0] + 0.5, epochs[0] - 0.5)
     return [2 * epochs[0] - first, *between, 2 * epochs[-1] - last]
-
-
-def _records_with(prefix: str, history: History, split: str | None) -> History:
-    able = [record for record in history if any(key.startswith(prefix) for key in record)]
-    splits = [record["split"] for record in able]
-    chosen = split or ("train" if "train" in splits else next(iter(splits), None))
-    return [record for record in able if record["split"] == chosen]
 
 
 def _parse(key: str) -> _Constraint:

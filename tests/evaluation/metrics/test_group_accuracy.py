@@ -1,7 +1,6 @@
 """Figures of the worst groups against numpy, linear programming and counting by hand."""
 
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -20,19 +19,6 @@ def random_losses(seed, size, ties):
 
 
 # --------------------------------------------------------------------------------------------------------------- means
-
-
-def test_means_and_counts_as_numpy():
-    rng = np.random.default_rng(0)
-    values, groups = rng.normal(size=500), rng.integers(0, 7, 500)
-    groups[groups == 4] = 5  # an empty group inside, and one at the end
-    means, counts = group_means(torch.tensor(values), torch.tensor(groups), 8)
-    assert (means.dtype, counts.dtype) == (torch.float64, torch.int64)
-    for g in range(8):
-        own = values[groups == g]
-        assert counts[g] == len(own)
-        assert means[g].item() == pytest.approx(own.mean() if len(own) else NAN, nan_ok=True, rel=1e-12)
-    assert counts[4] == counts[7] == 0
 
 
 def test_many_float32_values_are_added_in_float64():
@@ -78,21 +64,6 @@ def test_number_of_worst_groups_is_exact():
             assert num_worst(size, percent / 100) == max(1, -(-percent * size // 100)), (size, percent)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 30])
-@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.34, 0.5, 1.0])
-def test_worst_share_is_the_least_mean_of_so_many_groups(size, alpha):
-    rng = np.random.default_rng(size)
-    accuracy, counts = rng.random(size), rng.integers(1, 50, size)
-    k = num_worst(size, alpha)
-    got = worst_fraction(torch.tensor(accuracy), alpha).item()
-    if size <= 7:
-        assert got == pytest.approx(min(accuracy[list(c)].mean() for c in combinations(range(size), k)))
-    lowest = np.argsort(accuracy)[:k]
-    assert got == pytest.approx(accuracy[lowest].mean())
-    pooled = worst_fraction(torch.tensor(accuracy), alpha, torch.tensor(counts)).item()
-    assert pooled == pytest.approx(np.average(accuracy[lowest], weights=counts[lowest]))
-
-
 def test_absent_groups_and_ties():
     accuracy = torch.tensor([NAN, 0.5, 0.2, 0.5, NAN, 0.9])
     counts = torch.tensor([0, 10, 5, 1000, 0, 7])
@@ -116,18 +87,18 @@ def cvar_by_threshold(losses, alpha):
 
 
 @pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.15, 0.3, 0.5, 0.77, 1.0])
-@pytest.mark.parametrize("size", [1, 2, 3, 10, 30, 101])
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.3, 0.77, 1.0])
+@pytest.mark.parametrize("size", [1, 3, 10, 30])
 def test_cvar_by_both_of_its_definitions(size, alpha, ties):
     losses = random_losses(size, size, ties)
-    value = cvar(torch.tensor(losses), alpha).item()
+    value, largest = cvar(torch.tensor(losses), alpha).item(), weights_by_linear_program(losses, alpha)
     assert value == pytest.approx(cvar_by_threshold(losses, alpha), rel=1e-9, abs=1e-9)
-    assert value == pytest.approx(weights_by_linear_program(losses, alpha), rel=1e-7, abs=1e-7)
+    assert value == pytest.approx(largest, rel=1e-7, abs=1e-7)
     q = cvar_weights(torch.tensor(losses), alpha).numpy()
     assert q.sum() == pytest.approx(1)
     assert (q >= 0).all()
     assert (q <= min(1, 1 / (alpha * size)) + 1e-12).all()
-    assert q @ losses == pytest.approx(weights_by_linear_program(losses, alpha), rel=1e-7, abs=1e-7)
+    assert q @ losses == pytest.approx(largest, rel=1e-7, abs=1e-7)
     for level in np.unique(losses):
         assert np.ptp(q[losses == level]) == 0  # equal losses, equal weights
 

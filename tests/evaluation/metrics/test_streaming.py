@@ -6,11 +6,8 @@ import torch
 
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.evaluation.metrics import ScoreCounts, precision_recall_at, roc_gap
-from fcco_lightning.state.processes import Processes
 from tests.evaluation.metrics.test_ranking import sample
-from tests.state import pool as pools
 
-pool = pools.pool
 ROUNDING = 1e-9
 
 
@@ -21,25 +18,17 @@ def counted(*columns, bits=20, chunk=1000):
     return counts
 
 
-def spread(scores):
-    return scores
-
-
-def heavy_tails(scores):
-    return scores**15 * 1e6
-
-
-def far_from_zero(scores):
-    return scores - 1000
-
-
-def all_equal(scores):
-    return torch.full_like(scores, -2.5)
+CHANGES = {
+    "spread": lambda scores: scores,
+    "heavy tails": lambda scores: scores**15 * 1e6,
+    "far from zero": lambda scores: scores - 1000,
+    "all equal": lambda scores: torch.full_like(scores, -2.5),
+}
 
 
 @pytest.mark.parametrize("bits", [10, 16])
 @pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
-@pytest.mark.parametrize("change", [spread, heavy_tails, far_from_zero, all_equal])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_the_exact_figures_lie_within_the_error(change, ties, bits):
     scores, labels, groups = sample(400, seed=3, ties=ties)
     scores = change(scores)
@@ -75,19 +64,6 @@ def test_scores_of_zero_are_equal_and_huge_ones_are_kept():
     assert len(zeros.counts.nonzero()[:, 2].unique()) == 1
     huge = torch.tensor([-1e300, -1e-300, 1e-40, 1e300], dtype=torch.float64)
     assert counted(huge, torch.tensor([0, 0, 1, 1])).auc().value == 1.0
-
-
-def counted_by_process(processes, *columns):
-    counts = counted(*(column[processes.rank :: processes.size] for column in columns), bits=12)
-    counts.sum_(processes)
-    return counts.counts.sum().item(), counts.auc(), counts.average_precision(), counts.roc_gap()
-
-
-def test_two_processes_count_what_one_counts(pool):
-    columns = sample(301)
-    alone = counted_by_process(Processes(alone=True), *columns)
-    assert alone[0] == 301
-    assert pool.values(counted_by_process, 2, *columns) == [alone, alone]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

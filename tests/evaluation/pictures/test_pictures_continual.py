@@ -26,7 +26,7 @@ def lines(axes):
     return {line.get_label(): line for line in axes.lines if line.get_label() != "old model"}
 
 
-@pytest.mark.parametrize(("count", "epochs"), [(1, 3), (9, 3), (9, 1), (5, 60)])
+@pytest.mark.parametrize(("count", "epochs"), [(1, 3), (9, 1), (5, 60)])
 def test_target_and_protected_tasks(drawn, tmp_path, count, epochs):
     path = plot_continual(history(count, epochs, delta_target=0.3), tmp_path / "new" / "fig.png")
     assert path == tmp_path / "new" / "fig.png"
@@ -48,24 +48,12 @@ def test_target_and_protected_tasks(drawn, tmp_path, count, epochs):
     assert train.get_ylim() == val.get_ylim()
     assert legend(val) == [*lines(val), "old model"]
     assert train.get_legend() is None
-
-
-def test_zero_is_marked_and_seen(drawn, tmp_path):
-    plot_continual(history(2, delta_target=0.3), tmp_path / "fig.png")
     for axes in drawn[0].axes:
         (zero,) = [line for line in axes.lines if line.get_label() == "old model"]
         assert list(zero.get_ydata()) == [0, 0]
         low, high = axes.get_ylim()
         assert low < 0 < high
         assert "points" in axes.get_ylabel()
-
-
-def test_no_two_tasks_look_the_same(drawn, tmp_path):
-    plot_continual(history(12, 1), tmp_path / "fig.png")
-    styles = {
-        (line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in lines(drawn[0].axes[0]).values()
-    }
-    assert len(styles) == 12
 
 
 def test_a_task_has_the_same_style_in_every_panel(drawn, tmp_path):
@@ -97,19 +85,15 @@ def test_no_change_no_picture(tmp_path, records):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_worst_twelve_of_many(drawn, tmp_path):
-    plot_continual(history(100), tmp_path / "fig.png")
+def test_the_worst_twelve_of_many_in_any_split_look_different(drawn, tmp_path):
+    records = history(100)
+    records[-1]["change/n0"] = -1.5
+    plot_continual(records, tmp_path / "fig.png")
     train, val = drawn[0].axes
     assert train.get_title() == "Protected tasks (train), the worst 12 of 100"
-    assert list(lines(train)) == list(lines(val)) == [f"n{k}" for k in range(88, 100)]
-
-
-def test_worst_in_any_split(drawn, tmp_path):
-    records = history(20)
-    records[-1]["change/n0"] = -0.9
-    plot_continual(records, tmp_path / "fig.png")
-    assert "n0" in lines(drawn[0].axes[0])
-    assert "n8" not in lines(drawn[0].axes[0])
+    found = lines(train)
+    assert list(found) == list(lines(val)) == ["n0", *(f"n{k}" for k in range(89, 100))]
+    assert len({(one.get_color(), one.get_marker(), one.get_markerfacecolor()) for one in found.values()}) == 12
 
 
 @pytest.mark.parametrize("count", [1, 12])

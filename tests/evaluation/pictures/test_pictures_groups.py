@@ -11,7 +11,7 @@ from tests.drawing import heights
 drawn = drawing.drawn
 
 
-def history(*splits, **scale):
+def history(*splits):
     figures = {"accuracy": 0.8, "tail_accuracy": 0.6, "worst_group_accuracy": 0.5, "loss": 0.4, "cvar_loss": 0.9}
     return [
         {"epoch": epoch, "split": split, "h/a": 1.0, **{k: v + 0.01 * epoch for k, v in figures.items()}}
@@ -52,7 +52,7 @@ def test_a_panel_without_numbers_is_left_out(drawn, tmp_path):
     assert not (tmp_path / "none.png").exists()
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 40])
+@pytest.mark.parametrize("count", [1, 2, 40])
 def test_a_bar_for_every_group(drawn, tmp_path, count):
     assert plot_groups(of_groups(count), tmp_path / "fig.png", average=0.625).is_file()
     accuracy, weight = drawn[0].axes
@@ -74,7 +74,7 @@ def test_the_worst_forty_of_many(drawn, tmp_path):
     assert heights(weight)[0] == pytest.approx(0.75 * 1252)  # uniform is over all groups, not over those drawn
 
 
-@pytest.mark.parametrize("count", [3, 8, 40])
+@pytest.mark.parametrize("count", [3, 40])
 def test_long_names_do_not_lie_on_each_other(drawn, tmp_path, count):
     groups = [
         {**group, "name": f"black hair, wearing a hat, male, region {k}"} for k, group in enumerate(of_groups(count))
