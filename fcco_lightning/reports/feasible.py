@@ -107,6 +107,8 @@ class BestFeasible(Callback):
         find = getattr(getattr(trainer, "datamodule", None), "clusters_of", None)
         if self.clusters is not None and find is not None:
             self._cluster_column = find(self.clusters)
+        if not self.enabled:  # a checkpoint may come from a run in which it was
+            self.chosen, self._weights, self._margins = {}, {}, []
         if not (self.enabled and isinstance(pl_module, FCCOModule) and pl_module.constraints):
             return
         self._forget_what_was_asked_before(pl_module)

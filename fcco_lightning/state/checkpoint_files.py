@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state.divided import put_back
 
-CHECKPOINT_VERSION = 4
+CHECKPOINT_VERSION = 5
 STRUCTURE = "structure"
 """Key of a checkpoint's header under which it says what it is made of."""
 _MOST_MEMBERS = 1000  # of a part that is described member by member

@@ -40,7 +40,14 @@ from fcco_lightning.training.execution import Execution, refusing_old_names, req
 from fcco_lightning.training.finite_weights import require_finite_weights, statistics_kept
 from fcco_lightning.training.old_model import OldModel
 from fcco_lightning.training.optimizers import Stepping
-from fcco_lightning.training.posing import datamodule_of, description, fit_to_data, training_split
+from fcco_lightning.training.posing import (
+    datamodule_of,
+    description,
+    fit_to_data,
+    require_same_problem,
+    training_split,
+    what_is_solved,
+)
 from fcco_lightning.training.precisions import WholeColumns, require_wide
 from fcco_lightning.training.pretraining import Phase, Phases, Pretraining
 from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
@@ -394,6 +401,7 @@ class FCCOModule(EvaluatingModule):
             "phase": self.phases.header(),
             "algorithm": self.phases.present.algorithm.name,
             "num_samples": self.num_samples,
+            "problem": what_is_solved(self.objective, self.constraints, self.penalty),
             "engine": self._engine.state_dict(),
             "trained": [name for name, p in self.network.named_parameters() if p.requires_grad],
             **self._continuation.save(checkpoint, self.trainer, _set_up(self._stepping)),
@@ -439,6 +447,7 @@ class FCCOModule(EvaluatingModule):
             self.problem = None
             self._pose()
         self.phases.require_same_algorithm(stored)
+        require_same_problem(stored["problem"], what_is_solved(self.objective, self.constraints, self.penalty))
         load(self.dual_states(), checkpoint, self.processes)
         if stored.get("average") is not None:
             exchange(checkpoint["state_dict"], stored["average"])

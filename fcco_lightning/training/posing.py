@@ -10,11 +10,19 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from fcco_lightning.constraints import Constraint, require_columns, require_compatible
+from fcco_lightning.constraints import (
+    AdaptivePenalty,
+    Constraint,
+    Multipliers,
+    require_columns,
+    require_compatible,
+)
+from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.engine import Drawn, Problem
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
+from fcco_lightning.objectives import Objective
 
 
 def datamodule_of(trainer: Trainer | None) -> Any:
@@ -116,3 +124,37 @@ def description(
 def plain_values(part: object) -> dict[str, Any]:
     """The attributes of a part that are numbers or words: they look the same on every process."""
     return {k: v for k, v in vars(part).items() if isinstance(v, int | float | str)}
+
+
+def what_is_solved(
+    objective: Objective, constraints: Sequence[Constraint], penalty: Enforcement | None
+) -> dict[str, Any]:
+    """What the rows of a checkpoint belong to, by name; kappas and other numbers may change from fit to fit."""
+    rule = penalty or AdaptivePenalty()
+    by = f"{type(rule).__name__}(decisions={rule.decisions})" if isinstance(rule, Multipliers) else "a fixed penalty"
+    return {
+        "objective": type(objective).__name__,
+        "constraints": [[type(c).__name__, list(c.names)] for c in constraints],
+        "enforcement": by if constraints else "",
+    }
+
+
+def require_same_problem(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose rows belong to another objective or other constraints, though they have their shape.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    for what, own in now.items():
+        if stored[what] != own:
+            raise CheckpointError(
+                f"the checkpoint was written with the {what} {_told(stored[what])}, this run has {_told(own)}. Use the "
+                "same, or start without --ckpt_path."
+            )
+
+
+def _told(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    rows = [f"{kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" for kind, names in part]
+    return ", ".join(rows) or "none"

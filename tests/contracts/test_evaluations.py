@@ -288,7 +288,8 @@ def of_times(outputs, batch):
         chance = 1.0
         for s in sorted({t[i] for i in range(n) if not e[i]}):
             if s < limit or (s == limit and not before):
-                chance *= 1 - sum(t[i] == s and not e[i] for i in range(n)) / sum(t[i] >= s for i in range(n))
+                there = sum(t[i] > s or (t[i] == s and not e[i]) for i in range(n))  # events come first
+                chance *= 1 - sum(t[i] == s and not e[i] for i in range(n)) / there
         return chance
 
     def share(weight, limit):

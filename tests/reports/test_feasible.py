@@ -68,7 +68,7 @@ def fit(path, script, epochs=None, ckpt=None, kappa=0.4, **asked):
     seed_everything(0)
     module = Scripted(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), kappa)])
     module.script, seen = script, []
-    choice, report = BestFeasible(enabled=True, **asked), Report(pictures=False, table=False, folder=str(path))
+    choice, report = BestFeasible(**({"enabled": True} | asked)), Report(pictures=False, table=False, folder=str(path))
 
     class Watch(BestFeasible):
         def on_validation_end(self, trainer, pl_module):
@@ -127,6 +127,17 @@ def test_weights_that_were_chosen_for_something_else_are_left_out(tmp_path, chan
     assert choice.chosen["epoch"] == 2
     known = [one["epoch"] for one in report.history if one["split"] == "val" and "worst_violation" in one]
     assert known == ([2] if "kappa" in changed else [0, 1, 2])
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_continued_run_without_the_choice_ends_with_its_own_weights(tmp_path):
+    script = [(-0.1, 0.9), (-0.1, 0.5), (-0.1, 0.7)]
+    fit(tmp_path, script, epochs=2)
+    path = str(next(tmp_path.rglob("epoch=1*.ckpt")))
+    module, choice, report, seen, _ = fit(tmp_path, script, ckpt=path, enabled=False)
+    assert choice.chosen == {}
+    assert torch.equal(module.network.weight, seen[-1])
+    assert "selected" not in report.report
 
 
 def test_without_a_validation_split_nothing_is_chosen():

@@ -5,7 +5,19 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim.lr_scheduler import LambdaLR
 
-from fcco_lightning import SGD, SONEX, SOX, CheckpointError, HeavyBall, ROCFairness, Schedule
+from fcco_lightning import (
+    SGD,
+    SONEX,
+    SOX,
+    CheckpointError,
+    CrossEntropy,
+    EqualizedOdds,
+    HeavyBall,
+    Lagrangian,
+    ROCFairness,
+    Schedule,
+    SoftRate,
+)
 from tests import jobs
 from tests.conftest import make_data, make_frame
 from tests.training.conftest import quick
@@ -78,7 +90,20 @@ def saved(make_module, make_trainer, tmp_path):
             {"constraints": [ROCFairness(thresholds=[0])]},
             200,
             CheckpointError,
-            "6 x 2 float32, this problem needs 2 x 2 float32",
+            r"with the constraints ROCFairness \(tpr.*, \.\.\.\), this run has ROCFairness \(tpr.*\)\. Use the same",
+        ),
+        (
+            {"constraints": [EqualizedOdds(rate=SoftRate(t)) for t in (-1, 0, 1)]},
+            200,
+            CheckpointError,
+            r"the constraints ROCFairness.*, this run has EqualizedOdds",
+        ),
+        ({"objective": CrossEntropy()}, 200, CheckpointError, "with the objective AUC, this run has CrossEntropy"),
+        (
+            {"penalty": Lagrangian()},
+            200,
+            CheckpointError,
+            r"with the enforcement a fixed penalty, this run has Lagrangian\(decisions=False\)",
         ),
         ({}, 160, ValueError, "200"),
         (
@@ -88,7 +113,7 @@ def saved(make_module, make_trainer, tmp_path):
             "state of AdamType, this run uses HeavyBall",
         ),
     ],
-    ids=["algorithm", "constraints", "data", "optimizer"],
+    ids=["algorithm", "thresholds", "constraints", "objective", "penalty", "data", "optimizer"],
 )
 def test_checkpoint_of_another_run(parts, rows, error, message, saved, make_module, make_trainer):
     with pytest.raises(error, match=message):
