@@ -1,6 +1,8 @@
 """The commands of ``fcco``: what needs no torch is answered here, the others import what they need."""
 
+import difflib
 import os
+import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
@@ -52,6 +54,9 @@ examples:
 """
 
 
+_OF_LIGHTNING = ("fit", "validate", "test", "predict")
+
+
 def run(args: Sequence[str] | None = None) -> int:
     """Carry out a command line.
 
@@ -71,6 +76,12 @@ def run(args: Sequence[str] | None = None) -> int:
         sys.stdout.write(completion(["fit", "validate", "test", *_TOOLS]))
     elif given[0] in _TOOLS and not _predicts_a_split(given):
         return _run_tool(*given)
+    elif not given[0].startswith("-") and given[0] not in _OF_LIGHTNING:
+        commands = [*_OF_LIGHTNING, *(name for name in _TOOLS if name not in _OF_LIGHTNING)]
+        close = difflib.get_close_matches(given[0], commands, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        sys.stderr.write(f"fcco: {given[0]!r} is no command.{hint} The commands are {', '.join(commands)}.\n")
+        return 2
     else:
         from fcco_lightning.cli.lightning_cli import explained, start  # noqa: PLC0415 - loads torch and lightning
 
@@ -80,7 +91,8 @@ def run(args: Sequence[str] | None = None) -> int:
 
 def _predicts_a_split(given: Sequence[str]) -> bool:
     """Whether it is ``fcco predict`` for the test split of a datamodule, not for a table."""
-    return given[0] == "predict" and (len(given) == 1 or given[1].startswith("-"))
+    of_a_run = ("-c", "--config", "--ckpt_path", "--print_config", "--data", "--model", "--trainer")
+    return given[0] == "predict" and any(re.split("[=.]", word)[0] in of_a_run for word in given[1:])
 
 
 def _run_tool(name: str, *args: str) -> int:

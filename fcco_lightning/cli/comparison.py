@@ -25,6 +25,7 @@ Row = dict[str, Any]
 def compare(folders: Sequence[str | Path]) -> list[Row]:
     """A row for every run: its name, the settings in which the runs differ, and its figures.
 
+    Where two runs have one name, it is that of their paths.
     ``objective`` is the last estimate of the objective while training, ``largest h`` the largest constraint value on
     the training split, and ``test_NAME`` the figures of the test split.  A value that a run does not have is None.
 
@@ -45,9 +46,11 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
     differing = _differing(list(settings.values()))
     short = _short_names(differing)
     rows = []
+    names = Counter(folder.name for folder in reports)
     for folder, report in reports.items():
         told = {short[key]: settings[folder].get(key) for key in differing}
-        rows.append({"run": folder.name, **told, **figures_of(folder, report)})
+        name = folder.name if names[folder.name] == 1 else str(folder)
+        rows.append({"run": name, **told, **figures_of(folder, report)})
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
 

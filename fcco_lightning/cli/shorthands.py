@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -20,6 +19,8 @@ _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
 _FEW = 256  # rows of a table, of whose training split a batch of the usual size may be more than all
 _TEST_FRACTION, _EPOCHS = "0.2", "20"
 _PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
+_COLUMNS = {"label": "--data.columns.label", "sensitive": "--data.columns.sensitive"}
+_PERCEPTRON, _OF_NUMBERS = "TabularMLP", "SquaredError"
 _CLASS = re.compile(r"[A-Z]\w*")
 
 
@@ -83,19 +84,18 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     if {"--config", "-c", "--data"} & options.keys() or "--data.train" not in options:
         yield from args
         return
-    assumed = dict(_assumed(options))
+    assumed = {name: value for name, value in _assumed(options) if name not in options}
     said = [f"{name} {value}" for name, value in assumed.items()]
     print(f"Assumed, as nothing else is said: {' '.join(said)}", file=sys.stderr)  # noqa: T201 - the program's output
-    decides = not {"--data.columns.target", "--model.evaluation"} & assumed.keys()  # between two classes
+    decides = not {"--data.columns.target", "--model.evaluation"} & (assumed.keys() | options.keys())  # between two
     if decides and "--data.columns.sensitive" in options and not any(n.startswith(_CONSTRAINTS) for n in options):
         advice = (
             f"To treat the groups of {options['--data.columns.sensitive']!r} alike, add {_CONSTRAINTS} EqualizedOdds"
         )
         print(f"{advice} or DemographicParity.", file=sys.stderr)  # noqa: T201
-    yield args[0]
-    for name, value in assumed.items():
-        yield f"{name}={value}"
-    yield from args[1:]
+    words = [f"{name}={value}" for name, value in assumed.items()]
+    inside = [word for word in words if word.startswith("--model.network.")]  # of a class that may be named later
+    yield from [args[0], *(word for word in words if word not in inside), *args[1:], *inside]
 
 
 def _options(args: Sequence[str]) -> dict[str, str]:
@@ -109,16 +109,14 @@ def _options(args: Sequence[str]) -> dict[str, str]:
 
 
 def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What a table needs beside the options, those among it that are given."""
     yield "--data", "TabularDataModule"
     if not {"--data.test", "--data.splits", "--data.splits.test_fraction"} & options.keys():
         yield "--data.splits.test_fraction", _TEST_FRACTION
-    if "--model.network" not in options:
-        yield "--model.network", "TabularMLP"
+    yield "--model.network", _PERCEPTRON
     labels, groups = _columns(options)
     label = options.get("--data.columns.label", "")
-    if "--model.objective" not in options:
-        several = label.startswith("[")
-        yield from _of_labels(label.count(",") + 1, options) if several else _of_a_label(labels, options)
+    yield from _of_labels(label.count(",") + 1, options) if label.startswith("[") else _of_a_label(labels, options)
     if not {"--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"} & options.keys():
         yield "--trainer.max_epochs", _EPOCHS
     if not {"--model.network", *_PIECES} & options.keys():
@@ -132,18 +130,19 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The objective that fits a label, and what the network needs to know of it."""
-    network, classes = "--model.network" not in options, 2 if labels is None else labels.nunique()
-    if labels is not None and "--data.columns.positive" not in options and _are_numbers(labels):
+    perceptron = options.get("--model.network", _PERCEPTRON) == _PERCEPTRON
+    objective, positive = options.get("--model.objective"), "--data.columns.positive" in options
+    if labels is not None and not positive and _are_numbers(labels, options):
         yield "--data.columns.target", "number"
-        yield "--model.objective", "SquaredError"
-        if network:
+        yield "--model.objective", _OF_NUMBERS
+        if perceptron:
             yield "--model.network.offset", f"{labels.mean():.3g}"
             yield "--model.network.scale", f"{labels.std():.3g}"
-    elif classes > 2 and "--data.columns.positive" not in options:
+    elif labels is not None and labels.nunique() > 2 and not positive and objective in (None, "CrossEntropy"):
         yield "--model.objective", "CrossEntropy"
         yield "--model.evaluation", "ClassEvaluation"
-        if network:
-            yield "--model.network.out_features", str(classes)
+        if perceptron:
+            yield "--model.network.out_features", str(labels.nunique())
     else:  # constraints are on decisions, of which the AUC says nothing
         yield "--model.objective", "CrossEntropy" if any(name.startswith(_CONSTRAINTS) for name in options) else "AUC"
 
@@ -151,17 +150,20 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
 def _of_labels(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The objective that fits several labels, each of which a sample has or has not."""
     yield "--model.objective", "MeanAveragePrecision"
-    if "--model.network" not in options:
+    if options.get("--model.network", _PERCEPTRON) == _PERCEPTRON:
         yield "--model.network.out_features", str(count)
 
 
-def _are_numbers(labels: "pd.Series") -> bool:
-    """Whether labels are numbers to be predicted: too many for classes, or not whole."""
+def _are_numbers(labels: "pd.Series", options: dict[str, str]) -> bool:
+    """Whether labels are numbers to be predicted: if that is said, or there are too many for classes, or not whole."""
     from fcco_lightning.data.columns import is_number  # noqa: PLC0415 - loads pandas
 
+    target, objective = options.get("--data.columns.target"), options.get("--model.objective")
+    if target is not None or objective is not None:
+        return target == "number" or (target is None and objective == _OF_NUMBERS)
     if not is_number(labels.dtype) or labels.nunique() <= 2:
         return False
-    return labels.nunique() > _MOST_CLASSES or bool((labels.dropna() % 1 != 0).any())
+    return labels.nunique() > _MOST_CLASSES or bool((labels % 1 != 0).any())
 
 
 def _favoured(column: str, groups: "pd.Series") -> str:
@@ -187,15 +189,18 @@ def _favoured(column: str, groups: "pd.Series") -> str:
 
 
 def _columns(options: dict[str, str]) -> "tuple[pd.Series | None, pd.Series | None]":
-    """The columns of the label and of the groups, without missing cells; None of what cannot be read.
+    """The columns of the label and of the groups, without missing cells; None of what is not named, or of several.
 
-    The datamodule says what is wrong with a table.
+    Raises:
+        DataError: if the table cannot be read, or lacks one of them.
     """
+    from fcco_lightning.data.columns import require_columns  # noqa: PLC0415 - loads pandas
     from fcco_lightning.data.sources import read_table  # noqa: PLC0415 - loads pandas
 
-    label, sensitive = options.get("--data.columns.label"), options.get("--data.columns.sensitive")
-    with suppress(Exception):
-        frame = read_table(options["--data.train"])
-        groups = frame[sensitive].dropna() if sensitive is not None else None
-        return frame[label].dropna(), groups if groups is None or len(groups) else None
-    return None, None
+    named = {name: options[option] for name, option in _COLUMNS.items() if option in options}
+    single = {name: column for name, column in named.items() if not column.startswith("[")}
+    frame = read_table(options["--data.train"], "data.train")
+    require_columns(frame, {f"columns.{name}": [column] for name, column in single.items()}, "the train table")
+    found = {name: frame[column].dropna() for name, column in single.items()}
+    groups = found.get("sensitive")
+    return found.get("label"), groups if groups is not None and len(groups) else None

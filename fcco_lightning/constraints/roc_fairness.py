@@ -24,15 +24,20 @@ class ScoreScale(ABC):
     """The unit in which thresholds are given: a map of the batch's scores, with graph."""
 
     @abstractmethod
-    def __call__(self, scores: Tensor) -> Tensor:
-        """Scores (B,) in the unit of the thresholds, (B,)."""
+    def __call__(self, scores: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Scores (B,) in the unit of the thresholds, (B,).
+
+        Args:
+            scores: of the samples of a batch.
+            weight: how many samples of the data each stands for, (B,), where they are not drawn uniformly.
+        """
 
 
 @dataclass(frozen=True)
 class RawScores(ScoreScale):
     """The score itself (the paper's form).  The constraint can be met by moving or shrinking all scores."""
 
-    def __call__(self, scores: Tensor) -> Tensor:
+    def __call__(self, scores: Tensor, weight: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return scores
 
 
@@ -51,10 +56,15 @@ class StandardScores(ScoreScale):
     def __post_init__(self) -> None:
         positive("floor", self.floor)
 
-    def __call__(self, scores: Tensor) -> Tensor:
-        centred = scores - scores.mean()
+    def __call__(self, scores: Tensor, weight: Tensor | None = None) -> Tensor:
+        scores = scores - scores[:1].detach()  # so that equal scores are 0 to the last bit
+        centred = scores - _mean(scores, weight)
         # clamped before the root, whose slope at 0 is infinite: equal scores have gradient 0, not NaN
-        return centred / centred.square().mean().clamp(min=self.floor**2).sqrt()
+        return centred / _mean(centred.square(), weight).clamp(min=self.floor**2).sqrt()
+
+
+def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    return values.mean() if weight is None else torch.dot((weight / weight.sum()).to(values.dtype), values)
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,8 @@ class QuantileScores(ScoreScale):
 
     Piecewise linear between ``knots`` quantiles of the batch, through which the gradient flows too.  No increasing map
     of the scores changes the values at the knots, so neither shifts, nor scalings, nor heavy tails can meet the
-    constraint: the same invariance as that of the ROC curves.
+    constraint: the same invariance as that of the ROC curves.  Where samples are not drawn uniformly, the quantiles are
+    those of the data, by the column ``weight``.
 
     Args:
         knots: number of quantiles, >= 2; fewer than a batch has samples.
@@ -77,9 +88,9 @@ class QuantileScores(ScoreScale):
         at_least("knots", self.knots, 2)
         positive("floor", self.floor)
 
-    def __call__(self, scores: Tensor) -> Tensor:
+    def __call__(self, scores: Tensor, weight: Tensor | None = None) -> Tensor:
         levels = torch.linspace(0, 1, self.knots, device=scores.device, dtype=scores.dtype)
-        knots = quantiles(scores, levels)
+        knots = quantiles(scores, levels, weight)
         right = torch.searchsorted(knots.detach(), scores.detach()).clamp(1, self.knots - 1)
         low, high = knots[right - 1], knots[right]
         within = (scores - low) / (high - low).clamp(min=self.floor)
@@ -150,16 +161,16 @@ class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         return [sides for sides in super().subsets(columns) for _ in self.thresholds]
 
-    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
         """Whether the score is above every threshold, smoothed, shape (B, t)."""
-        above = self._above(outputs)
+        above = self._above(outputs, batch)
         return torch.sigmoid(above if self.temperature == 1 else above / self.temperature)
 
-    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
-        return (self._above(outputs) > 0).to(outputs.dtype)
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return (self._above(outputs, batch) > 0).to(outputs.dtype)
 
-    def _above(self, outputs: Tensor) -> Tensor:
-        scores = self.scale(binary_scores(outputs)).unsqueeze(1)
+    def _above(self, outputs: Tensor, batch: Columns) -> Tensor:
+        scores = self.scale(binary_scores(outputs), batch.get("weight")).unsqueeze(1)
         return scores - self._levels.like(scores, scores.dtype)
 
     def mean(self, shares: Tensor, values: Tensor) -> Tensor:
@@ -171,9 +182,9 @@ class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
     def known_of(self, known: Tensor) -> Tensor:
         return super().known_of(known).repeat_interleave(len(self.thresholds), output_size=self.num_rows)
 
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
-        low, high = spread(self.scale(binary_scores(outputs).detach().double()))
+        low, high = spread(self.scale(binary_scores(outputs).detach().double(), batch.get("weight")))
         inside = sum(low < t < high for t in self.thresholds)
         if inside < min(2, len(self.thresholds)):
             return (
@@ -214,5 +225,5 @@ class TopShare(Quantity):
         positive("temperature", self.temperature)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        levels = self.scale(binary_scores(outputs))
+        levels = self.scale(binary_scores(outputs), batch.get("weight"))
         return SoftRate(1 - self.share, self.temperature)(levels, batch)

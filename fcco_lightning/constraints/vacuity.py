@@ -6,10 +6,24 @@ from torch import Tensor
 _EDGE = 0.01  # outliers beyond this share on either side are left out of a span
 
 
-def quantiles(scores: Tensor, levels: Tensor) -> Tensor:
-    """Linearly interpolated quantiles; ``torch.quantile`` refuses more than 2^24 values and half precision."""
-    ranked = scores.sort().values
+def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Linearly interpolated quantiles; ``torch.quantile`` refuses more than 2^24 values and half precision.
+
+    Args:
+        scores: shape (n,).
+        levels: in [0, 1], shape (k,).
+        weight: of the scores, shape (n,): between two neighbours lies the mean of their weights.  None for equal ones.
+    """
+    ranked, order = scores.sort()
     position = levels * (len(scores) - 1)
+    if weight is not None:
+        ordered = weight.index_select(0, order).to(scores.dtype)
+        reached = ((ordered[1:] + ordered[:-1]) / 2).cumsum(0)
+        reached = torch.cat([reached.new_zeros(1), reached])
+        wanted = levels * reached[-1]
+        place = (torch.searchsorted(reached, wanted, right=True) - 1).clamp(0, max(len(scores) - 2, 0))
+        gap = reached.diff().index_select(0, place) if len(scores) > 1 else reached.new_ones(len(levels))
+        position = place + ((wanted - reached.index_select(0, place)) / gap).clamp(0, 1)
     below = position.floor().long().clamp(max=len(scores) - 1)
     above = (below + 1).clamp(max=len(scores) - 1)
     return torch.lerp(ranked[below], ranked[above], position - below)

@@ -39,7 +39,8 @@ def prediction_table(
         threshold: of probabilities, in (0, 1].
 
     Raises:
-        ConfigError: if ``kind`` or ``threshold`` is none, or there are not as many names as the outputs ask for.
+        ConfigError: if ``kind`` or ``threshold`` is none, there are not as many names as the outputs ask for, or
+            ``ids`` has a column of the prediction.
     """
     one_of("kind", kind, ("classes", "labels", "values"))
     fraction("threshold", threshold)
@@ -50,9 +51,9 @@ def prediction_table(
         raise ConfigError(f"names must name the {classes} {kind}, got {list(names)}.")
     called: list[Any] = list(names) if names else list(range(classes))
     ends = [""] if several == 1 else [f"_{name}" for name in called]
-    table = {**ids, **_columns("score", ends, scores)}
+    table = _columns("score", ends, scores)
     if kind == "values":
-        return pd.DataFrame(table)
+        return _beside(ids, table)
     softmax = kind == "classes" and several > 1
     probabilities = scores.softmax(1) if softmax else scores.sigmoid()
     table |= _columns("probability", ends, probabilities)
@@ -61,7 +62,7 @@ def prediction_table(
     else:
         decided = scores.argmax(1) if softmax else (probabilities[:, 0] >= threshold).long()
         table["decision"] = [called[k] for k in decided.tolist()]
-    return pd.DataFrame(table)
+    return _beside(ids, table)
 
 
 def write_table(table: pd.DataFrame, path: str | Path) -> None:
@@ -82,3 +83,14 @@ def write_table(table: pd.DataFrame, path: str | Path) -> None:
 
 def _columns(name: str, ends: Sequence[str], values: Tensor) -> dict[str, Any]:
     return {f"{name}{end}": column.numpy() for end, column in zip(ends, torch.unbind(values, 1), strict=True)}
+
+
+def _beside(ids: Mapping[str, Any], predicted: Mapping[str, Any]) -> pd.DataFrame:
+    """What names the samples, and what is predicted of them."""
+    both = sorted(ids.keys() & predicted.keys())
+    if both:
+        raise ConfigError(
+            f"the columns {both} name or group the samples, and are columns of the prediction, too. Rename them in the "
+            "table, or name the rows by another column."
+        )
+    return pd.DataFrame({**ids, **predicted})

@@ -234,7 +234,7 @@ class BestFeasible(Callback):
         pl_module.network.load_state_dict(self._weights)
         saver = trainer.checkpoint_callback
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
-            trainer.save_checkpoint(Path(saver.dirpath) / FEASIBLE)
+            trainer.save_checkpoint(Path(saver.dirpath) / FEASIBLE, weights_only=True)  # not to be continued
         rank_zero_info(chosen_line(self.chosen))
 
 

@@ -130,7 +130,7 @@ would have to be larger by 0.030, or some constraints contradict each other or t
     best = min(known, key=lambda record: record["worst_violation"])
     h = best["worst_violation"]
     if h <= 0:
-        chooser = "the callback BestFeasible (--feasible.enabled true)"
+        chooser = "the callback BestFeasible (--feasible.enabled true) with a validation split"
         return f"All of them held in epoch {best['epoch']}: {chooser} chooses such weights."
     return (
         f"No weights were found that meet all constraints; the smallest largest h was {h:+.3f} (epoch "

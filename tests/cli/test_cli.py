@@ -243,6 +243,14 @@ def test_mistakes(capsys, arguments, expected, status):
     assert expected in fails(capsys, *arguments, status=status)
 
 
+def test_predict_is_asked_for_a_table_unless_a_run_is_named(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run(["predict", "--help"])
+    assert "CKPT TABLE" in capsys.readouterr().out
+    assert run(["predict", "--out", "z.csv", "a.ckpt", "t.csv"]) == 1
+    assert "checkpoint a.ckpt: there is no such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -277,8 +285,8 @@ def test_a_misspelt_key_is_named_by_its_whole_path(capsys, config, expected, tmp
 
 def test_a_misspelt_command_is_told_all_of_them(capsys):
     with pytest.raises(SystemExit, match="2"):
-        main(["fti"])
-    assert "choose from 'fit', 'validate', 'test', 'predict'" in capsys.readouterr().err
+        main(["comapre", "a"])
+    assert "'comapre' is no command. Did you mean 'compare'? The commands are fit," in capsys.readouterr().err
 
 
 ALONE = ["--data=TabularDataModule", "--model.network=TabularMLP", "--model.objective=AUC", "--trainer.max_epochs=1"]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fcco_lightning import ConfigError
+from fcco_lightning import ConfigError, DataError
 from fcco_lightning.cli.shorthands import written_out
 
 
@@ -85,6 +85,11 @@ def test_other_options_stay_as_they_are():
         ),
         (list(range(30)), ["--model.network", "TabularMLP"], {"--model.objective": "SquaredError"}),
         (list(range(30)), ["--data.columns.positive", "3"], {"--model.objective": "AUC"}),
+        (list(range(30)), ["--data.columns.target", "class"], {"--model.network.out_features": "30"}),
+        ([1, 2, 3] * 4, ["--data.columns.target", "number"], {"--model.objective": "SquaredError"}),
+        ([1, 2, 3] * 4, ["--model.objective", "SquaredError"], {"--data.columns.target": "number"}),
+        ([1, 2, 3] * 4, ["--model.objective", "CrossEntropy"], {"--model.evaluation": "ClassEvaluation"}),
+        ([1, 2, 3] * 4, ["--model.network", "TabularMLP"], {"--model.network.out_features": "3"}),
         (["yes", "no"] * 4, ["--data.columns.sensitive", "sex"], {"--data.columns.favoured": "m"}),
         (["yes", "no"] * 4, ["--data.test", "u.csv"], {"--data.splits.test_fraction": None}),
         (["yes", "no"] * 4, [], {"--model.network": "TabularMLP", "--data.encoding.pieces": "auto"}),
@@ -144,5 +149,15 @@ def test_one_group_is_named_with_the_way_out(tmp_path):
         written_out([*words, "--data.columns.sensitive", "sex"])
 
 
-def test_a_table_that_cannot_be_read_is_left_to_the_datamodule():
-    assert "--data=TabularDataModule" in written_out(["fit", "--data.train", "none.csv", "--data.columns.label", "y"])
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [
+        (["none.csv", "--data.columns.label", "y"], r"data.train='none.csv': no such file"),
+        (["{}", "--data.columns.label", "yy"], "columns.label='yy' is not a column of.*Did you mean 'y'"),
+        (["{}", "--data.columns.label", "y", "--data.columns.sensitive", "sexx"], "columns.sensitive='sexx' is not"),
+    ],
+)
+def test_what_is_not_there_is_named(table, typed, text):
+    path = table(["yes", "no"] * 4)
+    with pytest.raises(DataError, match=text):
+        written_out(["fit", "--data.train", *(path if word == "{}" else word for word in typed)])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fcco_lightning.constraints import QuantileScores, RawScores, ROCFairness, StandardScores
+from fcco_lightning.data import BalancedSampling
 from fcco_lightning.errors import ConfigError
 
 THRESHOLDS = (-0.5, 0.0, 1.0)
@@ -45,6 +46,24 @@ def test_standard_scores_of_equal_scores_are_zero_with_a_finite_gradient():
     standard[0].backward()
     assert standard.tolist() == [0] * 5
     assert bool(torch.isfinite(constant.grad).all())
+
+
+@pytest.mark.parametrize("scale", [StandardScores(), QuantileScores(), QuantileScores(knots=9)])
+def test_scales_of_batches_that_are_not_drawn_uniformly_are_those_of_the_data(scale):
+    """Class-balanced batches of a tenth of positives, whose column ``weight`` says what they stand for."""
+    generator = torch.Generator().manual_seed(0)
+    y = (torch.rand(4000, generator=generator) < 0.1).long()
+    scores = 1.5 * y + torch.randn(4000, generator=generator, dtype=torch.float64)
+    columns = {"y": y, "index": torch.arange(4000)}
+    plan = BalancedSampling(400).plan(columns, seed=1)
+    weight, whole = plan.columns()["weight"], scale(scores)
+    seen = torch.stack([(scale(scores[i], weight[i]) - whole[i]).mean() for i in plan.batches(0)])
+    assert seen.mean().abs() < 0.01
+    unweighted = torch.stack([(scale(scores[i]) - whole[i]).mean() for i in plan.batches(0)])
+    assert unweighted.mean().abs() > 0.1
+    alike = scale(scores[:50], torch.full((50,), 2.5))
+    torch.testing.assert_close(alike, scale(scores[:50]))
+    assert scale(torch.zeros(4), torch.tensor([1.0, 2, 3, 0])).isfinite().all()
 
 
 def test_vacuous_constraints_say_why():

@@ -156,5 +156,7 @@ def test_tables_of_predictions(tmp_path):
     assert pd.read_csv(tmp_path / "a.csv").shape == labels.shape
     with pytest.raises(ConfigError, match=r"Name a .csv or a .parquet file"):
         write_table(labels, tmp_path / "a.xlsx")
+    with pytest.raises(ConfigError, match=r"columns \['score'\] name or group the samples"):
+        prediction_table(logits[:, 0], {"score": [7, 8]})
     with pytest.raises(ConfigError, match="names must name the 3 labels"):
         prediction_table(logits, {}, kind="labels", names=["x"])

@@ -21,7 +21,7 @@ from fcco_lightning import (
     TensorDataModule,
 )
 from fcco_lightning.data.sampling import UniformSampling
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.reports import BestFeasible, Report
 from fcco_lightning.reports.feasible import _planned_validations
 from fcco_lightning.reports.verdict import chosen_line
@@ -138,6 +138,8 @@ def test_a_continued_run_without_the_choice_ends_with_its_own_weights(tmp_path):
     assert choice.chosen == {}
     assert torch.equal(module.network.weight, seen[-1])
     assert "selected" not in report.report
+    with pytest.raises(CheckpointError, match="can be evaluated, but not continued"):
+        fit(tmp_path, script, epochs=3, ckpt=str(next(tmp_path.rglob("feasible.ckpt"))))
 
 
 def test_without_a_validation_split_nothing_is_chosen():
