@@ -86,6 +86,13 @@ class Algorithm(ABC):
     def start(self, engine: Engine) -> None:  # noqa: B027 - most hooks are for a few algorithms
         """Take the trainable parameters, in their final place and dtype; memories of weights start afresh."""
 
+    def updates_in(self, batches: int) -> int | None:
+        """The number of updates of w that so many batches make; None where that is not known beforehand.
+
+        Of a double loop that begins anew with every epoch a Trainer keeps count itself, and this is the identity.
+        """
+        return batches
+
     def require_stored_activations(self, engine: Engine) -> None:
         """Refuse networks that recompute activations, for gradients at other weights than the network's own.
 

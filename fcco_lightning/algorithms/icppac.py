@@ -93,6 +93,9 @@ class ICPPAC(Algorithm):
         self._ahead: list[Tensor] = []  # l at the present z
         self._before: list[Tensor] = []  # l at the z before
 
+    def updates_in(self, batches: int) -> int:
+        return batches // (self.K + 1)
+
     def iteration(self, engine: Engine, batch: Batch) -> None:
         if self._count == 0:
             self._point.restart()

@@ -45,6 +45,10 @@ class ProximallyGuided(MaxForm, ABC):
         self._pass = FullPass(engine.problem.all_terms[0], engine.params[0].device)
         self._stage = self._count = 0
 
+    def updates_in(self, batches: int) -> None:  # noqa: ARG002
+        """Not known: stages differ in length, and some begin with a pass over the data."""
+        return
+
     def uniform(self) -> Tensor:
         """The weights 1/n, (n,), float64: where V is least."""
         return torch.full_like(self._pass.values, 1 / len(self._pass.values))

@@ -252,7 +252,8 @@ class Problem(nn.Module):
     def _subset_weights(self, part: Measurable, num_rows: int, of_batch: float) -> RowWeights:
         drawn = self._drawn(part.part)
         subsets = None if drawn is None else part.subsets(drawn.columns)
-        if drawn is None or subsets is None or not can_know(subsets):
+        halves = of_batch == 1 or getattr(drawn and drawn.plan, "halves_known", True)
+        if drawn is None or subsets is None or not (halves and can_know(subsets)):
             return RowWeights(num_rows)
         names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(num_rows)]
         probability = presence(subsets, drawn, names, of_batch)

@@ -232,6 +232,7 @@ class FCCOModule(EvaluatingModule):
 
     def on_fit_start(self) -> None:
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
+        self.phases.require_time_for_all(self.trainer.max_epochs)
         self._old_model.know()
         self._continuation.freeze_as_then(self.trainer, self.network)
         if self.average is not None:

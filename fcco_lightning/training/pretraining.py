@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
@@ -127,6 +128,14 @@ class Phases:
         others = self.all[1:] if self.pretraining else self.all[:-1]
         return [p for phase in others for p in phase.objective.parameters() if p.requires_grad]
 
+    def require_time_for_all(self, max_epochs: int | None) -> None:
+        """Warn of a run that ends before the phase proper begins."""
+        if self.pretraining and self.pretrain is not None and 0 <= (max_epochs or -1) <= self.pretrain.epochs:
+            rank_zero_warn(
+                f"pretrain.epochs={self.pretrain.epochs} leaves none of max_epochs={max_epochs} to the objective and "
+                "the constraints: the run ends with pretraining. Raise --trainer.max_epochs."
+            )
+
     def is_over(self, epoch: int) -> bool:
         """Whether pretraining ends before this epoch."""
         return self.pretraining and self.pretrain is not None and epoch >= self.pretrain.epochs
@@ -158,7 +167,16 @@ class Phases:
             raise ConfigError("the schedule needs to know the end of training: set --trainer.max_epochs.")
         if by_step and self.pretrain is not None:
             total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-        return int(total)
+        if not by_step:
+            return int(total)
+        algorithm = self.present.algorithm
+        updates = algorithm.updates_in(int(total))
+        if updates is None:
+            raise ConfigError(
+                f"how many updates of w {algorithm.name} makes is not known beforehand, so a schedule of the whole run "
+                "cannot follow them. Set --model.schedule.interval epoch."
+            )
+        return updates
 
     def description(self) -> dict[str, str]:
         """What must be the same on all processes, by name."""

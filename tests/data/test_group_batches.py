@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
+from fcco_lightning.data import BalancedSampling
 from fcco_lightning.errors import ConfigError, DataError
 from tests.plans import GroupBatches
 
@@ -107,3 +108,20 @@ def test_rejects():
             GroupBatches(GROUPS, *arguments)
     with pytest.raises(ConfigError, match="num_batches"):
         GroupBatches(GROUPS, 1, 1, num_batches=0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "samples", "replacement", "known"),
+    [(2, 4, False, True), (2, 4, True, True), (2, 3, False, False), (1, 3, False, True)],
+)
+def test_second_halves_are_known_where_they_hold_whole_slots_of_different_rows(groups, samples, replacement, known):
+    """Of three samples of each of two groups a half holds one and a half."""
+    plan = GroupBatches(GROUPS, groups, samples, seed=1, replacement=replacement)
+    assert plan.halves_known == known
+
+
+@pytest.mark.parametrize("positives", [3, 4])
+def test_second_halves_are_not_known_where_rows_come_twice(positives):
+    columns = {"y": (torch.arange(20) < positives).long()}
+    plan = BalancedSampling(8, allow_repeats=True).plan(columns, seed=0)
+    assert plan.halves_known == (positives == 4)

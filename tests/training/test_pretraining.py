@@ -1,5 +1,7 @@
 """Two phases of training in one run: another objective first, then the objective proper."""
 
+import warnings
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor
@@ -19,15 +21,18 @@ from fcco_lightning import (
     CVaRGroupDRO,
     FCCOModule,
     HeavyBall,
+    LinearWarmUp,
     Pretraining,
     ROCFairness,
     Schedule,
     StepAtFractions,
     TabularMLP,
+    UniformSampling,
 )
+from fcco_lightning.algorithms import ICPPAC
 from fcco_lightning.models import head_of, renew
 from tests import jobs
-from tests.conftest import make_data
+from tests.conftest import make_data, make_frame
 
 
 def first_batches(look):
@@ -74,6 +79,7 @@ def test_resume_across_the_switch_equals_uninterrupted(kind, make_module, make_t
         jobs.require_same(fit(ckpt_path=tmp_path / f"{place}.ckpt"), whole)
 
 
+@pytest.mark.filterwarnings("ignore:pretrain.epochs")
 @pytest.mark.parametrize("constraints", [False, True])
 def test_the_first_phase_is_plain_training_on_its_objective(constraints, make_module, make_trainer):
     """To the last bit, with the random streams of a run that has that objective only."""
@@ -207,6 +213,7 @@ def save(make_module, make_trainer, path, epochs, **parts):
     trainer.save_checkpoint(path)
 
 
+@pytest.mark.filterwarnings("ignore:pretrain.epochs")
 def test_checkpoints_of_the_phases_and_runs_without_pretraining(make_module, make_trainer, tmp_path):
     path, plain = tmp_path / "a.ckpt", ranked(pretrain=None)
     save(make_module, make_trainer, path, 1, **ranked())
@@ -269,3 +276,28 @@ def test_renewing_a_head_depends_on_the_seed_alone():
     assert torch.equal(one.weight, two.weight)
     torch.manual_seed(0)
     assert not torch.equal(nn.Linear(4, 2).weight, one.weight)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "objective", "total"),
+    [(ICPPAC(K=4), CrossEntropy(), 2), (ALEXR2(K=5), CrossEntropy(), 2), (SOX(0.5), CrossEntropy(), 10)],
+)
+def test_a_schedule_of_the_whole_run_counts_updates(algorithm, objective, total, make_module, make_trainer):
+    """Ten batches make ten updates, or two of a double loop with five batches each."""
+    module = make_module(
+        objective=objective, algorithm=algorithm, penalty=None, schedule=Schedule(LinearWarmUp, "step")
+    )
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(module, make_data(train=make_frame(160, 0), batches=UniformSampling(32)))
+    assert trainer.global_step == total
+    assert trainer.lr_scheduler_configs[0].scheduler.total == total
+
+
+@pytest.mark.parametrize(("max_epochs", "warned"), [(2, True), (3, False)])
+def test_a_run_that_ends_with_pretraining_says_so(max_epochs, warned, make_module, make_trainer):
+    module = make_module(pretrain=Pretraining(2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(max_epochs=max_epochs).fit(module, make_data(train=make_frame(160, 0)))
+    said = [w for w in caught if "leaves none of max_epochs=2 to the objective" in str(w.message)]
+    assert bool(said) == warned

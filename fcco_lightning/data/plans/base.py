@@ -65,8 +65,9 @@ class BatchPlan(ABC):
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
         r"""Return the probability that a batch holds none of a set of marked rows, averaged over an epoch's batches.
 
-        It is exact, not an estimate, and 0 if no batch can be without a marked row.  With it the expectation of a mean
-        that is defined on batches with a marked row only can be told from that of one over all batches.
+        It is exact (for second halves, where :attr:`halves_known`), not an estimate, and 0 if no batch can be without a
+        marked row.  With it the expectation of a mean that is defined on batches with a marked row only can be told
+        from that of one over all batches.
 
         Args:
             counts: number of marked rows in every stratum, shape (S,), int64.
@@ -86,6 +87,11 @@ class BatchPlan(ABC):
     @abstractmethod
     def _second_half(self) -> Self:
         """Return a copy with the numbers of draws of the second half of a batch, for :meth:`_absence`."""
+
+    @property
+    def halves_known(self) -> bool:
+        """Whether :meth:`absence` is exact for second halves of batches, too."""
+        return True
 
     @property
     def distinct(self) -> bool:

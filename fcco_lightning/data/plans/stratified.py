@@ -121,6 +121,12 @@ class StratifiedBatches(BatchPlan):
         """Whether strata have as many rows as a batch asks for, or one row is drawn of each with replacement."""
         return self.slots == 1 if self.replacement else bool((self._sizes >= self.drawn).all())
 
+    @property
+    def halves_known(self) -> bool:
+        """Not where rows come twice in turn, nor where a half ends between the units of a slot."""
+        whole_slots = self.slots % 2 == 0 or self.chosen == 1
+        return whole_slots and (self.replacement or self.distinct)
+
     def weights(self) -> Tensor | None:
         """Weight N_s U B / (n c B_s) of a row of a stratum of N_s rows, B_s of which are drawn if its unit is chosen.
 
