@@ -49,7 +49,10 @@ def names() -> Iterator[str]:
 def options() -> Iterator[str]:
     """Options of all commands."""
     for command in COMMANDS:
-        found = sorted(set(re.findall(r"^ +(?:-\w, )?(--[\w.+]+)", printed(command, "--help"), re.MULTILINE)))
+        pages = printed(command, "--help")
+        if command == "predict":  # of a table, and of a split of a datamodule
+            pages += printed(command, "--trainer.devices=1", "--help")
+        found = sorted(set(re.findall(r"^ +(?:-\w, )?(--[\w.+]+)", pages, re.MULTILINE)))
         yield from (f"option {command} {option}" for option in found)
 
 

@@ -199,7 +199,7 @@ def _predict(parser: ArgumentParser) -> Work:
     """Predict the rows of a table, of numbers and words or of texts, labelled or not.
 
     There is a row for each with its id, its groups where known, scores, probabilities and decisions. Images and
-    others: fcco predict --config CONFIG --ckpt_path CKPT.
+    others: fcco predict --config CONFIG --ckpt_path CKPT (with --help: its options).
     """
     _add_checkpoint(parser)
     parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")

@@ -81,6 +81,11 @@ def _classes(words: str) -> list[dict[str, Any]]:
 def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     """The arguments of ``fit``, with what they leave out of a table without a configuration."""
     options = _options(args)
+    if options.get("--data", "").endswith((".csv", ".parquet")):
+        raise ConfigError(
+            f"--data {options['--data']} names no datamodule: a table is given by --data.train {options['--data']}, "
+            "from which the datamodule follows."
+        )
     if {"--config", "-c", "--data"} & options.keys() or "--data.train" not in options:
         yield from args
         return

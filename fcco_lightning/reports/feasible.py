@@ -117,8 +117,8 @@ class BestFeasible(Callback):
         if "val" not in getattr(getattr(trainer, "datamodule", None), "val_names", ()):
             raise ConfigError(
                 "feasible.margin='auto' judges the constraints on a validation split 'val', and the data has none: on "
-                "the training split they hold by fitting. Hold one out (data.splits.val_fraction for tables), or leave "
-                "the margin out."
+                "the training split they hold by fitting. Hold one out (data.splits.val_fraction for tables, "
+                "data.val_fraction where they are made in memory), or leave the margin out."
             )
         if trainer.max_epochs is None or trainer.max_epochs < 0:
             raise ConfigError(

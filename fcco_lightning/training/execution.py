@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ParamSpec
 
 from fcco_lightning.checks import at_least
+from fcco_lightning.constraints import Constraint
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state import Layout
 
@@ -94,6 +95,23 @@ def require_settings(**given: object) -> None:
     for name, value in given.items():
         if type(value).__name__ != name.capitalize():
             raise ConfigError(f"{name} must be {name.capitalize()}(...), got {value!r}. Give it as its argument.")
+
+
+def require_parts(constraints: object, algorithm: object, optimizer: object) -> None:
+    """Refuse what is easily given in another form than is asked for.
+
+    Raises:
+        ConfigError: naming the argument.
+    """
+    if isinstance(constraints, Constraint):
+        raise ConfigError(f"constraints must be a list, got one {type(constraints).__name__}: put it in brackets.")
+    if isinstance(algorithm, type):
+        raise ConfigError(f"algorithm must be an object, got the class: make one, {algorithm.__name__}().")
+    if not callable(optimizer):
+        raise ConfigError(
+            f"optimizer must be a class or function that is given the parameters, got {type(optimizer).__name__}: for "
+            "example optimizer=lambda params: torch.optim.Adam(params, lr=1e-3)."
+        )
 
 
 def refusing_old_names(init: Callable[P, None]) -> Callable[P, None]:

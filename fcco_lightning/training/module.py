@@ -36,7 +36,7 @@ from fcco_lightning.training.backend import Clipping, LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics
 from fcco_lightning.training.continuing import Continuation
 from fcco_lightning.training.evaluating import EvaluatingModule
-from fcco_lightning.training.execution import Execution, refusing_old_names, require_settings
+from fcco_lightning.training.execution import Execution, refusing_old_names, require_parts, require_settings
 from fcco_lightning.training.finite_weights import require_finite_weights, statistics_kept
 from fcco_lightning.training.old_model import OldModel
 from fcco_lightning.training.optimizers import Stepping
@@ -111,6 +111,7 @@ class FCCOModule(EvaluatingModule):
     ) -> None:
         super().__init__()
         require_settings(schedule=schedule, clipping=clipping, execution=execution)
+        require_parts(constraints, algorithm, optimizer)
         self.automatic_optimization = False
         objective = objective or AUC()
         self.algorithm = algorithm or default_algorithm(objective, constrained=bool(constraints))

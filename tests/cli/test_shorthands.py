@@ -133,6 +133,11 @@ def test_nothing_is_assumed_where_it_is_said(table, capsys, more, tmp_path):
     assert capsys.readouterr().err == ""
 
 
+def test_a_table_is_no_datamodule(table):
+    with pytest.raises(ConfigError, match=r"names no datamodule: a table is given by --data.train .*t\.csv"):
+        written_out(["fit", "--data", table("ab"), "--data.columns.label", "y"])
+
+
 def test_three_groups_are_named_with_both_ways_out(table):
     path = table(["yes", "no"] * 4)
     words = ["fit", "--data.train", path, "--data.columns.label", "y", "--data.columns.sensitive", "age"]

@@ -463,6 +463,19 @@ def test_a_schedule_or_the_like_is_given_as_a_record(make_module):
         make_module(schedule=StepAtFractions)
 
 
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"constraints": ROCFairness()}, "constraints must be a list, got one ROCFairness"),
+        ({"algorithm": SONEX}, r"got the class: make one, SONEX\(\)"),
+        ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))])}, "that is given the parameters, got SGD"),
+    ],
+)
+def test_parts_in_another_form_are_refused(make_module, part, message):
+    with pytest.raises(ConfigError, match=message):
+        make_module(**part)
+
+
 @pytest.mark.parametrize("name", REPLACED)
 def test_arguments_of_earlier_versions_are_answered_with_the_new_ones(name, make_module):
     group, field = REPLACED[name].split(".")
