@@ -340,6 +340,8 @@ class Engine:
             state.scatter_(index, rows)
         for weights, index, each in self._counted:
             weights.count(index, each)
+        for multipliers in self.problem.multipliers_of_terms:
+            multipliers.note_rate()
         if known is not None:
             self.problem.take_units(self._estimates, known=answers[-1])
         self.discard()

@@ -38,7 +38,8 @@ class MultiplierRows(nn.Module):
         self.register_buffer("unit", torch.tensor(float("nan"), dtype=dtype))
         self.rule, self.constraint = rule, constraint
         self.register_buffer("largest_rate", torch.zeros((), dtype=torch.float64))
-        self._largest, self._pace, self.pace = 0.0, 1.0, torch.ones((), dtype=torch.float64)
+        self._largest = self._seen = 0.0
+        self._pace, self.pace = 1.0, torch.ones((), dtype=torch.float64)
         start = torch.tensor(rule.begin(constraint.together), dtype=dtype).repeat_interleave(constraint.sides)
         self.state = DualState(constraint.num_rows, len(start), dtype, processes)
         self.state.scatter_(None, start.expand(constraint.num_rows, -1))
@@ -50,17 +51,20 @@ class MultiplierRows(nn.Module):
         """Let the dual steps follow the schedule of the learning rate."""
         group = optimizer.param_groups[0]
         rate = float(group["lr"])
-        largest = max(rate, float(group.get("initial_lr", 0.0)), self._largest)  # a schedule notes the first one
-        if largest != self._largest:
-            self._largest = largest
-            self.largest_rate.fill_(largest)
-        pace = rate / largest if largest else 1.0
+        self._seen = max(rate, float(group.get("initial_lr", 0.0)), self._largest)  # a schedule notes the first one
+        pace = rate / self._seen if self._seen else 1.0
         if pace != self._pace:
             self._pace, self.pace = pace, torch.tensor(pace, dtype=torch.float64)
 
+    def note_rate(self) -> None:
+        """Remember the largest learning rate, now that a step with it is taken."""
+        if self._seen != self._largest:
+            self._largest = self._seen
+            self.largest_rate.fill_(self._seen)
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._largest = float(self.largest_rate)
+        self._largest = self._seen = float(self.largest_rate)
 
     @torch.no_grad()
     def measure(self, objective: Tensor, *, silent: bool) -> None:
