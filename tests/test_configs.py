@@ -51,6 +51,7 @@ PRINTED = (  # those with most in them; the others are slow
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The id_val split has no rows"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:pretrain.epochs"),
     pytest.mark.filterwarnings("ignore:Found .* in eval mode"),  # a frozen network
     pytest.mark.filterwarnings("ignore:.*exists and is not empty"),
 ]

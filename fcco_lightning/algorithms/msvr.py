@@ -106,14 +106,14 @@ class _ChangedRows:
         multipliers = reading.term.multipliers
         self._before[number] = {
             "index": reading.index,
-            "rows": torch.where(reading.present.unsqueeze(1), rows, torch.nan),
+            "before": torch.where(reading.present.unsqueeze(1), rows, torch.nan),
             "multipliers": None if multipliers is None else multipliers.noted(),
         }
 
     def undone(self, number: int, index: Tensor | None, rows: Tensor) -> Tensor:
         """The present rows (r, k) of the indices (r,), or of all, with the changes undone."""
         noted = self._before.get(number, {})
-        at, before = noted.get("index"), noted.get("rows")
+        at, before = noted.get("index"), noted.get("before")
         if before is None:
             return rows
         undone = before if at is None or index is None else replaced(rows, index, at, before)[0]
