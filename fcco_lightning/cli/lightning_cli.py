@@ -326,7 +326,8 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
                 1,
                 f"another process of the job has ended or does not answer (its own message says why); {resume}",
             )
-        if isinstance(cause, MisconfigurationException) or _raised_in_library(cause):
+        of_files = isinstance(cause, OSError) and cause.filename is not None
+        if isinstance(cause, MisconfigurationException) or of_files or _raised_in_library(cause):
             return 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"
         cause = cause.__cause__ or cause.__context__
     return 1, None

@@ -12,7 +12,7 @@ import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
-from fcco_lightning.checks import one_of, package
+from fcco_lightning.checks import at_least, one_of, package
 from fcco_lightning.cli.comparison import print_rows
 from fcco_lightning.cli.lightning_cli import start
 from fcco_lightning.cli.named_configs import named_searches
@@ -260,6 +260,7 @@ def search(
     asked["search"] = {option.path: {option.kind: option.values} for option in options}
     _check_same(study, asked, folder)
     one_of("mode", mode, ("max", "min", None))
+    at_least("trials", trials, 1)
 
     def objective(trial: "optuna.Trial") -> float:
         chosen = _arguments({option.path: option.suggest(trial) for option in options})

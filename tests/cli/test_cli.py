@@ -236,6 +236,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
             1,
         ),
         (["--trainer.val_check_interval=500"], "FCCO_DEBUG", 1),
+        ([f"--trainer.default_root_dir={__file__}/runs"], "NotADirectoryError: [Errno 20] Not a directory", 1),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

@@ -78,6 +78,8 @@ def test_what_the_folder_has_is_not_done_again(fitted):
     assert len(fitted) == 6
     with pytest.raises(ConfigError, match=r"--folder t holds a search with mode None, now it is 'min'"):
         search([], options(GRID), 7, "t", "auc", mode="min", full=True)
+    with pytest.raises(ConfigError, match="trials must be a whole number >= 1, got 0"):
+        search([], options(GRID), 0, "t", "auc", sampler="grid", full=True)
 
 
 def test_the_table_says_how_to_train_the_best_and_what_lies_on_the_edge(fitted, capsys):

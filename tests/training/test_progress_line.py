@@ -70,6 +70,14 @@ def test_one_line_with_three_figures(bar, held_out, monkeypatch, make_module, ma
     assert (objective, h, auc) == pytest.approx(expected, abs=6e-4)
 
 
+def test_epochs_without_a_limit(small_data, make_module, make_trainer, monkeypatch):
+    trainer = make_trainer(max_epochs=-1, max_steps=2, enable_progress_bar=True, callbacks=[RichProgressBar()])
+    with terminal(monkeypatch) as pieces:
+        trainer.fit(make_module(), small_data)
+    assert any(re.match(r"Epoch 0 ", piece) for piece in pieces)
+    assert not any("/-2" in piece for piece in pieces)
+
+
 def test_a_bar_of_ones_own_is_left_as_it_is(small_data, make_module, make_trainer):
     class Own(TQDMProgressBar):
         BAR_FORMAT = "{n_fmt}"
