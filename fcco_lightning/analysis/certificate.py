@@ -149,20 +149,26 @@ def penalty_multipliers(
     epoch: int = 0,
     smoothing: Smoothing | None = None,
 ) -> list[float]:
-    """The slopes ``phi_rho'(h_i + kappa) / m`` of a fixed penalty, which are its multipliers, at the exact h_i.
+    """What a fixed penalty multiplies the gradients of the h_i with, at their exact values.
+
+    These are the slopes ``phi_rho'(h_i + kappa) / m``.  An algorithm replaces ``f_i = phi_rho(h_i(.) + kappa)`` as a
+    whole by its smoothing, of which the slope by h_i is taken; it is another one than that of a smoothed phi_rho where
+    h_i is made of several inner values.
 
     Args:
         penalty: how the constraints are enforced.
         constraints: all of them, with m rows together.
         samples: the network's outputs on the whole data sets and their columns, by part.
         epoch: of which rho is taken.
-        smoothing: of the algorithm, by which phi_rho is replaced; None for none.
+        smoothing: of the algorithm, by which f_i is replaced; None for none.
     """
     total, slopes = sum(c.num_rows for c in constraints), list[float]()
     for c in constraints:
-        phi = (smoothing or NoSmoothing())(penalty.outer(penalty.weight(epoch), c.kappa))
-        h = c.violation(_whole(c, samples))
-        slopes += (phi.subgradient((h + c.tolerance).unsqueeze(1)).squeeze(1) / total).tolist()
+        values = _whole(c, samples)
+        outer = (smoothing or NoSmoothing())(c.outer(penalty.outer(penalty.weight(epoch), c.kappa)))
+        along = c.number().subgradient(values)
+        slope = (outer.subgradient(values) * along).sum(1) / along.square().sum(1)
+        slopes += (slope.abs() / total).tolist()
     return slopes
 
 

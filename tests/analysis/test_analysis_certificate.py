@@ -23,6 +23,7 @@ from fcco_lightning import (
     MeanAtMost,
     MeanDifferenceAtMost,
     MeanNear,
+    MoreauSmoothing,
     Objective,
     Quantity,
     SoftRate,
@@ -177,6 +178,28 @@ def test_multipliers_of_a_fixed_penalty_are_its_slopes(penalty):
     assert 0 < int((h > 0).sum()) < 3
     samples = Samples({"target": outputs}, {"target": BATCH})
     assert penalty_multipliers(penalty, constraints, samples) == pytest.approx((slopes / 3).tolist())
+
+
+@pytest.mark.parametrize("smoothing", [None, MoreauSmoothing(0.5)])
+def test_multipliers_of_a_fixed_penalty_on_a_difference_are_the_slopes_that_train(smoothing):
+    measured = functions(np.array([0.2, 0.3, -0.1]))
+    (difference,) = measured.constraints[:1]
+    with torch.no_grad():
+        outputs = measured.network(X)
+
+    def envelope(s, lam=0.5):
+        if smoothing is None:
+            return max(abs(s) - 0.1, 0)
+        moved = np.linspace(-1, 1, 200001)  # both means move by half of it, towards each other
+        return (np.maximum(np.abs(s - moved) - 0.1, 0) + 2 * (moved / 2) ** 2 / (2 * lam)).min()
+
+    s = 0.1 + certified(measured).values[0]
+    assert s - 0.1 > 0.02
+    expected = (envelope(s + 1e-3) - envelope(s - 1e-3)) / 2e-3
+    assert smoothing is None or 0.05 < expected < 0.95
+    samples = Samples({"target": outputs}, {"target": BATCH})
+    found = penalty_multipliers(HingePenalty(1.0), [difference], samples, smoothing=smoothing)
+    assert found == pytest.approx([expected], abs=1e-3)
 
 
 class Distance(Objective):
