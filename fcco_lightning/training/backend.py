@@ -1,5 +1,6 @@
 """Steps of an engine through a Trainer, with what manual optimization takes away, and through Fabric."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.data import _set_sampler_epoch
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
@@ -207,10 +209,14 @@ class LightningBackend(Backend):
             logger.log_metrics({**values, **others}, step=self.module.global_step - 1)
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """Training batches on their device, without end."""
+        """Training batches on their device, without end: those of the epochs after the last that has begun."""
         trainer = self.module.trainer
-        while (loader := trainer.fit_loop._combined_loader) is not None:
-            for batch, *_ in loader:
+        for epoch in itertools.count(trainer.fit_loop.epoch_progress.current.ready):
+            loaders = trainer.fit_loop._combined_loader
+            assert loaders is not None  # noqa: S101 - the fit has made them
+            for loader in loaders.flattened:
+                _set_sampler_epoch(loader, epoch)
+            for batch, *_ in loaders:
                 yield trainer.strategy.batch_to_device(batch)
 
     def _is_new(self) -> bool:

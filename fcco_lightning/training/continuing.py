@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 from torch import nn
 from torch.optim import Optimizer
@@ -95,6 +95,26 @@ class Continuation:
                 checkpoint["lr_schedulers"] = [self._schedule]
         kind = type(trainer.optimizers[0]).__name__
         return {"optimizer": {"class": kind, "typed": typed}, "schedule": schedule, "random": streams}
+
+
+class NothingLeft(Callback):
+    """Ends a fit that has nothing left to train as the one has ended that it continues.
+
+    Lightning calls none of the hooks of training then, in one of which the module takes the weights that it ends with.
+    It must be the first of all callbacks, since others report these weights.
+
+    Args:
+        continuation: of the module.
+    """
+
+    def __init__(self, continuation: Continuation) -> None:
+        self._continuation = continuation
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Call the module's hooks of the beginning and the end of training, if nobody has."""
+        if self._continuation.stored is not None and not trainer.interrupted:
+            pl_module.on_train_start()
+            pl_module.on_train_end()
 
 
 def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparameters) -> None:

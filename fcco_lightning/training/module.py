@@ -34,7 +34,7 @@ from fcco_lightning.state.processes import Processes, require_same_everywhere
 from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import Clipping, LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics
-from fcco_lightning.training.continuing import Continuation
+from fcco_lightning.training.continuing import Continuation, NothingLeft
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.execution import Execution, refusing_old_names, require_parts, require_settings
 from fcco_lightning.training.finite_weights import require_finite_weights, statistics_kept
@@ -126,7 +126,7 @@ class FCCOModule(EvaluatingModule):
         require_possible(self.algorithm, self.evaluation, average, execution.kept_outputs)
         self.backend = LightningBackend(self, clipping, schedule)
         self.processes, self.num_samples = Processes(alone=True), execution.num_samples
-        self.skipped_batches, self.job = 0, ""
+        self.skipped_batches, self.job, self._finished = 0, "", False
         self.config: dict[str, Any] = {}
         self.problem: Problem | None = None
         self._engine: Engine | None = None
@@ -145,8 +145,9 @@ class FCCOModule(EvaluatingModule):
             require_wide(trainer.precision)
         own = [OwnSettings(trainer, self)] if trainer.state.fn == "fit" else []
         callbacks: list[Callback] = [Announce(), LoopProgress(), OneLine(), WholeColumns(), *own]
-        kinds = {type(callback) for callback in callbacks}  # of an earlier call: Lightning would say what it replaces
-        trainer.callbacks = [c for c in trainer.callbacks if type(c) not in kinds]  # type: ignore[attr-defined]
+        kinds = {NothingLeft, *map(type, callbacks)}  # of an earlier call: Lightning would say what it replaces
+        others = [c for c in trainer.callbacks if type(c) not in kinds]  # type: ignore[attr-defined]
+        trainer.callbacks = [NothingLeft(self._continuation), *others]  # type: ignore[attr-defined]
         return callbacks
 
     def setup(self, stage: str) -> None:
@@ -314,6 +315,7 @@ class FCCOModule(EvaluatingModule):
         trainer, optimizer, updates = self.trainer, self.trainer.optimizers[0], self.global_step
         last = trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
         estimates: Mapping[str, Tensor] = {}
+        self._finished = False
         try:
             with statistics_kept(self.network, wanted=self.execution.skip_nonfinite):
                 estimates = self.engine.train_batch(batch, optimizer, last_batch=last)
@@ -355,8 +357,11 @@ class FCCOModule(EvaluatingModule):
         """What the algorithm does at the end, such as the recovery step of ALEXR2 (SONEX paper, Cor. 4.11)."""
         if self.trainer.interrupted:
             return
-        with self.trainer.precision_plugin.train_step_context():
-            changed = self.engine.finish(self.backend.batches(), self.trainer.optimizers[0])
+        changed = False
+        if not self._finished:  # as the weights of a checkpoint are that was written below
+            with self.trainer.precision_plugin.train_step_context():
+                changed = self.engine.finish(self.backend.batches(), self.trainer.optimizers[0])
+            self._finished = True
         if self.average is not None:
             self.average.show(self.network, averaged=True)
             self._share_statistics()
@@ -409,6 +414,7 @@ class FCCOModule(EvaluatingModule):
             **self._continuation.save(checkpoint, self.trainer, _set_up(self._stepping)),
             "of_steps": sorted(self.backend.of_steps),
             "skipped_batches": self.skipped_batches,
+            "finished": self._finished,
             "average": None if self.average is None else self.average.state(checkpoint["state_dict"]),
             "references": self._old_model.header(),
         }
@@ -453,7 +459,7 @@ class FCCOModule(EvaluatingModule):
         load(self.dual_states(), checkpoint, self.processes)
         if stored.get("average") is not None:
             exchange(checkpoint["state_dict"], stored["average"])
-        self.skipped_batches = stored["skipped_batches"]
+        self.skipped_batches, self._finished = stored["skipped_batches"], stored.get("finished", False)
         self.backend.of_steps |= set(stored.get("of_steps", ()))  # the epoch may end without another step
         self._continuation.take(checkpoint)
 

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim.lr_scheduler import LambdaLR
 
 from fcco_lightning import (
+    ALEXR2,
     SGD,
     SONEX,
     SOX,
@@ -48,6 +50,24 @@ def test_resume_equals_uninterrupted(algorithm, make_module, make_trainer, tmp_p
     whole = fit([jobs.save_at(1, batch, path) for batch, path in paths.items()])
     for path in paths.values():
         jobs.require_same(fit(ckpt_path=path), whole)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("loops", [{}, {"limit_train_batches": 5}], ids=["whole epochs", "part of them"])
+def test_a_run_of_which_nothing_is_left_ends_with_the_weights_after_recovery(
+    loops, make_module, make_trainer, tmp_path
+):
+    def fit(ckpt_path=None):
+        torch.manual_seed(3 if ckpt_path is None else 99)
+        module = make_module(algorithm=ALEXR2(K=4, gamma=0.5, recovery_steps=10))
+        saver = [ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)] if ckpt_path is None else []
+        trainer = make_trainer(max_epochs=2, enable_checkpointing=bool(saver), callbacks=saver, **loops)
+        trainer.fit(module, make_data(), ckpt_path=ckpt_path)
+        return trainer
+
+    whole = fit()
+    for name in ("last", "recovered"):
+        jobs.require_same(fit(tmp_path / f"{name}.ckpt"), whole)
 
 
 @pytest.mark.filterwarnings("ignore:precision=.* keeps the weights")
