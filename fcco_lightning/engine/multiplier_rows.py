@@ -1,6 +1,7 @@
 """The multipliers of a constraint's rows: remembered, checkpointed and shared among processes as dual states are."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +62,13 @@ class MultiplierRows(nn.Module):
         if self._seen != self._largest:
             self._largest = self._seen
             self.largest_rate.fill_(self._seen)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = {"unit": self.unit, "largest_rate": self.largest_rate}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, number in kept.items():  # as rows are, in their digits whatever the module's precision
+            setattr(self, name, number.to(getattr(self, name).device))
+        return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

@@ -11,6 +11,7 @@ from fcco_lightning import (
     SGD,
     SONEX,
     SOX,
+    AdaptivePenalty,
     CheckpointError,
     CrossEntropy,
     EqualizedOdds,
@@ -81,7 +82,7 @@ def test_resume_in_every_precision(precision, make_module, make_trainer, tmp_pat
     def fit(callbacks=(), ckpt_path=None):
         torch.manual_seed(3 if ckpt_path is None else 99)
         trainer = make_trainer(max_epochs=2, callbacks=list(callbacks), **flags)
-        module = make_module(optimizer=lambda p: HeavyBall(p, lr=0.05))
+        module = make_module(optimizer=lambda p: HeavyBall(p, lr=0.05), penalty=AdaptivePenalty())
         trainer.fit(module, make_data(**data), ckpt_path=ckpt_path)
         return trainer
 
