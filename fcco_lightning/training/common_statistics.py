@@ -117,4 +117,4 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.processes.sum_(gradients[0].clone()), None
+        return _total(gradients[0], ctx.processes), None  # which has a gradient in turn, as PDSCA takes

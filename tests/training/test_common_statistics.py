@@ -58,6 +58,30 @@ def test_as_one_layer_over_all_samples(name, pool):
         torch.testing.assert_close(one[3], buffers)
 
 
+def second_derivative(layer, x, slope):
+    """Of the loss above by the inputs, along a direction, as PDSCA takes one by the weights."""
+    x = x.requires_grad_()
+    y = layer(x)
+    (by_x,) = torch.autograd.grad((y * slope + 0.5 * slope * y**2).sum(), x, create_graph=True)
+    (twice,) = torch.autograd.grad((by_x * slope).sum(), x)
+    return twice
+
+
+def second_of_one(processes, name):
+    layer, x, slope = values(name)
+    start = sum(SIZES[: processes.rank])
+    mine = slice(start, start + SIZES[processes.rank])
+    CommonStatistics(processes).apply(nn.Sequential(layer))
+    return second_derivative(layer, x[mine], slope[mine])
+
+
+@pytest.mark.parametrize("name", ["1d", "2d"])
+def test_its_gradient_has_a_gradient(name, pool):
+    expected = second_derivative(*values(name))
+    assert expected.norm() > 1
+    torch.testing.assert_close(torch.cat(pool.values(second_of_one, len(SIZES), name)), expected)
+
+
 def evaluated(processes, name):
     layer, x, _ = values(name)
     network = nn.Sequential(layer)
