@@ -29,7 +29,7 @@ IMAGES = {
     "images": (LabelledImages, "layout root source metadata file_column image_column corrupt"),
     "columns": TABLE["columns"],
     "groups": TABLE["groups"],
-    "splits": (ImageSplits, "split_by:by fractions split_seed:seed limit"),
+    "splits": (ImageSplits, "split_by:by fractions split_seed:seed limit whole"),
     "transform": (ImageTransform, "image_size:size mean std crop_pct augment"),
 }
 CLIP = {

@@ -2,8 +2,9 @@
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,13 +44,31 @@ def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], wh
             raise DataError(f"{argument}={name!r} is not a column of {where}.{hint} Its columns are {available}.")
 
 
+def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.DataFrame:
+    """Return the rows of a .csv with the cells of some columns as the texts that stand there, also "NA" and "007".
+
+    Of another file they are returned as they are.
+
+    Args:
+        frame: the rows as pandas reads them, which takes "NA" for a missing cell and "007" for a number.
+        path: of the file.
+        names: of columns.
+    """
+    wanted = [name for name in names if name in frame.columns]
+    if not wanted or path.suffix.lower() != ".csv":
+        return frame
+    texts = pd.read_csv(path, usecols=wanted, dtype=str, keep_default_na=False, skipinitialspace=True)
+    return frame.assign(**{name: texts[name].to_numpy() for name in wanted})
+
+
 def require_filled(column: pd.Series, argument: str, where: str) -> None:
     """Raise :class:`DataError` if a cell of ``column`` is missing: a label or a group cannot be imputed."""
     missing = column.isna().to_numpy()
     if missing.any():
         raise DataError(
             f"Column {str(column.name)!r} ({argument}) of {where} has {missing.sum()} missing cells (first: row "
-            f"{missing.argmax()}). Labels and groups are never imputed: remove those rows or fill them in."
+            f"{missing.argmax()}). Labels and groups are never imputed: remove those rows or fill them in. (In a .csv "
+            "NA, None, null and the like are missing cells; what is called so needs another name.)"
         )
 
 

@@ -110,11 +110,12 @@ def require_same(
     other = [name for name in {**there, **now} if there.get(name) != now.get(name)]
     if other:
         different.append(f"the contents or the order of {listed(other)}")
-    if not different and stored.get("digest", here.get("digest")) != here.get("digest"):
+    only_times = len(different) == 1 and bool(other) and all(name.startswith(_TIMES) for name in other)
+    if (only_times or not different) and stored.get("digest", here.get("digest")) != here.get("digest"):
         different.append("names of features, classes or groups, or the order of labels, groups and further columns")
+        only_times = False
     if not different:
         return
-    only_times = len(different) == 1 and bool(other) and all(name.startswith(_TIMES) for name in other)
     told = f"The checkpoint was trained on another training split. What differs: {'; '.join(different)}."
     if allow_changed or only_times:
         warnings.warn(f"{told} The rows of the dual state go to the samples now in their places.", stacklevel=2)

@@ -457,7 +457,7 @@ def _decoded(stored: Any, most_pixels: int) -> "Image":
     if isinstance(stored, np.ndarray):
         stored = PIL.Image.fromarray(stored)
     if isinstance(stored, PIL.Image.Image):
-        return _rgb(stored)
+        return _rgb(PIL.ImageOps.exif_transpose(stored))
     file = io.BytesIO(stored) if isinstance(stored, bytes) else Path(stored)
     if isinstance(file, Path) and file.exists() and not file.is_file():
         raise ValueError("it is not a regular file")

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fcco_lightning.data.columns import listed, require_columns
+from fcco_lightning.data.columns import as_written, listed, require_columns
 from fcco_lightning.errors import DataError
 
 Root = str | PathLike[str]
@@ -194,7 +194,7 @@ def civilcomments(root: Root) -> pd.DataFrame:
     mentioned = read[list(IDENTITIES)].to_numpy(dtype=np.float64) >= 0.5
     marked = np.column_stack([mentioned, ~mentioned.any(axis=1)])
     comment, identity = marked.nonzero()
-    rows = read.iloc[comment]
+    rows = as_written(read, path, ["comment_text"]).iloc[comment]
     return pd.DataFrame(
         {
             "text": rows["comment_text"].to_numpy(),
@@ -448,9 +448,10 @@ def _arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[np.generic]]:
 def _folder_table(root: Path, path: Path, file_column: str, *, allow_outside: bool) -> pd.DataFrame:
     frame = read_file(path, skipinitialspace=True)
     require_columns(frame, {"file_column": [file_column]}, f"'{path}'")
+    frame = as_written(frame, path, [file_column])
     if file_column != "file" and "file" in frame:
         raise DataError(f"'{path}' has both {file_column!r} and 'file', which is to be its name. Rename that column.")
-    if frame[file_column].isna().any():
+    if (frame[file_column].isna() | (frame[file_column] == "")).any():
         raise DataError(f"'{path}' must name a file in every row of {file_column!r}.")
     within = path.parent.relative_to(root)
     frame[file_column] = [(within / str(name).strip()).as_posix() for name in frame[file_column]]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fcco_lightning.data.columns import as_written
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
@@ -29,7 +30,7 @@ _FEATURE = re.compile(r"f\d+")
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+(:[\w.\[\]:%+-]+)?")
 
 
-def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
+def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ()) -> pd.DataFrame:
     """Read ``source`` into a DataFrame with a fresh index 0..n-1.
 
     Args:
@@ -38,6 +39,7 @@ def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
             ``"owner/name"`` or ``"owner/name:split"`` (split ``train`` if left out), a pandas DataFrame, a
             ``datasets.Dataset``, or a dict of columns.  Files and folders win over hub ids.
         argument: what the caller calls it, for messages.
+        texts: columns of which every cell of a .csv is a text as it stands there, also "NA" and "001".
 
     A file of LIBSVM's format has lines ``label qid:7 1:0.5 8:2 # comment``, and may be packed as .bz2.  Its columns
     become ``label``, ``qid`` (if a line names one) and ``f1``, ``f8``, ..., dense, with 0 where nothing is written.  A
@@ -49,8 +51,8 @@ def read_table(source: Any, argument: str = "source") -> pd.DataFrame:
     Raises:
         DataError: if the source is missing, unreadable, of another kind, or has no rows.
     """
-    read = _from_name if isinstance(source, (str, PathLike)) else _from_memory
-    frame = read(source, argument)
+    named = isinstance(source, (str, PathLike))
+    frame = _from_name(source, argument, texts) if named else _from_memory(source, argument)
     if frame.empty:
         raise DataError(f"{argument}={shown(source)} has no rows or no columns.")
     frame = frame.reset_index(drop=True)
@@ -103,12 +105,12 @@ def is_hub_id(source: Any) -> bool:
     return _HUB_ID.fullmatch(source) is not None and Path(source).suffix.lower() not in _SUFFIXES
 
 
-def _from_name(source: str | PathLike[str], argument: str) -> pd.DataFrame:
+def _from_name(source: str | PathLike[str], argument: str, texts: Sequence[str]) -> pd.DataFrame:
     source, path = str(source), Path(source)
     if source.startswith("sklearn:"):
         return _from_sklearn(source.removeprefix("sklearn:"), argument)
     if path.is_file():
-        return _from_file(path, argument)
+        return _from_file(path, argument, texts)
     if path.is_dir() or is_hub_id(source):
         return _from_memory(open_dataset(source, argument, ACCEPTED), argument)
     raise DataError(
@@ -116,7 +118,7 @@ def _from_name(source: str | PathLike[str], argument: str) -> pd.DataFrame:
     )
 
 
-def _from_file(path: Path, argument: str) -> pd.DataFrame:
+def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
     kind = _SUFFIXES.get(path.suffix.lower())
     if kind is None:
         raise DataError(f"{argument}='{path}': unknown suffix {path.suffix!r}. Accepted are {ACCEPTED}.")
@@ -131,7 +133,7 @@ def _from_file(path: Path, argument: str) -> pd.DataFrame:
         _require_different(header, f"{argument}='{path}'")  # pandas would rename a second column of a name
         # Whole columns at once, so that types are the same however long the file is; the copy puts columns of one type
         # into one piece of memory, without which 100,000 of them take many times as long.
-        return pd.read_csv(path, skipinitialspace=True, low_memory=False).copy()
+        return as_written(pd.read_csv(path, skipinitialspace=True, low_memory=False).copy(), path, texts)
     except DataError:
         raise
     except Exception as error:  # of a damaged file, readers raise almost any kind

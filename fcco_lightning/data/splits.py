@@ -81,8 +81,12 @@ def stratified_split(
     return (~held).nonzero().flatten(), held.nonzero().flatten()
 
 
-def whole_split(values: Tensor, held_out: float, seed: int, argument: str) -> tuple[Tensor, Tensor]:
+def whole_split(
+    values: Tensor, held_out: float, seed: int, argument: str, strata: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Split the rows 0..n-1 at random so that rows of one value stay together; ``held_out`` is a share of the values.
+
+    With ``strata``, whole numbers (n,), it is that of the values whose first row lies in each of them.
 
     Raises:
         ConfigError: if ``held_out`` is not in (0, 1).
@@ -94,7 +98,9 @@ def whole_split(values: Tensor, held_out: float, seed: int, argument: str) -> tu
             f"{argument}={held_out!r} holds out whole values of splits.whole, but there is one value only. Use another "
             "column, or leave splits.whole out."
         )
-    _, held = stratified_split(torch.zeros(len(names), dtype=torch.int64), held_out, seed, argument, both_sides=True)
+    first = torch.full((len(names),), len(of)).scatter_reduce(0, of, torch.arange(len(of)), "amin")
+    kinds = torch.zeros(len(names), dtype=torch.int64) if strata is None else strata[first]
+    _, held = stratified_split(kinds, held_out, seed, argument, both_sides=True)
     chosen = torch.isin(of, held)
     return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()
 

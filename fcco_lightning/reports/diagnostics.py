@@ -236,7 +236,7 @@ def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None
     if not isinstance(penalty, Penalty):
         return list(module.problem.multipliers().values())
     smoothing = getattr(module.algorithm, "smoothing", None)
-    last = module.trainer.fit_loop.epoch_progress.current.started - 1  # the current epoch may be one that never begins
+    last = module.trainer.fit_loop.epoch_progress.current.ready - 1  # the current epoch may be one that never begins
     epoch = max(0, last - module.phases.start)
     return penalty_multipliers(penalty, module.constraints, samples, epoch, smoothing)
 

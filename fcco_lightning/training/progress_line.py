@@ -33,13 +33,13 @@ class OneLine(Callback):
             return chosen_figures(trainer.progress_bar_metrics, splits, module.evaluation.bar)
 
         if isinstance(bar, RichProgressBar):
-            described = bar._get_train_description
+            described = bar._get_train_description  # "Epoch 0/-2" where only steps are limited
             _replace(
                 bar,
                 RichProgressBar,
                 get_metrics=metrics,
                 configure_columns=lambda trainer: _columns(bar, trainer),
-                _get_train_description=lambda epoch: described(epoch).replace("/-2", "   "),  # where only steps are limited
+                _get_train_description=lambda epoch: described(epoch).replace("/-2", "   "),
             )
         elif isinstance(bar, TQDMProgressBar):
             _replace(bar, TQDMProgressBar, get_metrics=metrics, BAR_FORMAT=TQDM_FORMAT)

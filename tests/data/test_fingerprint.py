@@ -101,6 +101,8 @@ def test_files_of_images(tmp_path):
     os.utime(tmp_path / files[2], (1, 1))  # a copy
     with pytest.warns(UserWarning, match=r"'modification times of the images'"):
         require_same(stored, now(), "images")
+    with pytest.raises(DataError, match="the order of labels, groups"):  # a copy whose labels were changed
+        require_same(stored | {"digest": "a"}, now() | {"digest": "b"}, "images")
     (tmp_path / files[2]).write_bytes(b"other contents")
     with pytest.raises(DataError, match=r"'modification times of the images', 'sizes of the images'"):
         require_same(stored, now(), "images")

@@ -8,7 +8,15 @@ import torch
 from jsonargparse import ArgumentParser
 from PIL import Image
 
-from fcco_lightning import CrossEntropy, CVaRGroupDRO, FCCOModule, GroupedImageDataModule, GroupEvaluation, TimmModel
+from fcco_lightning import (
+    CrossEntropy,
+    CVaRGroupDRO,
+    FCCOModule,
+    GroupedImageDataModule,
+    GroupEvaluation,
+    ImageSplits,
+    TimmModel,
+)
 from fcco_lightning.errors import ConfigError, DataError
 from tests.components import IMAGES, composed
 from tests.contracts.test_datamodules import quiet
@@ -83,6 +91,22 @@ def test_random_split_gives_every_group_its_share(folder):
     assert split_of(make(folder, fractions=[0.5, 0.25, 0.25])) == found
     assert split_of(make(folder, fractions=[0.5, 0.25, 0.25], split_seed=1)) != found
     assert make(folder, fractions=[0.75, 0, 0.25]).val_names == ["train"]
+
+
+def test_whole_values_and_files_of_several_rows(folder):
+    table = pd.read_csv(folder / "metadata.csv").assign(patient=[f"p{i % 17}" for i in range(40)])
+    table["file_name"] = [f"img/{i % 17}.png" for i in range(40)]
+    table.to_csv(folder / "metadata.csv", index=False)
+    module = make(folder, fractions=[0.6, 0.0, 0.4], whole="patient", group_by=["y"])
+    train, test = (set(rows["patient"]) for rows in module._rows.values())
+    assert not train & test
+    assert len(train | test) == 17
+    with pytest.warns(UserWarning, match=r"\d files of the test split are in the train split, too \(one is 'img/"):
+        make(folder, fractions=[0.6, 0.0, 0.4])
+    with pytest.raises(DataError, match=r"splits.whole='patint' is not a column.*Did you mean 'patient'"):
+        make(folder, whole="patint")
+    with pytest.raises(ConfigError, match=r"splits.whole='patient' goes with splits.by='fractions' only"):
+        ImageSplits(whole="patient")
 
 
 def test_labels_and_groups_are_those_of_the_image(folder):

@@ -1,3 +1,4 @@
+import io
 import os
 import random
 
@@ -57,10 +58,12 @@ def test_converts_to_three_channels_and_turns():
     turned = Image.new("RGB", (4, 2))
     exif = turned.getexif()
     exif[274] = 6  # a quarter turn
-    table = ImageTable([grey, palette, as_bytes(turned, "JPEG", exif=exif)], {"y": torch.zeros(3)}, PLAIN)
+    opened = Image.open(io.BytesIO(as_bytes(turned, "JPEG", exif=exif)))
+    images = [grey, palette, as_bytes(turned, "JPEG", exif=exif), opened]
+    table = ImageTable(images, {"y": torch.zeros(4)}, PLAIN)
     torch.testing.assert_close(table[0]["x"], torch.full((3, 2, 4), 0.2))
     assert table[1]["x"].shape == (3, 2, 4)
-    assert table[2]["x"].shape == (3, 4, 2)
+    assert table[2]["x"].shape == table[3]["x"].shape == (3, 4, 2)
 
 
 def test_refuses_sixteen_bits():

@@ -220,6 +220,13 @@ def test_folder(tmp_path):
         pd.testing.assert_frame_equal(frame, table.rename(columns={"file_name": "file"}), check_dtype=False)
 
 
+def test_files_whose_names_are_digits(tmp_path):
+    picture(tmp_path / "7.png", 3)
+    (tmp_path / "7.png").rename(tmp_path / "007")
+    (tmp_path / "metadata.csv").write_text("file_name,label\n007,x\n")
+    assert layouts.folder(tmp_path)["file"].tolist() == ["007"]
+
+
 def test_folder_of_splits(tmp_path):
     for part in "test", "validation", "train":
         picture(tmp_path / part / f"{part}.png")
@@ -335,6 +342,15 @@ def test_civil_comments_have_the_groups_of_wilds(tmp_path):
     assert set(frame["text"]) == set(written["comment_text"])
     assert frame["split"].tolist() == written["split"].iloc[frame["comment"]].tolist()
     assert frame["comment"].is_monotonic_increasing
+
+
+def test_every_comment_is_read_as_it_was_written(tmp_path):
+    written = civilcomments(tmp_path)
+    names = ["NA", "None", "nan", "12", "007"]
+    texts = [*names, *written["comment_text"][len(names) :]]
+    written.assign(comment_text=texts).to_csv(tmp_path / "all_data_with_identities.csv")
+    frame = layouts.civilcomments(tmp_path)
+    assert frame.drop_duplicates("comment")["text"].tolist() == texts
 
 
 def test_civil_comments_without_an_identity_are_refused(tmp_path):

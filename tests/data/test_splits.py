@@ -50,5 +50,9 @@ def test_whole_values_stay_together():
     assert torch.cat([rest, held]).sort().values.tolist() == list(range(200))
     assert len(query[held].unique()) == 6
     assert len(whole_split(query, 0.001, 0, "f")[1]) > 0  # both parts have a value
+    kinds = query % 2  # of 12 and 11 queries
+    rest, held = whole_split(query, 0.25, 0, "test_fraction", kinds)
+    assert set(query[rest].tolist()).isdisjoint(query[held].tolist())
+    assert torch.bincount(query[held].unique() % 2).tolist() == [3, 3]
     with pytest.raises(DataError, match="there is one value only"):
         whole_split(torch.zeros(9), 0.5, 0, "val_fraction")

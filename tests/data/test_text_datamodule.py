@@ -24,6 +24,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.cli import run
 from fcco_lightning.data.texts import PADDING, learnt_word_pieces
+from tests.data.test_layouts import civilcomments
 from tests.texts import TINY, make_texts
 
 SPLITS = ImageSplits("fractions", [0.5, 0.25, 0.25])
@@ -180,6 +181,27 @@ def test_empty_texts_are_kept_on_demand():
     module = make(frame, texts={"empty": "keep"})
     lengths = [len(row) for name in ("train", "val", "test") for row in tokens_of(module, name)]
     assert lengths.count(2) == 2  # [CLS] [SEP]
+
+
+def test_texts_of_a_csv_are_what_stands_there(tmp_path):
+    frame = make_texts(160)
+    frame.loc[[0, 5, 9], "text"] = ["NA", "none of it", "None"]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    kept, read = make(frame), make(str(tmp_path / "t.csv"))
+    assert all(tokens_of(kept, name) == tokens_of(read, name) for name in ("train", "val", "test"))
+
+
+def test_rows_of_one_comment_stay_together(tmp_path):
+    civilcomments(tmp_path, rows=300)
+    origin = LabelledTexts(layout="civilcomments", root=str(tmp_path))
+    parts = {"columns": Columns("toxic"), "tokens": TextTokens(vocabulary=120), "groups": Groups(["toxic"])}
+    module = GroupedTextDataModule(origin, splits=SPLITS, batches=GroupSampling(2, 3), **parts)
+    module.setup()
+    comments = {name: set(rows["comment"]) for name, rows in module._rows.items()}
+    assert sum(map(len, comments.values())) == len(set.union(*comments.values())) == 300
+    assert max(len(rows) for rows in comments.values()) < max(len(rows) for rows in module._rows.values())
+    shares = [len(comments[name]) / 300 for name in ("train", "val", "test")]
+    assert shares == pytest.approx([0.5, 0.25, 0.25], abs=0.02)
 
 
 def with_cell(value):

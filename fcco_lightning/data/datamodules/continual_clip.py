@@ -12,13 +12,12 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from fcco_lightning.data.columns import listed, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs, in_place_of
-from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, parts_of
+from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, held_apart, parts_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
 from fcco_lightning.data.pairs import PairTable
 from fcco_lightning.data.plans import BatchPlan, RowsOf
 from fcco_lightning.data.sampling import GroupSampling, Sampling, TwoDraws, UniformSampling, with_num_batches
-from fcco_lightning.data.splits import stratified_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
@@ -94,6 +93,11 @@ class ContinualCLIPDataModule(SplitDataModule):
         super().__init__(batches=batches, eval_batch_size=eval_batch_size, **loading)
         if images.corrupt == "blank":
             raise ConfigError("images.corrupt must be 'error' or 'skip' here, got 'blank': a black image has no class.")
+        if splits.imbalance is not None:
+            raise ConfigError(
+                f"splits.imbalance={splits.imbalance!r} is a share of positives, of which there are none among "
+                "classes to be learnt or kept. Leave it out."
+            )
         self.eval_workers = self.num_workers
         self.origin, self.classes, self.pairs, self.splits = images, classes, pairs, splits
         self.task_batches, self.target_names = task_batches, classes.target
@@ -257,12 +261,11 @@ class ContinualCLIPDataModule(SplitDataModule):
         labels = text_of(frame[self.classes.label])
         kinds = places(sorted(labels.unique()), labels)
         train, val, test = self.splits.shares
-        rest, held = stratified_split(kinds, test, self.splits.seed, "splits.fractions", both_sides=True)
+        whole, seed = self.splits.whole or self.origin.whole, self.splits.seed
+        rest, held = held_apart(frame, kinds, whole, test, seed)
         rows = {"train": rest, "test": held}
         if val:
-            ours, theirs = stratified_split(
-                kinds[rest], val / (train + val), self.splits.seed, "splits.fractions", both_sides=True
-            )
+            ours, theirs = held_apart(frame.iloc[rest.tolist()], kinds[rest], whole, val / (train + val), seed)
             rows = {"train": rest[ours], "val": rest[theirs], "test": held}
         return {name: frame.iloc[part.tolist()].reset_index(drop=True) for name, part in rows.items()}
 

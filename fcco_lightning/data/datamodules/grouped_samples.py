@@ -10,6 +10,7 @@ from fcco_lightning.data.datamodules.labelled import (
     ImageSplits,
     LabelledImages,
     LabelledTexts,
+    held_apart,
     imbalanced,
     parts_of,
 )
@@ -21,9 +22,10 @@ from fcco_lightning.data.roles import Columns, LabelledFrame
 class GroupedSamplesDataModule(LabelledDataModule):
     """Samples whose rows form groups by the joint values of some columns, and how they are divided.
 
-    With ``splits.by="fractions"`` groups are decided on all rows, and every split holds every group.  With "column"
-    they are decided on the training rows, as 0..G-1; combinations that only other splits hold (another hospital) are
-    numbered from G on, and rows of combinations too small for a group are left out.
+    With ``splits.by="fractions"`` groups are decided on all rows, and every split holds every group, as far as
+    ``splits.whole`` leaves it.  With "column" they are decided on the training rows, as 0..G-1; combinations that only
+    other splits hold (another hospital) are numbered from G on, and rows of combinations too small for a group are left
+    out.
 
     Args:
         origin: where the samples and the table of their labels are.
@@ -90,6 +92,15 @@ class GroupedSamplesDataModule(LabelledDataModule):
             return {"train": train, "test": held}
         train, middle = self._held_out(train, val / (1 - test), seed, "splits.fractions")
         return {"train": train, "val": middle, "test": held}
+
+    def _held_out(
+        self, split: LabelledFrame, share: float, seed: int, argument: str
+    ) -> tuple[LabelledFrame, LabelledFrame]:
+        whole = self.splits.whole or self.origin.whole
+        if whole is None:
+            return super()._held_out(split, share, seed, argument)
+        rest, held = held_apart(split.table, split.columns["group"], whole, share, seed)
+        return split.take(rest), split.take(held)
 
     def _by_column(self, frame: pd.DataFrame) -> dict[str, LabelledFrame]:
         """Split as the column ``split`` says."""

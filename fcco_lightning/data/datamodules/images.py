@@ -3,6 +3,7 @@
 from typing import Any
 
 import pandas as pd
+from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from torch.utils.data import Subset
 
 from fcco_lightning.data.datamodules.grouped_samples import GroupedSamplesDataModule
@@ -86,6 +87,20 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
     def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
         augmented = self.transform.augment is not False
         return {n: self._image_table(split, random=augmented and n == "train") for n, split in splits.items()}
+
+    def _divided(self) -> dict[str, LabelledFrame]:
+        splits = super()._divided()
+        if isinstance(self._samples, list):
+            files = {name: {self._samples[row] for row in split.features[ROW]} for name, split in splits.items()}
+            for name, own in files.items():
+                again = own & files["train"]
+                if again and name != "train":
+                    rank_zero_warn(
+                        f"{len(again)} of the {len(own)} files of the {name} split are in the train split, too (one is "
+                        f"{str(min(again))!r}): what is measured on it flatters the network. With "
+                        "splits.by='fractions' splits.whole names a column whose rows stay together."
+                    )
+        return splits
 
     def _frame(self) -> pd.DataFrame:
         """The rows with the column of every image's mean of the noise, if there is any."""

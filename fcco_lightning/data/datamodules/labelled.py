@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
@@ -13,7 +14,7 @@ from fcco_lightning.data import layouts
 from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
 from fcco_lightning.data.images import MOST_PIXELS, Images, read_image_dataset
 from fcco_lightning.data.sources import is_hub_id, read_table
-from fcco_lightning.data.splits import keep_positives
+from fcco_lightning.data.splits import keep_positives, stratified_split, whole_split
 from fcco_lightning.data.texts import texts_in
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -71,6 +72,11 @@ class LabelledImages:
         if getattr(self, needed) is None or getattr(self, other) is not None:
             raise ConfigError(f"layout={self.layout!r} needs {needed}, and no {other}.")
 
+    @property
+    def whole(self) -> str | None:
+        """The column that ``splits.whole`` is by default."""
+        return None
+
     def prepare(self) -> None:
         """Download hub data."""
         if self.layout == "datasets" and is_hub_id(str(self.source).partition(":")[0]):
@@ -127,6 +133,11 @@ class LabelledTexts:
         if getattr(self, needed) is None or getattr(self, other) is not None:
             raise ConfigError(f"texts.layout={self.layout!r} needs texts.{needed}, and no texts.{other}.")
 
+    @property
+    def whole(self) -> str | None:
+        """The column that ``splits.whole`` is by default: where a text has several rows, its number."""
+        return "comment" if self.layout == "civilcomments" else None
+
     def prepare(self) -> None:
         """Download hub data."""
         if is_hub_id(self.source):
@@ -135,7 +146,7 @@ class LabelledTexts:
     def read(self) -> tuple[pd.DataFrame, list[str]]:
         """Return the columns of all samples with :data:`ROW` (their positions among the texts), and the texts."""
         if self.layout == "table":
-            frame, where = read_table(self.source, "texts.source"), "the table of the texts"
+            frame, where = read_table(self.source, "texts.source", [self.column]), "the table of the texts"
         else:
             readers = {"amazon": layouts.amazon, "civilcomments": layouts.civilcomments}
             frame, where = readers[self.layout](self.root or ""), f"the layout {self.layout!r}"
@@ -156,6 +167,9 @@ class ImageSplits:
         limit: take only the first rows (of every part of the column), for a quick try.
         imbalance: share of positives (y = 1) that is left in the training split, in (0, 1): as many positives are taken
             out at random (by ``seed``) as it takes; None leaves all.  The other splits stay as they are.
+        whole: a column of the table, of which "fractions" divides no value, such as a patient of several images; the
+            shares are then those of its values.  None for the number of a comment in "civilcomments", whose rows are
+            one for each identity that it mentions, and for no column elsewhere.
 
     Raises:
         ConfigError: if the shares are none, or are given although ``by`` is "column", or a number is out of range.
@@ -166,13 +180,16 @@ class ImageSplits:
     seed: int = 0
     limit: int | None = None
     imbalance: float | None = None
+    whole: str | None = None
 
     def __post_init__(self) -> None:
         one_of("splits.by", self.by, ("column", "fractions"))
-        if self.fractions is not None and self.by == "column":
-            raise ConfigError(
-                f"splits.fractions={self.fractions!r} goes with splits.by='fractions' only. Leave it out, or set that."
-            )
+        for name in ("fractions", "whole"):
+            if getattr(self, name) is not None and self.by == "column":
+                raise ConfigError(
+                    f"splits.{name}={getattr(self, name)!r} goes with splits.by='fractions' only. Leave it out, or set "
+                    "that."
+                )
         shares = self.shares
         possible = len(shares) == 3 and shares[0] > 0 and shares[1] >= 0 and shares[2] > 0
         if not possible or not math.isclose(sum(shares), 1, abs_tol=1e-6):
@@ -193,6 +210,30 @@ class ImageSplits:
     def shares(self) -> tuple[float, ...]:
         """Shares of training, validation and test."""
         return (0.8, 0.1, 0.1) if self.fractions is None else tuple(self.fractions)
+
+
+def held_apart(
+    frame: pd.DataFrame, kinds: Tensor, whole: str | None, held_out: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Split rows at random so that each of their ``kinds`` (n,) gives the same share, and the other part has it, too.
+
+    Args:
+        frame: the rows.
+        kinds: whole numbers.
+        whole: a column of which no value is divided; None for none.
+        held_out: share of the rows, or of the values, that the second part has.
+        seed: of the split.
+
+    Returns: row numbers of both parts, in ascending order.
+
+    Raises:
+        DataError: if there is no such column, or one part would have none.
+    """
+    argument = "splits.fractions"
+    if whole is None:
+        return stratified_split(kinds, held_out, seed, argument, both_sides=True)
+    require_columns(frame, {"splits.whole": [whole]}, "the table of the samples")
+    return whole_split(torch.from_numpy(pd.factorize(frame[whole])[0]), held_out, seed, argument, kinds)
 
 
 def imbalanced(y: Tensor, share: float, seed: int) -> Tensor:
