@@ -94,9 +94,9 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def transform(self, X: Any) -> FloatArray:
         """Return the features of ``X`` (n, d): an array, of as many columns again as there are pieces."""
-        if sparse.issparse(X):
+        if sparse.issparse(X) and not self._scaler.with_mean:
             return np.asarray(self._scaler.transform(X).toarray(), dtype=np.float64)
-        X = np.asarray(X, dtype=np.float64)
+        X = np.asarray(X.toarray() if sparse.issparse(X) else X, dtype=np.float64)
         below = [shares_below(X[:, j], ends) for j, ends in self.ends_.items()]
         return np.concatenate([self._scaler.transform(X), *below], axis=1)
 

@@ -5,7 +5,7 @@ import logging
 import math
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -27,7 +27,7 @@ from fcco_lightning.checks import at_least, below_one, positive
 from fcco_lightning.constraints import AdaptivePenalty, Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
-from fcco_lightning.data.datamodules.sample import LabelledSample, coded_groups
+from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples
 from fcco_lightning.data.features import Pieces, PiecewiseFeatures
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation import ClassEvaluation
@@ -36,6 +36,7 @@ from fcco_lightning.objectives import CrossEntropy, Objective
 from fcco_lightning.reports.report import Report
 from fcco_lightning.reports.run import TrainingReport
 from fcco_lightning.training import FCCOModule, Schedule
+from fcco_lightning.training.execution import require_parts
 
 _EPOCHS, _UPDATES = 12, 500  # at least so many of both, where nothing is asked for
 _AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
@@ -120,12 +121,14 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             X: features, shape (n, d): an array, a table of numbers, or a sparse matrix.
             y: labels of two or more classes, shape (n,).
             sensitive_features: the group of every sample, shape (n,), of numbers or texts, which constraints know as
-                ``group``; or a table of several such columns, which constraints name by ``by`` or ``where``.
+                ``group``; or a table of several such columns, which constraints name by ``by`` or ``where``.  There, as
+                for the column ``y``, values are those that are given here: ``where={"age": "<25", "sex": "f"}``.
 
         Raises:
             DataError: if there is one class only, or a column of groups has one group, or missing cells.
             ConfigError: if an argument is out of range, or no weights can meet a constraint.
         """
+        require_parts(self.constraints, self.algorithm, AdamW)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, order="C")
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
@@ -134,11 +137,11 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 f"y holds the class {str(self.classes_[0])!r} only: this classifier can't train when only one class is "
                 "present. Give samples of two classes or more."
             )
-        groups = coded_groups(sensitive_features, len(y))
+        groups = groups_of_samples(sensitive_features, len(y))
         self._require_groups(groups)
         self.features_ = PiecewiseFeatures(self._pieces()).fit(X)
         columns = {"x": torch.from_numpy(self.features_.transform(X)).float(), "y": torch.from_numpy(labels)}
-        data = LabelledSample(columns, groups, self._batches(len(y)), self._seed())
+        data = LabelledSample(columns, groups.assign(y=y), self._batches(len(y)), self._seed())
         with _quiet(), torch.random.fork_rng():
             torch.manual_seed(data.seed)
             self._train(data)
@@ -208,7 +211,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return default_decay(n) if self.weight_decay is None else below_one("weight_decay", self.weight_decay)
 
     def _pieces(self) -> Pieces:
-        linear = len(self.hidden) == 0  # in the numbers themselves
+        linear = np.size(self.hidden) == 0  # in the numbers themselves
         return 1 if self.pieces == "auto" and linear else self.pieces
 
     def _epochs(self, data: LabelledSample) -> int:
@@ -220,14 +223,14 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _require_groups(self, groups: Mapping[str, pd.Categorical]) -> None:
+    def _require_groups(self, groups: pd.DataFrame) -> None:
         """Refuse constraints on groups that are not there."""
         for constraint in self.constraints:
             by = getattr(getattr(constraint, "comparisons", None), "by", None)
             if by is not None and by not in groups:
                 raise DataError(
                     f"{type(constraint).__name__} compares the groups of {by!r}, and sensitive_features has "
-                    f"{sorted(groups) or 'not been given'}. Call fit(X, y, sensitive_features=...) with one group for "
+                    f"{sorted(map(str, groups)) or 'not been given'}. Call fit(X, y, sensitive_features=...) with one group for "
                     "every sample, or with a table that has this column."
                 )
 

@@ -1,7 +1,7 @@
 """How a run is carried out on its machine, and the answer to options under names of earlier versions."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ParamSpec
 
@@ -105,6 +105,15 @@ def require_parts(constraints: object, algorithm: object, optimizer: object) -> 
     """
     if isinstance(constraints, Constraint):
         raise ConfigError(f"constraints must be a list, got one {type(constraints).__name__}: put it in brackets.")
+    others = (
+        [c for c in constraints if not isinstance(c, Constraint)]
+        if isinstance(constraints, Iterable)
+        else [constraints]
+    )
+    if others:
+        raise ConfigError(
+            f"constraints must be a list of constraints such as [DemographicParity()], got {others[0]!r} for one."
+        )
     if isinstance(algorithm, type):
         raise ConfigError(f"algorithm must be an object, got the class: make one, {algorithm.__name__}().")
     if not callable(optimizer):

@@ -93,8 +93,36 @@ def test_inputs_of_many_kinds_give_one_model(fair, problem):
     groups = pd.DataFrame({"age": np.arange(len(y)) % 3, "group": sex})
     np.testing.assert_array_equal(made.fit(X, y, sensitive_features=groups).decision_function(X), first)
     np.testing.assert_array_equal(made.fit(X, y, sensitive_features=sex[:, None]).decision_function(X), first)
+    np.testing.assert_array_equal(
+        by.fit(X, y, sensitive_features=pd.Series(sex, name="sex")).decision_function(X), first
+    )
+    levels = pd.Series(pd.Categorical(sex, categories=["f", "m", "x"]))  # as it is left of more rows
+    np.testing.assert_array_equal(made.fit(X, y, sensitive_features=levels).decision_function(X), first)
     thin = sparse.csr_matrix(np.where(np.abs(X) > 0.5, X, 0))
+    np.testing.assert_allclose(made.decision_function(thin), made.decision_function(thin.toarray()))
     assert made.fit(thin, y, sensitive_features=sex).score(thin, y) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("where", "members"),
+    [
+        ({"age": "<25"}, lambda c: c["age"] < 25),
+        ({"age": [20, 30]}, lambda c: c["age"].isin([20, 30])),
+        ({"grade": 2, "sex": "f"}, lambda c: (c["grade"] == 2) & (c["sex"] == "f")),
+        ({"y": 2, "age": ">=30"}, lambda c: (c["y"] == 2) & (c["age"] >= 30)),
+    ],
+    ids=str,
+)
+def test_subsets_are_described_by_the_values_that_were_given(problem, where, members):
+    X, y, sex = problem
+    draw = np.random.default_rng(1)
+    groups = pd.DataFrame({"sex": sex, "age": draw.integers(18, 40, len(y)), "grade": draw.integers(1, 4, len(y))})
+    labels = np.where(y == "yes", 2, 1)
+    limit = MeanAtMost(SoftRate(temperature=0.3), 0.9, where, name="rate")
+    model = ConstrainedClassifier(constraints=[limit], **QUICK).fit(X, labels, sensitive_features=groups)
+    scores = model.decision_function(X)[members(groups.assign(y=labels))]
+    expected = (1 / (1 + np.exp(-scores / 0.3))).mean() - 0.9
+    assert model.report_.figures["constraints"]["rate"] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("of", [np.asarray, sparse.csr_matrix])
@@ -165,6 +193,9 @@ def test_searches_and_folds_pass_on_the_groups(problem):
         (None, None, [DemographicParity()], r"DemographicParity compares the groups of 'group'.*sensitive_features="),
         (None, lambda s: pd.DataFrame({"sex": s}), [DemographicParity(by="race")], r"'race'.*\['group', 'sex'\]"),
         (None, None, [MeanAtMost(SoftRate(), 0.2, {"race": 1})], "race"),
+        (None, None, [MeanAtMost(SoftRate(), 0.2, {"y": "maybe"})], "maybe"),
+        (None, lambda s: s, DemographicParity(), "got one DemographicParity: put it in brackets"),
+        (None, lambda s: s, ["DemographicParity"], "list of constraints.*got 'DemographicParity' for one"),
     ],
 )
 def test_bad_input_is_named(problem, labels, sensitive, constraints, text):

@@ -1,6 +1,5 @@
 """One labelled sample with the groups of its sensitive features, which is a training split and nothing else."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fcco_lightning.data.conditions import Condition, Where, values_of
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.sampling import UniformSampling
 from fcco_lightning.errors import DataError
@@ -18,38 +18,57 @@ _TAKEN = ("x", "y", "index", "weight")
 
 
 class LabelledSample(TensorDataModule):
-    """The training split alone, with its groups."""
+    """The training split alone, with its groups.
 
-    def __init__(
-        self, columns: dict[str, Tensor], groups: Mapping[str, pd.Categorical], batches: UniformSampling, seed: int
-    ) -> None:
-        coded = {name: torch.from_numpy(column.codes.astype(np.int64)) for name, column in groups.items()}
-        columns = columns | coded
+    Args:
+        columns: ``x`` and ``y``, of n samples.
+        rows: the sensitive features by name, among them ``group``, and the labels as ``y``, as they were given.
+        batches: how training batches are drawn.
+        seed: of the batches.
+    """
+
+    def __init__(self, columns: dict[str, Tensor], rows: pd.DataFrame, batches: UniformSampling, seed: int) -> None:
+        self.group_names: list[str] = []
+        if "group" in rows:
+            coded = pd.Categorical(rows["group"])
+            columns = columns | {"group": torch.from_numpy(coded.codes.astype(np.int64))}
+            self.group_names = [str(value) for value in coded.categories]
         super().__init__({"train": columns, "test": columns}, batches=batches, seed=seed)
-        self._names = {name: [str(value) for value in column.categories] for name, column in groups.items()}
-        self.group_names = self._names.get("group", [])
+        self._rows = {"train": rows, "test": rows}
         self.updates = max(1, len(columns["y"]) // batches.batch_size)
 
-    def groups_of(self, name: str) -> tuple[str, list[str]]:
-        """The column of a sensitive feature, and the names of its groups."""
-        return name, self._names[name]
+    def resolve_where(self, where: Where) -> Where:
+        """Return a subset in which columns have the values that were given as one that batches can be asked for.
+
+        Of a label or a group that is a text a number means its place among them, as elsewhere.
+
+        Raises:
+            DataError: if there is no such column or value.
+        """
+        rows = self._rows["train"]
+        by_value = [
+            column for column, condition in where.items() if column in rows and _speaks_of(rows[column], condition)
+        ]
+        others = {column: condition for column, condition in where.items() if column not in by_value}
+        return super().resolve_where(others) | {self._marked(column, where[column]): 1 for column in by_value}
 
     def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
         """Of the training split."""
         return {"train": super().evaluation_loaders()["train"]}
 
 
-def coded_groups(sensitive: Any, n: int) -> dict[str, pd.Categorical]:
-    """The groups of every sensitive feature by its name; the first one is called "group", too, if none is.
+def groups_of_samples(sensitive: Any, n: int) -> pd.DataFrame:
+    """The sensitive features by name, n rows; the first one is called "group", too, if none is.
 
     Raises:
         DataError: if there are missing cells, one group only, or names that are taken or occur twice.
         ValueError: if there are not n of them.
     """
     if sensitive is None:
-        return {}
+        return pd.DataFrame(index=range(n))
     table = sensitive if isinstance(sensitive, pd.DataFrame) else _one_column(sensitive)
     check_consistent_length(np.empty(n), table)
+    table = table.set_axis([str(name) for name in table], axis=1).reset_index(drop=True)
     names = [str(name) for name in table]
     refused = sorted({name for name in names if name in _TAKEN or names.count(name) > 1})
     if refused:
@@ -57,8 +76,9 @@ def coded_groups(sensitive: Any, n: int) -> dict[str, pd.Categorical]:
             f"the sensitive features {refused} are called as other columns of a batch are, or twice. Every one needs a "
             f"name of its own, other than {', '.join(_TAKEN)}: rename them."
         )
-    found = {name: _coded(name, table.iloc[:, k]) for k, name in enumerate(names)}
-    return {"group": next(iter(found.values()))} | found
+    for name in names:
+        _require_groups(name, table[name])
+    return table if "group" in names else table.assign(group=table[names[0]])
 
 
 def _one_column(sensitive: Any) -> pd.DataFrame:
@@ -68,20 +88,26 @@ def _one_column(sensitive: Any) -> pd.DataFrame:
             f"sensitive_features has the shape {values.shape}, and its columns have no names. Give one group for every "
             "sample, or a pandas.DataFrame, whose columns constraints name."
         )
-    return pd.DataFrame({"group": values.ravel()})
+    name = getattr(sensitive, "name", None)
+    return pd.DataFrame({name if isinstance(name, str) and name not in _TAKEN else "group": values.ravel()})
 
 
-def _coded(name: str, column: Any) -> pd.Categorical:
+def _require_groups(name: str, column: pd.Series) -> None:
     missing = int(column.isna().sum())
     if missing:
         raise DataError(
             f"{missing} of {len(column)} cells of the sensitive feature {name!r} are missing, first in row "
             f"{int(np.flatnonzero(column.isna())[0])}. Leave these samples out, or give them a group of their own."
         )
-    coded = pd.Categorical(column)
-    if len(coded.categories) < 2:
+    values = column.unique()
+    if len(values) < 2:
         raise DataError(
-            f"the sensitive feature {name!r} has one group only, {str(coded.categories[0])!r}, so there is nothing to "
-            "compare. Give another column, or leave the constraints out."
+            f"the sensitive feature {name!r} has one group only, {str(values[0])!r}, so there is nothing to compare. "
+            "Give another column, or leave the constraints out."
         )
-    return coded
+
+
+def _speaks_of(column: pd.Series, condition: Condition) -> bool:
+    """Whether a condition is on values of the column, rather than on their places."""
+    numbers = all(isinstance(value, bool | int | float) for value in values_of(condition, str(column.name)))
+    return not numbers or column.name not in ("y", "group") or pd.api.types.is_numeric_dtype(column)
