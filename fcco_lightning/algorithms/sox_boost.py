@@ -31,12 +31,20 @@ class SOXBoost(SingleLoop):
 
     def __init__(self, gamma: float = 0.5, first_stage: int = 1000, seed: int = 0) -> None:
         super().__init__(EMA(gamma))
-        self.gamma = gamma
-        self.length = at_least("first_stage", first_stage, 1)
-        self.stage, self.updates = 0, 0
-        self._generator = torch.Generator().manual_seed(seed)
+        self.gamma, self.first_stage, self.seed = gamma, at_least("first_stage", first_stage, 1), seed
+        self._begin()
+
+    def _begin(self) -> None:
+        """The first stage."""
+        self.stage, self.updates, self.length = 0, 0, self.first_stage
+        self._generator = torch.Generator().manual_seed(self.seed)
         self._kept: dict[str, Tensor] = {}
         self._draw()
+
+    def start(self, engine: Engine) -> None:
+        """Begin with the first stage, as an optimizer does that has just been made."""
+        super().start(engine)
+        self._begin()
 
     def estimator_of(self, term: Term) -> Estimator:  # noqa: ARG002
         """SOX's average with the stage's gamma."""

@@ -230,8 +230,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             if by is not None and by not in groups:
                 raise DataError(
                     f"{type(constraint).__name__} compares the groups of {by!r}, and sensitive_features has "
-                    f"{sorted(map(str, groups)) or 'not been given'}. Call fit(X, y, sensitive_features=...) with one group for "
-                    "every sample, or with a table that has this column."
+                    f"{sorted(map(str, groups)) or 'not been given'}. Call fit(X, y, sensitive_features=...) with one "
+                    "group for every sample, or with a table that has this column."
                 )
 
 

@@ -24,6 +24,7 @@ from fcco_lightning.reports.run import Run
 from fcco_lightning.reports.summary_table import PRINTED_ROWS, REPORT, print_tables, split_tables, write_report
 from fcco_lightning.reports.verdict import chosen_line, headline, reached_line, verdict
 from fcco_lightning.training import FCCOModule
+from fcco_lightning.training.module import RECOVERED
 
 T = TypeVar("T")
 
@@ -128,7 +129,7 @@ class Report(Callback):
         self.report |= {name: value for name, value in known.items() if value}
         self._conclude(pl_module.evaluation.bar, trainer.current_epoch - 1)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
-        self.report |= _checkpoint(trainer, folder, chosen=bool(choice.chosen))
+        self.report |= _checkpoint(trainer, pl_module, folder, chosen=bool(choice.chosen))
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
             self._write(folder, pl_module.evaluation, final)
 
@@ -220,12 +221,16 @@ def _kappas(module: FCCOModule) -> dict[str, float]:
     return dict(zip(names, [c.tolerance for c in module.constraints for _ in range(c.num_rows)], strict=True))
 
 
-def _checkpoint(trainer: Trainer, folder: Path, *, chosen: bool) -> dict[str, Any]:
+def _checkpoint(trainer: Trainer, module: FCCOModule, folder: Path, *, chosen: bool) -> dict[str, Any]:
     """Where the weights of the report are saved, seen from its folder, so that both can be moved together."""
     saver = trainer.checkpoint_callback
     if not isinstance(saver, ModelCheckpoint) or not saver.dirpath:
         return {}
-    saved = Path(saver.dirpath) / FEASIBLE if chosen else Path(saver.last_model_path or saver.best_model_path)
+    own = FEASIBLE if chosen else RECOVERED if getattr(module.algorithm, "recovery_steps", 0) else None
+    of_the_end = saver.last_model_path
+    if not of_the_end and saver._last_global_step_saved == trainer.global_step:
+        of_the_end = saver._last_checkpoint_saved
+    saved = Path(of_the_end) if own is None else Path(saver.dirpath) / own
     return {"checkpoint": os.path.relpath(saved, folder)} if saved.is_file() else {}
 
 

@@ -85,11 +85,11 @@ class Run:
         """The checkpoint of the weights that the report describes; before there is one, the last that was written.
 
         These are the best feasible weights where they were asked for (``--feasible.enabled true``), else the last ones.
-        None if nothing was saved.
+        None if they were not saved.
         """
-        named = self.report.get("checkpoint")
-        if named is not None and (self.folder / named).is_file():
-            return self.folder / str(named)
+        if self.report:
+            named = self.folder / self.report.get("checkpoint", "not saved")
+            return named if named.is_file() else None
         return next(by_age([self.folder]), None)
 
     def load(self, network: nn.Module | None = None) -> Predictor:
@@ -103,7 +103,10 @@ class Run:
             ConfigError: if the network is not known.
         """
         if self.checkpoint is None:
-            raise CheckpointError(f"the run {self.folder} has left no checkpoint, so there are no weights to load.")
+            raise CheckpointError(
+                f"the run {self.folder} has left no checkpoint of the weights that its report describes. Save the last "
+                "ones (--checkpoint.save_last true), or name another checkpoint: fcco_lightning.load(PATH)."
+            )
         return load(self.checkpoint, network)
 
     def __repr__(self) -> str:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BaseFinetuning
+from lightning.pytorch.callbacks import BaseFinetuning, EarlyStopping
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -47,6 +48,16 @@ class Continuation:
         trained: Any = self.get("trained") if finetuned else None
         for name, parameter in () if trained is None else network.named_parameters():
             parameter.requires_grad_(name in trained)
+
+    def stop_as_then(self, trainer: Trainer) -> None:
+        """Train no further where an EarlyStopping has ended the run, which Lightning would forget."""
+        for callback in trainer.callbacks if self.stored is not None else ():  # type: ignore[attr-defined]
+            if isinstance(callback, EarlyStopping) and _has_stopped(callback):
+                trainer.should_stop = True
+                rank_zero_info(
+                    f"{type(callback).__name__} has ended this run in epoch {callback.stopped_epoch}: nothing is left "
+                    "to train. Leave the callback out to train on."
+                )
 
     def restore(self, engine: Engine, stepping: Stepping) -> None:
         """Give the engine its state, and keep that of a schedule whose arguments were changed from Lightning.
@@ -127,6 +138,10 @@ def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparamet
         if "lr" in changed:
             group["lr"] *= changed["lr"] / old["lr"]
         group.update({k: v for k, v in changed.items() if k != "lr"})
+
+
+def _has_stopped(callback: EarlyStopping) -> bool:
+    return callback.stopped_epoch > 0 or callback.wait_count >= max(1, callback.patience)
 
 
 def _continue_schedule(

@@ -18,6 +18,7 @@ from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
 from fcco_lightning.objectives import Objective
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.training.optimizers import require_one_evaluation
 
 
 class Criterion(nn.Module):
@@ -102,8 +103,10 @@ class Criterion(nn.Module):
         Returns: the optimizer.
 
         Raises:
-            ConfigError: if it leaves out parameters of the objective, or the algorithm does not apply to the problem.
+            ConfigError: if it leaves out parameters of the objective, or measures a batch several times, as LBFGS does,
+                or the algorithm does not apply to the problem.
         """
+        require_one_evaluation(optimizer)
         params = [p for group in optimizer.param_groups for p in group["params"]]
         left_out = {id(p) for p in self.objective.parameters() if p.requires_grad} - {id(p) for p in params}
         if left_out:
@@ -111,6 +114,7 @@ class Criterion(nn.Module):
                 f"{type(self.objective).__name__} has parameters of its own, and {type(optimizer).__name__} leaves out "
                 f"{len(left_out)} of them. Give it those of the whole LightningModule, self.parameters()."
             )
+        self._stored = self.get_extra_state()  # of an earlier fit
         self._engine = Engine(self._outputs, self._pose().to(params[0].device), self.algorithm, self._backend)
         self._engine.functions.params, self._engine.optimizer = params, optimizer
         if self._stored:

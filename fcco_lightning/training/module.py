@@ -57,6 +57,9 @@ from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.sharding import ShardedWeights, divide, require_divisible, take_strategy
 from fcco_lightning.training.trainers import Announce, OwnSettings, require_rows
 
+RECOVERED = "recovered.ckpt"
+"""The checkpoint of what the recovery step of ALEXR2 has made of the last weights."""
+
 T = TypeVar("T")
 _CONSTANT, _UNCLIPPED, _PLAIN = Schedule(), Clipping(), Execution()
 
@@ -141,6 +144,12 @@ class FCCOModule(EvaluatingModule):
         trainer = self.trainer
         take_strategy(trainer)
         require_divisible(trainer, self)
+        if trainer.state.fn == "fit" and self._compiler_ctx is not None:
+            raise ConfigError(
+                "a module from torch.compile(module) would compile the whole training step, whose hand-made gradients "
+                "it gets wrong. Give the module itself to Trainer.fit, with execution=Execution(compiled=True) "
+                "(--model.execution.compiled true)."
+            )
         if self.average is not None:
             require_wide(trainer.precision)
         own = [OwnSettings(trainer, self)] if trainer.state.fn == "fit" else []
@@ -237,10 +246,16 @@ class FCCOModule(EvaluatingModule):
         self.phases.require_time_for_all(self.trainer.max_epochs)
         self._old_model.know()
         self._continuation.freeze_as_then(self.trainer, self.network)
+        self._continuation.stop_as_then(self.trainer)
         if self.average is not None:
             self.average.begin(self.network, self._continuation.get("average"))
+        if self._stepping is None:
+            raise ConfigError(
+                f"{type(self).__name__}.configure_optimizers is overridden, but the algorithm must know the optimizer. "
+                "Give it, and a schedule, to FCCOModule: optimizer=lambda params: ..., schedule=Schedule(...)."
+            )
         self._start_engine()
-        self._continuation.restore(self.engine, _set_up(self._stepping))
+        self._continuation.restore(self.engine, self._stepping)
 
     def _start_engine(self) -> None:
         self._engine = Engine(
@@ -367,7 +382,7 @@ class FCCOModule(EvaluatingModule):
             self._share_statistics()
         saver = self.trainer.checkpoint_callback
         if changed and isinstance(saver, ModelCheckpoint) and saver.dirpath:
-            self.trainer.save_checkpoint(Path(saver.dirpath) / "recovered.ckpt")
+            self.trainer.save_checkpoint(Path(saver.dirpath) / RECOVERED)
 
     # ----------------------------------------------------------------------------------------------- checkpoints
 

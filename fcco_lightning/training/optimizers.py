@@ -57,8 +57,7 @@ def build_optimizer(
     if of_objective:
         groups = [*groups, ParameterGroup(of_objective, decay=False)]
     optimizer = make([{"params": g.params} for g in groups])
-    if type(optimizer).__name__ == "LBFGS":
-        raise ConfigError("LBFGS evaluates a batch several times; the dual state allows one evaluation per batch.")
+    require_one_evaluation(optimizer)
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         group["lr"] *= wanted.lr_scale
         group.update({name: 0.0 for name in _DECAYS if name in group and not wanted.decay})
@@ -74,3 +73,13 @@ def typed_hyperparameters(optimizer: Optimizer) -> Hyperparameters:
     return [
         {k: v for k, v in group.items() if k != "params" and isinstance(v, kept)} for group in optimizer.param_groups
     ]
+
+
+def require_one_evaluation(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that evaluates a batch several times.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if type(optimizer).__name__ == "LBFGS":
+        raise ConfigError("LBFGS evaluates a batch several times; the dual state allows one evaluation per batch.")

@@ -70,6 +70,31 @@ def test_a_run_shows_its_report_log_and_pictures():
     assert not list(page.iter("style"))  # it would change the page around it
 
 
+@pytest.mark.parametrize("best", [0, 1])
+def test_the_checkpoint_of_a_report_is_that_of_its_weights(best, tmp_path):
+    """One of better weights is another one: of two epochs the figure calls the first or the last the best."""
+
+    class Figure(Callback):
+        def on_train_epoch_end(self, trainer, module):
+            module.log("figure", float(trainer.current_epoch == best))
+
+    seed_everything(0, verbose=False)
+    saver, report = Checkpoints(tmp_path, monitor="figure", mode="max"), Report(table=False)
+    trainer = Trainer(
+        max_epochs=2, callbacks=[Figure(), report, saver], logger=CSVLogger("runs", name=""), accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1,
+    )  # fmt: skip
+    module = FCCOModule(TabularMLP([4]))
+    trainer.fit(module, SyntheticDataModule(num_train=400, num_test=100))
+    if best == 0:
+        assert report.run.checkpoint is None
+        with pytest.raises(CheckpointError, match=r"no checkpoint of the weights that its report describes.*save_last"):
+            report.run.load(TabularMLP([4]))
+        return
+    x = torch.zeros(2, next(module.network.parameters()).shape[1])
+    assert torch.equal(report.run.load(TabularMLP([4]))(x), module.network.eval()(x))
+
+
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(DataError, match="holds no run"):
         load_run(tmp_path)

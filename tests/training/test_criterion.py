@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -180,8 +180,8 @@ class OwnModule(LightningModule):
         return self.criterion.follow(torch.optim.Adam(self.parameters(), lr=0.05))
 
 
-def fit(module, epochs, path=None):
-    trainer = Trainer(max_epochs=epochs, accelerator="cpu", **QUIET)
+def fit(module, epochs, path=None, **flags):
+    trainer = Trainer(max_epochs=epochs, accelerator="cpu", **QUIET | flags)
     trainer.fit(module, DataLoader(make_batches(3), batch_size=None), ckpt_path=path)
     return trainer
 
@@ -200,6 +200,21 @@ def test_automatic_optimization_and_a_checkpoint(tmp_path):
     other.load_state_dict(stored)  # kept until the problem is there
     with pytest.raises(CheckpointError, match="written by SOX, this criterion uses SOAP"):
         other.configure_optimizers()
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
+def test_a_second_fit_goes_on_with_the_rows_of_the_first(tmp_path):
+    class Seen(Callback):
+        def on_train_start(self, trainer, module):
+            self.rows = [row.nan_to_num(9) for row in rows(module.criterion)]
+
+    module, seen = OwnModule(), Seen()
+    fit(module, 1).save_checkpoint(tmp_path / "a.ckpt", weights_only=False)
+    for path in (None, tmp_path / "a.ckpt"):
+        fit(module, 2, path)
+        then = [row.nan_to_num(9) for row in rows(module.criterion)]
+        fit(module, 1, callbacks=[seen])
+        assert all(map(torch.equal, seen.rows, then))
 
 
 @pytest.mark.parametrize(
@@ -223,6 +238,8 @@ def test_what_does_nothing_is_refused():
         SOAP().pose(Direct(), num_samples=N)
     with pytest.raises(ConfigError, match="leaves out"):
         Criterion(AUCMargin(), SGD(), num_samples=N).follow(torch.optim.SGD(weights, lr=1.0))
+    with pytest.raises(ConfigError, match="LBFGS evaluates a batch several times"):
+        Criterion(HingeMargin(), SOX(), num_samples=N).follow(torch.optim.LBFGS(weights))
     SGD().pose(Direct(), num_samples=N)
     SOAP().pose(Direct(), make_constraints(), num_samples=N)
 

@@ -157,6 +157,17 @@ def test_a_run_with_it_is_resumed_bit_for_bit(name, make_module, make_trainer, t
     require_same(run(tmp_path / "resumed", ckpt_path=tmp_path / "at.ckpt"), whole)
 
 
+def test_a_run_that_was_stopped_early_stays_stopped(make_module, make_trainer, tmp_path):
+    def stopped():
+        return callbacks.EarlyStopping("train_auc", mode="min", patience=1)
+
+    saver = ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)
+    whole = fit(make_module, make_trainer, tmp_path, [stopped(), saver], max_epochs=9)
+    assert whole.current_epoch == 2
+    again = [stopped(), ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)]
+    require_same(fit(make_module, make_trainer, tmp_path, again, tmp_path / "last.ckpt", max_epochs=9), whole)
+
+
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_callback_that_cannot_work_is_refused(name, make_module, make_trainer):
     arguments, way_out = REFUSALS[name]

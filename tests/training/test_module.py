@@ -603,6 +603,30 @@ def test_a_second_fit_on_other_data_is_refused(make_module, make_trainer, small_
         make_trainer(max_epochs=1).fit(module, make_data(train=make_frame(160, 0)))
 
 
+def test_a_second_fit_of_sox_boost_begins_with_the_first_stage(make_module, make_trainer, small_data):
+    algorithm = SOXBoost(gamma=0.5, first_stage=2)
+    module = make_module(algorithm=algorithm, optimizer=lambda p: HeavyBall(p, lr=0.05))
+    for _ in range(2):
+        trainer = make_trainer(max_epochs=1)
+        trainer.fit(module, small_data)
+        assert algorithm.stage > 0
+        assert trainer.optimizers[0].param_groups[0]["lr"] == 0.05 / 2**algorithm.stage
+
+
+def test_what_would_train_in_another_way_is_refused(make_module, make_trainer, small_data):
+    class Own(FCCOModule):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    with pytest.raises(ConfigError, match=r"Own.configure_optimizers is overridden.*optimizer=lambda params"):
+        make_trainer().fit(Own(TabularMLP(hidden=[8])), small_data)
+    compiled = torch.compile(make_module(network=TabularMLP(hidden=[8], in_features=7)), backend="eager")
+    with pytest.raises(
+        ConfigError, match=r"torch.compile\(module\) would compile the whole training step.*compiled true"
+    ):
+        make_trainer().fit(compiled, small_data)
+
+
 def test_algorithms_that_set_step_sizes_take_no_schedule(make_module, make_trainer, small_data):
     module = make_module(algorithm=SOXBoost(), optimizer=HeavyBall, schedule=Schedule(StepAtFractions))
     with pytest.raises(ConfigError, match="SOXBoost sets its own step sizes"):
