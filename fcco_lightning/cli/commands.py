@@ -205,7 +205,9 @@ def _predict(parser: ArgumentParser) -> Work:
     parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
     parser.add_argument("--out", default="predictions.csv", help="file to write, .csv or .parquet")
     parser.add_argument("--id", dest="id_column", help="column that names the rows; without it they are numbered")
-    parser.add_argument("--threshold", type=float, default=0.5, help="least probability of a positive decision")
+    parser.add_argument(
+        "--threshold", type=float, help="probability above which a decision is positive; 0.5 by default"
+    )
     _add_trusted(parser)
 
     def work(given: Namespace) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, DataError
 
-Value = bool | int | float | str
+Value = str | bool | int | float  # first a text: as another one a configuration would read "no" and "007"
 """A value of a column, or a text of comparisons such as "<25" or ">=18 and <65"."""
 
 Condition = Value | list[Value]

@@ -1,9 +1,10 @@
 """A trained network with what a checkpoint knows of its inputs and outputs."""
 
 import json
+import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Predictor(nn.Module):
         kind: what the outputs are scores of, see :func:`~fcco_lightning.inference.prediction_table`.
         names: of the classes or labels.
         group_columns: the columns of a table that define groups.
+        decided_elsewhere: what to say of constraints that were enforced on decisions at another threshold than 0.5.
     """
 
     def __init__(
@@ -43,9 +45,10 @@ class Predictor(nn.Module):
         kind: Kind = "values",
         names: Sequence[str] = (),
         group_columns: Sequence[str] = (),
+        decided_elsewhere: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.decided_elsewhere = network, list(decided_elsewhere)
         self.encoder, self.kind, self.names, self.group_columns = encoder, kind, list(names), list(group_columns)
         self.eval()
 
@@ -55,14 +58,15 @@ class Predictor(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self, source: Any, *, id_column: str | None = None, threshold: float = 0.5, batch_size: int = 4096
+        self, source: Any, *, id_column: str | None = None, threshold: float | None = None, batch_size: int = 4096
     ) -> pd.DataFrame:
         """A row for every row of a table: its number or id, its groups where known, and what is predicted.
 
         Args:
             source: a table as a datamodule takes it (file, folder, hub id, DataFrame); labels are not needed.
             id_column: column that names the rows; None numbers them from 0 in ``index``.
-            threshold: of probabilities, in (0, 1].
+            threshold: of probabilities, in (0, 1]; None for 0.5, with a warning where constraints were enforced on
+                other decisions.
             batch_size: rows that pass through the network at once; fewer where memory is short, as of long texts.
 
         Returns: see :func:`~fcco_lightning.inference.prediction_table`.
@@ -85,8 +89,10 @@ class Predictor(nn.Module):
             name: text_of(frame[name]) for name in self.group_columns if name in frame.columns and name != id_column
         }
         parts = [self(x) for x in self.encoder.batches(frame, at_least("batch_size", batch_size, 1))]
-        for remark in self.encoder.remarks(len(frame)):
+        elsewhere = self.decided_elsewhere if threshold is None and self.kind != "values" else []
+        for remark in [*self.encoder.remarks(len(frame)), *elsewhere]:
             warnings.warn(remark, stacklevel=3)  # torch's decorator is in between
+        threshold = 0.5 if threshold is None else threshold
         return prediction_table(torch.cat(parts), ids, kind=self.kind, names=self.names, threshold=threshold)
 
 
@@ -118,7 +124,8 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
     if isinstance(encoder, TabularEncoder):
         with torch.no_grad():
             network.eval()(torch.zeros(1, len(encoder.feature_names)))  # layers of unknown width take theirs
-    return Predictor(network, encoder, *_described(config.get("data"), header.get("classes") or []))
+    elsewhere = list(_decided_elsewhere(config.get("model", {}).get("constraints") or []))
+    return Predictor(network, encoder, *_described(config.get("data"), header.get("classes") or []), elsewhere)
 
 
 def _made(config: Mapping[str, Any], trusted: Sequence[str], path: str | Path) -> nn.Module:
@@ -170,3 +177,23 @@ def _described(data: Mapping[str, Any] | None, classes: Sequence[str]) -> tuple[
     if isinstance(columns.get("label"), list):
         return "labels", columns["label"], groups
     return ("classes" if classes else "values"), list(classes), groups
+
+
+def _decided_elsewhere(constraints: Sequence[Any]) -> Iterator[str]:
+    """What to say of every constraint whose rates are of other decisions than those for a positive score."""
+    for constraint in constraints:
+        arguments = constraint.get("init_args") or {} if isinstance(constraint, Mapping) else {}
+        for rate in (arguments.get("rate"), arguments.get("quantity")):
+            own = rate.get("init_args") or {} if isinstance(rate, Mapping) else {}
+            name = str(constraint["class_path"]).rpartition(".")[2]
+            if score := own.get("threshold"):
+                probability = 1 / (1 + math.exp(-score))
+                yield (
+                    f"{name} was enforced on decisions for scores above {score:g}, and a row is decided positive here "
+                    f"above a probability of 0.5. --threshold {probability:.4g} (threshold=) takes the same."
+                )
+            elif "share" in own:
+                yield (
+                    f"{name} was enforced on decisions for the highest {own['share']:g} of the scores, and a row is "
+                    "decided positive here above a probability of 0.5. Take the highest scores of the table instead."
+                )

@@ -1,5 +1,6 @@
 """Predictions as tables."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +27,8 @@ def prediction_table(
 
     - "values": ``score``, or ``score_k`` of several outputs, and nothing else;
     - "classes": of one score s also ``probability`` = sigmoid(s) of the last class and ``decision``, the last class if
-      the probability is at least the threshold, else the first; of C scores the softmax and the class of the largest;
-    - "labels": of every one of T scores its sigmoid, and 1 if that is at least the threshold, else 0.
+      the probability is above the threshold, else the first; of C scores the softmax and the class of the largest;
+    - "labels": of every one of T scores its sigmoid, and 1 if that is above the threshold, else 0.
 
     A probability is one only if the objective makes it one (cross-entropy does, a loss of ranking does not).
 
@@ -58,9 +59,9 @@ def prediction_table(
     probabilities = scores.softmax(1) if softmax else scores.sigmoid()
     table |= _columns("probability", ends, probabilities)
     if kind == "labels":
-        table |= _columns("decision", ends, (probabilities >= threshold).long())
+        table |= _columns("decision", ends, _above(scores, threshold))
     else:
-        decided = scores.argmax(1) if softmax else (probabilities[:, 0] >= threshold).long()
+        decided = scores.argmax(1) if softmax else _above(scores[:, 0], threshold)
         table["decision"] = [called[k] for k in decided.tolist()]
     return _beside(ids, table)
 
@@ -79,6 +80,12 @@ def write_table(table: pd.DataFrame, path: str | Path) -> None:
         table.to_csv(path, index=False)
     else:
         table.to_parquet(path, index=False)
+
+
+def _above(scores: Tensor, threshold: float) -> Tensor:
+    """1 where a probability is above the threshold, else 0: at 0.5 where the score is positive, to its last digit."""
+    log_odds = math.log(threshold / (1 - threshold)) if threshold < 1 else math.inf
+    return (scores > log_odds).long()
 
 
 def _columns(name: str, ends: Sequence[str], values: Tensor) -> dict[str, Any]:

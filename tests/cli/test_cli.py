@@ -23,6 +23,8 @@ import yaml
 
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli import run
+from fcco_lightning.cli.parser import ArgumentParser
+from fcco_lightning.data.conditions import Where
 from tests.launch import launch
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -282,6 +284,17 @@ def test_a_misspelt_key_is_named_by_its_whole_path(capsys, config, expected, tmp
     path = tmp_path / "misspelt.yaml"
     path.write_text(yaml.safe_dump(config))
     assert expected in fails(capsys, "--config", str(path), status=2)
+
+
+def test_values_of_a_subset_are_texts_where_they_are_written_so(tmp_path):
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--where", type=Where)
+    path = tmp_path / "subset.yaml"
+    path.write_text("where: {outcome: 'no', ids: ['007', \"1e3\"], age: 3, share: 0.5, kept: true}")
+    expected = {"outcome": "no", "ids": ["007", "1e3"], "age": 3, "share": 0.5, "kept": True}
+    assert parser.parse_args(["--config", str(path)]).where == expected
+    assert parser.parse_args(["--where={outcome: 'no', y: 1}"]).where == {"outcome": "no", "y": 1}
 
 
 def test_a_misspelt_command_is_told_all_of_them(capsys):

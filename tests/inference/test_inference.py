@@ -71,6 +71,40 @@ def test_unlabelled_rows_are_predicted(trained, tmp_path):
     assert found["decision"].tolist() == ["yes" if p >= 0.6 else "no" for p in found["probability"]]
 
 
+SOFT = {"class_path": "SoftRate", "init_args": {"threshold": 1.0}}
+TOP = {"class_path": "fcco_lightning.TopShare", "init_args": {"share": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("argument", "rate", "message"),
+    [
+        ("quantity", SOFT, r"Limit was enforced on decisions for scores above 1, .*--threshold 0.7311"),
+        ("rate", TOP, r"Limit was enforced on decisions for the highest 0.1 of the scores"),
+    ],
+)
+def test_decisions_other_than_those_that_were_constrained_are_said(argument, rate, message, trained, tmp_path):
+    content = torch.load(trained, weights_only=True)
+    limit = {"class_path": "some.Limit", "init_args": {argument: rate}}
+    content["fcco"]["config"]["model"]["constraints"] = [limit, {"class_path": "Other"}]
+    del content["fcco"]["structure"]
+    torch.save(content, tmp_path / "limited.ckpt")
+    model = load(tmp_path / "limited.ckpt")
+    with pytest.warns(UserWarning, match=message):
+        model.predict(table(3, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(table(3, 0), threshold=0.7311)
+
+
+def test_a_score_of_zero_is_no_positive_decision():
+    """As constraints count decisions; the nearest float32 scores have the probability 0.5 in float32, too."""
+    scores = torch.tensor([0.0, -2e-8, 2e-8])
+    assert torch.sigmoid(scores).tolist() == [0.5] * 3
+    assert prediction_table(scores, {}, kind="classes")["decision"].tolist() == [0, 0, 1]
+    assert prediction_table(scores, {}, kind="labels")["decision"].tolist() == [0, 0, 1]
+    assert prediction_table(torch.tensor([50.0]), {}, kind="labels", threshold=1)["decision"].tolist() == [0]
+
+
 def test_categories_that_training_lacks_are_said(trained):
     """They count as none of the known ones, so that the scores are those of all zeros."""
     new = table(4, seed=9)
@@ -149,7 +183,7 @@ def test_tables_of_predictions(tmp_path):
     classes = prediction_table(logits, {"id": [7, 8]}, kind="classes", names="abc")
     assert classes["decision"].tolist() == ["b", "a"]
     np.testing.assert_allclose(classes[["probability_a", "probability_b", "probability_c"]].sum(axis=1), 1, atol=1e-6)
-    labels = prediction_table(logits - 1, {}, kind="labels", names=["x", "y", "z"])
+    labels = prediction_table(logits - 0.9, {}, kind="labels", names=["x", "y", "z"])
     assert labels[["decision_x", "decision_y", "decision_z"]].to_numpy().tolist() == [[0, 1, 1], [1, 0, 0]]
     assert list(prediction_table(logits, {})) == ["score_0", "score_1", "score_2"]
     write_table(labels, tmp_path / "a.csv")

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -294,7 +295,7 @@ class SplitDataModule(LightningDataModule):
 
     def _numbered(self, column: str, condition: Condition) -> Condition:
         names, values = self._names_of(column), values_of(condition, column)
-        found: list[Value] = [names.index(v) if isinstance(v, str) and v in names else v for v in values]
+        found: list[Value] = [names.index(v) if isinstance(v, str) and v in names else _as_number(v) for v in values]
         unknown = [v for v in found if isinstance(v, str) and not comparisons(v)]
         if names and unknown:
             raise DataError(
@@ -375,3 +376,10 @@ class SplitDataModule(LightningDataModule):
         if not self.tables:
             raise DataError(f"The {name} split does not exist before {type(self).__name__}.setup().")
         return self.tables[name]
+
+
+def _as_number(value: Value) -> Value:
+    """A value that is the text of a number as that number, and any other as it is."""
+    with suppress(ValueError):
+        return float(value)
+    return value
