@@ -49,8 +49,9 @@ class CappedSimplex(AmbiguitySet):
     def check(self, num_groups: int) -> None:
         if self.alpha * num_groups < 1 - _ROUNDING:
             raise ConfigError(
-                f"alpha={self.alpha!r} of {num_groups} groups is {self.alpha * num_groups:.3g} of a group, must be at "
-                f"least one. Use alpha >= {1 / num_groups:.6g}, or WorstGroupDRO or Simplex for the worst group alone."
+                f"alpha={self.alpha!r} of {num_groups} groups or samples is {self.alpha * num_groups:.3g} of one, must "
+                f"be at least one. Use alpha >= {1 / num_groups:.6g}, or for the worst one alone Simplex (of groups "
+                "also WorstGroupDRO)."
             )
 
     def cap(self, n: int) -> float:

@@ -19,6 +19,8 @@ _OBJECTIVE, LARGEST = "objective", "largest h"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit
 _HIDDEN = ("report.", "checkpoint.", "trainer.logger", "trainer.default_root_dir")  # where a run leaves its files
 
+_SAY_NOTHING = ("enabled", "name", "value")  # alone, without what they are of
+
 Row = dict[str, Any]
 
 
@@ -71,8 +73,15 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
 
 
 def print_rows(rows: Sequence[Row], title: str | None = None) -> None:
-    """Print records with the same keys as a table."""
-    shown = [{name: v if isinstance(v, str) else Text(_text(v)) for name, v in row.items()} for row in rows]
+    """Print records with the same keys as a table: a row for each, or where that is too wide a row for every key."""
+    shown: list[dict[str, str | Text]] = [
+        {name: v if isinstance(v, str) else Text(_text(v)) for name, v in row.items()} for row in rows
+    ]
+    cells = [[str(cell) for cell in column] for column in zip(rows[0], *map(dict.values, shown), strict=True)]
+    width = 1 + sum(3 + max(map(len, column)) for column in cells)
+    if width > Console().width and len(rows) < len(cells):
+        first, *others = rows[0]
+        shown = [{first: name, **{str(row[first]): row[name] for row in shown}} for name in others]
     print_tables([render_records(title, shown)])
 
 
@@ -104,8 +113,15 @@ def _last_objective(path: Path) -> float | None:
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted key, a class by its name: ``model.algorithm`` is SONEX, ``model.algorithm.lam`` 0.01."""
-    if isinstance(value, Mapping):
+    """Settings by dotted key, a class by its name: ``model.algorithm`` is SONEX, ``model.algorithm.lam`` 0.01.
+
+    Of a list of several classes the arguments have the place of theirs in their keys: ``model.constraints.1.kappa``.
+    """
+    if isinstance(value, list) and value and all(isinstance(one, Mapping) and "class_path" in one for one in value):
+        yield key, ", ".join(str(one["class_path"]).rpartition(".")[2] for one in value)
+        for place, one in enumerate(value):
+            yield from _flat(one.get("init_args") or {}, key if len(value) == 1 else f"{key}.{place}")
+    elif isinstance(value, Mapping):
         if "class_path" in value:
             yield key, str(value["class_path"]).rpartition(".")[2]
             yield from _flat(value.get("init_args") or {}, key)
@@ -122,8 +138,9 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """The end of every dotted key that no other one has."""
+    """The end of every dotted key that no other one has, with what it is of where it says nothing alone."""
     names = {key: key.rpartition(".")[2] for key in keys}
+    names |= {key: ".".join(key.split(".")[-2:]) for key, name in names.items() if name in _SAY_NOTHING}
     counts = Counter(names.values())
     return {key: name if counts[name] == 1 else key for key, name in names.items()}
 

@@ -299,7 +299,7 @@ def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
         raise ConfigError("no trial has ended with finite weights. Search smaller learning rates.")
     console = Console()
     shown = done[:_PRINTED_ROWS]
-    print_rows([_row(trial) for trial in shown], f"The {len(shown)} best trials")
+    print_rows([_row(trial) for trial in shown], "The best trials")
     best = done[0]
     console.print(_conclusion(best, [o.path for o in options if o.on_edge(best.params[o.path])]), soft_wrap=True)
     command = shlex.join(["fcco", "fit", *fit, *_arguments(best.params)])

@@ -10,6 +10,7 @@ from scipy.special import softmax
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -197,6 +198,12 @@ class DRORegressor(RegressorMixin, _DROLinearModel):  # type: ignore[misc]
         return np.asarray(X @ self.coef_ + self.intercept_)
 
 
+def _has_log_odds(model: "DROClassifier") -> bool:
+    if model.loss == "hinge":
+        raise AttributeError("loss='hinge' gives no probabilities. Use loss='logistic', or decision_function.")
+    return True
+
+
 class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
     r"""Linear classification for the worst weighting of the samples.
 
@@ -211,8 +218,8 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         ambiguity: Q; None for ``CappedSimplex(0.5)``.
         divergence: D: "chi_square", "euclidean" or "kl".
         nu: weight of D, >= 0.
-        mu: weight of the ridge penalty, >= 0; 0 with the logistic loss for two classes only, and if no plane separates
-            them.
+        mu: weight of the ridge penalty, >= 0; 0 with a smooth loss, if no planes separate the classes: the gap is then
+            infinite while w is far from a minimum.
         solver: as in :class:`DRORegressor`.
         fit_intercept: whether to fit b, which is penalised like w.
         tol: stop at a gap of tol times the larger of 1 and the objective at w = 0.
@@ -307,14 +314,13 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         scores = self.decision_function(X)
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
 
+    @available_if(_has_log_odds)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities (m, number of classes), in the order of ``classes_``.
+        """Probabilities (m, number of classes), in the order of ``classes_``; not there with the hinge.
 
         Raises:
-            ConfigError: for the hinge, whose scores are no log-odds.
+            AttributeError: for the hinge, whose scores are no log-odds.
         """
-        if self.loss == "hinge":
-            raise ConfigError("loss='hinge' gives no probabilities. Use loss='logistic', or decision_function.")
         scores = self.decision_function(X)
         if scores.ndim == 1:
             scores = np.stack([np.zeros_like(scores), scores], axis=1)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fcco_lightning.cli import run
-from fcco_lightning.cli.comparison import compare
+from fcco_lightning.cli.comparison import compare, print_rows
 from fcco_lightning.errors import DataError
 
 
@@ -42,6 +42,21 @@ def test_rows_hold_what_differs_and_what_was_reached(runs):
         compare(["other"])
 
 
+def test_classes_in_a_list_are_told_by_their_arguments(runs):
+    def limits(*kappas):
+        return [{"class_path": "fcco_lightning.MeanAtMost", "init_args": {"kappa": kappa}} for kappa in kappas]
+
+    for folder, kappas in {"a": [0.1], "b": [0.2], "other": [0.1, 0.3]}.items():
+        config = {"model": {"constraints": limits(*kappas)}, "monitor": {"enabled": folder == "a"}}
+        Path(folder, "report.json").write_text(json.dumps({"config": config}))
+    a, b = compare(["a", "b"])
+    assert (a["kappa"], a["monitor.enabled"], b["kappa"], b["monitor.enabled"]) == (0.1, True, 0.2, False)
+    assert "constraints" not in a
+    a, other = compare(["a", "other"])
+    assert (a["constraints"], other["constraints"]) == ("MeanAtMost", "MeanAtMost, MeanAtMost")
+    assert other["model.constraints.1.kappa"] == 0.3
+
+
 def test_the_command_prints_writes_and_draws(runs, capsys):
     assert run(["compare", *runs, "--out", "table.csv"]) == 0
     assert "SONEX" in capsys.readouterr().out
@@ -50,6 +65,14 @@ def test_the_command_prints_writes_and_draws(runs, capsys):
     with Image.open("comparison.png") as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
     assert {(0, 114, 178), (213, 94, 0)} <= colours  # a run that holds its constraints, and one that does not
+
+
+def test_many_settings_of_few_runs_are_a_line_each(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    print_rows([{"run": f"version_{k}"} | {f"setting_{i}": 10 * i + k for i in range(30)} for k in range(3)])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(f"version_{k}" in lines[1] for k in range(3))
+    assert [line for line in lines if "setting_17" in line and all(str(170 + k) in line for k in range(3))]
 
 
 def test_runs_without_constraints_are_a_line_each(tmp_path, monkeypatch):

@@ -259,5 +259,5 @@ def test_parameters_of_spectra_outside_their_interval_are_refused(spectrum, r):
         SpectralRisk(spectrum, r)
     with pytest.raises(ConfigError, match="spectrum must be one of"):
         SpectralRisk("mean", 1.0)
-    with pytest.raises(ConfigError, match="of a group, must be at least one"):
+    with pytest.raises(ConfigError, match="of one, must be at least one"):
         SpectralRisk("cvar", 0.1).check(5)

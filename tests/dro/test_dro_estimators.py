@@ -87,8 +87,10 @@ def test_classification():
     np.testing.assert_allclose(softmax.decision_function(x), logistic.decision_function(x), atol=2e-3)
     hinge = DROClassifier("hinge", mu=0.1, tol=1e-2).fit(x, names)
     assert hinge.score(x, names) > 0.95
-    with pytest.raises(ConfigError, match="gives no probabilities"):
+    assert not hasattr(hinge, "predict_proba")
+    with pytest.raises(AttributeError, match="has no attribute 'predict_proba'") as error:
         hinge.predict_proba(x)
+    assert "gives no probabilities. Use loss='logistic'" in str(error.value.__cause__)
 
 
 def test_three_classes():

@@ -36,7 +36,7 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], figure: str, violation: s
             axes.plot(row[violation], row[figure], "o" if holds else "X", color=BLUE if holds else VERMILION)
             _name(axes, row["run"], (row[violation], row[figure]))
         axes.axvline(0, color="0.5", linewidth=1)
-        axes.set(xlabel=f"{violation} (constraints hold left of 0)", ylabel=figure)
+        axes.set(xlabel=f"{violation} in training (constraints hold left of 0)", ylabel=figure)
     else:
         axes.plot([row[figure] for row in found], range(len(found)), "o", color=BLUE)
         axes.set_yticks(range(len(found)), [row["run"] for row in found])
