@@ -111,7 +111,7 @@ def test_inputs_of_many_kinds_give_one_model(fair, problem):
         ({"grade": 2, "sex": "f"}, lambda c: (c["grade"] == 2) & (c["sex"] == "f")),
         ({"y": 2, "age": ">=30"}, lambda c: (c["y"] == 2) & (c["age"] >= 30)),
     ],
-    ids=str,
+    ids=["below", "several", "two columns", "label"],
 )
 def test_subsets_are_described_by_the_values_that_were_given(problem, where, members):
     X, y, sex = problem
