@@ -58,14 +58,14 @@ def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
 def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -> dict[str, str]:
     """Return digests that tell images, called ``what``, apart from others without decoding any.
 
-    Of files, relative to the folder ``root``, these are their names, their sizes and the times they were modified last;
-    of pixels in memory all; of other data sets the contents of 64 images.
+    Of files these are their names from the folder that they are read from, ``root`` or that of the images, their sizes
+    and the times they were modified last; of pixels in memory all; of other data sets the contents of 64 images.
     """
-    files = _files(images)
+    files = _files(FilesIn(images, root))
     if files is not None:
-        facts = [_stat(Path(root) / file) for file in files]
+        facts = [_stat(path) for _, path in files]
         return {
-            f"names of {what}": digest_of(map(str, files)),
+            f"names of {what}": digest_of(name for name, _ in files),
             f"sizes of {what}": digest_of(str(size) for size, _ in facts),
             f"{_TIMES} of {what}": digest_of(str(time) for _, time in facts),
         }
@@ -134,8 +134,8 @@ def _short(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _files(images: Any) -> list[Any] | None:
-    """The paths, if the images are files; None if they are anything else, or reading their names takes long."""
+def _files(images: Any) -> list[tuple[str, Path]] | None:
+    """Names and paths, if the images are files; None if they are anything else, or reading their names takes long."""
     if isinstance(images, ConcatDataset):
         parts = [_files(part) for part in images.datasets]
         return None if None in parts else [file for part in parts if part is not None for file in part]
@@ -144,8 +144,10 @@ def _files(images: Any) -> list[Any] | None:
         return None if whole is None else [whole[row] for row in images.indices]
     if isinstance(images, FilesIn):
         inside = _files(images.images)
-        return None if inside is None else [images.folder / file for file in inside]
-    return images if isinstance(images, list) and all(isinstance(file, str | Path) for file in images) else None
+        return None if inside is None else [(name, images.folder / path) for name, path in inside]
+    if isinstance(images, list) and all(isinstance(file, str | Path) for file in images):
+        return [(str(file), Path(file)) for file in images]
+    return None
 
 
 def _stat(path: Path) -> tuple[int, int]:

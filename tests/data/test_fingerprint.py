@@ -1,5 +1,7 @@
 import os
+import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -118,7 +120,7 @@ def test_pixels_in_memory():
     assert contents_of_images(pixels, "x") != contents_of_images(edited, "x")
 
 
-def test_images_of_pairs_and_tasks(tmp_path):
+def test_images_of_pairs_and_tasks(tmp_path, monkeypatch):
     for i in range(12):
         picture(tmp_path / f"labelled/{i}.png", i)
         picture(tmp_path / f"pairs/{i}.png", i)
@@ -127,12 +129,12 @@ def test_images_of_pairs_and_tasks(tmp_path):
     texts = pd.DataFrame({"file_name": [f"{i}.png" for i in range(12)], "caption": [f"page {i}" for i in range(12)]})
     texts.to_csv(tmp_path / "pairs/pairs.csv", index=False)
 
-    def module(**changes):
+    def module(folder=tmp_path, **changes):
         made = ContinualCLIPDataModule(
             model=Architecture("tiny"),
-            images=LabelledImages(root=str(tmp_path / "labelled")),
+            images=LabelledImages(root=str(folder / "labelled")),
             classes=Classes(target=["a"]),
-            pairs=Pairs(sources=str(tmp_path / "pairs/pairs.csv"), augment=False),
+            pairs=Pairs(sources=str(folder / "pairs/pairs.csv"), augment=False),
             splits=ImageSplits(),
             **changes,
         )
@@ -141,6 +143,10 @@ def test_images_of_pairs_and_tasks(tmp_path):
 
     state = module().state_dict()
     module().load_state_dict(state)
+    shutil.copytree(tmp_path, tmp_path / "copy")  # which keeps the times
+    module(tmp_path / "copy").load_state_dict(state)
+    monkeypatch.chdir(tmp_path)
+    module(Path("copy")).load_state_dict(state)
     (tmp_path / "pairs/3.png").write_bytes(b"other contents")
     with pytest.raises(DataError, match=r"sizes of the images of pairs.sources\[0\]"):
         module().load_state_dict(state)
