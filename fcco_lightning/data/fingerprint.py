@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fcco_lightning.errors import DataError
 _TIMES = "modification times"
 _AT_ONCE = 256  # columns that are copied together
 _LOOKED_AT = 64  # images whose contents stand for a data set without file names
+_NAMED = 5  # classes or groups of a message
 
 
 def fingerprint(columns: Mapping[str, Tensor], names: Sequence[str], contents: Mapping[str, str]) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def require_same(
         DataError: naming what differs, and the arguments that identify a split.
     """
     different = [
-        f"{name}: {stored[name]} there, {here[name]} here"
+        _told_apart(name, stored[name], here[name])
         for name in here
         if name not in ("digest", "contents") and stored.get(name, here[name]) != here[name]
     ]
@@ -122,6 +124,13 @@ def require_same(
         return
     option = "" if allow_changed is None else "; or go on all the same with allow_changed (--data.allow_changed true)"
     raise DataError(f"{told} Pass the same {identifying}, or start without the checkpoint{option}.")
+
+
+def _told_apart(name: str, there: Any, here: Any) -> str:
+    if isinstance(here, list):  # of names, which may be hundreds
+        first = next(i for i, (a, b) in enumerate(zip_longest(there, here)) if a != b)
+        name, there, here = f"{name} from number {first} on", there[first:][:_NAMED], here[first:][:_NAMED]
+    return f"{name}: {there} there, {here} here"
 
 
 def _plain(column: Tensor) -> NDArray[Any]:

@@ -78,6 +78,32 @@ def test_an_edited_table_is_noticed_and_what_differs_is_named(roles, edit):
     table(edited, roles).load_state_dict(state)
 
 
+@pytest.mark.parametrize("roles", [SENSITIVE, GROUPED])
+def test_classes_of_other_names_are_refused_whatever_is_allowed(roles):
+    named = make_frame().assign(y=make_frame()["y"].map({0: "bird", 1: "cat"}))
+    state = table(named, roles).state_dict()
+    renamed = named.assign(y=named["y"].replace("cat", "a cat"))  # which sorts before the other one
+    for allowed in (False, True):
+        with pytest.raises(DataError, match="Class 0 is 'bird' in the checkpoint and 'a cat' in the training split"):
+            table(renamed, roles, allow_changed=allowed).load_state_dict(state)
+    of_three = named.assign(y=named["y"].where(named.index % 7 != 0, "dog"))
+    with pytest.warns(UserWarning, match=r"classes: 2 there, 3 here.*names of classes from number 2 on: \[\] there, "):
+        table(of_three, roles, allow_changed=True).load_state_dict(state)
+    del state["train_split"]["names of classes"], state["train_split"]["names of groups"]  # as versions before did
+    with pytest.warns(UserWarning, match="names of features, classes or groups|contents"):
+        table(renamed, roles, allow_changed=True).load_state_dict(state)
+
+
+def test_groups_of_other_names_are_told():
+    state = table(make_frame(), GROUPED).state_dict()
+    others = make_frame().assign(sex=make_frame()["sex"].replace("m", "a"))
+    told = r"names of groups from number 0 on: \['sex=f', 'sex=m'\] there, \['sex=a', 'sex=f'\] here"
+    with pytest.raises(DataError, match=told):
+        table(others, GROUPED).load_state_dict(state)
+    with pytest.warns(UserWarning, match=told):
+        table(others, GROUPED, allow_changed=True).load_state_dict(state)
+
+
 def test_the_same_table_in_another_file_is_the_same(tmp_path):
     frame = make_frame()
     frame.loc[3, "word"] = None
