@@ -251,7 +251,10 @@ class ContinualCLIPDataModule(SplitDataModule):
         numbers = {name: i for i, name in enumerate(self.task_names)} | dict.fromkeys(self.target_names, -1)
         task_of = torch.tensor([numbers.get(name, -2) for name in self._class_names])
         corrupt, most_pixels = self.origin.corrupt, self.origin.most_pixels
-        return ImageTable(shown, {"y": y, "task": task_of[y]}, self._plain, corrupt=corrupt, most_pixels=most_pixels)
+        columns = {"y": y, "task": task_of[y]}
+        table = ImageTable(shown, columns, self._plain, corrupt=corrupt, most_pixels=most_pixels)
+        table.alternatives = ("skip",)
+        return table
 
     def _parts(self, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Return the rows of every split."""
