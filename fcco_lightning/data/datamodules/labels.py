@@ -133,8 +133,9 @@ class LabelledDataModule(SplitDataModule):
     def _held_out(
         self, split: LabelledFrame, share: float, seed: int, argument: str
     ) -> tuple[LabelledFrame, LabelledFrame]:
-        """Return the rest and the held-out part of a split, each with every group."""
-        rest, held = grouped_split(split.columns["group"], self.labels.group_names, share, seed, argument)
+        """Return the rest and the held-out part of a split, each with every group and its shares of classes."""
+        kinds = split.columns["y"] if self.class_names else None
+        rest, held = grouped_split(split.columns["group"], self.labels.group_names, share, seed, argument, kinds)
         return split.take(rest), split.take(held)
 
     def _check(self, splits: dict[str, LabelledFrame]) -> None:

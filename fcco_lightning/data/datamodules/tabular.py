@@ -41,8 +41,8 @@ class TabularDataModule(LabelledDataModule):
         groups: which columns define the groups, instead of a sensitive one.
         pool: tables appended to ``train`` before groups are decided and anything is split off.
         test: test table, or None to hold out ``splits.test_fraction`` of ``train``.
-        splits: how rows are divided, stratified by class and group (with several labels, or ``groups``: by group)
-            unless ``splits.whole`` is given.
+        splits: how rows are divided, stratified by class and group (with several labels by group) unless
+            ``splits.whole`` is given.
         encoding: how columns become features.
         batches: how training batches are drawn.
         **loading: ``seed``, ``eval_batch_size``, ``eval_train``, ``num_workers`` and ``allow_changed``, see
