@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fcco_lightning.errors import DataError
 _TIMES = "modification times"
 _AT_ONCE = 256  # columns that are copied together
 _LOOKED_AT = 64  # images whose contents stand for a data set without file names
+_NAMED = 5  # classes or groups of a message
 
 
 def fingerprint(columns: Mapping[str, Tensor], names: Sequence[str], contents: Mapping[str, str]) -> dict[str, Any]:
@@ -58,14 +60,14 @@ def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
 def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -> dict[str, str]:
     """Return digests that tell images, called ``what``, apart from others without decoding any.
 
-    Of files, relative to the folder ``root``, these are their names, their sizes and the times they were modified last;
-    of pixels in memory all; of other data sets the contents of 64 images.
+    Of files these are their names from the folder that they are read from, ``root`` or that of the images, their sizes
+    and the times they were modified last; of pixels in memory all; of other data sets the contents of 64 images.
     """
-    files = _files(images)
+    files = _files(FilesIn(images, root))
     if files is not None:
-        facts = [_stat(Path(root) / file) for file in files]
+        facts = [_stat(path) for _, path in files]
         return {
-            f"names of {what}": digest_of(map(str, files)),
+            f"names of {what}": digest_of(name for name, _ in files),
             f"sizes of {what}": digest_of(str(size) for size, _ in facts),
             f"{_TIMES} of {what}": digest_of(str(time) for _, time in facts),
         }
@@ -102,7 +104,7 @@ def require_same(
         DataError: naming what differs, and the arguments that identify a split.
     """
     different = [
-        f"{name}: {stored[name]} there, {here[name]} here"
+        _told_apart(name, stored[name], here[name])
         for name in here
         if name not in ("digest", "contents") and stored.get(name, here[name]) != here[name]
     ]
@@ -124,6 +126,13 @@ def require_same(
     raise DataError(f"{told} Pass the same {identifying}, or start without the checkpoint{option}.")
 
 
+def _told_apart(name: str, there: Any, here: Any) -> str:
+    if isinstance(here, list):  # of names, which may be hundreds
+        first = next(i for i, (a, b) in enumerate(zip_longest(there, here)) if a != b)
+        name, there, here = f"{name} from number {first} on", there[first:][:_NAMED], here[first:][:_NAMED]
+    return f"{name}: {there} there, {here} here"
+
+
 def _plain(column: Tensor) -> NDArray[Any]:
     """The numbers as they are the same on every platform, in one piece of memory."""
     kind, order = (torch.float32, "<f4") if column.is_floating_point() else (torch.int64, "<i8")
@@ -134,8 +143,8 @@ def _short(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _files(images: Any) -> list[Any] | None:
-    """The paths, if the images are files; None if they are anything else, or reading their names takes long."""
+def _files(images: Any) -> list[tuple[str, Path]] | None:
+    """Names and paths, if the images are files; None if they are anything else, or reading their names takes long."""
     if isinstance(images, ConcatDataset):
         parts = [_files(part) for part in images.datasets]
         return None if None in parts else [file for part in parts if part is not None for file in part]
@@ -144,8 +153,10 @@ def _files(images: Any) -> list[Any] | None:
         return None if whole is None else [whole[row] for row in images.indices]
     if isinstance(images, FilesIn):
         inside = _files(images.images)
-        return None if inside is None else [images.folder / file for file in inside]
-    return images if isinstance(images, list) and all(isinstance(file, str | Path) for file in images) else None
+        return None if inside is None else [(name, images.folder / path) for name, path in inside]
+    if isinstance(images, list) and all(isinstance(file, str | Path) for file in images):
+        return [(str(file), Path(file)) for file in images]
+    return None
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -36,6 +36,7 @@ _ACCEPTED = (
     "a datasets.Dataset or DatasetDict, a folder written by datasets.save_to_disk, its .parquet file, or a hub id "
     "'owner/name' or 'owner/name:split'"
 )
+_FATES = {"blank": "put a black image in its place", "skip": "leave it out"}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -77,6 +78,9 @@ class ImageTable(TensorTable):
         >>> table[0]["x"][:, 0, 0]
         tensor([1., 0., 0.])
     """
+
+    alternatives: tuple[str, ...] = ("blank", "skip")
+    """What ``corrupt`` may be instead of "error" where the table is used, for messages."""
 
     def __init__(
         self,
@@ -187,10 +191,8 @@ class ImageTable(TensorTable):
         except Exception as error:  # PIL's decoders raise almost any kind
             unreadable = f"Row {i}: the image {_name_of(stored)} cannot be read ({type(error).__name__}: {error})"
             if self.corrupt == "error":
-                raise DataError(
-                    f"{unreadable}. Restore or remove it, or set corrupt='blank' to put a black image in its place, or "
-                    "'skip' to leave it out."
-                ) from error
+                ways = ", or ".join(f"{way!r} to {_FATES[way]}" for way in self.alternatives)
+                raise DataError(f"{unreadable}. Restore or remove it, or set corrupt={ways}.") from error
             return self._instead_of(i, unreadable)
 
     def _instead_of(self, i: int, unreadable: str) -> "Image | None":

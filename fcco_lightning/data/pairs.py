@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from torch import Tensor
-from torch.utils.data import ConcatDataset
+from torch.utils.data import ConcatDataset, Subset
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.data import layouts
@@ -27,10 +27,12 @@ ACCEPTED = (
     ".arrow or .tar (webdataset) given as a path, a pattern with * or {0000..0009}, or a list of these, a hub id "
     "'owner/name' or 'owner/name:split', or a datasets.Dataset"
 )
+_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 _IMAGE_NAMES = (
-    *("image", "img", "picture", "jpg", "jpeg", "png", "webp", "image_path"),
+    *("image", "img", "picture", *_EXTENSIONS, "image_path"),
     *("file_name", "filename", "filepath", "file", "path"),
 )
+_KEY = "__key__"  # what datasets calls the name of a sample of a shard
 _CAPTION_NAMES = ("caption", "text", "txt", "captions", "texts", "title", "json.caption", "json.text")
 _KINDS = {".tar", ".parquet", ".pq", ".arrow", ".csv"}
 _METADATA = ("metadata.csv", "metadata.parquet")
@@ -64,6 +66,8 @@ class PairTable(ImageTable):
         >>> table[0]["text"]
         tensor([7])
     """
+
+    alternatives = ("skip",)
 
     def __init__(
         self,
@@ -203,7 +207,7 @@ class _Reader:
             )
         return FilesIn(images, Path(paths[0]).parent, allow_outside=self.outside), captions
 
-    def _shards(self, paths: list[str]) -> tuple[DatasetColumn, DatasetColumn]:
+    def _shards(self, paths: list[str]) -> tuple[Any, DatasetColumn]:
         """Read webdataset shards through the builder of ``datasets``, and of each sample only what is needed."""
         import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
@@ -211,16 +215,34 @@ class _Reader:
         fields = sample.get("json")
         values = {f"json.{key}": value for key, value in fields.items()} if isinstance(fields, dict) else {}
         image, caption = self._image_among(list(sample)), self._caption_among([*sample, *values])
+        known = {extension.lower() for extension in sample}  # a second image of the first sample may be a mask
+        kinds = [image, *(kind for kind in _EXTENSIONS if self.image is None and kind not in known)]
         text: Any = datasets.Value("string")
         if isinstance(values.get(caption), list):
             text = [text]
         # Told to the builder, because it infers types from five samples and then fails where a later one has another.
         name, _, field = caption.partition(".") if caption in values else (caption, "", "")
-        features = datasets.Features({image: datasets.Image(), name: {field: text} if field else text})
+        features = datasets.Features(
+            {_KEY: datasets.Value("string"), name: {field: text} if field else text}
+            | {kind: datasets.Image() for kind in kinds}
+        )
         # Under the key "train": a name like "test-000.tar" would otherwise become a split of that name.
         files = {"train": paths}
         read = self._loaded(lambda d: d.load_dataset("webdataset", data_files=files, split="train", features=features))
-        return DatasetColumn(read, image), DatasetColumn(read, caption)
+        return self._whichever(read, kinds), DatasetColumn(read, caption)
+
+    def _whichever(self, dataset: Any, kinds: Sequence[str]) -> Any:
+        """Return the images of samples, each in the first of some columns that it has."""
+        there = np.stack([dataset.data.column(kind).is_valid().to_numpy() for kind in kinds])
+        without = np.flatnonzero(~there.any(axis=0))
+        if len(without):
+            raise DataError(
+                f"{self.where}: {len(without)} of {len(dataset)} samples have no image (first: "
+                f"{dataset[int(without[0])][_KEY]!r}), that is no file with one of the extensions {list(kinds)}. Add "
+                "them, or remove these samples."
+            )
+        images: list[Any] = [DatasetColumn(dataset, kind) for kind in kinds]
+        return Subset(ConcatDataset(images), (there.argmax(axis=0) * len(dataset) + np.arange(len(dataset))).tolist())
 
     def _csvs(self, paths: list[str]) -> tuple[Any, list[Any]]:
         parts = [self._csv(Path(path)) for path in paths]

@@ -4,7 +4,7 @@ import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -146,16 +146,15 @@ def _header(path: Path) -> list[str]:
         return [name for name in next(filter(None, csv.reader(file, skipinitialspace=True)), []) if name]
 
 
-def with_features_of(frame: pd.DataFrame, train: pd.DataFrame) -> pd.DataFrame:
-    """Return a table read from LIBSVM's format with the features of the training table, and any other as it is.
+def with_features(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
+    """Return a table read from LIBSVM's format with those of ``names`` that are features, and any other as it is.
 
-    Such a file names the features that are not 0 only: what the training table has beyond them is 0, and what it lacks
-    was always 0 there, so that nothing could be learnt of it.
+    Such a file names the features that are not 0 only: those that it lacks are 0.
     """
-    if not (frame.attrs.get("sparse") and train.attrs.get("sparse")):
+    absent = [name for name in names if name not in frame.columns and _FEATURE.fullmatch(str(name))]
+    if not absent or not frame.attrs.get("sparse"):
         return frame
-    present = [name for name in train.columns if name in frame.columns or _FEATURE.fullmatch(str(name))]
-    return frame.reindex(columns=present, fill_value=0.0)
+    return frame.reindex(columns=[*frame.columns, *absent], fill_value=0.0)
 
 
 def _from_svmlight(path: Path, argument: str) -> pd.DataFrame:

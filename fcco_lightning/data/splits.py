@@ -106,9 +106,12 @@ def whole_split(
 
 
 def grouped_split(
-    group: Tensor, names: Sequence[str], held_out: float, seed: int, argument: str
+    group: Tensor, names: Sequence[str], held_out: float, seed: int, argument: str, kinds: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Split the rows 0..n-1 as :func:`stratified_split` does by group, but leave every group a row in both parts.
+
+    With ``kinds``, whole numbers >= 0 (n,), such as classes, rows are split by group and kind; those kinds of a group
+    of which the share is no row, or all rows, are split together.
 
     Raises:
         ConfigError: if ``held_out`` is not in (0, 1).
@@ -122,7 +125,16 @@ def grouped_split(
             f"group {names[smallest]!r} has {int(counts[smallest])}. Raise min_size so that small groups are left out, "
             "merge parts of group_by, or hold out less."
         )
-    return stratified_split(group, held_out, seed, argument, both_sides=True)
+    strata = group if kinds is None else _strata(group, kinds, held_out)
+    return stratified_split(strata, held_out, seed, argument, both_sides=True)
+
+
+def _strata(group: Tensor, kinds: Tensor, held_out: float) -> Tensor:
+    number = int(kinds.max()) + 1
+    _, of, sizes = torch.unique(number * group + kinds, return_inverse=True, return_counts=True)
+    counts = (held_out * sizes.double()).round()
+    few = (counts == 0) | (counts == sizes)
+    return (number + 1) * group + torch.where(few[of], number, kinds)
 
 
 def require_all_cells(

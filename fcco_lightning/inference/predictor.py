@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.columns import require_columns, text_of
+from fcco_lightning.data.columns import as_written, require_columns, text_of
 from fcco_lightning.data.encoding import TabularEncoder
-from fcco_lightning.data.sources import read_table
+from fcco_lightning.data.sources import read_table, with_features
 from fcco_lightning.data.texts import TextEncoder
 from fcco_lightning.engine import outputs_of_columns
 from fcco_lightning.errors import ConfigError
@@ -64,7 +65,7 @@ class Predictor(nn.Module):
 
         Args:
             source: a table as a datamodule takes it (file, folder, hub id, DataFrame); labels are not needed.
-            id_column: column that names the rows; None numbers them from 0 in ``index``.
+            id_column: column that names the rows, as they stand in a .csv; None numbers them from 0 in ``index``.
             threshold: of probabilities, in (0, 1]; None for 0.5, with a warning where constraints were enforced on
                 other decisions.
             batch_size: rows that pass through the network at once; fewer where memory is short, as of long texts.
@@ -81,10 +82,12 @@ class Predictor(nn.Module):
                 "to the network's inputs. Call the loaded network with tensors, or use `fcco predict --config CONFIG "
                 "--ckpt_path CKPT`, which predicts the config's test split."
             )
-        frame = read_table(source, "data")
+        frame = read_table(source, "data", [self.encoder.column] if isinstance(self.encoder, TextEncoder) else [])
+        if isinstance(self.encoder, TabularEncoder):
+            frame = with_features(frame, [column.name for column in self.encoder.columns])
         if id_column is not None:
             require_columns(frame, {"id": [id_column]}, "the table")
-        ids: dict[str, Any] = {id_column: frame[id_column]} if id_column else {"index": frame.index}
+        ids: dict[str, Any] = {id_column: _ids(frame, source, id_column)} if id_column else {"index": frame.index}
         ids |= {
             name: text_of(frame[name]) for name in self.group_columns if name in frame.columns and name != id_column
         }
@@ -94,6 +97,14 @@ class Predictor(nn.Module):
             warnings.warn(remark, stacklevel=3)  # torch's decorator is in between
         threshold = 0.5 if threshold is None else threshold
         return prediction_table(torch.cat(parts), ids, kind=self.kind, names=self.names, threshold=threshold)
+
+
+def _ids(frame: pd.DataFrame, source: Any, column: str) -> pd.Series:
+    """The cells that name the rows, as texts if those of a .csv are not the numbers as which they are read."""
+    written = (
+        as_written(frame, Path(source), [column])[column] if isinstance(source, (str, PathLike)) else frame[column]
+    )
+    return frame[column] if written.equals(frame[column].astype(str)) else written
 
 
 def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequence[str] = ()) -> Predictor:

@@ -51,7 +51,9 @@ class TextClassifier(BatchNetwork):
         self.model.train()
         self.single = num_outputs == 1
         if self.model.config.pad_token_id is None:  # networks that read from left to right score the last token
-            self.model.config.pad_token_id = self.model.config.eos_token_id or 0
+            end, size = self.model.config.eos_token_id, self.model.config.vocab_size
+            # of a smaller vocabulary than the kind of network usually has, the end of a text may lie beyond it
+            self.model.config.pad_token_id = end if isinstance(end, int) and end < size else 0
 
     def forward(self, batch: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Scores of the texts of every part: x (B, L) -> (B,) or (B, num_outputs)."""

@@ -350,6 +350,14 @@ def test_identity_tells_batches_apart(make):
         assert make().identity() != make(**changes).identity()
 
 
+def test_a_last_batch_of_one_pair_is_refused(make):
+    module = make(drop_last=False)  # of 9 pairs, 4 at a time
+    with pytest.raises(DataError, match=r"drop_last=false leaves a last batch of one pair, 9 pairs being drawn 4 at"):
+        module.train_dataloader()
+    for fits in {"batch_size": 5, "drop_last": False}, {}, {"batch_size": 1}:
+        make(**fits).train_dataloader()
+
+
 # -------------------------------------------------------------------------------------------------------------- errors
 
 

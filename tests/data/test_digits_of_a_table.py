@@ -1,5 +1,7 @@
 """Digits of a `datasets` table in a .parquet file: continual CLIP on images of 28 x 28 pixels."""
 
+import shutil
+
 import datasets
 import numpy as np
 import pytest
@@ -14,10 +16,10 @@ from fcco_lightning.data.images import read_image_dataset
 COUNT = 120
 
 
-def write(path, labels=None):
-    """Images of 28 x 28 whose pixels are their number; the label is its last decimal."""
+def write(path, labels=None, shade=0):
+    """Images of 28 x 28 whose pixels are their number, beside a ``shade``; the label is its last decimal."""
     labels = [i % 10 for i in range(COUNT)] if labels is None else labels
-    images = [Image.fromarray(np.full((28, 28), i, dtype=np.uint8)) for i in range(len(labels))]
+    images = [Image.fromarray(np.full((28, 28), i + shade, dtype=np.uint8)) for i in range(len(labels))]
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     datasets.Dataset.from_dict({"image": images, "label": labels}, features).to_parquet(str(path))
     return str(path)
@@ -68,6 +70,19 @@ def test_a_network_of_28_pixels_takes_them(source):
     assert network.eval()({"x": batch["x"]}).shape == (30, 10)
     sizes = [sum(p.numel() for p in CLIPModel(name).parameters()) for name in ("tiny", "tiny-28")]
     assert sizes[1] - sizes[0] == 64 * 3 * (7 * 7 - 4 * 4)  # pixels of a patch: there are 4 x 4 of them in both
+
+
+def test_a_checkpoint_knows_the_images_and_not_where_they_lie(source, tmp_path):
+    state, told = make(source).state_dict(), make(source).references()
+    copied = shutil.copy(source, tmp_path / "copy.parquet")
+    make(copied).load_state_dict(state)
+    assert make(copied).references() == told
+    other = write(tmp_path / "other.parquet", shade=100)
+    assert make(other).references() != told
+    with pytest.raises(DataError, match=r"the labelled images.*--data.allow_changed true"):
+        make(other).load_state_dict(state)
+    with pytest.warns(UserWarning, match="the labelled images"):
+        make(other, allow_changed=True).load_state_dict(state)
 
 
 def test_what_is_not_there_is_refused(source, tmp_path):

@@ -1,5 +1,7 @@
 import os
+import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -76,6 +78,32 @@ def test_an_edited_table_is_noticed_and_what_differs_is_named(roles, edit):
     table(edited, roles).load_state_dict(state)
 
 
+@pytest.mark.parametrize("roles", [SENSITIVE, GROUPED])
+def test_classes_of_other_names_are_refused_whatever_is_allowed(roles):
+    named = make_frame().assign(y=make_frame()["y"].map({0: "bird", 1: "cat"}))
+    state = table(named, roles).state_dict()
+    renamed = named.assign(y=named["y"].replace("cat", "a cat"))  # which sorts before the other one
+    for allowed in (False, True):
+        with pytest.raises(DataError, match="Class 0 is 'bird' in the checkpoint and 'a cat' in the training split"):
+            table(renamed, roles, allow_changed=allowed).load_state_dict(state)
+    of_three = named.assign(y=named["y"].where(named.index % 7 != 0, "dog"))
+    with pytest.warns(UserWarning, match=r"classes: 2 there, 3 here.*names of classes from number 2 on: \[\] there, "):
+        table(of_three, roles, allow_changed=True).load_state_dict(state)
+    del state["train_split"]["names of classes"], state["train_split"]["names of groups"]  # as versions before did
+    with pytest.warns(UserWarning, match="names of features, classes or groups|contents"):
+        table(renamed, roles, allow_changed=True).load_state_dict(state)
+
+
+def test_groups_of_other_names_are_told():
+    state = table(make_frame(), GROUPED).state_dict()
+    others = make_frame().assign(sex=make_frame()["sex"].replace("m", "a"))
+    told = r"names of groups from number 0 on: \['sex=f', 'sex=m'\] there, \['sex=a', 'sex=f'\] here"
+    with pytest.raises(DataError, match=told):
+        table(others, GROUPED).load_state_dict(state)
+    with pytest.warns(UserWarning, match=told):
+        table(others, GROUPED, allow_changed=True).load_state_dict(state)
+
+
 def test_the_same_table_in_another_file_is_the_same(tmp_path):
     frame = make_frame()
     frame.loc[3, "word"] = None
@@ -118,7 +146,7 @@ def test_pixels_in_memory():
     assert contents_of_images(pixels, "x") != contents_of_images(edited, "x")
 
 
-def test_images_of_pairs_and_tasks(tmp_path):
+def test_images_of_pairs_and_tasks(tmp_path, monkeypatch):
     for i in range(12):
         picture(tmp_path / f"labelled/{i}.png", i)
         picture(tmp_path / f"pairs/{i}.png", i)
@@ -127,12 +155,12 @@ def test_images_of_pairs_and_tasks(tmp_path):
     texts = pd.DataFrame({"file_name": [f"{i}.png" for i in range(12)], "caption": [f"page {i}" for i in range(12)]})
     texts.to_csv(tmp_path / "pairs/pairs.csv", index=False)
 
-    def module(**changes):
+    def module(folder=tmp_path, **changes):
         made = ContinualCLIPDataModule(
             model=Architecture("tiny"),
-            images=LabelledImages(root=str(tmp_path / "labelled")),
+            images=LabelledImages(root=str(folder / "labelled")),
             classes=Classes(target=["a"]),
-            pairs=Pairs(sources=str(tmp_path / "pairs/pairs.csv"), augment=False),
+            pairs=Pairs(sources=str(folder / "pairs/pairs.csv"), augment=False),
             splits=ImageSplits(),
             **changes,
         )
@@ -141,6 +169,10 @@ def test_images_of_pairs_and_tasks(tmp_path):
 
     state = module().state_dict()
     module().load_state_dict(state)
+    shutil.copytree(tmp_path, tmp_path / "copy")  # which keeps the times
+    module(tmp_path / "copy").load_state_dict(state)
+    monkeypatch.chdir(tmp_path)
+    module(Path("copy")).load_state_dict(state)
     (tmp_path / "pairs/3.png").write_bytes(b"other contents")
     with pytest.raises(DataError, match=r"sizes of the images of pairs.sources\[0\]"):
         module().load_state_dict(state)

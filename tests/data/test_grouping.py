@@ -159,3 +159,20 @@ def test_a_group_of_one_row_cannot_be_split():
         grouped_split(torch.tensor([0, 0, 1]), ["job=cook", "job=poet"], 0.2, 0, "test_fraction")
     with pytest.raises(ConfigError, match="val_fraction must lie in"):
         grouped_split(torch.tensor([0, 0, 1, 1]), ["a", "b"], 1.5, 0, "val_fraction")
+
+
+def test_classes_of_groups_are_split_by_their_shares():
+    """As scikit-learn does; what is too small for its share goes with the rest of its group."""
+    group = torch.arange(600) % 3
+    kinds = (torch.arange(600) % 60 == 0).long()  # 10 rows, of group 0
+    for share in (0.2, 0.5):
+        rest, held = grouped_split(group, list("abc"), share, 0, "test_fraction", kinds)
+        assert torch.cat([rest, held]).sort().values.tolist() == list(range(600))
+        assert int(kinds[held].sum()) == 10 * share
+        assert torch.bincount(group[held]).tolist() == [200 * share] * 3
+    by_group = grouped_split(group, list("abc"), 0.2, 0, "test_fraction")
+    named = grouped_split(group, list("abc"), 0.2, 0, "test_fraction", (group > 0).long())  # a group has one class
+    assert all(torch.equal(a, b) for a, b in zip(by_group, named, strict=True))
+    pairs, alone = torch.tensor([0, 0, 1, 1, 1, 1, 1]), torch.tensor([0, 1, 0, 0, 0, 0, 1])
+    for part in grouped_split(pairs, ["a", "b"], 0.25, 0, "test_fraction", alone):
+        assert pairs[part].unique().tolist() == [0, 1]

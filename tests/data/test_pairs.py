@@ -197,6 +197,22 @@ def test_captions_of_shards_in_json_whose_other_fields_change_their_types(tmp_pa
     require_pairs(read_pairs(tmp_path / "folders.tar", "png", "json.caption"))
 
 
+def test_shards_whose_images_are_of_several_kinds(tmp_path):
+    samples = [sample(i) for i in range(ROWS)]
+    for i in (1, 4):
+        del samples[i][1]["png"]
+        samples[i][1]["webp"] = as_bytes(image(i), "WEBP", lossless=True)
+    samples[2][1]["mask.png"] = samples[3][1]["jpg"] = b"no image"  # beside the .png of the first sample
+    shard(tmp_path / "mixed.tar", samples)
+    require_pairs(read_pairs(tmp_path / "mixed.tar"))
+    with pytest.raises(DataError, match=r"2 of 6 samples have no image \(first: '00001'\).*extensions \['png'\]"):
+        read_pairs(tmp_path / "mixed.tar", image_column="png")
+    del samples[5][1]["png"]
+    shard(tmp_path / "without.tar", samples)
+    with pytest.raises(DataError, match=r"1 of 6 samples have no image \(first: '00005'\)"):
+        read_pairs(tmp_path / "without.tar")
+
+
 def test_shards_refused(tmp_path):
     (tmp_path / "no.tar").write_text("no archive")
     with pytest.raises(DataError, match=r"no.tar' is not a readable shard"):
@@ -286,6 +302,8 @@ def test_batches_in_any_worker_without_unreadable_images(folder, workers):
     table = PairTable(
         FilesIn(paths(), folder), [[text, text] for text in CAPTIONS], to_tensor, ByteTokenizer(24), corrupt="skip"
     )
+    with pytest.raises(DataError, match=r"or set corrupt='skip' to leave it out\."):  # no pair goes with a black image
+        PairTable(table.images, CAPTIONS, to_tensor, ByteTokenizer(24))[3]
     batches = list(ResumableLoader(table, UniformBatches(ROWS, 3), num_workers=workers))
     rows = torch.cat([batch["index"] for batch in batches])
     assert sorted(rows.tolist()) == [0, 1, 2, 4, 5]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from fcco_lightning.data import sources
-from fcco_lightning.data.sources import is_hub_id, read_table, with_features_of
+from fcco_lightning.data.sources import is_hub_id, read_table, with_features
 from fcco_lightning.errors import DataError
 
 TABLE = {"age": [39, 50, 38], "job": ["cook", " smith ", "cook"]}
@@ -136,9 +136,10 @@ def test_files_of_letors_format(tmp_path):
     train = read_table(tmp_path / "train.txt")
     assert train.columns.tolist() == ["label", "qid", "f1", "f3", "f4"]  # f2 is 0 throughout
     assert train.to_numpy().tolist() == [[2, 7, 0.5, 0, 1], [0, 7, 0, 0, 2.5], [1, 9, 0, -1, 0]]
-    test = with_features_of(read_table(tmp_path / "test.txt"), train)
-    assert test.columns.tolist() == train.columns.tolist()
-    assert test.to_numpy().tolist() == [[1, 3, 8, 0, 0]]
+    test = with_features(read_table(tmp_path / "test.txt"), train.columns)
+    assert test[train.columns].to_numpy().tolist() == [[1, 3, 8, 0, 0]]
+    assert with_features(test, ["f7", "age"]).columns.tolist() == [*test.columns, "f7"]
+    assert with_features(train.iloc[:, :3].copy(), ["f1"]).columns.tolist() == ["label", "qid", "f1"]
 
 
 def test_files_of_libsvms_format(tmp_path):

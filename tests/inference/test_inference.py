@@ -14,6 +14,8 @@ from torch import nn
 
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli import run
+from fcco_lightning.data.encoding import TabularEncoder
+from fcco_lightning.data.texts import TextEncoder, TextTokens
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.inference import Predictor, export, load, prediction_table, write_table
 
@@ -114,6 +116,45 @@ def test_categories_that_training_lacks_are_said(trained):
     ):
         found = load(trained).predict(new)
     np.testing.assert_allclose(found["score"], by_hand(trained, new), atol=1e-5)
+
+
+def test_ids_are_written_as_they_stand_in_a_csv(trained, tmp_path):
+    new = table(4, 1)
+    for ids, found in {
+        ("007", "NA", "x", "1.50"): ["007", "NA", "x", "1.50"],
+        ("3", "4", "10", "11"): [3, 4, 10, 11],
+    }.items():
+        new.assign(name=list(ids)).to_csv(tmp_path / "new.csv", index=False)
+        predicted = load(trained).predict(str(tmp_path / "new.csv"), id_column="name")
+        assert predicted["name"].tolist() == found
+    assert load(trained).predict(new.assign(name=[7, 8, 9, 10]), id_column="name")["name"].tolist() == [7, 8, 9, 10]
+    new["skill"] = [0.5, 1.0, 1.25, 2.0]  # a feature stays a number
+    new.to_csv(tmp_path / "new.csv", index=False)
+    by_skill = load(trained).predict(tmp_path / "new.csv", id_column="skill")
+    np.testing.assert_allclose(by_skill["score"], by_hand(trained, new), atol=1e-5)
+
+
+class Lengths(nn.Module):
+    """Numbers of tokens as scores."""
+
+    def forward(self, x):
+        return (x >= 0).sum(1).float()
+
+
+def test_texts_of_a_csv_are_read_as_they_stand(tmp_path):
+    texts = ["one text", "NA"]
+    encoder = TextEncoder("text", 8, TextTokens(vocabulary=100).made(texts))
+    pd.DataFrame({"text": texts}).to_csv(tmp_path / "new.csv", index=False)
+    model = Predictor(Lengths(), encoder)
+    assert model.predict(tmp_path / "new.csv")["score"].tolist() == model.predict({"text": texts})["score"].tolist()
+
+
+def test_features_that_a_libsvm_file_lacks_are_0(tmp_path):
+    encoder = TabularEncoder().fit(pd.DataFrame({"f1": [0.0, 2.0], "f3": [1.0, 3.0]}))
+    (tmp_path / "new.svm").write_text("1 1:4\n-1 1:2 9:1\n")
+    model = Predictor(nn.Linear(2, 1), encoder)
+    expected = model.predict({"f1": [4.0, 2.0], "f3": [0.0, 0.0]})
+    assert model.predict(tmp_path / "new.svm").equals(expected)
 
 
 def by_hand(checkpoint, new):

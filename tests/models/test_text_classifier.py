@@ -18,6 +18,7 @@ KINDS = {
     | {"hidden_dim": 8},
     "roberta": TINY | {"model_type": "roberta"},
     "gpt2": {"model_type": "gpt2", "vocab_size": 120, "n_embd": 8, "n_layer": 1, "n_head": 2, "eos_token_id": 119},
+    "gpt2 of few tokens": {"model_type": "gpt2", "vocab_size": 120, "n_embd": 8, "n_layer": 1, "n_head": 2},
 }
 LENGTHS = (3, 9, 5, 9)
 

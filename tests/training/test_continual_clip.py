@@ -418,7 +418,7 @@ def test_an_image_that_cannot_be_read(command, folder):
     settings = animal_settings(folder) | {"num_batches": 2, "corrupt": "error"}
     data = {"class_path": "ContinualCLIPDataModule", "init_args": composed(settings, CLIP, plain=True)}
     text = refused(command, data=data)
-    assert re.search(r"train-(cat|owl|fox)-\d+\.png' cannot be read.*corrupt='blank'.*'skip'", text)
+    assert re.search(r"train-(cat|owl|fox)-\d+\.png' cannot be read.*set corrupt='skip' to leave it out\.", text)
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")

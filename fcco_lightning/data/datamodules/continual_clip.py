@@ -16,7 +16,7 @@ from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledI
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
 from fcco_lightning.data.pairs import PairTable
-from fcco_lightning.data.plans import BatchPlan, RowsOf
+from fcco_lightning.data.plans import BatchPlan, RowsOf, UniformBatches
 from fcco_lightning.data.sampling import GroupSampling, Sampling, TwoDraws, UniformSampling, with_num_batches
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -251,7 +251,10 @@ class ContinualCLIPDataModule(SplitDataModule):
         numbers = {name: i for i, name in enumerate(self.task_names)} | dict.fromkeys(self.target_names, -1)
         task_of = torch.tensor([numbers.get(name, -2) for name in self._class_names])
         corrupt, most_pixels = self.origin.corrupt, self.origin.most_pixels
-        return ImageTable(shown, {"y": y, "task": task_of[y]}, self._plain, corrupt=corrupt, most_pixels=most_pixels)
+        columns = {"y": y, "task": task_of[y]}
+        table = ImageTable(shown, columns, self._plain, corrupt=corrupt, most_pixels=most_pixels)
+        table.alternatives = ("skip",)
+        return table
 
     def _parts(self, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Return the rows of every split."""
@@ -344,6 +347,12 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
         plan = self.batches.plan(self._table(_PAIRS).columns, self.seed, world_size)
+        if isinstance(plan, UniformBatches) and plan.smallest == 1 < plan.batch_size:
+            raise DataError(
+                f"batches.drop_last=false leaves a last batch of one pair, {plan.num_rows} pairs being drawn "
+                f"{plan.batch_size} at a time (by all processes): there is nothing to contrast it with. Set "
+                "batches.drop_last=true, or another batches.batch_size."
+            )
         parts = self._drawn("target", _PAIRS, self.batches, plan)
         if not self.task_names:
             return parts

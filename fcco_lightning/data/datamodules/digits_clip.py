@@ -15,7 +15,7 @@ from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages
-from fcco_lightning.data.images import DatasetColumn, read_image_dataset
+from fcco_lightning.data.images import DatasetColumn, FilesIn, read_image_dataset
 from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -97,8 +97,6 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         ConfigError: if an argument is out of range.
     """
 
-    _made = True
-
     def __init__(
         self,
         *,
@@ -132,13 +130,14 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
             **loading,
         )
         self.stage, self.rare, self.general, self.digits = stage, rare, general, digits
+        self._made = digits.source is None
 
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
         if self.digits.source is not None:
             taken, pictures = self.digits.taken()
             names = [digit_images.NAMES[digit] for digit in taken.pop("digit")]
             taken[self.classes.label], taken["handwriting"] = names, taken[ROW]
-            return taken, pictures
+            return taken, FilesIn(pictures, "")
         made = digit_images.digits(self.digits.num_train, self.digits.num_test, self.digits.seed, self.digits.num_val)
         frames = [
             pd.DataFrame(
@@ -154,8 +153,8 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         images = torch.cat([part.images for part in made.values()]).numpy()
         return frame.assign(**{ROW: range(len(frame))}), images
 
-    def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:  # noqa: ARG002  (all made from one seed)
-        return [str(self.digits)]
+    def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
+        return [str(self.digits)] if self._made else super()._image_names(images, rows)  # all made from one seed
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:
         shares = (self.rare, 1.0) if self.stage == "pretrain" else (1.0, self.general)

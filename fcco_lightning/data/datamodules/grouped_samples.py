@@ -82,7 +82,7 @@ class GroupedSamplesDataModule(LabelledDataModule):
         return table[[ROW]]
 
     def _by_fractions(self, frame: pd.DataFrame) -> dict[str, LabelledFrame]:
-        """Split every group at random."""
+        """Split every class of every group at random."""
         where, seed = f"the table of the {self._kind}", self.splits.seed
         frame = frame if self.splits.limit is None else frame.head(self.splits.limit)
         self.labels.fit(frame, where)

@@ -114,7 +114,7 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
 
     def _image_table(self, split: LabelledFrame, *, random: bool) -> ImageTable:
         rows, count, std = split.features[ROW].to_numpy(), len(self._samples), self.transform.std
-        return ImageTable(
+        table = ImageTable(
             FilesIn(Subset(self._samples, rows.tolist()), self.origin.root or ""),
             split.columns,
             self._random if random else self._plain,
@@ -124,6 +124,8 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
             views=self.transform.views if random else 1,
             after=None if self.noise is None else self.noise.added(rows, count, std),
         )
+        table.alternatives = ("blank",)
+        return table
 
     def _evaluation_table(self, name: str) -> TensorTable:
         table = self._table(name)

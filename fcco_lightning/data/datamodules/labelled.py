@@ -161,7 +161,7 @@ class ImageSplits:
 
     Args:
         by: "column" takes the column ``split`` of the layout, which must have "train" and "test" and may have "val",
-            "id_val" and "id_test"; "fractions" splits every class or group at random.
+            "id_val" and "id_test"; "fractions" splits every class, and in groups every class of a group, at random.
         fractions: shares of training, validation (may be 0) and test, of sum 1; None for 0.8, 0.1, 0.1.
         seed: seed of the random split, a whole number >= 0.
         limit: take only the first rows (of every part of the column), for a quick try.

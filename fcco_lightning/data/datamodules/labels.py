@@ -133,8 +133,9 @@ class LabelledDataModule(SplitDataModule):
     def _held_out(
         self, split: LabelledFrame, share: float, seed: int, argument: str
     ) -> tuple[LabelledFrame, LabelledFrame]:
-        """Return the rest and the held-out part of a split, each with every group."""
-        rest, held = grouped_split(split.columns["group"], self.labels.group_names, share, seed, argument)
+        """Return the rest and the held-out part of a split, each with every group and its shares of classes."""
+        kinds = split.columns["y"] if self.class_names else None
+        rest, held = grouped_split(split.columns["group"], self.labels.group_names, share, seed, argument, kinds)
         return split.take(rest), split.take(held)
 
     def _check(self, splits: dict[str, LabelledFrame]) -> None:
@@ -154,9 +155,14 @@ class LabelledDataModule(SplitDataModule):
         names = self.labels.group_names
         absent = [name for g, name in enumerate(names) if g not in present]
         if absent and len(absent) < len(names):  # a split with none of the groups is one of other groups on purpose
+            fate = "Whatever is measured on it leaves them out."
+            if split == "train":
+                fate += (
+                    " Batches of every group, and a loss of each, cannot be had: take fewer positives out (splits), "
+                    "take another splits.seed, or leave out small groups by a larger groups.min_size."
+                )
             rank_zero_warn(
-                f"The {split} split has no rows of {len(absent)} of the {len(names)} groups: {listed(absent)}. "
-                "Whatever is measured on it leaves them out."
+                f"The {split} split has no rows of {len(absent)} of the {len(names)} groups: {listed(absent)}. {fate}"
             )
 
     def _summary(self) -> str:
@@ -187,4 +193,18 @@ class LabelledDataModule(SplitDataModule):
             **fingerprint(own, names, contents_of(own) | inputs),
             "classes": self.num_classes,
             "groups": self.num_groups,
+            "names of classes": list(self.class_names),
+            "names of groups": list(self.labels.group_names),
         }
+
+    def _require_expected_split(self) -> None:
+        """Refuse classes of other names, too, whatever is allowed: the network's outputs would be read as others'."""
+        there = (self._expected or {}).get("names of classes", [])  # older checkpoints have none
+        for number, names in enumerate(zip(there, self.class_names, strict=False)):
+            if names[0] != names[1]:
+                raise DataError(
+                    f"Class {number} is {names[0]!r} in the checkpoint and {names[1]!r} in the training split here: "
+                    "outputs of the network would be read as those of other classes, also with allow_changed. Call the "
+                    "classes as they are called there, or start without the checkpoint."
+                )
+        super()._require_expected_split()

@@ -15,7 +15,7 @@ from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.data.schema import described as described_columns
 from fcco_lightning.data.schema import require_seen, settle_types
-from fcco_lightning.data.sources import is_hub_id, read_table, with_features_of
+from fcco_lightning.data.sources import is_hub_id, read_table, with_features
 from fcco_lightning.data.splits import Splits, keep_positives, require_all_cells, stratified_split, whole_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -41,8 +41,8 @@ class TabularDataModule(LabelledDataModule):
         groups: which columns define the groups, instead of a sensitive one.
         pool: tables appended to ``train`` before groups are decided and anything is split off.
         test: test table, or None to hold out ``splits.test_fraction`` of ``train``.
-        splits: how rows are divided, stratified by class and group (with several labels, or ``groups``: by group)
-            unless ``splits.whole`` is given.
+        splits: how rows are divided, stratified by class and group (with several labels by group) unless
+            ``splits.whole`` is given.
         encoding: how columns become features.
         batches: how training batches are drawn.
         **loading: ``seed``, ``eval_batch_size``, ``eval_train``, ``num_workers`` and ``allow_changed``, see
@@ -117,7 +117,7 @@ class TabularDataModule(LabelledDataModule):
         train = self._thinned(self._labelled(table, "train", where))
         seed = self.splits.seed
         if self.splits.test_fraction is None:
-            test = self._labelled(with_features_of(self._table_of("test"), table), "test", "the test table")
+            test = self._labelled(with_features(self._table_of("test"), table.columns), "test", "the test table")
         else:
             train, test = self._held_out(train, self.splits.test_fraction, seed, "splits.test_fraction")
         if not self.splits.val_fraction:
@@ -144,7 +144,8 @@ class TabularDataModule(LabelledDataModule):
     def _training_table(self) -> tuple[pd.DataFrame, str]:
         """Return the training table with the pooled ones below it, and what it is called in messages."""
         train = self._table_of("train")
-        pooled = {name: self._table_of(name) for name in self.sources if name not in ("train", "test")}
+        others = [name for name in self.sources if name not in ("train", "test")]
+        pooled = {name: with_features(self._table_of(name), train.columns) for name in others}
         for name, frame in pooled.items():
             require_columns(frame, {"the column of train": [str(column) for column in train.columns]}, f"{name} table")
             for column in train.columns:

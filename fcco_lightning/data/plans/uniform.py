@@ -48,6 +48,12 @@ class UniformBatches(BatchPlan):
         passed = whole + (rest > 0 and not drop_last)
         self.num_batches = passed if num_batches is None else at_least("num_batches", num_batches, 1)
 
+    @property
+    def smallest(self) -> int:
+        """Rows of the smallest batch of an epoch."""
+        short = self._one_pass and not self.drop_last and self._rest
+        return self._rest if short else self.batch_size
+
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield consecutive pieces of a permutation, each of shape (batch_size,) (the last may be shorter)."""
         if not self._one_pass:

@@ -329,7 +329,8 @@ def _group_sizes(groups: Tensor) -> Tensor:
     if not sizes.all():
         raise DataError(
             f"groups must be numbered 0..G-1 without gaps, but group {int((sizes == 0).int().argmax())} has no rows "
-            f"while group {int(groups.max())} has. Number them anew: torch.unique(groups, return_inverse=True)."
+            f"while group {int(groups.max())} has. Let the training split hold rows of every group (splits, "
+            "groups.min_size), or number them anew: torch.unique(groups, return_inverse=True)."
         )
     return sizes
 

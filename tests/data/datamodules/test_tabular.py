@@ -160,3 +160,16 @@ def test_a_test_table_keeps_its_positives_and_wrong_shares_are_refused():
     ]:
         with pytest.raises(DataError, match=message):
             TabularDataModule(frame, **wrong).setup()
+
+
+def test_pooled_files_of_libsvms_format_may_lack_features(tmp_path):
+    rows = "".join(f"{1 if i % 2 else -1} 1:{i + 1} 3:{i % 3 + 1}\n" for i in range(20))
+    (tmp_path / "a.svm").write_text(rows)
+    (tmp_path / "b.svm").write_text("1 1:50\n-1 1:51\n")
+    module = TabularDataModule(
+        str(tmp_path / "a.svm"), pool=[str(tmp_path / "b.svm")], test=str(tmp_path / "b.svm"), columns=Columns("label")
+    )
+    module.setup()
+    assert module.feature_names == ["f1", "f3"]
+    assert len(module.tables["train"]) == 22
+    assert torch.equal(module.tables["train"].columns["x"][-2:], module.tables["test"].columns["x"])
