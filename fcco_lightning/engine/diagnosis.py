@@ -10,7 +10,7 @@ from fcco_lightning.engine.estimates import Evaluated
 from fcco_lightning.engine.functions import read
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.running import Method, Running
-from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.errors import DataError, NonFiniteError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import all_finite
 
@@ -24,6 +24,13 @@ def check(problem: Problem, algorithm: Method, seen: Evaluated) -> None:
     Raises:
         DataError, StateIndexError, ConfigError: naming the value and the remedy.
     """
+    for name, columns in seen.batch.items():
+        weight = columns.get("weight")
+        if isinstance(weight, Tensor) and bool((weight < 0).any()):
+            raise DataError(
+                f"the column `weight` of the part {name!r} holds {float(weight.min()):g}: weights of samples are "
+                "numbers >= 0. Correct the column, or call it otherwise."
+            )
     for part in (problem.objective, *problem.constraints):
         part.check(*read(seen.outputs, seen.batch, part))
     for term in problem.all_terms:
@@ -37,16 +44,14 @@ def name_index(engine: Running) -> None:
     Raises:
         StateIndexError, DataError: naming it.
     """
+    batch, of_samples = engine.given, engine.problem.row_parameters
+    if batch and of_samples is not None:
+        of_samples.state.checked_index(next(iter(batch.values()))["index"])
     if engine.seen is not None:
         check(engine.problem, engine.algorithm, engine.seen)
         return
-    batch = engine.given
-    if not batch:
-        return
-    for term in engine.problem.all_terms:
+    for term in engine.problem.all_terms if batch else ():
         term.check_index(read(batch, batch, term.part)[1])
-    if engine.problem.row_parameters is not None:
-        engine.problem.row_parameters.state.checked_index(next(iter(batch.values()))["index"])
 
 
 def refuse(engine: Running, values: Sequence[Tensor]) -> NoReturn:

@@ -164,6 +164,12 @@ class Engine:
                 f"a batch has no column `index`, by which single samples find their rows; it has {sorted(first)}. Wrap "
                 "the data set: DataLoader(IndexedDataset(dataset), ...)."
             )
+        index = first.get("index")
+        if isinstance(index, Tensor) and (index.is_floating_point() or (len(index) == 0 and self.processes.size == 1)):
+            raise DataError(
+                f"the column `index` of a batch has shape {tuple(index.shape)} and type {index.dtype}: it must be the "
+                "whole numbers of one sample or more. Wrap the data set (IndexedDataset), or drop empty batches."
+            )
         return parts
 
     def follow_parameters(self) -> bool:

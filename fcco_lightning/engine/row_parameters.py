@@ -82,4 +82,5 @@ class RowParameters(nn.Module):
             weight = weight * expected_copies(self._columns)
         elif again is not None:
             weight = weight * again.count
-        return (weight.to(leaf.dtype) / len(index)).unsqueeze(1)
+        shares = weight.to(leaf.dtype) / len(index)
+        return shares.clamp(min=torch.finfo(leaf.dtype).tiny).unsqueeze(1)  # of weight 0 the gradient is 0, too

@@ -21,6 +21,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.algorithms import ICPPAC
 from fcco_lightning.data.plans import Drawn
+from fcco_lightning.errors import DataError, StateIndexError
 
 RATE, SAMPLES = 1e-3, 40
 DRAWN = {  # number of positives, how batches are drawn, and how far the mean move may be from the right one
@@ -89,3 +90,56 @@ def test_a_visit_moves_a_threshold_by_its_gradient(name, drawn):
 def test_a_visit_moves_a_threshold_by_the_outer_gradient(name, drawn):
     moves = mean_move(TWO_WAY[name](), [], drawn, min_tpr=0.5)[-40:]  # rows that remember y have come to rest
     assert moves.mean().item() == pytest.approx(2, rel=max(DRAWN[drawn][2], 1e-3))  # 1 / (1 - min_tpr)
+
+
+def started(columns):
+    """An engine with thresholds of samples after a batch, with the optimizer."""
+    plan = UniformSampling(SAMPLES).plan(columns, seed=0)
+    objective, algorithm = CVaRPartialAUC(0.5, thresholds_lr=RATE), SGD()
+    problem = algorithm.pose(objective, num_samples=SAMPLES, sampling={"target": Drawn(columns, plan)})
+    network = torch.nn.Linear(1, 1)
+    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
+    engine.train_batch(columns, optimizer)
+    return engine, optimizer
+
+
+def everyone():
+    return {
+        "x": torch.linspace(-1, 1, SAMPLES).unsqueeze(1),
+        "y": (torch.arange(SAMPLES) % 4 == 0).long(),
+        "index": torch.arange(SAMPLES),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes means")
+def test_a_sample_of_weight_zero_moves_nothing():
+    columns = everyone()
+    columns["weight"] = (torch.arange(SAMPLES) != 4).float()
+    engine, optimizer = started(columns)
+    held = engine.problem.row_parameters.state.gather(None).clone()
+    engine.train_batch(columns, optimizer)
+    moved = (engine.problem.row_parameters.state.gather(None) != held).flatten()
+    assert not moved[4]
+    assert moved[columns["y"] == 1].sum() > 3
+
+
+@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes means")
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        (lambda c: c | {"index": c["index"] + 1}, StateIndexError, f"got index {SAMPLES} at batch position"),
+        (lambda c: c | {"index": c["index"].float()}, DataError, "column `index` .* type torch.float32.*whole numbers"),
+        (lambda c: {name: column[:0] for name, column in c.items()}, DataError, r"column `index`.* shape \(0,\)"),
+        (lambda c: c | {"weight": c["weight"] - 1}, DataError, "column `weight` of the part 'target' holds -1"),
+    ],
+    ids=["out of range", "no whole numbers", "no samples", "negative weight"],
+)
+def test_a_column_that_cannot_be_is_named_and_nothing_moves(changed, error, message):
+    columns = everyone() | {"weight": (torch.arange(SAMPLES) > 5).float()}
+    engine, optimizer = started(columns)
+    before = [p.clone() for p in engine.params] + [engine.problem.row_parameters.state.gather(None).clone()]
+    engine.checked = False  # the first batch is looked at
+    with pytest.raises(error, match=message):
+        engine.train_batch(changed(columns), optimizer)
+    after = [*engine.params, engine.problem.row_parameters.state.gather(None)]
+    assert all(torch.equal(a.nan_to_num(9), b.nan_to_num(9)) for a, b in zip(before, after, strict=True))
