@@ -108,9 +108,10 @@ class Estimation(Algorithm, ABC):
         if multipliers is not None:
             u = estimator.values(tracked.rows, inner)
             if reading.apart is not None and multipliers.decisions is not None:
-                apart = torch.lerp(self._apart(reading, inner), self._apart_now(reading, inner), estimator.gamma)
+                before = self._apart(reading, inner)
+                apart = torch.lerp(before, self._apart_now(reading, inner), estimator.gamma)
                 surrogate.propose(reading, multipliers.decisions, reading.apart, apart)
-                u, tracked = u + apart, _moved(tracked, outer, apart)
+                u, tracked = u + apart, _moved(tracked, outer, apart if estimator.fresh else before)
             surrogate.propose(reading, multipliers.state, multipliers.state.gather(None), multipliers.moved(u))
         return tracked, outer
 

@@ -51,7 +51,8 @@ class MSVR(Estimation):
         now = engine.measure(engine.evaluate(batch))
         surrogate, changed = Surrogate(now.direct), _ChangedRows()
         for number, reading in enumerate(now.readings):
-            changed.note(number, reading, self.held(reading, self.estimator_of(reading.term))[0])
+            rows, inner, _ = self.held(reading, self.estimator_of(reading.term))
+            changed.note(number, reading, rows, None if reading.apart is None else self._apart(reading, inner))
             there = reading._replace(earlier=earlier[number] if earlier else None)
             self.add(surrogate, there, *self.track(surrogate, there))
         engine.descend(surrogate)
@@ -87,7 +88,7 @@ class MSVR(Estimation):
         """The outer gradients at the rows from before the previous step."""
         multipliers, noted = reading.term.multipliers, self._changed.multipliers(number)
         if multipliers is not None and noted is not None:
-            reading = reading._replace(outer=multipliers.outer_of(noted))
+            reading = reading._replace(outer=multipliers.outer_of(noted), apart=self._changed.apart(number))
         estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
         rows, inner, sampling = self.held(reading, estimator)
         rows = sampling.trusted(self._changed.undone(number, reading.index, rows), inner)
@@ -101,13 +102,14 @@ class _ChangedRows:
     def __init__(self) -> None:
         self._before: dict[int, dict[str, Tensor | None]] = {}
 
-    def note(self, number: int, reading: Reading, rows: Tensor) -> None:
-        """Keep the rows (r, k) of a reading; NaN of those of which the batch says nothing."""
+    def note(self, number: int, reading: Reading, rows: Tensor, apart: Tensor | None) -> None:
+        """Keep the rows (r, k) of a reading, NaN of those of which the batch says nothing; and of its decisions."""
         multipliers = reading.term.multipliers
         self._before[number] = {
             "index": reading.index,
             "before": torch.where(reading.present.unsqueeze(1), rows, torch.nan),
             "multipliers": None if multipliers is None else multipliers.noted(),
+            "apart": apart,
         }
 
     def undone(self, number: int, index: Tensor | None, rows: Tensor) -> Tensor:
@@ -122,6 +124,10 @@ class _ChangedRows:
     def multipliers(self, number: int) -> Tensor | None:
         """What the multipliers of a term were made of; None where there are none."""
         return self._before.get(number, {}).get("multipliers")
+
+    def apart(self, number: int) -> Tensor | None:
+        """How far values on decisions were from the smooth ones; None where multipliers do not follow them."""
+        return self._before.get(number, {}).get("apart")
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""

@@ -32,6 +32,7 @@ class SOXBoost(SingleLoop):
     def __init__(self, gamma: float = 0.5, first_stage: int = 1000, seed: int = 0) -> None:
         super().__init__(EMA(gamma))
         self.gamma, self.first_stage, self.seed = gamma, at_least("first_stage", first_stage, 1), seed
+        self._engine: Engine | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -42,9 +43,11 @@ class SOXBoost(SingleLoop):
         self._draw()
 
     def start(self, engine: Engine) -> None:
-        """Begin with the first stage, as an optimizer does that has just been made."""
+        """Begin with the first stage where a fit begins, with a new optimizer; a stage survives a change of layers."""
         super().start(engine)
-        self._begin()
+        if engine is not self._engine:
+            self._begin()
+        self._engine = engine
 
     def estimator_of(self, term: Term) -> Estimator:  # noqa: ARG002
         """SOX's average with the stage's gamma."""

@@ -67,6 +67,8 @@ class Estimator(ABC):
         follows_values: whether a row stands for an inner value u_i, and not for a dual variable.
         by_chance: whether the update depends on how likely the rows were drawn.
         gamma: weight of a new value in a running mean.
+        fresh: whether outer gradients are taken at the new rows, or at those from before the step, which do not depend
+            on the batch.
     """
 
     remembers: ClassVar[bool] = True
@@ -74,6 +76,7 @@ class Estimator(ABC):
     follows_values: ClassVar[bool] = True
     by_chance: bool = False
     gamma: float = 1.0
+    fresh: bool = True
 
     @property
     def needs_previous(self) -> bool:

@@ -1,5 +1,7 @@
 """Rates of decisions beside the smooth ones, and multipliers that follow them."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -215,3 +217,74 @@ def test_the_gradient_takes_the_slope_at_the_multiplier_of_the_step(name, rule, 
     told = term.multipliers.rule.outer(term.multipliers.state.gather(None).view(1, -1, 1), kappa).scaled(unit)
     (reported,) = problem.multipliers().values()
     assert reported == pytest.approx(told.subgradient(value.detach().view(1, 1)).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["SONEX", "SOX", "MSVR"])
+def test_the_mean_step_over_all_batches_is_the_gradient_where_rows_are_exact(name, rule):
+    """Also with decisions: what a batch says of them moves the outer gradient of the next step, not of its own."""
+    x = torch.linspace(-1.5, 2.0, 8, dtype=torch.float64).unsqueeze(1)
+    columns = {"x": x, "y": (torch.arange(8) % 3 > 0).long(), "index": torch.arange(8)}
+    steps = []
+    for chosen in itertools.combinations(range(8), 3):
+        network = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        network.weight.data.fill_(1.0)
+        algorithm, constraint = WITH_VALUES[name](), MeanAtMost(SoftRate(temperature=1.0), 0.55)
+        problem = algorithm.pose(CrossEntropy(), [constraint], RULES[rule](True), num_samples=8, dtype=torch.float64)
+        engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.0)
+        for _ in range(4):
+            engine.train_batch(columns, optimizer)  # of all samples: rows and the gradient that is averaged are exact
+        exact = network.weight.grad.clone()
+        engine.train_batch({n: column[list(chosen)] for n, column in columns.items()}, optimizer)
+        steps.append(network.weight.grad.clone())
+        (term,) = problem.all_terms
+        assert not torch.equal(term.multipliers.decisions.gather(None), (x > 0).double().mean() - x.sigmoid().mean())
+    (multiplier,) = problem.multipliers().values()
+    assert multiplier > 0
+    moved = 0.1 if name == "MSVR" else 1.0  # of which the last batch is a share, beside the gradient before
+    torch.testing.assert_close(torch.stack(steps).mean(0), exact, rtol=moved * 1e-2, atol=1e-9)
+
+
+def test_storm_takes_the_same_decisions_at_both_weights():
+    """MSVR by hand: ``v <- G + (1 - b) (v - G')``, G' at the previous weights with the outer gradients of that step."""
+    gamma, b, rate, size = 0.3, 0.1, 0.05, 40
+    g = torch.Generator().manual_seed(5)
+    x, y = torch.randn(size, 1, generator=g, dtype=torch.float64), torch.arange(size) % 2
+    network = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    network.weight.data.fill_(1.0)
+    algorithm, constraint = MSVR(gamma, gamma_prime=0.0, b=b), MeanAtMost(SoftRate(temperature=1.0), 0.3)
+    rule = AugmentedLagrangian(curvature=3.0, rate=rate, decisions=True)
+    problem = algorithm.pose(CrossEntropy(), [constraint], rule, num_samples=size, dtype=torch.float64)
+    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.2)
+
+    def parts(w, chosen):
+        w = w.clone().requires_grad_()
+        scores = (x[chosen] @ w).flatten()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(scores, y[chosen].double())
+        smooth = scores.sigmoid().mean()
+        slopes = [torch.autograd.grad(one, w, retain_graph=True)[0] for one in (loss, smooth)]
+        return loss.item(), smooth.item(), (scores > 0).double().mean().item(), *slopes
+
+    def slope(state):
+        return max(0.0, state["nu"] + 3.0 * (state["u"] + state["apart"] - 0.3)) * state["unit"]
+
+    w, nu, unit, v, before = torch.ones(1, 1, dtype=torch.float64), 0.0, 0.0, None, None
+    for step in range(20):
+        chosen = torch.randperm(size, generator=g)[:10]
+        loss, smooth, decided, of_loss, of_rate = parts(w, chosen)
+        if step == 0:
+            u, apart = smooth, decided - smooth
+        state = {"u": u, "apart": apart, "nu": nu, "unit": unit}
+        gradient = of_loss + slope(state) * of_rate
+        if v is None:
+            v = gradient
+        else:
+            *_, of_loss, of_rate = parts(before[0], chosen)
+            v = gradient + (1 - b) * (v - of_loss - slope(before[1]) * of_rate)
+        before = w, state
+        u, apart = u + gamma * (smooth - u), apart + gamma * (decided - smooth - apart)
+        nu += rate * (max(0.0, nu + 3.0 * (u + apart - 0.3)) - nu)
+        unit, w = unit or loss, w - 0.2 * v
+        engine.train_batch({"x": x[chosen], "y": y[chosen], "index": chosen}, optimizer)
+        torch.testing.assert_close(network.weight, w.T, rtol=1e-6, atol=1e-6, msg=f"step {step}")
+    assert nu > 0
