@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 import sys
+import warnings
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -107,16 +108,28 @@ def _run_tool(name: str, *args: str) -> int:
 def _status(work: Work, given: Namespace) -> int:
     """Do the work: 0, 1 for an error, 2 for a mistake in the arguments, 130 when interrupted."""
     try:
-        work(given)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            work(given)
     except FCCOError as error:
         if os.environ.get("FCCO_DEBUG"):
             raise
         sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
+    except OSError as error:
+        if os.environ.get("FCCO_DEBUG"):
+            raise
+        sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("fcco: interrupted.\n")
         return 130
     return 0
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+    """A warning in one line, without the place in the code that gives it."""
+    sys.stderr.write(f"fcco: {category.__name__}: {message}\n")
 
 
 def _list(parser: ArgumentParser) -> Work:

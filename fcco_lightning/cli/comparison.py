@@ -81,7 +81,7 @@ def print_rows(rows: Sequence[Row], title: str | None = None) -> None:
     width = 1 + sum(3 + max(map(len, column)) for column in cells)
     if width > Console().width and len(rows) < len(cells):
         first, *others = rows[0]
-        shown = [{first: name, **{str(row[first]): row[name] for row in shown}} for name in others]
+        shown = [{"": name, **{str(row[first]): row[name] for row in shown}} for name in others]
     print_tables([render_records(title, shown)])
 
 

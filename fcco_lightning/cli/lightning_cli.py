@@ -165,7 +165,7 @@ class FCCOCLI(LightningCLI):
             if self.trainer.log_dir is not None:
                 folder = Path(self.trainer.log_dir)
                 with suppress(OSError):  # which says that a folder is not empty
-                    if isinstance(error, FCCOError) and [path.name for path in folder.iterdir()] == ["config.yaml"]:
+                    if _explain(error)[1] is not None and [path.name for path in folder.iterdir()] == ["config.yaml"]:
                         (folder / "config.yaml").unlink()
                     folder.rmdir()
                     folder.parent.rmdir()

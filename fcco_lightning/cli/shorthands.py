@@ -1,6 +1,7 @@
 """What a person may leave out or write shortly on the command line, written out for the parser."""
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -141,8 +142,10 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
         yield "--data.columns.target", "number"
         yield "--model.objective", _OF_NUMBERS
         if perceptron:
-            yield "--model.network.offset", f"{labels.mean():.3g}"
-            yield "--model.network.scale", f"{labels.std():.3g}"
+            mean, deviation = float(labels.mean()), float(f"{labels.std():.3g}")
+            digits = 0 if deviation == 0 else 2 - math.floor(math.log10(deviation))
+            yield "--model.network.offset", f"{round(mean, digits):.15g}"
+            yield "--model.network.scale", f"{deviation:g}"
     elif labels is not None and labels.nunique() > 2 and not positive and objective in (None, "CrossEntropy"):
         yield "--model.objective", "CrossEntropy"
         yield "--model.evaluation", "ClassEvaluation"

@@ -44,7 +44,7 @@ class GroupBy:
     other: str | None = None
 
     def __post_init__(self) -> None:
-        here = f"group_by of column {self.column!r}"
+        here = f"groups.by of column {self.column!r}"
         if self.bins is not None:
             edges = [finite(f"an edge of bins ({here})", edge) for edge in self.bins]
             if not edges or edges != sorted(set(edges)):
@@ -72,8 +72,8 @@ class GroupBy:
         fields = {"column", "bins", "values", "other"}
         if not isinstance(given, Mapping) or "column" not in given or not given.keys() <= fields:
             raise ConfigError(
-                f"An entry of group_by must be a column's name, a GroupBy, or a mapping with column and possibly bins, "
-                f"values and other; got {given!r}."
+                f"An entry of groups.by must be a column's name, a GroupBy, or a mapping with column and possibly "
+                f"bins, values and other; got {given!r}."
             )
         return cls(**given)
 
@@ -88,13 +88,13 @@ class GroupBy:
             DataError: if the column is absent or has missing cells, ``bins`` is given for anything but numbers, or a
                 cell is not mentioned in ``values`` and ``other`` is None.
         """
-        require_columns(frame, {"group_by": [self.column]}, where)
+        require_columns(frame, {"groups.by": [self.column]}, where)
         cells = frame[self.column]
-        require_filled(cells, "group_by", where)
+        require_filled(cells, "groups.by", where)
         if self.bins is not None:
             if not is_number(cells.dtype):
                 raise DataError(
-                    f"group_by={self.column!r} has bins={list(self.bins)}, which cut numbers, but the column is "
+                    f"groups.by={self.column!r} has bins={list(self.bins)}, which cut numbers, but the column is "
                     f"{cells.dtype} in {where}. Repair it, or use values instead of bins."
                 )
             names = np.array(bin_names(self.bins), dtype=object)
@@ -112,7 +112,7 @@ class GroupBy:
         absent = sorted(self._parts().keys() - values)
         if absent:
             raise DataError(
-                f"values of group_by={self.column!r} mentions {absent}, which {where} does not hold. "
+                f"values of groups.by={self.column!r} mentions {absent}, which {where} does not hold. "
                 f"Its values are {listed(values)}."
             )
 
@@ -124,7 +124,7 @@ class GroupBy:
         unknown = parts.isna()
         if unknown.any() and self.other is None:
             raise DataError(
-                f"values of group_by={self.column!r} does not mention {listed(text[unknown].unique())}, found in "
+                f"values of groups.by={self.column!r} does not mention {listed(text[unknown].unique())}, found in "
                 f"{unknown.sum()} rows of {where}. Add them, or set other to the part they belong to."
             )
         return parts.fillna(self.other) if self.other is not None else parts
@@ -153,7 +153,7 @@ class Groups:
     def __post_init__(self) -> None:
         columns = [part.column for part in self.parts]
         if not columns or len(set(columns)) < len(columns):
-            raise ConfigError(f"group_by must name at least one column, and none of them twice, got {columns}.")
+            raise ConfigError(f"groups.by must name at least one column, and none of them twice, got {columns}.")
         at_least("groups.min_size", self.min_size, 1)
         one_of("groups.small", self.small, ("drop", "error", "merge"))
 
@@ -249,12 +249,12 @@ class Grouping:
             raise DataError(
                 f"{len(self.left_out)} groups of {where} have fewer than min_size={self.min_size} rows: "
                 f"{listed(f'{name}: {size}' for name, size in self.left_out.items())}. Lower min_size, take coarser "
-                "parts in group_by, or set small='drop' or small='merge'."
+                "parts in groups.by, or set small='drop' or small='merge'."
             )
         if len(self.left_out) == len(counts) and self.small == "drop":
             raise DataError(
                 f"No group of {where} has min_size={self.min_size} rows; the largest has {counts.max()}. Lower "
-                "min_size, or take coarser parts in group_by."
+                "min_size, or take coarser parts in groups.by."
             )
 
     def _cells(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:

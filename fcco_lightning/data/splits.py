@@ -123,7 +123,7 @@ def grouped_split(
         raise DataError(
             f"{argument}={held_out!r} must leave a row of every group on both sides, but of the rows to be split "
             f"group {names[smallest]!r} has {int(counts[smallest])}. Raise min_size so that small groups are left out, "
-            "merge parts of group_by, or hold out less."
+            "merge parts of groups.by, or hold out less."
         )
     strata = group if kinds is None else _strata(group, kinds, held_out)
     return stratified_split(strata, held_out, seed, argument, both_sides=True)

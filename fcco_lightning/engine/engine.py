@@ -127,8 +127,13 @@ class Engine:
         self.problem.objective.most = self.problem.most
         try:
             self.algorithm.iteration(self, columns)
-        except (IndexError, RuntimeError):  # the latter from compiled code
+        except (IndexError, RuntimeError) as error:  # the latter from compiled code
             name_index(self)  # raises, if it is that of a row
+            if not all(p.requires_grad for p in self.params):
+                raise ConfigError(
+                    "parameters were frozen since Engine.follow_parameters: call it after such a change. Under a "
+                    "Trainer freeze layers at the start of an epoch, as a callback of BaseFinetuning does."
+                ) from error
             raise
         finally:
             self.problem.objective.most = ()
@@ -180,7 +185,10 @@ class Engine:
         params = list(self.functions.trainable().values())
         if len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True)):
             return False
-        known = {id(p) for p in self.params}
+        known, trained = {id(p) for p in self.params}, {id(p) for p in params}
+        for p in self.params:
+            if id(p) not in trained:
+                p.grad = None  # the user's optimizer would go on with the last one
         self.functions.params, self.network_alone = params, self._only_network()
         self.algorithm.start(self)
         return any(id(p) not in known for p in params)

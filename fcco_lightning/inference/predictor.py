@@ -82,6 +82,10 @@ class Predictor(nn.Module):
                 "to the network's inputs. Call the loaded network with tensors, or use `fcco predict --config CONFIG "
                 "--ckpt_path CKPT`, which predicts the config's test split."
             )
+        if threshold is not None and self.kind == "values":
+            raise ConfigError(
+                f"threshold={threshold!r} is of probabilities, and this network predicts numbers: leave it out."
+            )
         frame = read_table(source, "data", [self.encoder.column] if isinstance(self.encoder, TextEncoder) else [])
         if isinstance(self.encoder, TabularEncoder):
             frame = with_features(frame, [column.name for column in self.encoder.columns])
@@ -149,7 +153,8 @@ def _made(config: Mapping[str, Any], trusted: Sequence[str], path: str | Path) -
     for name in re.findall(r"class_path\W+([\w.]+)", json.dumps(described, default=str)):  # in texts, too
         if name.partition(".")[0] not in trusted:
             raise ConfigError(
-                f"checkpoint {path} asks for the class {name}. If you trust it, pass trusted=[{name.split('.')[0]!r}]."
+                f"checkpoint {path} asks for the class {name}. If you trust it, pass trusted=[{name.split('.')[0]!r}] "
+                f"(--trusted {name.split('.')[0]})."
             )
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--network", type=nn.Module)

@@ -1,6 +1,7 @@
 """Checkpoints of a run."""
 
 import time
+import warnings
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -12,6 +13,13 @@ class Checkpoints(ModelCheckpoint):
 
     Its ``last.ckpt`` holds the last update whatever the interval of saving is, and ``train_time_interval`` is kept.
     """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Lightning's, without a warning that a folder of its own makes a run forget figures that it does not watch."""
+        with warnings.catch_warnings():
+            if self.monitor is None:
+                warnings.filterwarnings("ignore", "The dirpath has changed")
+            super().load_state_dict(state_dict)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Save after so many updates, or so much time by the clock of the first process."""

@@ -93,5 +93,5 @@ def test_alpha_outside_its_interval_is_refused(alpha):
 
 def test_less_than_one_group_is_refused():
     CappedSimplex(1 / 3).check(3)
-    with pytest.raises(ConfigError, match=r"alpha=0.1 of 5 groups is 0.5 of a group"):
+    with pytest.raises(ConfigError, match=r"alpha=0.1 of 5 groups or samples is 0.5 of one"):
         CappedSimplex(0.1).check(5)

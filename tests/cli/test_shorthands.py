@@ -79,9 +79,14 @@ def test_other_options_stay_as_they_are():
             {
                 "--data.columns.target": "number",
                 "--model.objective": "SquaredError",
-                "--model.network.offset": "20.2",
+                "--model.network.offset": "20.17",
                 "--model.network.scale": "8.32",
             },
+        ),
+        (
+            [20240.0, 20242.5, 20245.0] * 4,  # far from 0 beside their deviation
+            [],
+            {"--model.network.offset": "20242.5", "--model.network.scale": "2.13"},
         ),
         (list(range(30)), ["--model.network", "TabularMLP"], {"--model.objective": "SquaredError"}),
         (list(range(30)), ["--data.columns.positive", "3"], {"--model.objective": "AUC"}),

@@ -100,11 +100,11 @@ def test_values_rename_numbers_however_they_are_stored():
 
 def test_rejects_tables():
     frame = make_frame()
-    with pytest.raises(DataError, match=r"group_by='jobb' is not a column of the table\. Did you mean 'job'"):
+    with pytest.raises(DataError, match=r"groups\.by='jobb' is not a column of the table\. Did you mean 'job'"):
         fitted(frame, ["jobb"])
-    with pytest.raises(DataError, match=r"'age' \(group_by\) of the table has 1 missing cells \(first: row 3\)"):
+    with pytest.raises(DataError, match=r"'age' \(groups\.by\) of the table has 1 missing cells \(first: row 3\)"):
         fitted(frame.assign(age=frame["age"].where(frame.index != 3)), [BY[1]])
-    with pytest.raises(DataError, match=r"group_by='job' has bins=\[1\.5\], which cut numbers, but"):
+    with pytest.raises(DataError, match=r"groups\.by='job' has bins=\[1\.5\], which cut numbers, but"):
         fitted(frame, [GroupBy("job", bins=[1.5])])
     with pytest.raises(DataError, match=r"does not mention \['poet', 'smith'\], found in \d+ rows of the table"):
         fitted(frame, [GroupBy("job", values={"cook": "cook"})])
@@ -131,7 +131,7 @@ def test_rejects_arguments():
     with pytest.raises(ConfigError, match="at least one cell"):
         GroupBy("a", values={})
     for wrong in ({"bins": [1]}, {"column": "a", "bin": [1]}, 3):
-        with pytest.raises(ConfigError, match="An entry of group_by must be"):
+        with pytest.raises(ConfigError, match=r"An entry of groups\.by must be"):
             Groups([wrong])
     for by in ([], ["a", GroupBy("a", bins=[1])]):
         with pytest.raises(ConfigError, match="at least one column, and none of them twice"):

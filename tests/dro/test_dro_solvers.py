@@ -199,7 +199,7 @@ def test_minibatch_sgd_stays_above_the_minimum():
     best = solve(LBFGS(), posed, 1e-12).value
     assert small.value - best > 1e-5
     assert large.value - best < 1e-6
-    with pytest.raises(ConfigError, match="of a group"):
+    with pytest.raises(ConfigError, match="of one, must be at least one"):
         solve(MinibatchSGD(2), posed)
 
 
@@ -244,7 +244,7 @@ def test_multilevel_sgd_comes_near_the_minimum_and_counts_its_calls():
     counts = np.diff([0, *(record["oracle_calls"] for record in found.history)])
     assert counts[1:].min() >= N  # one look a pass
     assert counts.max() < 2 * N
-    with pytest.raises(ConfigError, match="of a group"):
+    with pytest.raises(ConfigError, match="of one, must be at least one"):
         solve(MultilevelSGD(2), posed)
 
 

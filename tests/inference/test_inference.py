@@ -98,6 +98,30 @@ def test_decisions_other_than_those_that_were_constrained_are_said(argument, rat
         model.predict(table(3, 0), threshold=0.7311)
 
 
+def test_numbers_have_no_threshold(trained, tmp_path):
+    content = torch.load(trained, weights_only=True)
+    content["fcco"]["classes"] = []
+    del content["fcco"]["structure"]
+    torch.save(content, tmp_path / "numbers.ckpt")
+    with pytest.raises(ConfigError, match=r"threshold=0.7 is of probabilities, and this network predicts numbers"):
+        load(tmp_path / "numbers.ckpt").predict(table(3, 0), threshold=0.7)
+
+
+def test_warnings_and_files_that_cannot_be_written_are_a_line_each(trained, tmp_path, capsys):
+    new = table(4, seed=9)
+    new["job"] = "astronaut"
+    new.to_csv(tmp_path / "new.csv", index=False)
+    for out, status in ((tmp_path / "out.csv", 0), (tmp_path / "new.csv" / "out.csv", 1)):
+        with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
+            warnings.simplefilter("always")
+            main(["predict", str(trained), str(tmp_path / "new.csv"), "--out", str(out)])
+        assert ended.value.code == status
+    said = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("fcco: ") for line in said)
+    assert sum("UserWarning: 4 of 4 rows have a value of the column 'job'" in line for line in said) == 2
+    assert "Error" in said[-1]
+
+
 def test_a_score_of_zero_is_no_positive_decision():
     """As constraints count decisions; the nearest float32 scores have the probability 0.5 in float32, too."""
     scores = torch.tensor([0.0, -2e-8, 2e-8])

@@ -603,6 +603,25 @@ def test_a_second_fit_on_other_data_is_refused(make_module, make_trainer, small_
         make_trainer(max_epochs=1).fit(module, make_data(train=make_frame(160, 0)))
 
 
+@pytest.mark.parametrize("algorithm", [SONEX, lambda: ALEXR2(K=2), lambda: MSVR(0.5, 0.3)], ids=["one", "two", "MSVR"])
+def test_a_layer_that_is_frozen_during_a_fit_stays_as_it_is(algorithm, make_module, make_trainer, small_data):
+    class Freeze(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            if trainer.current_epoch == 1:
+                first = module.network.layers[0]
+                first.requires_grad_(False)
+                self.then = first.weight.detach().clone()
+
+    callback, module = Freeze(), make_module(network=TabularMLP(hidden=[8]), algorithm=algorithm())
+    make_trainer(max_epochs=3, callbacks=[callback]).fit(module, small_data)
+    assert torch.equal(module.network.layers[0].weight, callback.then)
+    module.network.layers[2].bias.requires_grad_(False)
+    batch = {"x": torch.zeros(4, 7), "y": torch.arange(4) % 2, "group": torch.arange(4) // 2, "index": torch.arange(4)}
+    if isinstance(module.algorithm, MSVR):  # within an epoch
+        with pytest.raises(ConfigError, match=r"frozen since Engine.follow_parameters.*start of an epoch"):
+            module.engine.train_batch(batch, torch.optim.SGD(module.network.parameters(), lr=0.1))
+
+
 def test_a_second_fit_of_sox_boost_begins_with_the_first_stage(make_module, make_trainer, small_data):
     algorithm = SOXBoost(gamma=0.5, first_stage=2)
     module = make_module(algorithm=algorithm, optimizer=lambda p: HeavyBall(p, lr=0.05))

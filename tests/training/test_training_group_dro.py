@@ -76,5 +76,5 @@ def test_a_share_of_less_than_a_group_of_the_data_is_named(make_trainer):
     options |= {"groups_per_batch": 2, "samples_per_group": 5}
     data = TabularDataModule(make_frame(200, 0), **composed(options, TABLE))
     module = FCCOModule(nn.LazyLinear(1), CVaRGroupDRO(0.2), algorithm=SONEX())
-    with pytest.raises(ConfigError, match=r"alpha=0\.2 of 4 groups is 0\.8 of a group"):
+    with pytest.raises(ConfigError, match=r"alpha=0\.2 of 4 groups or samples is 0\.8 of one"):
         make_trainer(max_epochs=1).fit(module, data)
