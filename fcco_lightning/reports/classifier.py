@@ -39,6 +39,7 @@ from fcco_lightning.training import FCCOModule, Schedule
 from fcco_lightning.training.execution import require_parts
 
 _EPOCHS, _UPDATES = 12, 500  # at least so many of both, where nothing is asked for
+_RATE = 0.014  # of the multipliers: twice the usual one, since a training is short and its steps fall to 0
 _AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
 
 
@@ -59,8 +60,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     Args:
         objective: what is minimised; :class:`~fcco_lightning.CrossEntropy` by default.
         constraints: any number of them; those on groups need ``sensitive_features`` in :meth:`fit`.
-        penalty: how constraints enter; ``AdaptivePenalty(decisions=True)`` by default, multipliers that follow what is
-            decided.
+        penalty: how constraints enter; ``AdaptivePenalty(0.014, decisions=True)`` by default, multipliers that follow
+            what is decided.
         algorithm: SONEX where something is to be remembered, else SGD, by default.
         hidden: widths of the hidden layers; empty for a linear model.
         max_epochs: passes over the data; None for 12, or more where these are fewer than 500 updates.
@@ -178,7 +179,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             TabularMLP(self.hidden, out_features=1 if len(self.classes_) == 2 else len(self.classes_)),
             copy.deepcopy(self.objective) or CrossEntropy(),
             copy.deepcopy(list(self.constraints)),
-            copy.deepcopy(self.penalty) or AdaptivePenalty(decisions=True),
+            copy.deepcopy(self.penalty) or AdaptivePenalty(_RATE, decisions=True),
             copy.deepcopy(self.algorithm),
             optimizer=lambda params: AdamW(params, lr=rate, weight_decay=decay / rate),
             schedule=Schedule(lambda optimizer: PolynomialLR(optimizer, updates), interval="step"),
