@@ -237,6 +237,9 @@ def test_a_guide_is_short_and_starts_with_something_that_runs(page):
 def test_every_config_is_listed():
     configs = {f"({path.relative_to(ROOT / 'configs')})" for path in ROOT.glob("configs/*/*.yaml")}
     assert {link for link in configs if link not in PAGES["configs/README.md"]} == set()
+    told = re.findall(r"^\| \[\S+\]\(\S+\) \| (.*) \|$", PAGES["configs/README.md"], flags=re.M)
+    assert len(set(told)) == len(configs)  # one that two have says of neither what it does
+    assert all(words.endswith(".") and not words.endswith("eq.") for words in told)
 
 
 def test_every_exported_algorithm_is_in_the_table():
