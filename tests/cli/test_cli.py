@@ -457,9 +457,15 @@ def test_version_and_help_answer_without_torch(words, expected):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["list"], ["--help"], ["list", "--help"], ["--print_completion"], ["fit", "--help"]]
+    ("arguments", "buffered"),
+    [
+        (["list"], True),
+        (["list"], False),
+        (["--help"], False),
+        (["--print_completion"], True),
+        (["fit", "--help"], False),
+    ],
 )
-@pytest.mark.parametrize("buffered", [True, False])
 def test_a_reader_may_have_enough(arguments, buffered):
     """As ``fcco list | head`` does: nothing is read, and nothing is complained of."""
     environment = os.environ | ({} if buffered else {"PYTHONUNBUFFERED": "1"})

@@ -58,6 +58,7 @@ def weights(folder):
     return torch.load(newest, weights_only=True)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_started_again_and_continues(tmp_path):
     with (tmp_path / "log").open("w") as log:
         job = start(tmp_path / "killed", log)
