@@ -117,8 +117,8 @@ def _status(work: Work, given: Namespace) -> int:
         sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
-        if os.environ.get("FCCO_DEBUG"):
-            raise
+        if isinstance(error, BrokenPipeError) or os.environ.get("FCCO_DEBUG"):
+            raise  # the former of a reader who has enough
         sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
         return 1
     except KeyboardInterrupt:
