@@ -1,7 +1,6 @@
 """Checkpoints of a run."""
 
 import time
-import warnings
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -11,15 +10,16 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 class Checkpoints(ModelCheckpoint):
     """Lightning's ``ModelCheckpoint``, made whole for a module that optimizes by itself.
 
-    Its ``last.ckpt`` holds the last update whatever the interval of saving is, and ``train_time_interval`` is kept.
+    Its ``last.ckpt`` holds the last update whatever the interval of saving is, ``train_time_interval`` is kept, and a
+    run that is continued in another folder knows what was best before.
     """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lightning's, without a warning that a folder of its own makes a run forget figures that it does not watch."""
-        with warnings.catch_warnings():
-            if self.monitor is None:
-                warnings.filterwarnings("ignore", "The dirpath has changed")
-            super().load_state_dict(state_dict)
+        """Lightning's, which would forget the best so far where the folder is another one: every run has its own.
+
+        Files of another folder are never removed.
+        """
+        super().load_state_dict({**state_dict, "dirpath": self.dirpath})
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         """Save after so many updates, or so much time by the clock of the first process."""

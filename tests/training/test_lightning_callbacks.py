@@ -168,6 +168,24 @@ def test_a_run_that_was_stopped_early_stays_stopped(make_module, make_trainer, t
     require_same(fit(make_module, make_trainer, tmp_path, again, tmp_path / "last.ckpt", max_epochs=9), whole)
 
 
+def test_the_best_so_far_is_known_in_another_folder(make_module, make_trainer, tmp_path):
+    class Figure(Callback):
+        def on_train_epoch_end(self, trainer, module):
+            module.log("figure", [0.5, 0.9, 0.7, 0.8][trainer.current_epoch])
+
+    def run(folder, epochs, ckpt_path=None):
+        saver = Checkpoints(tmp_path / folder, "{epoch}", monitor="figure", mode="max", save_top_k=1, save_last=True)
+        fit(make_module, make_trainer, tmp_path, [Figure(), saver], ckpt_path, max_epochs=epochs)
+        return saver
+
+    first = run("a", 2)
+    assert first.best_model_path == str(tmp_path / "a/epoch=1.ckpt")
+    second = run("b", 4, tmp_path / "a/last.ckpt")
+    assert (second.best_model_path, float(second.best_model_score)) == (first.best_model_path, pytest.approx(0.9))
+    assert saved(tmp_path / "a") == ["epoch=1.ckpt", "last.ckpt"]
+    assert saved(tmp_path / "b") == ["last.ckpt"]
+
+
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_callback_that_cannot_work_is_refused(name, make_module, make_trainer):
     arguments, way_out = REFUSALS[name]
