@@ -280,7 +280,7 @@ def test_column_split_refuses(folder):
         ({"corrupt": "hide"}, "images.corrupt must be"),
         ({"sensitive": "sex", "favoured": "M"}, "columns.sensitive='sex' defines two groups"),
         ({"image_size": 0}, "image_size"),
-        ({"group_by": []}, "group_by"),
+        ({"group_by": []}, r"groups\.by must name at least one column"),
     ],
 )
 def test_rejects_arguments(changes, message):
