@@ -165,7 +165,8 @@ class FCCOCLI(LightningCLI):
             if self.trainer.log_dir is not None:
                 folder = Path(self.trainer.log_dir)
                 with suppress(OSError):  # which says that a folder is not empty
-                    if _explain(error)[1] is not None and [path.name for path in folder.iterdir()] == ["config.yaml"]:
+                    refused = isinstance(error, Exception) and _explain(error)[1] is not None
+                    if refused and [path.name for path in folder.iterdir()] == ["config.yaml"]:
                         (folder / "config.yaml").unlink()
                     folder.rmdir()
                     folder.parent.rmdir()

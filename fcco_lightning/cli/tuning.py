@@ -255,12 +255,12 @@ def search(
     Raises:
         ConfigError: if Optuna is missing, an argument is out of range, or the folder holds another search.
     """
+    at_least("trials", trials, 1)
+    one_of("mode", mode, ("max", "min", None))
     study = _study(Path(folder), options, one_of("sampler", sampler, ("tpe", "random", "grid")), seed, full)
     asked: dict[str, Any] = {"fit": list(fit), "figure": figure, "mode": mode, "full": full}
     asked["search"] = {option.path: {option.kind: option.values} for option in options}
     _check_same(study, asked, folder)
-    one_of("mode", mode, ("max", "min", None))
-    at_least("trials", trials, 1)
 
     def objective(trial: "optuna.Trial") -> float:
         chosen = _arguments({option.path: option.suggest(trial) for option in options})

@@ -84,9 +84,9 @@ def marked(column: pd.Series, values: Iterable[object]) -> Tensor:
     Returns:
         int64 tensor of shape (n,) with values in {0, 1}; 0 for missing cells.
     """
-    wanted = {_key(_text(value)) for value in values}
+    wanted = {number_or_text(_text(value)) for value in values}
     text = text_of(column)
-    found = [cell for cell in text.dropna().unique() if _key(cell) in wanted]
+    found = [cell for cell in text.dropna().unique() if number_or_text(cell) in wanted]
     return torch.from_numpy(text.isin(found).to_numpy().astype(np.int64))
 
 
@@ -115,9 +115,9 @@ def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series
         DataError: if no cell of ``column`` has one of the values or meets the comparison.
     """
     name = str(column.name)
-    present = {_key(text): text for text in text_of(column.dropna()).unique()}
+    present = {number_or_text(text): text for text in text_of(column.dropna()).unique()}
     values = values_of(condition, name)
-    others = [value for value in values if _key(_text(value)) not in present]
+    others = [value for value in values if number_or_text(_text(value)) not in present]
     for value in others:
         _require_comparison(value, column, listed(present.values()))
 
@@ -164,7 +164,7 @@ def _text(value: object) -> str:
     return str(value).strip()
 
 
-def _key(text: str) -> str | float:
+def number_or_text(text: str) -> str | float:
     """What two texts are compared by: their number if they are one, so that '1', '1.0' and 'True' agree."""
     if text in {"True", "False"}:
         return float(text == "True")

@@ -200,8 +200,9 @@ def _decided_elsewhere(constraints: Sequence[Any]) -> Iterator[str]:
     for constraint in constraints:
         arguments = constraint.get("init_args") or {} if isinstance(constraint, Mapping) else {}
         for rate in (arguments.get("rate"), arguments.get("quantity")):
-            own = rate.get("init_args") or {} if isinstance(rate, Mapping) else {}
-            name = str(constraint["class_path"]).rpartition(".")[2]
+            if not isinstance(rate, Mapping):
+                continue
+            own, name = rate.get("init_args") or {}, str(constraint["class_path"]).rpartition(".")[2]
             if score := own.get("threshold"):
                 probability = 1 / (1 + math.exp(-score))
                 yield (

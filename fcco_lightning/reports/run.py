@@ -88,8 +88,8 @@ class Run:
         None if they were not saved.
         """
         if self.report:
-            named = self.folder / self.report.get("checkpoint", "not saved")
-            return named if named.is_file() else None
+            named = self.report.get("checkpoint")
+            return self.folder / named if named and (self.folder / named).is_file() else None
         return next(by_age([self.folder]), None)
 
     def load(self, network: nn.Module | None = None) -> Predictor:

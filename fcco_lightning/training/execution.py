@@ -1,7 +1,7 @@
 """How a run is carried out on its machine, and the answer to options under names of earlier versions."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec
 
@@ -105,11 +105,8 @@ def require_parts(constraints: object, algorithm: object, optimizer: object) -> 
     """
     if isinstance(constraints, Constraint):
         raise ConfigError(f"constraints must be a list, got one {type(constraints).__name__}: put it in brackets.")
-    others = (
-        [c for c in constraints if not isinstance(c, Constraint)]
-        if isinstance(constraints, Iterable)
-        else [constraints]
-    )
+    listed = constraints if isinstance(constraints, Sequence) else [constraints]
+    others = [c for c in listed if not isinstance(c, Constraint)]
     if others:
         raise ConfigError(
             f"constraints must be a list of constraints such as [DemographicParity()], got {others[0]!r} for one."

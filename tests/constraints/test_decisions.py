@@ -225,24 +225,24 @@ def test_the_mean_step_over_all_batches_is_the_gradient_where_rows_are_exact(nam
     """Also with decisions: what a batch says of them moves the outer gradient of the next step, not of its own."""
     x = torch.linspace(-1.5, 2.0, 8, dtype=torch.float64).unsqueeze(1)
     columns = {"x": x, "y": (torch.arange(8) % 3 > 0).long(), "index": torch.arange(8)}
-    steps = []
-    for chosen in itertools.combinations(range(8), 3):
+
+    def gradient(chosen):
+        """Of a batch, after four of all samples, behind which rows and averages of gradients are exact."""
         network = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
         network.weight.data.fill_(1.0)
-        algorithm, constraint = WITH_VALUES[name](), MeanAtMost(SoftRate(temperature=1.0), 0.55)
+        algorithm, constraint = WITH_VALUES[name](), MeanAtMost(SoftRate(temperature=1.0), 0.49)
         problem = algorithm.pose(CrossEntropy(), [constraint], RULES[rule](True), num_samples=8, dtype=torch.float64)
         engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.0)
         for _ in range(4):
-            engine.train_batch(columns, optimizer)  # of all samples: rows and the gradient that is averaged are exact
-        exact = network.weight.grad.clone()
+            engine.train_batch(columns, optimizer)
+        (multiplier,) = problem.multipliers().values()
+        assert multiplier > 0
         engine.train_batch({n: column[list(chosen)] for n, column in columns.items()}, optimizer)
-        steps.append(network.weight.grad.clone())
-        (term,) = problem.all_terms
-        assert not torch.equal(term.multipliers.decisions.gather(None), (x > 0).double().mean() - x.sigmoid().mean())
-    (multiplier,) = problem.multipliers().values()
-    assert multiplier > 0
-    moved = 0.1 if name == "MSVR" else 1.0  # of which the last batch is a share, beside the gradient before
-    torch.testing.assert_close(torch.stack(steps).mean(0), exact, rtol=moved * 1e-2, atol=1e-9)
+        return network.weight.grad.clone()
+
+    steps = torch.stack([gradient(chosen) for chosen in itertools.combinations(range(8), 3)])
+    assert steps.std() > 0.01
+    torch.testing.assert_close(steps.mean(0), gradient(range(8)), rtol=1e-12, atol=0)
 
 
 def test_storm_takes_the_same_decisions_at_both_weights():

@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.columns import condition_on, places, require_columns, require_filled, text_of
+from fcco_lightning.data.columns import (
+    condition_on,
+    number_or_text,
+    places,
+    require_columns,
+    require_filled,
+    text_of,
+)
 from fcco_lightning.data.conditions import Condition, Value, Where, comparisons, described, values_of
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
@@ -295,7 +301,7 @@ class SplitDataModule(LightningDataModule):
 
     def _numbered(self, column: str, condition: Condition) -> Condition:
         names, values = self._names_of(column), values_of(condition, column)
-        found: list[Value] = [names.index(v) if isinstance(v, str) and v in names else _as_number(v) for v in values]
+        found: list[Value] = [_position(v, names) if isinstance(v, str) else v for v in values]
         unknown = [v for v in found if isinstance(v, str) and not comparisons(v)]
         if names and unknown:
             raise DataError(
@@ -378,8 +384,6 @@ class SplitDataModule(LightningDataModule):
         return self.tables[name]
 
 
-def _as_number(value: Value) -> Value:
-    """A value that is the text of a number as that number, and any other as it is."""
-    with suppress(ValueError):
-        return float(value)
-    return value
+def _position(text: str, names: list[str]) -> Value:
+    """The position of a name, and of any other text the number that it is, or itself."""
+    return names.index(text) if text in names else number_or_text(text)

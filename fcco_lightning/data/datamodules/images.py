@@ -92,9 +92,9 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         splits = super()._divided()
         if isinstance(self._samples, list):
             files = {name: {self._samples[row] for row in split.features[ROW]} for name, split in splits.items()}
+            train = files.pop("train")
             for name, own in files.items():
-                again = own & files["train"]
-                if again and name != "train":
+                if again := own & train:
                     rank_zero_warn(
                         f"{len(again)} of the {len(own)} files of the {name} split are in the train split, too (one is "
                         f"{str(min(again))!r}): what is measured on it flatters the network. With "

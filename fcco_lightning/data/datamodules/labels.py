@@ -199,11 +199,11 @@ class LabelledDataModule(SplitDataModule):
 
     def _require_expected_split(self) -> None:
         """Refuse classes of other names, too, whatever is allowed: the network's outputs would be read as others'."""
-        there = (self._expected or {}).get("names of classes", [])  # older checkpoints have none
-        for number, names in enumerate(zip(there, self.class_names, strict=False)):
-            if names[0] != names[1]:
+        stored = (self._expected or {}).get("names of classes", [])  # older checkpoints have none
+        for number, (there, here) in enumerate(zip(stored, self.class_names, strict=False)):
+            if there != here:
                 raise DataError(
-                    f"Class {number} is {names[0]!r} in the checkpoint and {names[1]!r} in the training split here: "
+                    f"Class {number} is {there!r} in the checkpoint and {here!r} in the training split here: "
                     "outputs of the network would be read as those of other classes, also with allow_changed. Call the "
                     "classes as they are called there, or start without the checkpoint."
                 )
