@@ -38,7 +38,7 @@ class MSVR(Estimation):
 
     def __init__(self, gamma: float = 0.5, gamma_prime: float | Literal["theory"] = "theory", b: float = 0.1) -> None:
         super().__init__(CorrectedEMA(gamma, gamma_prime))
-        self.b = b
+        self.b, self.needs_previous = b, True
         self._storm, self._changed = Storm(b), _ChangedRows()
 
     def start(self, engine: Engine) -> None:
@@ -70,7 +70,8 @@ class MSVR(Estimation):
         if weights is None:
             return [], None
         with engine.functions.elsewhere(weights):
-            there = engine.measure(engine.evaluate(batch))
+            seen, samples = engine.evaluate(batch), engine.problem.row_parameters
+            there = engine.measure(seen if samples is None else seen._replace(batch=samples.at_previous(seen.batch)))
             surrogate = Surrogate(there.direct)
             for number, reading in enumerate(there.readings):
                 self.add(surrogate, reading, *self._recalled(reading, number))

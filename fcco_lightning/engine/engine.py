@@ -1,6 +1,7 @@
 """The verbs of which the iterations of algorithms are made, independent of who runs the loop."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -88,6 +89,8 @@ class Engine:
         compiled: bool = False,
     ) -> None:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
+        if problem.row_parameters is not None:
+            problem.row_parameters.with_previous = getattr(algorithm, "needs_previous", False)
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
         self.backend = backend or Backend(self.processes)
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
@@ -194,12 +197,17 @@ class Engine:
         return any(id(p) not in known for p in params)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the algorithm remembers of weights; tensors and primitives only.  Rows are in the problem's."""
-        return {"algorithm": self.algorithm.state_dict()}
+        """What is remembered of earlier weights; tensors and primitives only.  Rows are in the problem's."""
+        samples = self.problem.row_parameters
+        before = {} if samples is None else {name: column.clone() for name, column in samples.before.items()}
+        return {"algorithm": self.algorithm.state_dict(), "samples_before": before}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where :meth:`state_dict` was taken."""
         self.algorithm.load_state_dict(state["algorithm"])
+        if self.problem.row_parameters is not None:
+            device, before = self.params[0].device, state.get("samples_before", {})
+            self.problem.row_parameters.before = {name: column.to(device) for name, column in before.items()}
 
     # ------------------------------------------------------------------------------------------------- for iterations
 
@@ -348,14 +356,7 @@ class Engine:
         self.answer = asked is not None and answers[0]
         if not usable and not (self.backend.drops_overflows and all_finite(values)):
             refuse(self, values)
-        for state, index, rows, decay, _ in self._proposals:
-            if decay != 1:
-                state.scale_(decay)
-            state.scatter_(index, rows)
-        for weights, index, each in self._counted:
-            weights.count(index, each)
-        for multipliers in self.problem.multipliers_of_terms:
-            multipliers.note_rate()
+        self._write()
         if known is not None:
             self.problem.take_units(self._estimates, known=answers[-1])
         self.discard()
@@ -395,17 +396,32 @@ class Engine:
         """Whether this process has all samples of a batch, and evaluates the network on all of them at once."""
         return self.processes.size == 1 and self.functions.micro_batch is None
 
+    def _write(self) -> None:
+        """Write what was proposed."""
+        for state, index, rows, decay, _ in self._proposals:
+            if decay != 1:
+                state.scale_(decay)
+            state.scatter_(index, rows)
+        for weights, index, each in self._counted:
+            weights.count(index, each)
+        for multipliers in self.problem.multipliers_of_terms:
+            multipliers.note_rate()
+        if self.problem.row_parameters is not None:
+            self.problem.row_parameters.committed()
+
     def _measured(self, seen: Evaluated, part: Measurable) -> tuple[_Found, _Found, Columns]:
         """A part at the present weights and, without graph, at the other ones, if there are any; its columns."""
         outputs, columns = read(seen.outputs, seen.batch, part)
         if seen.earlier is None or seen.before is None:
             return part.measure(outputs, columns), (None, None), columns
-        before, _ = read(seen.earlier, seen.batch, part)
-        if self.network_alone:  # the part is the same there, and has no graph on outputs without one
+        samples = self.problem.row_parameters
+        batch_before = seen.batch if samples is None else samples.at_previous(seen.batch)
+        before, columns_before = read(seen.earlier, batch_before, part)
+        if self.network_alone and samples is None:  # the part is the same there, and outputs there have no graph
             now, there = part.measure_at([outputs, before], columns)
             return now, there, columns
-        with torch.no_grad(), self.functions.at(seen.before):
-            there = part.measure(before, columns)
+        with torch.no_grad(), nullcontext() if self.network_alone else self.functions.at(seen.before):
+            there = part.measure(before, columns_before)
         return part.measure(outputs, columns), there, columns
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from fcco_lightning.engine.estimates import Proposal
 from fcco_lightning.models.batch import DUAL, Batch, Columns
 from fcco_lightning.objectives import SampleParameters
 from fcco_lightning.objectives.self_weights import expected_copies
-from fcco_lightning.state import Copies, DualState, Layout, copies
+from fcco_lightning.state import Copies, DualState, Layout, copies, replaced
 from fcco_lightning.state.processes import Processes
 
 
@@ -18,6 +18,9 @@ class RowParameters(nn.Module):
     blocks.  That is the mean over the batches which hold sample i, however samples are drawn.  The rows are kept as
     dual states are: sharded if large, part of every checkpoint.
 
+    With the previous weights go the parameters from before the step that led away from these.  They differ from the
+    present ones in the samples of one batch, which is kept for that.
+
     Args:
         spec: what the objective asks for.
         num_rows: n.
@@ -25,6 +28,10 @@ class RowParameters(nn.Module):
         layout: of the rows, see :class:`DualState`.
         dtype: of the rows.
         repeats: whether a batch may hold a sample twice.
+
+    Attributes:
+        with_previous: whether batches are measured at the previous weights, too.
+        before: the samples that the last committed step moved (``index``), and their parameters before it (``rows``).
     """
 
     def __init__(
@@ -42,15 +49,34 @@ class RowParameters(nn.Module):
         self.state = DualState(num_rows, spec.width, dtype, processes, layout)
         self.leaf: Tensor | None = None
         """The parameters attached last, by which surrogates are differentiated, until :meth:`step` has been taken."""
+        self.with_previous = False
         self._columns: Columns = {}
+        self.before: dict[str, Tensor] = {}
+        self._next: dict[str, Tensor] = {}  # the same of a step that is not committed yet
 
     def attach(self, batch: Batch) -> Batch:
         """The batch with the samples' parameters as one more column of its first part, and of an independent draw."""
         name, columns = next(iter(batch.items()))
-        self._columns, self.leaf = columns, self._held(columns).requires_grad_()
-        found = {**batch, name: {**columns, self.spec.name: self.leaf}}
+        self._columns, self.leaf, self._next = columns, self._held(columns).requires_grad_(), {}
+        found = {**batch, name: self._with(columns, self.leaf)}
         if DUAL in batch:
-            found[DUAL] = {**batch[DUAL], self.spec.name: self._held(batch[DUAL])}
+            found[DUAL] = self._with(batch[DUAL], self._held(batch[DUAL]))
+        return found
+
+    def at_previous(self, batch: Batch) -> Batch:
+        """A batch to which parameters are attached, with those from before the last step in their place."""
+        name, before = self.spec.name, f"{self.spec.name} before"
+        return {part: {**c, name: c[before]} if before in c else c for part, c in batch.items()}
+
+    def committed(self) -> None:
+        """Take note that the step of :meth:`step` is being committed."""
+        self.before, self._next = self._next, {}
+
+    def _with(self, columns: Columns, rows: Tensor) -> Columns:
+        found = {**columns, self.spec.name: rows}
+        if self.with_previous and self.before:
+            before = replaced(rows.detach(), columns["index"], self.before["index"], self.before["rows"])[0]
+            found[f"{self.spec.name} before"] = before
         return found
 
     def _held(self, columns: Columns) -> Tensor:
@@ -67,6 +93,7 @@ class RowParameters(nn.Module):
         if leaf is None or gradient is None:
             return []
         index = self._columns["index"]
+        self._next = {"index": index, "rows": leaf.detach()}
         again = copies(index) if self.repeats else None
         gradient = gradient if again is None else again.total(gradient)
         moved = torch.addcdiv(leaf.detach(), gradient.detach(), self._shares(again, leaf), value=-self.spec.lr)

@@ -19,9 +19,6 @@ T = TypeVar("T", bound=tuple[Tensor, ...])
 class SampleParameters(NamedTuple):
     """Parameters of which every sample has its own, trained beside the network (temperatures of pairs).
 
-    Where an algorithm measures a batch at the previous weights, too (SONEX, MSVR), they have their present values
-    there: what they moved by in the step before is not taken back, and a correction by the difference lacks it.
-
     Attributes:
         name: of the column (b, k) in which a batch brings them to the objective.
         width: k, parameters of a sample.
