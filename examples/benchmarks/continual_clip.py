@@ -23,7 +23,6 @@ all protected images among the pairs, and ``lwf`` learning without forgetting: p
 distilled on the protected images, by a weight that is picked like rho.
 """
 
-import argparse
 import json
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +30,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from runs import CONFIGS, Job, run_all, seconds, table, train, value
+from runs import CONFIGS, Job, arguments, run_all, seconds, table, train, value
 
 from fcco_lightning.evaluation.pictures.style import new_figure, quiet_frame, row_of_axes, save
 
@@ -244,14 +243,11 @@ def picture(results: list[Job], path: Path) -> None:
 
 def main() -> None:
     """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, jobs=2)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--val", type=int, default=3000, help="validation images that are held out; 0 for none")
     parser.add_argument("--digits", help="a data set of digits with 28 x 28 pixels instead of scikit-learn's")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--tune", action="store_true", help=f"the grids, seeds {TUNING_SEEDS}")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     picks_file = given.out / "continual_clip_picks.json"

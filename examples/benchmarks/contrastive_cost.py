@@ -28,10 +28,10 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from timing import Step, Table, interleaved, report
+from timing import Step, Table, descent, interleaved, report
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -86,27 +86,22 @@ def adamw(network: nn.Module) -> torch.optim.AdamW:
 
 def plain(network: nn.Module, autocast: Autocast = nullcontext) -> Step:
     """CLIP's loss of a mini-batch, as anyone would write it; times tau, as the global loss is."""
-    optimizer = adamw(network)
 
-    def step(batch: dict[str, Tensor]) -> None:
+    def loss(batch: dict[str, Tensor]) -> Tensor:
         with autocast():
             image, text = network(batch)
             logits = image @ text.T / TAU
             pairs = torch.arange(len(logits), device=logits.device)
-            loss = TAU * (cross_entropy(logits, pairs) + cross_entropy(logits.T, pairs))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+            return TAU * (cross_entropy(logits, pairs) + cross_entropy(logits.T, pairs))
 
-    return step
+    return descent(loss, adamw(network))
 
 
 def written_out(network: nn.Module, autocast: Autocast = nullcontext) -> Step:
     """SOX on the global contrastive loss in one function, without logarithms: float32 holds exp(2 / tau) here."""
-    optimizer = adamw(network)
     rows = torch.full((SAMPLES, 2), float("nan"), device=next(network.parameters()).device)
 
-    def step(batch: dict[str, Tensor]) -> None:
+    def loss(batch: dict[str, Tensor]) -> Tensor:
         with autocast():
             image, text = network(batch)
         similarity = image @ text.T
@@ -118,12 +113,9 @@ def written_out(network: nn.Module, autocast: Autocast = nullcontext) -> Step:
             old = rows[batch["index"]]
             old = torch.where(old.isnan(), inner, old)
             rows[batch["index"]] = torch.lerp(old, inner, GAMMA)
-        loss = (TAU / old * inner).sum(1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        return (TAU / old * inner).sum(1).mean()
 
-    return step
+    return descent(loss, adamw(network))
 
 
 def ours(
@@ -148,11 +140,6 @@ def ours(
     return step
 
 
-def learnt(temperature: Literal["global", "per_sample"]) -> GlobalContrastive:
-    """The loss with a temperature that is trained, or two of every sample."""
-    return GlobalContrastive(TAU, learn=temperature)
-
-
 def variants(
     make: Callable[[], nn.Module], autocast: Autocast = nullcontext, *, compiled: bool = False
 ) -> dict[str, Callable[[], Step]]:
@@ -160,8 +147,8 @@ def variants(
     cases: dict[str, Callable[[], tuple[Objective, Algorithm]]] = {
         "InfoNCE": lambda: (InfoNCE(TAU), SGD()),
         "SOX": lambda: (GlobalContrastive(TAU), SOX(GAMMA)),
-        "SOX, learnt temperature": lambda: (learnt("global"), SOX(GAMMA)),
-        "SOX, temperatures of samples": lambda: (learnt("per_sample"), SOX(GAMMA)),
+        "SOX, learnt temperature": lambda: (GlobalContrastive(TAU, learn="global"), SOX(GAMMA)),
+        "SOX, temperatures of samples": lambda: (GlobalContrastive(TAU, learn="per_sample"), SOX(GAMMA)),
         "SONEX": lambda: (GlobalContrastive(TAU), SONEX(GAMMA, 0.1)),
     }
     made = {

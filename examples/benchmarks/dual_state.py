@@ -31,8 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import LambdaCallback
-from runs import quiet_trainer
+from runs import step_times
 from timing import Table, largest_resident_set, report
 from torch import Tensor
 
@@ -268,13 +267,11 @@ def train(batch: int, count: int) -> float:
         optimizer=lambda p: AdamType(p, lr=0.01, beta=0.1),
     )
     data = SyntheticDataModule(30_000, 1000, problem=GaussianGroups(dim=100), batches=UniformSampling(batch))
-    ends: list[float] = []
-    clock = LambdaCallback(on_train_batch_end=lambda *_: ends.append(time.perf_counter()))
     size = dist.get_world_size() if dist.is_initialized() else 1
-    limits = {"max_steps": FIRST_STEPS + count, "max_epochs": -1, "limit_val_batches": 0}
     place = {"devices": size, "strategy": "ddp" if size > 1 else "auto"}
-    quiet_trainer(callbacks=[clock, Preemption()], **place, **limits).fit(module, data)  # as fcco fit does
-    return float(np.median(np.diff(ends)[FIRST_STEPS - 1 :]))
+    as_fcco_fit = [Preemption()]
+    seconds = step_times(module, data, FIRST_STEPS + count, time.perf_counter, as_fcco_fit, **place)
+    return float(np.median(seconds[FIRST_STEPS - 1 :]))
 
 
 def trainer_table(size: int, count: int, batches: Sequence[int] = (64, 128, 512, 2048), repeats: int = 3) -> Table:

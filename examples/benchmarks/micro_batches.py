@@ -11,7 +11,6 @@ ratio is the median within rounds::
 import argparse
 import copy
 import multiprocessing
-import sys
 import time
 from pathlib import Path
 
@@ -78,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -78,8 +78,6 @@ class Fairness:
         thresholds: fairlearn's name of the constraint, if its ThresholdOptimizer knows it.
     """
 
-    measure = "accuracy"
-
     def __init__(
         self, constraint: Callable[..., Constraint], statistics: list[str], thresholds: str | None = None
     ) -> None:
@@ -108,8 +106,6 @@ class Fairness:
 
 class EqualROC(Fairness):
     """The area under the ROC curve under equal ROC curves, in the form that cannot be gamed."""
-
-    measure = "AUC"
 
     def __init__(self) -> None:
         super().__init__(ROCFairness, ["TruePositiveRate", "FalsePositiveRate"])

@@ -45,6 +45,17 @@ def quiet_trainer(**settings: Any) -> Any:
     return Trainer(accelerator="cpu", **quiet, **settings)
 
 
+def step_times(module: Any, data: Any, steps: int, clock: Any, callbacks: Any = (), **place: Any) -> list[float]:
+    """Seconds of every step of ``Trainer.fit`` but the first, its loader included."""
+    from lightning.pytorch.callbacks import LambdaCallback
+
+    ends: list[float] = []
+    watch = LambdaCallback(on_train_batch_end=lambda *_: ends.append(clock()))
+    limits = {"max_steps": steps, "max_epochs": -1, "limit_val_batches": 0}
+    quiet_trainer(callbacks=[watch, *callbacks], **limits, **place).fit(module, data)
+    return [after - before for before, after in itertools.pairwise(ends)]
+
+
 def train(job: Job) -> Job:
     """One run through the command line; the job with the report's figures and the curves."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")

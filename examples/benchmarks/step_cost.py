@@ -19,19 +19,17 @@ over rounds and the ratio is the median of the ratios within a round::
 import argparse
 import copy
 import itertools
-import logging
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import LambdaCallback
-from timing import Step, Table, compared, engine_step, interleaved, momentum, operators_of, plain, report
+from lightning.pytorch import LightningModule
+from runs import step_times
+from timing import Step, Table, compared, descent, engine_step, interleaved, momentum, operators_of, plain, report
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -234,21 +232,18 @@ def mlp(rounds: int, *, sonex: bool) -> dict[str, Any]:
 
 def worst_group(network: nn.Module, groups: int) -> Step:
     """Group DRO as Sagawa et al. do it, in one function: weights of the groups by their losses, no framework."""
-    optimizer = momentum(network.parameters())
     device = next(network.parameters()).device
     q, numbers = torch.full((groups,), 1 / groups, device=device), torch.arange(groups, device=device).unsqueeze(1)
 
-    def step(batch: dict[str, Tensor]) -> None:
+    def loss(batch: dict[str, Tensor]) -> Tensor:
         losses = binary_cross_entropy_with_logits(network(batch["x"]), batch["y"].float(), reduction="none")
         member = (batch["four"] == numbers).float()
         count = member.sum(1)
         risks = member @ losses / (count + (count == 0))
         q.mul_(torch.exp(0.01 * risks.detach())).div_(q.sum())
-        optimizer.zero_grad()
-        (q @ risks).backward()
-        optimizer.step()
+        return q @ risks
 
-    return step
+    return descent(loss, momentum(network.parameters()))
 
 
 def perceptron(rounds: int, device: str) -> Table:
@@ -315,19 +310,11 @@ class Plain(LightningModule):
 
 def fitted(module: LightningModule, data: Any, steps: int) -> float:
     """Median seconds of the processor per step of ``Trainer.fit``, its loader included."""
-    ends: list[float] = []
-    clock = LambdaCallback(on_train_batch_end=lambda *_: ends.append(time.process_time()))
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
-    flags = {"max_steps": steps, "max_epochs": -1, "limit_val_batches": 0, "accelerator": "cpu"}
-    Trainer(callbacks=[clock], **flags, **quiet).fit(module, data)
-    ends = ends[steps // 4 :]
-    return statistics.median(b - a for a, b in itertools.pairwise(ends))
+    return statistics.median(step_times(module, data, steps, time.process_time)[steps // 4 :])
 
 
 def under_trainer(rounds: int, steps: int = 160) -> Table:
     """MLP 122-256-256-1, batch 128: fits that take turns, against plain Lightning with the same loader."""
-    warnings.simplefilter("ignore")  # Lightning's, of loaders and of what is not logged
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.manual_seed(0)
     model, rows = TabularMLP([256, 256], 1, 122), 128 * (steps + 1)
     columns = {"x": torch.randn(rows, 122), "y": (torch.rand(rows) < 0.25).long(), "group": torch.arange(rows) % 2}
