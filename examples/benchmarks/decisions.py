@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 import peer_methods
 import torch
-from peer_methods import Fairness
-from peers import SOURCES, Cells, advantage, arguments_of, cells_of, data
+from peer_methods import OURS, Fairness
+from peers import SOURCES, Cell, Cells, advantage, arguments_of, cells_of, data
 from runs import Job, run_all, value
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -45,7 +45,6 @@ from fcco_lightning.data.features import PiecewiseFeatures
 from fcco_lightning.reports import classifier
 
 KAPPA, SLACK = 0.02, 0.005
-OURS = "fcco_lightning"
 DUAL_RATES = [0.0008, 0.004, 0.02, 0.1, 0.5, 2.5]
 TUNING_SEEDS = (100, 101, 102)
 SHUFFLES = 200
@@ -200,31 +199,15 @@ def train(job: Job) -> Job:
     return {**job, **found, "seconds": seconds}
 
 
-def job_of(cell: tuple[str, list[str], str], method: str, seed: int, held_out: float = 0.0, dual: float = 0.0) -> Job:
-    """One run."""
-    name, paths, problem = cell
-    return {
-        "label": f"{name}, {problem}: {method}",
-        "cell": f"{name}, {problem}",
-        "method": method,
-        "data": name,
-        "paths": paths,
-        "problem": problem,
-        "seed": seed,
-        "held_out": held_out,
-        "overrides": {"dual": dual} if dual else {},
-    }
-
-
 def score(run: Job) -> float:
     """Of a run of the search: accuracy on the validation part, less twice what the constraint lacks there."""
     return 1 - value(run, "val.error") - 2 * max(0.0, value(run, "val.gap") - KAPPA)
 
 
-def picks(cells: list[tuple[str, list[str], str]], methods: list[str], workers: int) -> dict[str, float]:
+def picks(cells: list[Cell], methods: list[str], workers: int) -> dict[str, float]:
     """The best dual rate of every dual method in every cell."""
     jobs = [
-        job_of(cell, method, seed, 0.2, rate)
+        cell.job(method, seed, {"dual": rate}, 0.2)
         for cell in cells
         for method in methods
         if method in DUAL
@@ -317,7 +300,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     tables = {name: getattr(given, name) for name in SOURCES if getattr(given, name)}
-    cells = [(name, paths, problem) for name, paths in tables.items() for problem in PROBLEMS]
+    cells = [Cell(name, paths, problem) for name, paths in tables.items() for problem in PROBLEMS]
     methods = [name for name in available() if given.methods is None or name in given.methods]
     kept, results = given.out / "decisions_picks.json", given.out / "decisions.json"
     rates = json.loads(kept.read_text()) if kept.exists() else {}
@@ -329,9 +312,9 @@ def main() -> None:
     for method in methods:
         jobs = []
         for cell in cells:
-            rate = rates.get(f"{cell[0]}, {cell[2]}: {method}", DUAL_RATES[2]) if method in DUAL else 0.0
-            seeds = 1 if cell[0] in official and method in FAIRLEARN else given.seeds  # the same for all
-            jobs += [job_of(cell, method, seed, dual=rate) for seed in range(seeds)]
+            overrides = {"dual": rates.get(f"{cell.name}: {method}", DUAL_RATES[2])} if method in DUAL else {}
+            seeds = 1 if cell.data in official and method in FAIRLEARN else given.seeds  # the same for all
+            jobs += [cell.job(method, seed, overrides) for seed in range(seeds)]
         repeated = {job["label"] for job in jobs}
         done = [run for run in done if run["label"] not in repeated]
         done += run_all(jobs, given.jobs, ["train.gap", "test.error", "test.gap"], train)

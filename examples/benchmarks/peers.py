@@ -72,6 +72,23 @@ SOURCES = {
 }
 
 
+class Cell(NamedTuple):
+    """A table, by its name and its files, with a constraint."""
+
+    data: str
+    paths: list[str]
+    problem: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.data}, {self.problem}"
+
+    def job(self, method: str, seed: int, overrides: dict[str, Any], held_out: float = 0.0) -> Job:
+        """One run; its label is that of the cell and of the method."""
+        named = {"label": f"{self.name}: {method}", "cell": self.name, "method": method}
+        return named | self._asdict() | {"held_out": held_out, "seed": seed, "overrides": overrides}
+
+
 def read(path: str, unused: tuple[str, ...]) -> pd.DataFrame:
     """A table without the columns that are left out."""
     frame = pd.read_csv(path)
@@ -155,35 +172,23 @@ class Benchmark:
     def __init__(self, given: argparse.Namespace) -> None:
         tables = {name: getattr(given, name) for name in SOURCES if getattr(given, name)} or {"synthetic": []}
         self.given, self.peers = given, peer_methods.available()
-        self.cells = {
-            f"{name}, {problem}": (name, tables[name], problem) for name in tables for problem in given.problems
-        }
+        cells = [Cell(name, paths, problem) for name, paths in tables.items() for problem in given.problems]
+        self.cells = {cell.name: cell for cell in cells}
 
     def job(self, label: str, overrides: dict[str, Any], seed: int, held_out: float = 0.0) -> Job:
         """One run; its label is that of a cell and of a method."""
-        cell, _, method = label.partition(": ")
-        name, paths, problem = self.cells[cell]
-        epochs = SOURCES[name].epochs if name in SOURCES else SYNTHETIC_EPOCHS
-        return {
-            "label": label,
-            "cell": cell,
-            "method": method,
-            "data": name,
-            "paths": paths,
-            "problem": problem,
-            "epochs": self.given.epochs or epochs,
-            "held_out": held_out,
-            "seed": seed,
-            "overrides": overrides,
-        }
+        name, _, method = label.partition(": ")
+        cell = self.cells[name]
+        epochs = SOURCES[cell.data].epochs if cell.data in SOURCES else SYNTHETIC_EPOCHS
+        return cell.job(method, seed, overrides, held_out) | {"epochs": self.given.epochs or epochs}
 
     def search(self) -> dict[str, dict[str, Any]]:
         """What the search found for every peer in every cell that it knows."""
         grids = {
             f"{cell}: {peer}": {"lr": LEARNING_RATES} | ({"dual": DUAL_RATES[peer]} if peer in DUAL_RATES else {})
-            for cell, (_, _, problem) in self.cells.items()
+            for cell, asked in self.cells.items()
             for peer in self.peers
-            if peer_methods.applies(peer, PROBLEMS[problem])
+            if peer_methods.applies(peer, PROBLEMS[asked.problem])
         }
         make = functools.partial(self.job, held_out=0.2)
         shown = ["val.objective", "val.violation"]
