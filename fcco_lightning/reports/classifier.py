@@ -140,9 +140,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             )
         groups = groups_of_samples(sensitive_features, len(y))
         self._require_groups(groups)
-        self.features_ = PiecewiseFeatures(self._pieces()).fit(X)
+        linear = np.size(self.hidden) == 0  # in the numbers themselves
+        self.features_ = PiecewiseFeatures(1 if self.pieces == "auto" and linear else self.pieces).fit(X)
         columns = {"x": torch.from_numpy(self.features_.transform(X)).float(), "y": torch.from_numpy(labels)}
-        data = LabelledSample(columns, groups.assign(y=y), self._batches(len(y)), self._seed())
+        batches = UniformSampling(min(at_least("batch_size", self.batch_size, 1), len(y)))
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        data = LabelledSample(columns, groups.assign(y=y), batches, seed)
         with _quiet(), torch.random.fork_rng():
             torch.manual_seed(data.seed)
             self._train(data)
@@ -172,9 +175,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
 
     def _train(self, data: LabelledSample) -> None:
-        epochs = self._epochs(data) if self.max_epochs is None else at_least("max_epochs", self.max_epochs, 1)
+        enough = max(_EPOCHS, math.ceil(_UPDATES / data.updates))
+        epochs = enough if self.max_epochs is None else at_least("max_epochs", self.max_epochs, 1)
         updates = epochs * data.updates
-        rate, decay = positive("learning_rate", self.learning_rate), self._decay(data.num_train)
+        rate, decay = positive("learning_rate", self.learning_rate), default_decay(data.num_train)
+        if self.weight_decay is not None:
+            decay = below_one("weight_decay", self.weight_decay)
         module = FCCOModule(
             TabularMLP(self.hidden, out_features=1 if len(self.classes_) == 2 else len(self.classes_)),
             copy.deepcopy(self.objective) or CrossEntropy(),
@@ -207,22 +213,6 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             )
         }
         self.report_ = TrainingReport(report.report, report.history, module.evaluation, final)
-
-    def _decay(self, n: int) -> float:
-        return default_decay(n) if self.weight_decay is None else below_one("weight_decay", self.weight_decay)
-
-    def _pieces(self) -> Pieces:
-        linear = np.size(self.hidden) == 0  # in the numbers themselves
-        return 1 if self.pieces == "auto" and linear else self.pieces
-
-    def _epochs(self, data: LabelledSample) -> int:
-        return max(_EPOCHS, math.ceil(_UPDATES / data.updates))
-
-    def _batches(self, n: int) -> UniformSampling:
-        return UniformSampling(min(at_least("batch_size", self.batch_size, 1), n))
-
-    def _seed(self) -> int:
-        return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _require_groups(self, groups: pd.DataFrame) -> None:
         """Refuse constraints on groups that are not there."""

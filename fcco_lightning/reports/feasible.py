@@ -130,9 +130,8 @@ class BestFeasible(Callback):
 
     def _forget_what_was_asked_before(self, module: FCCOModule) -> None:
         """Leave the choice of a checkpoint where it was made by another rule, with which it cannot be compared."""
-        kappas = [c.tolerance for c in module.constraints for _ in c.names]
         asked: dict[str, Any] = {
-            "kappas": dict(zip(unique_names(module.constraints), kappas, strict=True)),
+            "kappas": kappas_of(module),
             "figure": module.evaluation.figure_of_merit(self.figure),
             "mode": self.mode,
             "confidence": self.confidence if self.margin else None,
@@ -236,6 +235,12 @@ class BestFeasible(Callback):
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
             trainer.save_checkpoint(Path(saver.dirpath) / FEASIBLE, weights_only=True)  # not to be continued
         rank_zero_info(chosen_line(self.chosen))
+
+
+def kappas_of(module: FCCOModule) -> dict[str, float]:
+    """The kappa of every row of the constraints that was asked for, by name."""
+    kappas = [c.tolerance for c in module.constraints for _ in c.names]
+    return dict(zip(unique_names(module.constraints), kappas, strict=True))
 
 
 def _planned_validations(trainer: Trainer) -> int:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,14 +11,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fcco_lightning.analysis import intervals
-from fcco_lightning.constraints import unique_names
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Evaluation, Split
 from fcco_lightning.evaluation.pictures import plot_multipliers
 from fcco_lightning.reports.baseline import Baseline
 from fcco_lightning.reports.diagnostics import Diagnostics, diagnosis_tables
-from fcco_lightning.reports.feasible import FEASIBLE, BestFeasible
+from fcco_lightning.reports.feasible import FEASIBLE, BestFeasible, kappas_of
 from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.run import Run
 from fcco_lightning.reports.summary_table import PRINTED_ROWS, REPORT, print_tables, split_tables, write_report
@@ -85,7 +84,7 @@ class Report(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Start the clock; find out now, not after hours, that a folder cannot be written."""
         if isinstance(pl_module, FCCOModule):
-            kappas = _kappas(pl_module)
+            kappas = kappas_of(pl_module)
             if kappas != self._asked:  # those before did not say whether these constraints hold
                 self.history = [{k: v for k, v in one.items() if k != "worst_violation"} for one in self.history]
             self._asked = kappas
@@ -117,11 +116,12 @@ class Report(Callback):
         splits = loaders()
         with pl_module.where_trained():
             final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
-            unconstrained = _unconstrained(pl_module, baselines, splits)
+            beside = {name: b.summary(pl_module, loader) for b in baselines for name, loader in splits.items()}
+            unconstrained = {split: _as_reported(summary) for split, summary in beside.items()}
         self.report = {split: _figures(pl_module, split, found, choice) for split, found in final.items()}
         self.report |= {"seconds": round(seconds, 3), "config": self.config}
         known = {
-            "kappas": _kappas(pl_module),
+            "kappas": kappas_of(pl_module),
             "unconstrained": unconstrained,
             "clusters": choice.clusters,
             "selected": choice.chosen,
@@ -210,15 +210,6 @@ def _figures(module: FCCOModule, name: str, split: Split, choice: BestFeasible) 
     }
     details = module.evaluation.details(split.outputs, split.columns)
     return summary | details | {name: part for name, part in parts.items() if part}
-
-
-def _unconstrained(module: FCCOModule, baselines: Sequence[Baseline], loaders: Mapping[str, Any]) -> dict[str, Any]:
-    return {split: _as_reported(b.summary(module, loader)) for b in baselines for split, loader in loaders.items()}
-
-
-def _kappas(module: FCCOModule) -> dict[str, float]:
-    names = unique_names(module.constraints)
-    return dict(zip(names, [c.tolerance for c in module.constraints for _ in range(c.num_rows)], strict=True))
 
 
 def _checkpoint(trainer: Trainer, module: FCCOModule, folder: Path, *, chosen: bool) -> dict[str, Any]:
