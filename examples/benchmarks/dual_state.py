@@ -18,7 +18,6 @@ two processes::
 import argparse
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from runs import step_times
 from timing import Table, largest_resident_set, report
 from torch import Tensor
@@ -65,7 +65,7 @@ Rounds = dict[str, list[float]]  # what was measured in every round
 
 def job(size: int) -> Callable[..., list[Any]]:
     """Start processes; what is returned calls a function in all of them, and returns their results by rank."""
-    context, port = get_context("forkserver"), free_port()
+    context, port = get_context("forkserver"), find_free_network_port()
     context.set_forkserver_preload(["lightning.pytorch", "fcco_lightning.training"])  # imported once for all
     workers = [ProcessPoolExecutor(1, context, join, (rank, size, port)) for rank in range(size)]
 
@@ -76,13 +76,6 @@ def job(size: int) -> Callable[..., list[Any]]:
         return [answer.result() for answer in asked]
 
     return call
-
-
-def free_port() -> int:
-    """A port of this host that nobody uses."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def join(rank: int, size: int, port: int) -> None:

@@ -36,7 +36,6 @@ from fcco_lightning import (
 )
 from fcco_lightning.algorithms import default_algorithm
 from fcco_lightning.evaluation.metrics import auc, roc_gap
-from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import excess
 
 INSTALL = "uv pip install cooper-optim fairret fairlearn humancompatible-train"
@@ -141,26 +140,14 @@ PROBLEMS = {
 
 def largest(constraint: Constraint, outputs: Tensor, columns: Columns) -> float:
     """The largest h_i on a split."""
-    return float(constraint.violation(measured(constraint, outputs, columns).values).max())
+    return float(constraint.violation(constraint.measure(outputs, columns)[1].values).max())
 
 
 def excesses(constraint: Constraint, outputs: Tensor, batch: Columns) -> Tensor:
     """Every side's h on a mini-batch, shape (rows * sides,); 0 for rows of which the batch does not speak."""
-    rows = measured(constraint, outputs, batch)
+    _, rows = constraint.measure(outputs, batch)
     h = excess(constraint.number().value(rows.values).unsqueeze(1), constraint.kappa, constraint.sides)
     return torch.where(rows.weight.unsqueeze(1), h, 0.0).flatten()
-
-
-def measured(constraint: Constraint, outputs: Tensor, batch: Columns) -> Rows:
-    """What a batch says of the rows of a constraint."""
-    rows: Rows = constraint.measure(outputs, batch)[1]  # type: ignore[assignment]
-    return rows
-
-
-def value_of(objective: Objective, outputs: Tensor, batch: Columns) -> Tensor:
-    """An objective without inner functions on a batch."""
-    value: Tensor = objective.measure(outputs, batch)[0]  # type: ignore[assignment]
-    return value
 
 
 def of_network(network: nn.Module, problem: Fairness) -> Model:
@@ -215,7 +202,8 @@ def cooper(
             violation = excesses(constraint, outputs, batch)
             decided = excesses(hard, (outputs > 0).to(outputs.dtype), batch) if strict else None
             state = library.ConstraintState(violation=violation, strict_violation=decided)
-            return library.CMPState(loss=value_of(objective, outputs, batch), observed_constraints={self.fair: state})
+            loss, _ = objective.measure(outputs, batch)
+            return library.CMPState(loss=loss, observed_constraints={self.fair: state})
 
     constrained = Constrained()
     both = library.optim.SimultaneousOptimizer(
@@ -237,8 +225,8 @@ def humancompatible(
 
     def loss(batch: Columns) -> Tensor:
         outputs = network(batch["x"])
-        value: Tensor = duals.forward_update(value_of(objective, outputs, batch), excesses(constraint, outputs, batch))
-        return value
+        value, _ = objective.measure(outputs, batch)
+        return duals.forward_update(value, excesses(constraint, outputs, batch))
 
     return descent(loss, optimizer(network.parameters(), lr=lr))
 
@@ -262,14 +250,13 @@ def fairret(network: nn.Module, problem: Fairness, lr: float, dual: float) -> St
 
         def distance(norm: Any) -> Tensor:
             overall = norm.statistic(q, level.to(q.dtype), *known).repeat_interleave(2)
-            value: Tensor = norm(q, both, *known, pred_as_logit=False, target_statistic=overall)
-            return value
+            return norm(q, both, *known, pred_as_logit=False, target_statistic=overall)
 
         return torch.stack([distance(norm) for norm in norms]).sum() / levels
 
     def loss(batch: Columns) -> Tensor:
         outputs = network(batch["x"])
-        value = value_of(objective, outputs, batch)
+        value, _ = objective.measure(outputs, batch)
         cells = torch.bincount(2 * batch["group"] + batch["y"], minlength=4)
         return value + dual * penalty(outputs, batch) if bool(cells.all()) else value  # else they are undefined
 
@@ -279,7 +266,7 @@ def fairret(network: nn.Module, problem: Fairness, lr: float, dual: float) -> St
 def plain(network: nn.Module, problem: Fairness, lr: float) -> Step:
     """The objective alone."""
     objective = problem.objective()
-    return descent(lambda batch: value_of(objective, network(batch["x"]), batch), Adam(network.parameters(), lr=lr))
+    return descent(lambda batch: objective.measure(network(batch["x"]), batch)[0], Adam(network.parameters(), lr=lr))
 
 
 class Scorer(BaseEstimator):  # type: ignore[misc]

@@ -45,7 +45,8 @@ def print_front(options: Sequence[str], kappas: str | None, factors: str, out: s
     print_rows([{name: value for name, value in row.items() if not name.startswith(hidden)} for row in rows])
     write_rows(rows, folder / "front.csv")
     (folder / "front.json").write_text(json.dumps(rows, indent=2) + "\n")
-    figure = next((name.removeprefix("test ") for name in rows[0] if _is_figure(name)), None)
+    of_test = [name.removeprefix("test ") for name in rows[0] if name.startswith("test ")]
+    figure = next((name for name in of_test if name != "violation"), None)
     drawn = None if figure is None else plot_front(rows, figure, folder / "front.png")
     Console().print(f"Picture: {drawn}" if drawn else "No picture: the points have no figure of the test split.")
 
@@ -163,10 +164,6 @@ def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float])
         figures = {k: v for k, v in report.get(split, {}).items() if f"test_{k}" in reached}
         row |= {f"{split} {name}": figure for name, figure in figures.items()}
     return row
-
-
-def _is_figure(name: str) -> bool:
-    return name.startswith("test ") and name != "test violation"
 
 
 def _numbers(name: str, text: str) -> list[float]:
