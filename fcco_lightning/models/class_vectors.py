@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError, DataError
@@ -33,8 +32,7 @@ class ClassVectorNetwork(BatchNetwork):
         nn.init.normal_(self.vectors.weight, std=dim**-0.5)
 
     def adapt(self, datamodule: Any) -> None:
-        """Size the layers of ``features`` from the number of columns of ``x``."""
-        size_from_data(self.features, datamodule)
+        """Make sure that the data has as many classes."""
         found = getattr(datamodule, "num_classes", None)
         if found and found != self.vectors.num_embeddings:
             raise ConfigError(f"num_classes={self.vectors.num_embeddings} of the network, but the data has {found}.")
@@ -59,23 +57,6 @@ class ClassVectorNetwork(BatchNetwork):
 def with_one(features: Tensor) -> Tensor:
     """Features (B, d) with a last coordinate 1, shape (B, d + 1)."""
     return torch.cat([features, torch.ones_like(features[:, :1])], 1)
-
-
-def size_from_data(network: nn.Module, datamodule: Any) -> None:
-    """Give lazy layers their width, from the number of columns of x.
-
-    Raises:
-        ConfigError: if that is not known.
-    """
-    if not any(is_lazy(p) for p in network.parameters()):
-        return
-    width = getattr(datamodule, "num_features", None)
-    if width is None:
-        raise ConfigError("the network's input width is not known: set in_features, or use a datamodule.")
-    training = network.training
-    with torch.no_grad():
-        network.eval()(torch.zeros(1, width))
-    network.train(training)
 
 
 def _numbers(columns: Columns, count: int, name: str = "index") -> Tensor:

@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.base import BatchNetwork
-from fcco_lightning.models.class_vectors import size_from_data, with_one
+from fcco_lightning.models.class_vectors import with_one
 from fcco_lightning.models.outputs import LatentVectors
 
 
@@ -31,10 +31,6 @@ class LatentMixture(BatchNetwork):
         self.features, self.dim = features, at_least("dim", dim, 1)
         self.vectors = nn.Embedding(at_least("num_latent", num_latent, 2), 2 * (dim + 1))
         nn.init.normal_(self.vectors.weight, std=dim**-0.5)
-
-    def adapt(self, datamodule: Any) -> None:
-        """Size the layers of ``features`` from the number of columns of ``x``."""
-        size_from_data(self.features, datamodule)
 
     def forward(self, batch: Any) -> Any:
         """LatentVectors by part, or the log-odds of samples alone."""

@@ -10,7 +10,6 @@ from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.base import BatchNetwork
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.models.class_vectors import size_from_data
 from fcco_lightning.models.head import head_of
 from fcco_lightning.models.outputs import Embeddings
 
@@ -31,10 +30,6 @@ class TwoViews(BatchNetwork):
     def __init__(self, network: nn.Module, std: float = 0.0) -> None:
         super().__init__()
         self.network, self.std = network, non_negative("std", std)
-
-    def adapt(self, datamodule: Any) -> None:
-        """Size the layers of unknown width from the number of columns of ``x``."""
-        size_from_data(self.network, datamodule)
 
     def forward(self, batch: Any) -> Any:
         """Embeddings of both views by part; in evaluation one embedding."""

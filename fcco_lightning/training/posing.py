@@ -22,6 +22,7 @@ from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
+from fcco_lightning.models.batch import TARGET
 from fcco_lightning.objectives import Objective
 
 
@@ -57,9 +58,9 @@ def fit_to_data(network: nn.Module, constraints: Sequence[Constraint], datamodul
 def _size(network: nn.Module, num_features: int | None) -> None:
     if num_features is None:
         raise ConfigError("the network's input width is not known: set in_features, or use a datamodule.")
-    training = network.training
+    training, x = network.training, torch.zeros(1, num_features)
     with torch.no_grad():
-        network.eval()(torch.zeros(1, num_features))
+        network.eval()({TARGET: {"x": x}} if isinstance(network, BatchNetwork) else x)
     network.train(training)
 
 
