@@ -137,8 +137,9 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
     load_weights(network, content, f"checkpoint {path}")
     encoder = _encoder(content)
     if isinstance(encoder, TabularEncoder):
+        x = torch.zeros(1, len(encoder.feature_names))
         with torch.no_grad():
-            network.eval()(torch.zeros(1, len(encoder.feature_names)))  # layers of unknown width take theirs
+            outputs_of_columns(network.eval(), {"x": x})  # layers of unknown width take theirs
     elsewhere = list(_decided_elsewhere(config.get("model", {}).get("constraints") or []))
     return Predictor(network, encoder, *_described(config.get("data"), header.get("classes") or []), elsewhere)
 

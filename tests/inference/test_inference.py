@@ -18,6 +18,7 @@ from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.texts import TextEncoder, TextTokens
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.inference import Predictor, export, load, prediction_table, write_table
+from fcco_lightning.models import BatchNetwork, TabularMLP
 
 CONFIG = """
 model: {network: {class_path: TabularMLP, init_args: {hidden: [3]}}, objective: CrossEntropy, algorithm: SGD}
@@ -187,6 +188,22 @@ def by_hand(checkpoint, new):
     x = np.stack([*features, (new["skill"] - skill["mean"]) / skill["std"]], axis=1)
     w1, b1, w2, b2 = (v.numpy() for k, v in content["state_dict"].items() if k.startswith("network."))
     return (np.maximum(x @ w1.T + b1, 0) @ w2.T + b2)[:, 0]
+
+
+class OfColumns(BatchNetwork):
+    """Reads the columns of a batch by part."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = TabularMLP([3]).layers
+
+    def forward(self, batch):
+        return {name: self.layers(columns["x"]) for name, columns in batch.items()}
+
+
+def test_a_network_that_reads_columns_is_given_tensors_too(trained):
+    x = torch.randn(5, 6)
+    assert torch.equal(load(trained, OfColumns())(x).squeeze(1), load(trained)(x))
 
 
 def test_a_loaded_network_is_called_with_tensors(trained):
