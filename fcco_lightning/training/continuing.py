@@ -22,8 +22,12 @@ from fcco_lightning.training.random_streams import (
 from fcco_lightning.training.schedules import catch_up, require_same_kind
 
 
-class Continuation:
+class Continuation(Callback):
     """The state of a checkpoint from its loading until training goes on, which a checkpoint written before holds again.
+
+    As a callback it ends a fit that has nothing left to train as the one has ended that it continues: Lightning calls
+    none of the hooks of training then, in one of which the module takes the weights that it ends with.  It must be the
+    first of all callbacks, since others report these weights.
 
     Attributes:
         stored: header of the checkpoint with its ``lr_schedulers``; None where nothing is to be continued.
@@ -107,23 +111,9 @@ class Continuation:
         kind = type(trainer.optimizers[0]).__name__
         return {"optimizer": {"class": kind, "typed": typed}, "schedule": schedule, "random": streams}
 
-
-class NothingLeft(Callback):
-    """Ends a fit that has nothing left to train as the one has ended that it continues.
-
-    Lightning calls none of the hooks of training then, in one of which the module takes the weights that it ends with.
-    It must be the first of all callbacks, since others report these weights.
-
-    Args:
-        continuation: of the module.
-    """
-
-    def __init__(self, continuation: Continuation) -> None:
-        self._continuation = continuation
-
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Call the module's hooks of the beginning and the end of training, if nobody has."""
-        if self._continuation.stored is not None and not trainer.interrupted:
+        if self.stored is not None and not trainer.interrupted:
             pl_module.on_train_start()
             pl_module.on_train_end()
 

@@ -34,7 +34,7 @@ from fcco_lightning.state.processes import Processes, require_same_everywhere
 from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import Clipping, LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics
-from fcco_lightning.training.continuing import Continuation, NothingLeft
+from fcco_lightning.training.continuing import Continuation
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.execution import Execution, refusing_old_names, require_parts, require_settings
 from fcco_lightning.training.finite_weights import require_finite_weights, statistics_kept
@@ -154,9 +154,9 @@ class FCCOModule(EvaluatingModule):
             require_wide(trainer.precision)
         own = [OwnSettings(trainer, self)] if trainer.state.fn == "fit" else []
         callbacks: list[Callback] = [Announce(), LoopProgress(), OneLine(), WholeColumns(), *own]
-        kinds = {NothingLeft, *map(type, callbacks)}  # of an earlier call: Lightning would say what it replaces
+        kinds = {Continuation, *map(type, callbacks)}  # of an earlier call: Lightning would say what it replaces
         others = [c for c in trainer.callbacks if type(c) not in kinds]  # type: ignore[attr-defined]
-        trainer.callbacks = [NothingLeft(self._continuation), *others]  # type: ignore[attr-defined]
+        trainer.callbacks = [self._continuation, *others]  # type: ignore[attr-defined]
         return callbacks
 
     def setup(self, stage: str) -> None:
