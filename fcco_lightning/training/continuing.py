@@ -56,7 +56,9 @@ class Continuation(Callback):
     def stop_as_then(self, trainer: Trainer) -> None:
         """Train no further where an EarlyStopping has ended the run, which Lightning would forget."""
         for callback in trainer.callbacks if self.stored is not None else ():  # type: ignore[attr-defined]
-            if isinstance(callback, EarlyStopping) and _has_stopped(callback):
+            if isinstance(callback, EarlyStopping) and (
+                callback.stopped_epoch > 0 or callback.wait_count >= max(1, callback.patience)
+            ):
                 trainer.should_stop = True
                 rank_zero_info(
                     f"{type(callback).__name__} has ended this run in epoch {callback.stopped_epoch}: nothing is left "
@@ -128,10 +130,6 @@ def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparamet
         if "lr" in changed:
             group["lr"] *= changed["lr"] / old["lr"]
         group.update({k: v for k, v in changed.items() if k != "lr"})
-
-
-def _has_stopped(callback: EarlyStopping) -> bool:
-    return callback.stopped_epoch > 0 or callback.wait_count >= max(1, callback.patience)
 
 
 def _continue_schedule(

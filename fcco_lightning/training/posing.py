@@ -1,6 +1,6 @@
 """What a fit knows of its data before it begins: the network's width, the number of samples, the problem's rows."""
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ def training_split(trainer: Trainer, known: int | None) -> tuple[int, Mapping[st
     """
     datamodule = datamodule_of(trainer)
     loader = None if hasattr(datamodule, "num_train") else _training_loader(trainer)
-    n = getattr(datamodule, "num_train", None) or known or _length(loader)
+    n = getattr(datamodule, "num_train", None) or known or (None if loader is None else sized_len(loader.dataset))
     if n is None:
         raise ConfigError(
             "num_samples is not known: pass execution=Execution(num_samples=len(train_split)), or use a datamodule."
@@ -102,10 +102,6 @@ def _training_loader(trainer: Trainer) -> DataLoader[Any] | None:
             "drop_last=False."
         )
     return loader
-
-
-def _length(loader: DataLoader[Any] | None) -> int | None:
-    return len(loader.dataset) if loader is not None and isinstance(loader.dataset, Sized) else None
 
 
 def description(

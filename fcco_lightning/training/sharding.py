@@ -8,11 +8,12 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
 
-from fcco_lightning.algorithms import MSVR, OOA, Algorithm, DoubleLoop, SingleLoop
+from fcco_lightning.algorithms import MSVR, OOA, DoubleLoop, SingleLoop
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.divided import divided_as, is_divided, is_gathered, parts_of
 from fcco_lightning.state.processes import Processes
 
+_SHARING = (SingleLoop, DoubleLoop, MSVR, OOA)  # they take no gradient of one process alone, nor one of a gradient
 _PATIENCE = 10.0  # seconds in which the others hear of a failure, if they do not wait for a part of the weights
 
 
@@ -99,7 +100,7 @@ def require_divisible(trainer: Trainer, module: Any) -> None:
         "average": module.average is not None,
         "pretrain": module.phases.pretrain is not None,
         "execution.compiled": module.execution.compiled,
-        f"algorithm {module.algorithm.name}": not _shares_gradients(module.algorithm),
+        f"algorithm {module.algorithm.name}": not isinstance(module.algorithm, _SHARING),
     }
     for what, given in refused.items():
         if given:
@@ -108,11 +109,6 @@ def require_divisible(trainer: Trainer, module: Any) -> None:
                 "choose another one, or use --trainer.strategy ddp, with --model.execution.micro_batch where memory is "
                 "short."
             )
-
-
-def _shares_gradients(algorithm: Algorithm) -> bool:
-    """Whether an algorithm takes no gradient of one process alone, nor one of a gradient."""
-    return isinstance(algorithm, SingleLoop | DoubleLoop | MSVR | OOA)
 
 
 def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
