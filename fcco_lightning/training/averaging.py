@@ -53,7 +53,7 @@ class WeightAverage:
             stored: of :meth:`state`, from the checkpoint that training continues.
         """
         if stored is None and self._other is not None and self._network is network:  # a second fit
-            self.show(network, averaged=False)
+            self.show(averaged=False)
             return
         if self.decay is None:  # torch's mean of many tensors at once cannot count the batches of BatchNorm
             self._other = AveragedModel(network, avg_fn=get_swa_avg_fn(), use_buffers=True)  # type: ignore[no-untyped-call]
@@ -65,22 +65,17 @@ class WeightAverage:
             self._other.n_averaged.fill_(stored["count"])
             self._other.module.load_state_dict({k.removeprefix(_PREFIX): v for k, v in stored["weights"].items()})
 
-    def update(self, network: nn.Module, updates: int) -> None:
-        """Take in the weights after one more update.
+    def update(self, updates: int) -> None:
+        """Take in the network's weights after one more update, of so many in all."""
+        if self._other is not None and self._network is not None and updates > self.start:
+            self._other.update_parameters(self._network)
 
-        Args:
-            network: that was updated.
-            updates: number of updates in all.
-        """
-        if self._other is not None and updates > self.start:
-            self._other.update_parameters(network)
-
-    def show(self, network: nn.Module, *, averaged: bool) -> None:
+    def show(self, *, averaged: bool) -> None:
         """Give the network the averaged weights, or the last ones back; nothing before there is an average."""
-        if self._other is None or self._shown == averaged or self._other.n_averaged == 0:
+        if self._other is None or self._network is None or self._shown == averaged or self._other.n_averaged == 0:
             return
         others = self._other.module.state_dict()
-        for name, tensor in network.state_dict().items():
+        for name, tensor in self._network.state_dict().items():
             kept = tensor.clone()
             tensor.copy_(others[name])
             others[name].copy_(kept)
@@ -96,10 +91,7 @@ class WeightAverage:
         self._other = self._network = None
 
     def state(self, weights: dict[str, Any]) -> dict[str, Any] | None:
-        """What a checkpoint holds of it; puts the averaged weights into the checkpoint's ``state_dict``.
-
-        Args:
-            weights: the ``state_dict`` of the module.
+        """What a checkpoint holds of it; puts the averaged weights into ``weights``, the module's ``state_dict`` there.
 
         Returns:
             ``count``, the number of updates in the average, and ``weights``, the last ones; None before there is one.

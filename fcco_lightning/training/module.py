@@ -346,7 +346,7 @@ class FCCOModule(EvaluatingModule):
         self.backend.count_updates()
         updated = self.global_step > updates
         if self.average is not None and updated:
-            self.average.update(self.network, self.global_step)
+            self.average.update(self.global_step)
         if self.backend.is_logged(last=last, updated=updated):
             skipped = {"algo/skipped_batches": float(self.skipped_batches)} if self.execution.skip_nonfinite else {}
             others = {f"nu/{name}": value for name, value in self.multipliers().items()} | skipped
@@ -355,13 +355,13 @@ class FCCOModule(EvaluatingModule):
     def on_validation_start(self) -> None:
         """Evaluate the averaged weights, where there are any."""
         if self.average is not None and self.trainer.state.fn == "fit":
-            self.average.show(self.network, averaged=True)
+            self.average.show(averaged=True)
         super().on_validation_start()
 
     def on_validation_end(self) -> None:
         """Train on with the last weights, once all callbacks have seen what was evaluated."""
         if self.average is not None and self.trainer.state.fn == "fit":
-            self.average.show(self.network, averaged=False)
+            self.average.show(averaged=False)
 
     def on_train_epoch_end(self) -> None:
         """Schedules that watch a validation metric, unless the epoch is to be continued."""
@@ -378,7 +378,7 @@ class FCCOModule(EvaluatingModule):
                 changed = self.engine.finish(self.backend.batches(), self.trainer.optimizers[0])
             self._finished = True
         if self.average is not None:
-            self.average.show(self.network, averaged=True)
+            self.average.show(averaged=True)
             self._share_statistics()
         saver = self.trainer.checkpoint_callback
         if changed and isinstance(saver, ModelCheckpoint) and saver.dirpath:
