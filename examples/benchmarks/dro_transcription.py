@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from fcco_lightning.dro.kernel import next_look
 from fcco_lightning.dro.losses import Squared
 from fcco_lightning.dro.paces import default_alpha
-from fcco_lightning.dro.problem import LinearProblem, Progress
-from fcco_lightning.dro.solvers import blocks_of
+from fcco_lightning.dro.problem import LinearProblem, Progress, blocks_of
 
 Array = NDArray[np.float64]
 

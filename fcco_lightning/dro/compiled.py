@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from fcco_lightning.ambiguity import CappedSimplex, ChiSquarePenalty, EuclideanPenalty, Simplex
 from fcco_lightning.dro import kernel
 from fcco_lightning.dro.losses import Array, Logistic, Multinomial, Squared
-from fcco_lightning.dro.problem import Done, LinearProblem, Progress
-from fcco_lightning.dro.solvers import edges_of
+from fcco_lightning.dro.problem import Done, LinearProblem, Progress, edges_of
 from fcco_lightning.errors import ConfigError
 
 _LOSSES: dict[type[Any], int] = {Squared: kernel.SQUARED, Logistic: kernel.LOGISTIC, Multinomial: kernel.MULTINOMIAL}

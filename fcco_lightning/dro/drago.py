@@ -12,8 +12,7 @@ from fcco_lightning.dro.compiled import Loop
 from fcco_lightning.dro.kernel import Growth, Pace, next_look
 from fcco_lightning.dro.losses import Array
 from fcco_lightning.dro.paces import Start, default_alpha, paces, regularised, unregularised
-from fcco_lightning.dro.problem import LinearProblem, Progress, weigh
-from fcco_lightning.dro.solvers import Need, blocks_of
+from fcco_lightning.dro.problem import LinearProblem, Need, Progress, blocks_of, weigh
 from fcco_lightning.errors import ConfigError, NonFiniteError
 
 _DIVERGED = 1e6  # times the objective at w = 0

@@ -25,9 +25,8 @@ from fcco_lightning.ambiguity import (
 from fcco_lightning.checks import at_least, non_negative, one_of, positive
 from fcco_lightning.dro.drago import DRAGO
 from fcco_lightning.dro.losses import Array, Hinge, Logistic, Loss, Multinomial, Squared
-from fcco_lightning.dro.problem import Done, LinearProblem, Progress
+from fcco_lightning.dro.problem import Done, LinearProblem, Progress, Solver
 from fcco_lightning.dro.sgd import LSVRG, MinibatchSGD, MultilevelSGD
-from fcco_lightning.dro.solvers import Solver
 from fcco_lightning.dro.wasserstein import WassersteinBall
 from fcco_lightning.dro.whole_passes import LBFGS, ProximalGradient, Subgradient
 from fcco_lightning.errors import ConfigError, DataError

@@ -1,12 +1,14 @@
-"""The problem of a distributionally robust linear model, and the proof of how well it is solved."""
+"""The problem of a distributionally robust linear model, the proof of how well it is solved, and what a solver is."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy import sparse
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty
@@ -15,6 +17,7 @@ from fcco_lightning.dro.losses import Array, ConjugateLoss, Loss
 from fcco_lightning.dro.wasserstein import WassersteinBall
 from fcco_lightning.errors import ConfigError, NonFiniteError
 
+Need = Literal["a smooth loss", "mu > 0", "nu > 0"]
 _BALANCED = 1e-9  # of its terms: a sum that counts as zero
 _SAMPLED, _POWERS = 1000, 12  # samples and iterations for an estimate of the features' spread
 _FEW = 64  # features, for which it is exact
@@ -291,3 +294,27 @@ class Progress:
 
 def _record(calls: int, seconds: float, objective: float, gap: float) -> dict[str, float]:
     return {"oracle_calls": calls, "seconds": seconds, "objective": objective, "gap": gap}
+
+
+class Solver(Protocol):
+    """Moves weights from zero until :class:`Progress` says that it is done.
+
+    Attributes:
+        needs: what a problem must have; a loss is smooth that has no kinks.
+    """
+
+    needs: ClassVar[frozenset[Need]]
+
+    def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:
+        """Iterate; ends by :class:`Done` from ``progress``, or by returning where no further step is possible."""
+
+
+def blocks_of(n: int, size: int) -> list[slice]:
+    """Consecutive blocks of about ``size`` of n samples; their sizes differ by at most one."""
+    return [slice(a, b) for a, b in pairwise(edges_of(n, size).tolist())]
+
+
+def edges_of(n: int, size: int) -> NDArray[np.int64]:
+    """Where the blocks of :func:`blocks_of` begin and end, (M + 1,)."""
+    blocks = -(-n // size)
+    return (np.arange(blocks + 1) * (n / blocks)).round().astype(np.int64)

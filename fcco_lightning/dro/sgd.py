@@ -11,8 +11,7 @@ import torch
 
 from fcco_lightning.checks import at_least, positive
 from fcco_lightning.dro.losses import Array
-from fcco_lightning.dro.problem import LinearProblem, Progress, weigh
-from fcco_lightning.dro.solvers import Need, blocks_of
+from fcco_lightning.dro.problem import LinearProblem, Need, Progress, blocks_of, weigh
 
 
 @dataclass(frozen=True)

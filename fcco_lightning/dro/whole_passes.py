@@ -7,8 +7,7 @@ import numpy as np
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.dro.losses import Array
-from fcco_lightning.dro.problem import LinearProblem, Progress, inner, square
-from fcco_lightning.dro.solvers import Need
+from fcco_lightning.dro.problem import LinearProblem, Need, Progress, inner, square
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD,
 from fcco_lightning.dro.dual import DualSteps
 from fcco_lightning.dro.kernel import LOOKS, next_look
 from fcco_lightning.dro.losses import Hinge, Logistic, Multinomial, Squared
-from fcco_lightning.dro.problem import Done, LinearProblem, Progress
+from fcco_lightning.dro.problem import Done, LinearProblem, Progress, blocks_of
 from fcco_lightning.dro.sgd import Levels, worst
-from fcco_lightning.dro.solvers import blocks_of
 from fcco_lightning.errors import ConfigError, NonFiniteError
 
 N, D = 42, 3
