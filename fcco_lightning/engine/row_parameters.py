@@ -92,11 +92,11 @@ class RowParameters(nn.Module):
         leaf, self.leaf = self.leaf, None
         if leaf is None or gradient is None:
             return []
-        index = self._columns["index"]
-        self._next = {"index": index, "rows": leaf.detach()}
+        index, rows = self._columns["index"], leaf.detach()
+        self._next = {"index": index, "rows": rows}
         again = copies(index) if self.repeats else None
         gradient = gradient if again is None else again.total(gradient)
-        moved = torch.addcdiv(leaf.detach(), gradient.detach(), self._shares(again, leaf), value=-self.spec.lr)
+        moved = torch.addcdiv(rows, gradient.detach(), self._shares(again, rows), value=-self.spec.lr)
         return [Proposal(self.state, index, moved.clamp(self.spec.least, self.spec.most))]
 
     def _shares(self, again: Copies | None, leaf: Tensor) -> Tensor:
