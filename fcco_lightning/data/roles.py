@@ -131,25 +131,18 @@ class Columns:
 
 @dataclass(frozen=True)
 class LabelledFrame:
-    """Features that are not yet encoded, and columns of tensors such as ``y`` and ``group``, all of n rows.
+    """A ``table``, and ``columns`` of tensors such as ``y`` and ``group`` that were read from it, all of n rows."""
 
-    Attributes:
-        features: The columns that are going to be encoded.
-        columns: The columns of tensors.
-        table: All columns of the table, for subsets that name any of them.
-    """
-
-    features: pd.DataFrame
-    columns: dict[str, Tensor]
     table: pd.DataFrame
+    columns: dict[str, Tensor]
 
     def __len__(self) -> int:
-        return len(self.features)
+        return len(self.table)
 
     def take(self, rows: Tensor) -> "LabelledFrame":
         """Return the given rows, in that order."""
-        features, table = (part.iloc[rows.numpy()].reset_index(drop=True) for part in (self.features, self.table))
-        return LabelledFrame(features, {name: column[rows] for name, column in self.columns.items()}, table)
+        table = self.table.iloc[rows.numpy()].reset_index(drop=True)
+        return LabelledFrame(table, {name: column[rows] for name, column in self.columns.items()})
 
 
 class Labels:

@@ -6,7 +6,6 @@ import pandas as pd
 from torch.utils.data import DataLoader
 
 from fcco_lightning.data.datamodules.labelled import (
-    ROW,
     ImageSplits,
     LabelledImages,
     LabelledTexts,
@@ -77,9 +76,6 @@ class GroupedSamplesDataModule(LabelledDataModule):
         """Return the columns of all samples, which are read."""
         frame, self._samples = self.origin.read()
         return frame
-
-    def _features(self, table: pd.DataFrame, where: str) -> pd.DataFrame:  # noqa: ARG002
-        return table[[ROW]]
 
     def _by_fractions(self, frame: pd.DataFrame) -> dict[str, LabelledFrame]:
         """Split every class of every group at random."""

@@ -91,7 +91,7 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
     def _divided(self) -> dict[str, LabelledFrame]:
         splits = super()._divided()
         if isinstance(self._samples, list):
-            files = {name: {self._samples[row] for row in split.features[ROW]} for name, split in splits.items()}
+            files = {name: {self._samples[row] for row in split.table[ROW]} for name, split in splits.items()}
             train = files.pop("train")
             for name, own in files.items():
                 if again := own & train:
@@ -113,7 +113,7 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         return frame.assign(**{self.noise.column: means})
 
     def _image_table(self, split: LabelledFrame, *, random: bool) -> ImageTable:
-        rows, count, std = split.features[ROW].to_numpy(), len(self._samples), self.transform.std
+        rows, count, std = split.table[ROW].to_numpy(), len(self._samples), self.transform.std
         table = ImageTable(
             FilesIn(Subset(self._samples, rows.tolist()), self.origin.root or ""),
             split.columns,

@@ -232,7 +232,7 @@ def held_apart(
     argument = "splits.fractions"
     if whole is None:
         return stratified_split(kinds, held_out, seed, argument, both_sides=True)
-    require_columns(frame, {"splits.whole": [whole]}, "the table of the samples")
+    require_columns(frame.drop(columns=ROW), {"splits.whole": [whole]}, "the table of the samples")
     return whole_split(torch.from_numpy(pd.factorize(frame[whole])[0]), held_out, seed, argument, kinds)
 
 

@@ -12,7 +12,7 @@ from fcco_lightning.data.columns import listed
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.labelled import ROW
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
-from fcco_lightning.data.grouping import Grouping, Groups
+from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
 from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.data.table import TensorTable
@@ -30,6 +30,7 @@ class LabelledDataModule(SplitDataModule):
 
     Attributes:
         labels: classes, groups and further columns.
+        grouping: how rows become groups; None without ``groups``.
         dropped: table or split -> number of rows of no group.
 
     Raises:
@@ -38,18 +39,9 @@ class LabelledDataModule(SplitDataModule):
 
     def __init__(self, columns: Columns, groups: Groups | None, **loading: Any) -> None:
         super().__init__(**loading)
-        self.labels, self.groups = Labels(columns, groups), groups
+        self.columns, self.groups, self.labels = columns, groups, Labels(columns, groups)
+        self.grouping = self.labels.grouping
         self.dropped: dict[str, int] = {}
-
-    @property
-    def columns(self) -> Columns:
-        """What the columns of the table mean."""
-        return self.labels.columns
-
-    @property
-    def grouping(self) -> Grouping | None:
-        """How rows become groups; None without ``groups``."""
-        return self.labels.grouping
 
     @property
     def class_names(self) -> list[str]:
@@ -99,7 +91,7 @@ class LabelledDataModule(SplitDataModule):
     def _make_tables(self) -> dict[str, TensorTable]:
         splits = self._divided()
         self._check(splits)
-        self._rows = {name: split.table for name, split in splits.items()}
+        self._rows = {name: split.table.drop(columns=ROW, errors="ignore") for name, split in splits.items()}
         return self._tables_of(splits)
 
     @abstractmethod
@@ -110,14 +102,9 @@ class LabelledDataModule(SplitDataModule):
     def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
         """Return what batches of every split are gathered from."""
 
-    @abstractmethod
-    def _features(self, table: pd.DataFrame, where: str) -> pd.DataFrame:
-        """Return the columns of ``table`` that a network's input is made of."""
-
     def _labelled(self, table: pd.DataFrame, name: str, where: str) -> LabelledFrame:
         """Return the rows of ``table`` that are of a group, if there are groups."""
-        own = table.drop(columns=ROW, errors="ignore")
-        read = LabelledFrame(self._features(table, where), self.labels.read(table, where), own)
+        read = LabelledFrame(table, self.labels.read(table, where))
         if self.groups is None:
             return read
         known = (read.columns["group"] >= 0).nonzero().flatten()

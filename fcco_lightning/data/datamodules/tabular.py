@@ -164,9 +164,6 @@ class TabularDataModule(LabelledDataModule):
         table = read_table(self.sources[argument], argument)
         return settle_types(table, self.encoding, self.columns.unused, f"the {argument} table")
 
-    def _features(self, table: pd.DataFrame, where: str) -> pd.DataFrame:
-        return self.labels.features(table, where)
-
     def _held_out(
         self, split: LabelledFrame, share: float, seed: int, argument: str
     ) -> tuple[LabelledFrame, LabelledFrame]:
@@ -199,14 +196,15 @@ class TabularDataModule(LabelledDataModule):
             require_all_cells(split.columns["y"], group, self.class_names, names, f"{name} split")
 
     def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
-        self._digests = {} if self._made else contents_of(splits["train"].features)
-        self.encoder.fit(splits["train"].features, "the train split")
+        features = self.labels.features(splits["train"].table, "the train table")
+        self._digests = {} if self._made else contents_of(features)
+        self.encoder.fit(features, "the train split")
         tables = {}
         for name, split in splits.items():
-            x = self.encoder.transform(split.features, f"the {name} split")
+            x = self.encoder.transform(split.table, f"the {name} split")
             self._unseen[name] = {column: n / len(split) for column, n in self.encoder.unknown_counts.items()}
             inferred = [column for column in self.encoder.columns if column.name not in self.encoding.categorical]
-            require_seen(inferred, self._unseen[name], split.features, f"the {name} split")
+            require_seen(inferred, self._unseen[name], split.table, f"the {name} split")
             tables[name] = TensorTable({"x": x, **split.columns})
         return tables
 

@@ -82,7 +82,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         return len(self.tokenizer)
 
     def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
-        texts = {name: [self._samples[i] for i in split.features[ROW]] for name, split in splits.items()}
+        texts = {name: [self._samples[i] for i in split.table[ROW]] for name, split in splits.items()}
         self.tokenizer = self.tokens.made(texts["train"], self._learnt)
         self.max_length = self.tokens.longest(self.tokenizer)
         self._digest = digest_of(texts["train"])
