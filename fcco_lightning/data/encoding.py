@@ -1,7 +1,7 @@
 """From a table of numbers and words to float features, fitted on the training split only."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -22,17 +22,22 @@ MISSING = "(missing)"
 
 @dataclass(frozen=True)
 class NumericColumn:
-    """A column that is standardised: (x - mean) / std, or 0 throughout if it was constant (std = 0)."""
+    """A column that is standardised: (x - mean) / std, or 0 throughout if it was constant (std = 0).
+
+    Where it has ``ends`` (k,), there is beside it how much of every piece between them lies below the value, see
+    :class:`~fcco_lightning.data.features.PiecewiseFeatures`.
+    """
 
     name: str
     mean: float
     std: float
     median: float
+    ends: list[float] = field(default_factory=list)
 
     @property
     def features(self) -> list[str]:
         """Names of the features it becomes."""
-        return [self.name]
+        return [self.name, *(f"{self.name}[{low:.12g},{high:.12g}]" for low, high in pairwise(self.ends))]
 
     @classmethod
     def fit(cls, names: Sequence[str], values: FloatArray) -> list["NumericColumn"]:
@@ -46,25 +51,10 @@ class NumericColumn:
 
     @staticmethod
     def transform(columns: Sequence["NumericColumn"], values: FloatArray) -> Features:
-        """Return the features of k columns at once, shape (k, n, 1), of their ``values`` (k, n)."""
+        """Return the standardised ``values`` (k, n) of k columns at once, shape (k, n, 1)."""
         mean, std, median = np.array([(c.mean, c.std, c.median) for c in columns]).T[:, :, None]
         values = np.where(np.isfinite(values), values, median)
         return np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), 0.0).astype(np.float32)[..., None]
-
-
-@dataclass(frozen=True)
-class PiecewiseColumn(NumericColumn):
-    """A column that is standardised, beside how much of every piece of its range lies below the value.
-
-    Pieces are those between the ``ends`` (k,), see :class:`~fcco_lightning.data.features.PiecewiseFeatures`.
-    """
-
-    ends: list[float]
-
-    @property
-    def features(self) -> list[str]:
-        """Names of the features it becomes."""
-        return [self.name, *(f"{self.name}[{low:.12g},{high:.12g}]" for low, high in pairwise(self.ends))]
 
     def below(self, values: FloatArray) -> Features:
         """Return the features of pieces of ``values`` (n,), shape (n, number of pieces)."""
@@ -255,11 +245,11 @@ class TabularEncoder:
             names = [column.name for column in standardised]
             found |= zip(names, NumericColumn.transform(standardised, self._numbers(frame, names, where)), strict=True)
         for column in self.columns:
-            if isinstance(column, PiecewiseColumn):
+            if not isinstance(column, NumericColumn):
+                found[column.name] = self._encoded(column, frame, where)
+            elif column.ends:
                 below = column.below(self._numbers(frame, [column.name], where)[0])
                 found[column.name] = np.concatenate([found[column.name], below], axis=1)
-            elif not isinstance(column, NumericColumn):
-                found[column.name] = self._encoded(column, frame, where)
         features = np.empty((len(frame), len(self.feature_names)), dtype=np.float32)
         return torch.from_numpy(np.concatenate([found[column.name] for column in self.columns], axis=1, out=features))
 
@@ -297,10 +287,8 @@ class TabularEncoder:
         """Columns of numbers, ``values`` (k, n), cut into pieces where these are asked for."""
         finite = [row[np.isfinite(row)] for row in values]
         ends = ends_of_pieces(finite, self.encoding.pieces, values.shape[1])
-        return [
-            PiecewiseColumn(**asdict(column), ends=of.tolist()) if len(of) else column
-            for column, of in zip(NumericColumn.fit(names, values), ends, strict=True)
-        ]
+        columns = NumericColumn.fit(names, values)
+        return [replace(column, ends=of.tolist()) for column, of in zip(columns, ends, strict=True)]
 
     def _encoded(self, column: BinnedColumn | CategoricalColumn, frame: pd.DataFrame, where: str) -> Features:
         if isinstance(column, BinnedColumn):
@@ -390,8 +378,6 @@ def cells_of(column: pd.Series, marked: pd.Series) -> str:
 
 def _column(state: Mapping[str, Any]) -> Column:
     """Rebuild a column from its fields, of which each kind has one of its own, but for that which is standardised."""
-    if "ends" in state:
-        return PiecewiseColumn(**state)
     if "edges" in state:
         return BinnedColumn(**state)
     return CategoricalColumn(**state) if "categories" in state else NumericColumn(**state)
