@@ -15,8 +15,6 @@ from torch import Tensor
 from fcco_lightning.data.conditions import Condition, comparisons, holds, values_of
 from fcco_lightning.errors import DataError
 
-_MAX_LISTED = 12
-
 
 def text_of(column: pd.Series) -> pd.Series:
     """Return the cells as stripped text, missing cells kept; whole numbers read the same as int and as float."""
@@ -153,9 +151,12 @@ def _require_comparison(value: object, column: pd.Series, known: str) -> None:
 
 def listed(values: Iterable[object]) -> str:
     """Return the values as sorted text, cut after a dozen."""
-    names = sorted(str(value) for value in values)
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f"{names[:_MAX_LISTED]}{more}"
+    return listed_in_order(sorted(str(value) for value in values))
+
+
+def listed_in_order(values: Sequence[object]) -> str:
+    """Return the values as text, cut after a dozen."""
+    return f"{list(values)}" if len(values) <= 12 else f"{list(values[:12])} and {len(values) - 12} more"
 
 
 def _text(value: object) -> str:

@@ -72,7 +72,6 @@ class BinnedColumn:
 
     @property
     def features(self) -> list[str]:
-        """Names of the features it becomes."""
         return [f"{self.name}={part}" for part in bin_names(self.edges)]
 
     @classmethod
@@ -118,7 +117,6 @@ class CategoricalColumn:
 
     @property
     def features(self) -> list[str]:
-        """Names of the features it becomes."""
         return [f"{self.name}={category}" for category in self.categories]
 
     def transform(self, text: pd.Series) -> tuple[Features, int]:

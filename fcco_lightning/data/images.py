@@ -265,10 +265,7 @@ class FilesIn:
 
 
 def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, DatasetColumn]:
-    """Read a ``datasets`` data set with an image column, without decoding anything.
-
-    The source is a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``, a .parquet file, or a
-    hub id "owner/name" or "owner/name:split".
+    """Read a data set of the kinds :data:`_ACCEPTED` with an image column, without decoding anything.
 
     Returns:
         The other columns, and the images of the same rows.  If the source has several splits they follow each other,

@@ -34,10 +34,7 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
     """Read ``source`` into a DataFrame with a fresh index 0..n-1.
 
     Args:
-        source: a path to a .csv or .parquet file, to one of LIBSVM's or LETOR's format (see below), a folder written
-            by ``datasets.save_to_disk``, ``"sklearn:NAME"`` for a table that comes with scikit-learn, a hub id
-            ``"owner/name"`` or ``"owner/name:split"`` (split ``train`` if left out), a pandas DataFrame, a
-            ``datasets.Dataset``, or a dict of columns.  Files and folders win over hub ids.
+        source: one of :data:`ACCEPTED`.  Files and folders win over hub ids, whose split is ``train`` if left out.
         argument: what the caller calls it, for messages.
         texts: columns of which every cell of a .csv is a text as it stands there, also "NA" and "001".
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fcco_lightning.data.plans import UniformBatches
-from fcco_lightning.data.plans.base import listed_numbers
 from fcco_lightning.errors import ConfigError, DataError
 from tests.plans import BalancedBatches
 
@@ -84,8 +83,3 @@ def test_rejects():
     with pytest.raises(ConfigError, match="num_batches"):
         UniformBatches(10, 2, num_batches=0)
     assert UniformBatches(10, 10).num_batches == 1
-
-
-@pytest.mark.parametrize(("count", "more"), [(12, ""), (13, " and 1 more"), (40, " and 28 more")])
-def test_a_dozen_numbers_are_listed(count, more):
-    assert listed_numbers(range(count)) == f"{list(range(count))[:12]}{more}"

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from fcco_lightning.data import Columns, Encoding, Groups, Splits
-from fcco_lightning.data.columns import listed, marked
+from fcco_lightning.data.columns import listed, listed_in_order, marked
 from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.schema import settle_types
@@ -177,7 +177,8 @@ def test_whole_numbers_beyond_the_exact_floats_are_told_apart(value):
     assert marked(column, [value]).tolist() == [int(int(value) == one) for one in column]
 
 
-@pytest.mark.parametrize(("count", "more"), [(11, ""), (12, ""), (13, " and 1 more")])
+@pytest.mark.parametrize(("count", "more"), [(11, ""), (12, ""), (13, " and 1 more"), (40, " and 28 more")])
 def test_a_dozen_values_are_listed(count, more):
     names = [f"{i:02}" for i in range(count)]
     assert listed(reversed(names)) == f"{names[:12]}{more}"
+    assert listed_in_order(range(count)) == f"{list(range(count))[:12]}{more}"

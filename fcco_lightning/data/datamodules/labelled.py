@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -59,6 +59,9 @@ class LabelledImages:
     allow_outside: bool = False
     most_pixels: int = MOST_PIXELS
 
+    whole: ClassVar[str | None] = None
+    """The column that ``splits.whole`` is by default."""
+
     def __post_init__(self) -> None:
         at_least("images.most_pixels", self.most_pixels, 1)
         if self.layout not in get_args(Layout):
@@ -71,11 +74,6 @@ class LabelledImages:
         needed, other = ("source", "root") if self.layout == "datasets" else ("root", "source")
         if getattr(self, needed) is None or getattr(self, other) is not None:
             raise ConfigError(f"layout={self.layout!r} needs {needed}, and no {other}.")
-
-    @property
-    def whole(self) -> str | None:
-        """The column that ``splits.whole`` is by default."""
-        return None
 
     def prepare(self) -> None:
         """Download hub data."""

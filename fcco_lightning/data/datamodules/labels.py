@@ -31,16 +31,14 @@ class LabelledDataModule(SplitDataModule):
     Attributes:
         labels: classes, groups and further columns.
         grouping: how rows become groups; None without ``groups``.
+        label_names: the columns of several labels; empty if there is one.
         dropped: table or split -> number of rows of no group.
-
-    Raises:
-        ConfigError: if ``groups`` are given, and ``columns`` names several labels, or two groups as well.
     """
 
     def __init__(self, columns: Columns, groups: Groups | None, **loading: Any) -> None:
         super().__init__(**loading)
         self.columns, self.groups, self.labels = columns, groups, Labels(columns, groups)
-        self.grouping = self.labels.grouping
+        self.grouping, self.label_names = self.labels.grouping, columns.several
         self.dropped: dict[str, int] = {}
 
     @property
@@ -53,11 +51,6 @@ class LabelledDataModule(SplitDataModule):
         """Number of classes C; 0 if the label is a number."""
         self._table("train")
         return len(self.class_names)
-
-    @property
-    def label_names(self) -> list[str]:
-        """The columns of several labels; empty if there is one."""
-        return self.columns.several
 
     @property
     def group_names(self) -> list[str]:

@@ -217,11 +217,7 @@ class TabularDataModule(LabelledDataModule):
         return {"encoder": self.encoder.state_dict(), **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the encoder, and make sure that the rows of a checkpoint's dual state mean the same samples.
-
-        Raises:
-            DataError: if the training split is another one (at once, or in ``setup`` if that comes later).
-        """
+        """Take over the encoder, and make sure that the rows of a checkpoint's dual state mean the same samples."""
         super().load_state_dict(state_dict)
         if not self.tables:
             self.encoder.load_state_dict(state_dict["encoder"])

@@ -112,11 +112,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         return {"texts": {**texts, "tokenizer": learnt}, **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a learnt tokenizer, and make sure that the rows of a checkpoint mean the same samples.
-
-        Raises:
-            DataError: if the training split is another one (at once, or in ``setup`` if that comes later).
-        """
+        """Take over a learnt tokenizer, and make sure that the rows of a checkpoint mean the same samples."""
         super().load_state_dict(state_dict)
         if not self.tables:
             self._learnt = state_dict["texts"]["tokenizer"]

@@ -6,7 +6,7 @@ and always holds the same batches.
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.errors import DataError
 
 
@@ -52,7 +53,7 @@ class BatchPlan(ABC):
     @property
     def num_strata(self) -> int:
         """Number of strata S."""
-        return 1 if self.strata is None else int(self.strata.max()) + 1
+        return len(self._stratum_sizes())
 
     @property
     def stratum_kinds(self) -> Tensor:
@@ -161,8 +162,8 @@ class BatchPlan(ABC):
         sizes, counts = self._stratum_sizes(), counts.cpu().long()
         if counts.shape != sizes.shape or bool(((counts < 0) | (counts > sizes)).any()):
             raise DataError(
-                f"counts must hold, for each of the {len(sizes)} strata of sizes {listed_numbers(sizes.tolist())}, how "
-                f"many of its rows are marked, got {listed_numbers(counts.tolist())}."
+                f"counts must hold, for each of the {len(sizes)} strata of sizes {listed_in_order(sizes.tolist())}, "
+                f"how many of its rows are marked, got {listed_in_order(counts.tolist())}."
             )
         return counts
 
@@ -197,8 +198,3 @@ def enough_rows(num_rows: int, batch_size: int) -> int:
 def with_strata(columns: dict[str, Tensor], strata: Tensor) -> dict[str, Tensor]:
     """Return ``columns`` with those of ``strata`` (n,): ``stratum`` and ``stratum_size``, see BatchPlan.columns."""
     return columns | {"stratum": strata, "stratum_size": torch.bincount(strata)[strata]}
-
-
-def listed_numbers(numbers: Sequence[float]) -> str:
-    """Return the numbers as text, cut after a dozen."""
-    return f"{list(numbers)}" if len(numbers) <= 12 else f"{list(numbers[:12])} and {len(numbers) - 12} more"

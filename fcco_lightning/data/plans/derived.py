@@ -37,18 +37,15 @@ class RepeatedBatches(BatchPlan):
         self.plan, self.num_batches, self.stream = plan, plan.num_batches, plan.stream
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
-        """Yield batches of shape (copies B,)."""
         for batch in self.plan.batches(epoch):
             yield torch.tile(batch, (self.copies,))
 
     @property
     def strata(self) -> Tensor | None:
-        """Strata of the plan."""
         return self.plan.strata
 
     @property
     def stratum_kinds(self) -> Tensor:
-        """Kinds of the plan."""
         return self.plan.stratum_kinds
 
     def weights(self) -> Tensor | None:
@@ -69,7 +66,6 @@ class RepeatedBatches(BatchPlan):
         return with_strata(columns, torch.zeros(self.num_rows, dtype=torch.int64) if strata is None else strata)
 
     def second_draw(self) -> Self:
-        """Return the copies of the plan's second draw."""
         return type(self)(self.plan.second_draw(), self.copies)
 
     def _second_half(self) -> Self:
@@ -107,7 +103,6 @@ class RowsOf(BatchPlan):
         self.stream = plan.stream
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
-        """Yield ``rows`` of every batch of the plan."""
         for batch in self.plan.batches(epoch):
             yield self.rows[batch]
 
@@ -128,12 +123,7 @@ class RowsOf(BatchPlan):
 
     def weights(self) -> Tensor | None:
         """Weights of the plan at its rows, 0 elsewhere."""
-        inner = self.plan.weights()
-        if inner is None:
-            return None
-        weights = torch.zeros(self.num_rows)
-        weights[self.rows] = inner
-        return weights
+        return self.columns().get("weight")
 
     def columns(self) -> dict[str, Tensor]:
         """Columns of the plan at its rows, 0 elsewhere."""
@@ -144,7 +134,6 @@ class RowsOf(BatchPlan):
         return columns
 
     def second_draw(self) -> Self:
-        """Return the rows of the plan's second draw."""
         return type(self)(self.plan.second_draw(), self.rows, self.num_rows)
 
     def _second_half(self) -> Self:

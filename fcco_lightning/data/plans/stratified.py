@@ -98,13 +98,7 @@ class StratifiedBatches(BatchPlan):
 
     @property
     def strata(self) -> Tensor:
-        """Stratum of every row, shape (n,), int64."""
         return self._strata
-
-    @property
-    def num_strata(self) -> int:
-        """Number of strata S."""
-        return len(self._sizes)
 
     @property
     def stratum_kinds(self) -> Tensor:

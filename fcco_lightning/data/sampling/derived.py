@@ -35,7 +35,6 @@ class RepeatedSampling(Sampling):
             raise ConfigError("RepeatedSampling takes single draws as batches, got TwoDraws. Put it inside TwoDraws.")
 
     def in_parts(self, parts: int) -> tuple["RepeatedSampling", int]:
-        """Return larger batches of as many copies."""
         batches, size = self.batches.in_parts(parts)
         return replace(self, batches=batches), self.copies * size
 
@@ -65,7 +64,6 @@ class TwoDraws(Sampling):
             raise ConfigError("TwoDraws takes single draws as batches, got TwoDraws. Leave one of the two out.")
 
     def in_parts(self, parts: int) -> tuple["TwoDraws", int]:
-        """Return two larger draws."""
         batches, size = self.batches.in_parts(parts)
         return TwoDraws(batches), size
 

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction, one_of
+from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.data.plans import StratifiedBatches, UniformBatches
-from fcco_lightning.data.plans.base import enough_rows, listed_numbers
+from fcco_lightning.data.plans.base import enough_rows
 from fcco_lightning.data.plans.stratified import Telling, Weighting, all_of_them
 from fcco_lightning.data.sampling.base import Prevalence, Sampling, require_counts, required_column
 from fcco_lightning.errors import ConfigError, DataError
@@ -76,7 +77,6 @@ class BalancedSampling(Sampling):
         one_of("prevalence", self.prevalence, ("data", "batch"))
 
     def in_parts(self, parts: int) -> tuple["BalancedSampling", int]:
-        """Return larger batches."""
         return replace(self, batch_size=parts * self.batch_size), self.batch_size
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
@@ -159,7 +159,7 @@ def _of_two_classes(
     if labels.ndim != 1 or not bool(((labels == 0) | (labels == 1)).all()):
         raise DataError(
             f"Batches with so many rows of two classes need one label per row, 0 or 1, but the column {column!r} has "
-            f"shape {tuple(labels.shape)} and {listed_numbers(sorted(set(labels.flatten().tolist())))}. Use "
+            f"shape {tuple(labels.shape)} and {listed_in_order(sorted(set(labels.flatten().tolist())))}. Use "
             "LabelSampling for several labels, else uniform or grouped batches."
         )
     num_batches = enough_rows(len(labels), size) // size
