@@ -175,7 +175,6 @@ class Grouping:
         by: the columns with their parts.
         names: names of the G groups.
         unseen: names of the groups G, G + 1, ... that :meth:`number_unseen` found.
-        sizes: rows of every group in the table of the fit.
         left_out: combinations that were too small -> their rows in the table of the fit (merged ones included).
 
     Example:
@@ -191,7 +190,6 @@ class Grouping:
         self.min_size, self.small, self.by = groups.min_size, groups.small, groups.parts
         self.names: list[str] = []
         self.unseen: list[str] = []
-        self.sizes: list[int] = []
         self.left_out: dict[str, int] = {}
         self._index = pd.Index([])
         self._merged = False
@@ -214,12 +212,11 @@ class Grouping:
         enough = counts >= self.min_size
         self.left_out = {self._name(cell): int(count) for cell, count in counts[~enough].items()}
         self._refuse_small(counts, where)
-        kept = counts[enough]
-        self._index = kept.index
-        self.names, self.sizes = [self._name(cell) for cell in kept.index], kept.tolist()
+        self._index = counts[enough].index
+        self.names = [self._name(cell) for cell in self._index]
         self._merged = bool(self.left_out) and self.small == "merge"
         if self._merged:
-            self.names, self.sizes = [*self.names, OTHER], [*self.sizes, sum(self.left_out.values())]
+            self.names.append(OTHER)
         return self
 
     def number_unseen(self, frames: Mapping[str, pd.DataFrame]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fcco_lightning.checks import at_least, package
 from fcco_lightning.data.columns import require_columns
@@ -164,12 +165,8 @@ class TextTable(TensorTable):
 
         L is the number of tokens of the longest of these texts; :data:`PADDING` stands behind the end of others.
         """
-        rows = torch.as_tensor(indices, dtype=torch.int64)
-        lengths = self.tokens.lengths[rows].unsqueeze(1)
-        place = torch.arange(int(lengths.max()))
-        where = (self.tokens.starts[rows].unsqueeze(1) + place).clamp(max=len(self.tokens.values) - 1)
-        x = torch.where(place < lengths, self.tokens.values[where].long(), PADDING)
-        return {"x": x} | super().__getitems__(indices)
+        rows = [self.tokens.values[slice(*self.tokens.starts[i : i + 2])].long() for i in indices]
+        return {"x": pad_sequence(rows, batch_first=True, padding_value=PADDING)} | super().__getitems__(indices)
 
 
 class TextEncoder:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import pandas as pd
@@ -84,7 +84,6 @@ class SplitDataModule(LightningDataModule):
         self._rows: dict[str, pd.DataFrame] = {}  # of every split that is evaluated, where it is a table
         self._added: set[str] = set()  # columns that subsets, groups and clusters asked for
         self._expected: Mapping[str, Any] | None = None
-        self._found: dict[str, Any] | None = None
         self._drawn_from: tuple[TensorTable, TensorTable | LabelTable] | None = None
         self._announced = False
 
@@ -164,17 +163,16 @@ class SplitDataModule(LightningDataModule):
     def _fingerprint(self) -> dict[str, Any]:
         """Return what identifies the training split, as plain values."""
 
+    @cached_property
     def _identified(self) -> dict[str, Any]:
-        """Return what identifies the training split, found out once: it goes through all that is in the split."""
-        if self._found is None:
-            self._found = self._fingerprint()
-        return self._found
+        """What identifies the training split, found out once: it goes through all that is in the split."""
+        return self._fingerprint()
 
     def _require_expected_split(self) -> None:
         """Raise :class:`DataError` if a checkpoint was loaded that belongs to another training split."""
         if self._expected is not None:
             allowed = self.allow_changed or (None if self._made else False)  # arguments are easier to give back
-            require_same(self._expected, self._identified(), self._identifying, allow_changed=allowed)
+            require_same(self._expected, self._identified, self._identifying, allow_changed=allowed)
 
     def sampling(self) -> dict[str, Drawn]:
         """Return what every part of a training batch is drawn from and how, in the order of the loaders."""
@@ -311,7 +309,7 @@ class SplitDataModule(LightningDataModule):
 
     def identity(self) -> dict[str, Any]:
         """What the training batches depend on: the same on all processes of a job."""
-        return {"train_split": self._identified(), "batches": self._batch_settings()}
+        return {"train_split": self._identified, "batches": self._batch_settings()}
 
     def _drawn(self, part: str, name: str, sampling: Sampling, plan: BatchPlan) -> dict[str, tuple[str, BatchPlan]]:
         """Return the part with its plan, and the second draw beside it if there is one."""
@@ -320,7 +318,7 @@ class SplitDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what identifies the training split, as plain values."""
-        return {"train_split": self._identified()}
+        return {"train_split": self._identified}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make sure that the rows of a checkpoint's dual state mean the same samples.

@@ -40,14 +40,6 @@ def none_drawn(sizes: NDArray[Any], marked: NDArray[Any], drawn: NDArray[Any]) -
     return np.where(marked == 0, 1.0, possible * np.exp(np.minimum(log, 0.0)))
 
 
-def most_of_each(sizes: Tensor, marked: Tensor, drawn: Tensor) -> Tensor:
-    """Return a number of ``marked`` of ``sizes`` rows that no ``drawn`` exceed, shape (S,), int64.
-
-    Of a stratum that has fewer rows than are drawn some come twice or more, and perhaps marked ones only.
-    """
-    return torch.where(drawn <= sizes, torch.minimum(drawn, marked), drawn * (marked > 0))
-
-
 def mean_product(factors: NDArray[np.float64], count: int) -> float:
     r"""Return the mean over all choices of ``count`` of m numbers a_1..a_m in [0, 1] of the product of those chosen.
 

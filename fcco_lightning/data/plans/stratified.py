@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.data.plans.base import BatchPlan, with_strata
-from fcco_lightning.data.plans.draws import cycle, mean_product, most_of_each, none_drawn
+from fcco_lightning.data.plans.draws import cycle, mean_product, none_drawn
 
 Choose = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]
 Choice = tuple[Tensor, int]
@@ -159,8 +159,10 @@ class StratifiedBatches(BatchPlan):
         return float(np.prod([mean_product(absences[members.numpy()], count) for members, count in self._choices]))
 
     def _most(self, counts: Tensor) -> int:
-        """The most of the units of every kind; all draws of a stratum with replacement may be its marked row."""
-        own = self.drawn * (counts > 0) if self.replacement else most_of_each(self._sizes, counts, self.drawn)
+        """The most of the units of every kind; where rows may come twice, all draws may be of one that is marked."""
+        own = self.drawn * (counts > 0)
+        if not self.replacement:
+            own = torch.where(self.drawn <= self._sizes, torch.minimum(self.drawn, counts), own)
         of_unit = torch.zeros(len(self._units), dtype=torch.int64).index_add(0, self._unit, own)
         return sum(int(of_unit[members].topk(count).values.sum()) for members, count in self._choices)
 
