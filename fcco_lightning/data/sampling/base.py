@@ -1,7 +1,7 @@
 """What every way of drawing training batches offers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -59,9 +59,9 @@ def required_column(columns: Mapping[str, Tensor], name: str, what: str) -> Tens
     return columns[name]
 
 
-def require_counts(num_batches: int | None = None, **counts: int) -> None:
-    """Raise :class:`ConfigError` unless all ``counts`` are whole numbers >= 1, and ``num_batches`` is one or None."""
-    for name, count in counts.items():
-        at_least(name, count, 1)
-    if num_batches is not None:
-        at_least("num_batches", num_batches, 1)
+def require_counts(sampling: Sampling, *arguments: str, or_none: Sequence[str] = ()) -> None:
+    """Raise :class:`ConfigError` unless ``arguments`` are whole numbers >= 1, and those of ``or_none`` that or None."""
+    for name in (*arguments, *or_none):
+        count = getattr(sampling, name)
+        if count is not None or name not in or_none:
+            at_least(name, count, 1)

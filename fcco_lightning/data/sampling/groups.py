@@ -52,8 +52,7 @@ class GroupSampling(Sampling):
     column: str = "group"
 
     def __post_init__(self) -> None:
-        groups = 1 if self.groups_per_batch is None else self.groups_per_batch
-        require_counts(self.num_batches, groups_per_batch=groups, samples_per_group=self.samples_per_group)
+        require_counts(self, "samples_per_group", or_none=["groups_per_batch", "num_batches"])
         one_of("prevalence", self.prevalence, ("data", "batch"))
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
@@ -116,12 +115,7 @@ class LabelSampling(Sampling):
     missing: float | None = None
 
     def __post_init__(self) -> None:
-        require_counts(
-            self.num_batches,
-            labels_per_batch=1 if self.labels_per_batch is None else self.labels_per_batch,
-            positives_per_label=self.positives_per_label,
-            negatives_per_label=self.negatives_per_label,
-        )
+        require_counts(self, "positives_per_label", "negatives_per_label", or_none=["labels_per_batch", "num_batches"])
 
     def table(self, table: TensorTable) -> LabelTable:
         """Return one row for every sample and label."""
@@ -194,12 +188,8 @@ class QuerySampling(Sampling):
     num_batches: int | None = None
 
     def __post_init__(self) -> None:
-        require_counts(
-            self.num_batches,
-            queries_per_batch=self.queries_per_batch,
-            positives_per_query=self.positives_per_query,
-            negatives_per_query=self.negatives_per_query,
-        )
+        counts = "queries_per_batch", "positives_per_query", "negatives_per_query"
+        require_counts(self, *counts, or_none=["num_batches"])
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
         """Return union batches of ``queries_per_batch`` queries with items of each process.
@@ -274,12 +264,7 @@ class BagSampling(Sampling):
     num_batches: int | None = None
 
     def __post_init__(self) -> None:
-        require_counts(
-            self.num_batches,
-            positive_bags=self.positive_bags,
-            negative_bags=self.negative_bags,
-            instances_per_bag=self.instances_per_bag,
-        )
+        require_counts(self, "positive_bags", "negative_bags", "instances_per_bag", or_none=["num_batches"])
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
         """Return union batches of these numbers of bags, the positive ones first, with instances of each process."""

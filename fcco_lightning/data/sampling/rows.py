@@ -33,7 +33,7 @@ class UniformSampling(Sampling):
     num_batches: int | None = None
 
     def __post_init__(self) -> None:
-        require_counts(self.num_batches, batch_size=self.batch_size)
+        require_counts(self, "batch_size", or_none=["num_batches"])
 
     def in_parts(self, parts: int) -> tuple["UniformSampling", int]:
         """Return larger batches, as many fewer."""
@@ -72,7 +72,7 @@ class BalancedSampling(Sampling):
     prevalence: Prevalence = "data"
 
     def __post_init__(self) -> None:
-        require_counts(batch_size=self.batch_size)
+        require_counts(self, "batch_size")
         fraction("positive_fraction", self.positive_fraction)
         one_of("prevalence", self.prevalence, ("data", "batch"))
 
