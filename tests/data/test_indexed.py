@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from torch import nn
 from torch.utils.data import (
     DataLoader,
@@ -19,6 +18,7 @@ from fcco_lightning import AveragePrecision, FCCOModule, IndexedDataset
 from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.engine import as_batch
 from fcco_lightning.errors import DataError
+from tests.contracts.test_datamodules import quiet
 
 X, Y = torch.arange(24.0).reshape(12, 2) / 24, torch.tensor([1, 0, 0] * 4)
 
@@ -55,14 +55,12 @@ def test_labels_are_found_and_shuffled_batches_are_known():
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
-def test_a_module_finds_the_rows_of_a_data_set():
+def test_a_module_finds_the_rows_of_a_data_set(tmp_path):
     module = FCCOModule(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), AveragePrecision())
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, limit_val_batches=0,
-    )  # fmt: skip
     data = IndexedDataset(TensorDataset(X, Y))
-    trainer.fit(module, DataLoader(data, batch_size=6, shuffle=True), DataLoader(data))
+    quiet(tmp_path, max_epochs=1, limit_val_batches=0).fit(
+        module, DataLoader(data, batch_size=6, shuffle=True), DataLoader(data)
+    )
     assert module.num_samples == len(X)
     (state,) = module.dual_states().values()
     assert state.num_rows == int(Y.sum())  # the positives'

@@ -2,15 +2,15 @@ from itertools import chain
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.training.progress import LoopProgress
 from tests.combinations import every_pair
+from tests.contracts.test_datamodules import Plain, quiet
 
 ROWS, BATCH, EPOCHS = 23, 4, 3  # 5 batches an epoch, 3 rows left over
 
@@ -19,25 +19,6 @@ def make_loader(workers=0, **options):
     return ResumableLoader(
         TensorTable({"x": torch.ones(ROWS, 1)}), UniformBatches(ROWS, BATCH, seed=1), num_workers=workers, **options
     )
-
-
-class Recorder(LightningModule):
-    """Remembers the rows it was given."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen = []
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append(batch["index"].tolist())
-        return self.layer(batch["x"]).sum()
-
-    def validation_step(self, batch, batch_idx):
-        pass
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class SaveAfter(Callback):
@@ -60,23 +41,13 @@ class SaveAfter(Callback):
 
 
 def fit(workers, tmp_path, callbacks=(), ckpt=None, save=None, **limits):
-    module = Recorder()
-    trainer = Trainer(
-        **({"max_epochs": EPOCHS} | limits),
-        accelerator="cpu",
-        callbacks=[*callbacks, LoopProgress()],
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
+    module = Plain()
+    trainer = quiet(tmp_path, callbacks=list(callbacks), **({"max_epochs": EPOCHS} | limits))
     validation = torch.utils.data.DataLoader(TensorTable({"x": torch.ones(2, 1)}), collate_fn=collate)
     trainer.fit(module, make_loader(workers), validation, ckpt_path=ckpt)
     if save:
         trainer.save_checkpoint(save)
-    return module.seen
+    return [rows["target"] for rows, _ in module.seen]
 
 
 def expected(epochs=EPOCHS):
