@@ -118,6 +118,10 @@ class Algorithm(ABC):
             ConfigError: naming what the algorithm needs.
         """
 
+    def measured_apart(self, seen: Evaluated) -> Sequence[Evaluated]:  # noqa: ARG002
+        """The parts of a batch on each of which the objective is measured alone; none where it is the whole batch."""
+        return ()
+
     def close(self, engine: Engine) -> None:  # noqa: B027
         """End what is left open where an epoch ends without a usable batch."""
 

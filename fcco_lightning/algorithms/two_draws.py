@@ -6,6 +6,7 @@ are.  This module says where the two draws come from.
 """
 
 from abc import ABC
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -16,7 +17,7 @@ from fcco_lightning.checks import one_of
 from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator
-from fcco_lightning.models.batch import DUAL, Batch, Columns
+from fcco_lightning.models.batch import DUAL, IN_HALVES, Batch, Columns
 from fcco_lightning.outer import Smoothing
 
 Jacobian = Literal["halves", "part", "old", "reuse"]
@@ -62,6 +63,9 @@ class TwoDraws(Estimation, ABC):
         elif self.jacobian == "part":
             _dual_names(seen)
 
+    def measured_apart(self, seen: Evaluated) -> Sequence[Evaluated]:
+        return _halves(seen) if self.objective_share < 1 else ()
+
     def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
         before = self._previous.tensors if self.needs_previous else None
         if self.jacobian in ("old", "reuse"):
@@ -97,7 +101,10 @@ def _halves(seen: Evaluated) -> tuple[Evaluated, Evaluated]:
 
 
 def _half(seen: Evaluated, *, first: bool) -> Evaluated:
-    """Half of a batch, with half as many copies of every draw, of which both halves hold all; one copy is in one."""
+    """Half of a batch, with half as many copies of every draw, of which both halves hold all; one copy is in one.
+
+    Where a half holds another share of a stratum than the batch, the samples' weights make up for it.
+    """
     halves: list[Any] = [{}, {}, None if seen.earlier is None else {}]
     for name, columns in seen.batch.items():
         size = _half_size(name, columns)
@@ -105,6 +112,9 @@ def _half(seen: Evaluated, *, first: bool) -> Evaluated:
         for half, whole in zip(halves, (seen.outputs, seen.batch, seen.earlier), strict=True):
             if whole is not None:
                 half[name] = pytree.tree_map(lambda leaf, cut=cut: leaf[cut], whole[name])
+        if IN_HALVES in columns:
+            own = halves[1][name]
+            own["weight"] = own.get("weight", 1) * own[IN_HALVES][:, 0 if first else 1]
         if "replaced" in columns:
             copies = halves[1][name]["replaced"]
             halves[1][name]["replaced"] = torch.where(copies > 1, copies // 2, copies)

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,14 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
         )
     settings = {folder: dict(_flat(report.get("config", {}))) for folder, report in reports.items()}
     differing = _differing(list(settings.values()))
-    short = _short_names(differing)
+    reached = {folder: figures_of(folder, report) for folder, report in reports.items()}
+    short = _short_names(differing, {"run", *(name for figures in reached.values() for name in figures)})
     rows = []
     names = Counter(folder.name for folder in reports)
-    for folder, report in reports.items():
+    for folder, figures in reached.items():
         told = {short[key]: settings[folder].get(key) for key in differing}
         name = folder.name if names[folder.name] == 1 else str(folder)
-        rows.append({"run": name, **told, **figures_of(folder, report)})
+        rows.append({"run": name, **told, **figures})
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
 
@@ -137,12 +138,12 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
 
 
-def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """The end of every dotted key that no other one has, with what it is of where it says nothing alone."""
+def _short_names(keys: Sequence[str], taken: Collection[str]) -> dict[str, str]:
+    """The end of every dotted key that is not taken, with what it is of where it says nothing alone."""
     names = {key: key.rpartition(".")[2] for key in keys}
     names |= {key: ".".join(key.split(".")[-2:]) for key, name in names.items() if name in _SAY_NOTHING}
     counts = Counter(names.values())
-    return {key: name if counts[name] == 1 else key for key, name in names.items()}
+    return {key: name if counts[name] == 1 and name not in taken else key for key, name in names.items()}
 
 
 def _text(value: Any) -> str:

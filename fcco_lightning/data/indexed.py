@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, TensorDataset
 
+from fcco_lightning.data.loader import RankBatches
 from fcco_lightning.data.plans import Drawn, ShuffledBatches
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import TARGET
@@ -76,13 +77,16 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:
     """Return what is known of the batches of one process's loader, of ``world_size``; None if that is nothing.
 
-    Known are batches of an :class:`IndexedDataset` with columns that are shuffled by torch's own samplers; others may
-    prefer some samples.
+    Known are batches of an :class:`IndexedDataset` with columns that are shuffled by torch's own samplers, or drawn by
+    a plan without weights; others may prefer some samples.
     """
-    data, size = loader.dataset, loader.batch_size
-    if not isinstance(data, IndexedDataset) or len(data.columns) == 1 or size is None:
+    data, size, sampler = loader.dataset, loader.batch_size, loader.sampler
+    if not isinstance(data, IndexedDataset) or len(data.columns) == 1:
         return None
-    sampler = loader.sampler
+    if isinstance(sampler, RankBatches):
+        return None if sampler.plan.columns() else {TARGET: Drawn(data.columns, sampler.plan)}
+    if size is None:
+        return None
     shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(data)
     if not shuffled and not (isinstance(sampler, DistributedSampler) and sampler.shuffle):
         return None

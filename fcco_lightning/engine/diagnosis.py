@@ -36,6 +36,8 @@ def check(problem: Problem, algorithm: Method, seen: Evaluated) -> None:
     for term in problem.all_terms:
         term.check_index(read(seen.outputs, seen.batch, term.part)[1])
     algorithm.check(seen)
+    for own in algorithm.measured_apart(seen):
+        problem.objective.check(*read(own.outputs, own.batch, problem.objective))
 
 
 def name_index(engine: Running) -> None:

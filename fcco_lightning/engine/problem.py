@@ -21,7 +21,7 @@ from fcco_lightning.engine.row_weights import (
     warn_of_rare_rows,
 )
 from fcco_lightning.engine.terms import Term
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import Measurable, Objective, RowDomain
 from fcco_lightning.state import DualState, Layout
 from fcco_lightning.state.processes import Processes
@@ -198,6 +198,13 @@ class Problem(nn.Module):
             return RowWeights(num_rows, 1.0, 1.0)
         together: Tensor | float = 1.0
         if drawn is not None and partners is not None:
+            if of_batch < 1 and not getattr(drawn.plan, "halves_known", True):
+                raise ConfigError(
+                    f"{type(self.objective).__name__} must know how likely a half of a batch holds samples of both "
+                    "kinds, and these batches may hold a sample twice, or an odd number of samples of several groups, "
+                    "so that halves differ. Draw other numbers (samples_per_group: even, allow_repeats: false), or set "
+                    'the algorithm\'s `jacobian` to "part" with batches: TwoDraws.'
+                )
             together = partner_presence(owners, partners, drawn, type(self.objective).__name__, of_batch)
         return RowWeights(num_rows, together, len(owners) / num_rows)
 

@@ -29,8 +29,8 @@ _MOST_SUBSETS = 10  # of a row, for exact probabilities: all 2^c - 1 unions are 
 class BatchDraws(Protocol):
     """How batches are drawn: what is needed of a batch plan.
 
-    It may also have ``distinct``, whether no batch holds a sample twice, and ``most(counts)``, the largest number of
-    marked samples in a batch, of ``counts`` (S,) in every stratum.
+    It may also have ``distinct``, whether no batch holds a sample twice; ``most(counts)``, the largest number of marked
+    samples in a batch, of ``counts`` (S,) in every stratum; and ``by_size()``, for batches of several sizes.
     """
 
     @property
@@ -297,6 +297,8 @@ def most_in_a_batch(kinds: Sequence[Tensor], drawn: Drawn) -> tuple[int, ...]:
 def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, share: float = 1.0) -> Tensor | float:
     """Probability that a batch which holds an owner holds a partner too: one number, or (n_rows,) where it differs.
 
+    Where batches have several sizes it is the mean over them, as each batch is a mean over its own samples.
+
     Args:
         owners: the samples that own rows, shape (n_samples,), bool.
         partners: those of which a batch must hold one, likewise; none of them is an owner.
@@ -311,13 +313,15 @@ def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, 
     strata = torch.zeros(len(owners), dtype=torch.int64) if strata is None else strata
     size = int(strata.max()) + 1
     others, of_owners = torch.bincount(strata[partners], minlength=size), strata[owners]
-    without = drawn.plan.absence(others, share)
-    given = torch.ones(size, dtype=torch.float64)
+    plans = drawn.plan.by_size() if hasattr(drawn.plan, "by_size") else [(1.0, drawn.plan)]
+    given = torch.zeros(size, dtype=torch.float64)
     for stratum in torch.unique(of_owners).tolist():
         one = torch.zeros(size, dtype=torch.int64)
         one[stratum] = 1
-        lonely, neither = drawn.plan.absence(one, share), drawn.plan.absence(others + one, share)
-        given[stratum] = max(0.0, (1 - lonely - without + neither) / (1 - lonely)) if lonely < 1 else 0.0
+        for of_epoch, plan in plans:
+            lonely, without, neither = (plan.absence(marked, share) for marked in (one, others, others + one))
+            both = 1 - lonely - without + neither
+            given[stratum] += of_epoch * max(0.0, both / (1 - lonely)) if lonely < 1 else 0.0
     least = float(given[of_owners].min())
     require_company(least, name)
     warn_of_rare_rows(torch.tensor([least]), [f"{name}, which needs samples of both classes"])

@@ -15,12 +15,17 @@ float32, of mean 1 in expectation, is there where samples are not drawn uniforml
 batch estimates the mean over the data without bias.  ``stratum`` and ``stratum_size`` (B,) int64 are there where pairs
 of samples are not equally likely: a sample's stratum, whose members are drawn alike, and their number; beside them
 ``strata`` (B,) int64, the number of strata, where a batch holds some that are drawn uniformly; and ``replaced`` (B,)
-int64 where members are drawn with replacement, how often the batch holds each draw.  ``here`` (B,) bool, on the CPU, is
-there where several processes share a batch: it marks the samples of this one.
+int64 where members are drawn with replacement, how often the batch holds each draw.  ``weight_in_halves`` (B, 2)
+float32 is there where a half of a batch does not hold half of every stratum, as of an odd number of positives: what the
+weight is to be multiplied by in the first and in the second half.  ``here`` (B,) bool, on the CPU, is there where
+several processes share a batch: it marks the samples of this one.
 """
 
 Batch: TypeAlias = Mapping[str, Columns]
 """A batch: its parts by name, in order.  A data set with one loader gives one part, ``"target"``."""
+
+IN_HALVES = "weight_in_halves"
+"""Name of the column that corrects weights where a half of a batch is measured alone."""
 
 HERE = "here"
 """Name of the column that marks the samples of this process."""

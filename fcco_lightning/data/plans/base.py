@@ -89,6 +89,13 @@ class BatchPlan(ABC):
     def _second_half(self) -> Self:
         """Return a copy with the numbers of draws of the second half of a batch, for :meth:`_absence`."""
 
+    def by_size(self) -> list[tuple[float, Self]]:
+        """Return for every size of batches their share of an epoch, and a copy whose :meth:`absence` is that of these.
+
+        By default all are of one size.  What a batch holds besides a certain row is another chance in each of them.
+        """
+        return [(1.0, self)]
+
     @property
     def halves_known(self) -> bool:
         """Whether :meth:`absence` is exact for second halves of batches, too."""
@@ -136,7 +143,9 @@ class BatchPlan(ABC):
         likely also give ``stratum`` and ``stratum_size`` (int64), the stratum of a row and its number of rows: with
         them a batch says how many rows each of its rows stands for.  Plans whose batches hold some of S strata, any
         set of them as likely as any other, give ``strata`` (int64), S everywhere.  Plans that draw the rows of a
-        stratum with replacement give ``replaced`` (int64), too: how often a batch holds each draw.
+        stratum with replacement give ``replaced`` (int64), too: how often a batch holds each draw.  Plans in whose
+        halves of batches strata have other shares than in batches give ``weight_in_halves`` (n, 2), the factors of the
+        weight in the first and in the second half.
         """
         weights = self.weights()
         return {} if weights is None else {"weight": weights}

@@ -10,6 +10,7 @@ from torch import Tensor
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.plans.base import BatchPlan, with_strata
 from fcco_lightning.errors import DataError
+from fcco_lightning.models.batch import IN_HALVES
 
 
 class RepeatedBatches(BatchPlan):
@@ -58,6 +59,7 @@ class RepeatedBatches(BatchPlan):
         Without weights all samples are one stratum, as if batches without copies were uniform.
         """
         columns = self.plan.columns()
+        columns.pop(IN_HALVES, None)  # halves hold whole copies
         if "replaced" in columns:
             columns["replaced"] = columns["replaced"] * self.copies
         if "stratum" in columns:
@@ -67,6 +69,9 @@ class RepeatedBatches(BatchPlan):
 
     def second_draw(self) -> Self:
         return type(self)(self.plan.second_draw(), self.copies)
+
+    def by_size(self) -> list[tuple[float, Self]]:
+        return [(share, type(self)(plan, self.copies)) for share, plan in self.plan.by_size()]
 
     def _second_half(self) -> Self:
         return copy.copy(self)  # it holds a whole copy of the batch
@@ -136,10 +141,16 @@ class RowsOf(BatchPlan):
     def second_draw(self) -> Self:
         return type(self)(self.plan.second_draw(), self.rows, self.num_rows)
 
+    def by_size(self) -> list[tuple[float, Self]]:
+        return [(share, self._of(plan)) for share, plan in self.plan.by_size()]
+
     def _second_half(self) -> Self:
-        half = copy.copy(self)
-        half.plan = self.plan._second_half()
-        return half
+        return self._of(self.plan._second_half())
+
+    def _of(self, plan: BatchPlan) -> Self:
+        other = copy.copy(self)
+        other.plan = plan
+        return other
 
     def _absence(self, counts: Tensor) -> float:
         return self.plan.absence(counts[: self.plan.num_strata])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fcco_lightning.data.plans.base import BatchPlan, with_strata
 from fcco_lightning.data.plans.draws import cycle, mean_product, none_drawn
+from fcco_lightning.models.batch import IN_HALVES
 
 Choose = Callable[[Tensor, int, torch.Generator], Iterator[Tensor]]
 Choice = tuple[Tensor, int]
@@ -138,15 +139,31 @@ class StratifiedBatches(BatchPlan):
         return None if self._weights == "if they differ" and bool((weights == 1).all()) else weights
 
     def columns(self) -> dict[str, Tensor]:
-        """``weight``, and the strata as far as they are told."""
+        """``weight`` and what corrects it in halves of batches; and the strata as far as they are told."""
         columns = super().columns()
-        if self._tells == "nothing" or (self._tells == "if needed" and columns and self.distinct):
+        told = self._tells != "nothing" and not (self._tells == "if needed" and columns and self.distinct)
+        factors = None if self._weights == "never" else self._factors_in_halves()
+        if factors is not None:
+            columns[IN_HALVES] = factors[self._strata]
+        if not told:
             return columns
         columns = with_strata(columns, self._strata)
         every = torch.ones_like(self._strata)
         if self._tells == "choice":
             columns["strata"] = self.num_strata * every
         return columns | ({"replaced": every} if self.replacement else {})
+
+    def _factors_in_halves(self) -> Tensor | None:
+        """How much larger the share of every stratum is in a batch than in its first and its second half, (S, 2).
+
+        None where they are the same, or differ from batch to batch, as a half ends between the units of a slot.
+        """
+        second, slots = self._second_half().drawn, self.slots - self.slots // 2
+        if bool((self.slots * second == slots * self.drawn).all()) or (self.slots % 2 and self.chosen > 1):
+            return None
+        drawn = torch.stack([self.drawn - second, second], dim=1)
+        sizes = torch.tensor([self.slots - slots, slots])
+        return (self.drawn.unsqueeze(1) * sizes / (self.slots * drawn.clamp(min=1))).float()
 
     def _absence(self, counts: Tensor) -> float:
         """Product over the kinds of units of the mean over all choices of the product of the chosen ones' absences."""

@@ -81,13 +81,18 @@ class UniformBatches(BatchPlan):
         half.batch_size, half._rest = (size - size // 2 for size in (self.batch_size, self._rest))
         return half
 
+    def by_size(self) -> list[tuple[float, Self]]:
+        if self.smallest == self.batch_size:
+            return [(1.0, self)]
+        whole, short, last = copy.copy(self), copy.copy(self), 1 / self.num_batches
+        short.batch_size, short._rest, whole._rest = self._rest, 0, 0
+        return [(1 - last, whole), (last, short)]
+
     def _absence(self, counts: Tensor) -> float:
         """Hypergeometric: a batch, also one that spans two permutations, is a uniform set of its size."""
-        drawn = np.array([self.batch_size, self._rest])
-        whole, short = none_drawn(np.array(self.num_rows), counts.numpy(), drawn).tolist()
-        if not self._one_pass or self.drop_last or not self._rest:
-            return float(whole)
-        return float((self.num_batches - 1) * whole + short) / self.num_batches
+        size, marked = np.array(self.num_rows), counts.numpy()
+        chances = [(share, none_drawn(size, marked, np.array(plan.batch_size))) for share, plan in self.by_size()]
+        return float(sum(share * chance.item() for share, chance in chances))
 
 
 class ShuffledBatches(UniformBatches):
