@@ -1,5 +1,6 @@
 """Shared by all tests: own folders, one thread, no global random state left behind, a small table, real data."""
 
+import gc
 import itertools
 import os
 import random
@@ -53,6 +54,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first."""
     place = {Path(__file__).parent / name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays until the end: the garbage collector need not look at it every time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the exit everything is collected, as without tests."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
