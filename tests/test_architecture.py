@@ -1,6 +1,7 @@
 """Data goes one way: imports point to lower floors only, and the core is plain PyTorch."""
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -50,6 +51,7 @@ def dotted(path):
     return ".".join([PACKAGE, *(names[:-1] if names[-1] == "__init__" else names)])
 
 
+@functools.cache
 def imported(path):
     """Absolute names that a module imports, also inside functions and under TYPE_CHECKING."""
     names = set()
