@@ -367,7 +367,10 @@ class Bench:
 
     def gradient(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Tensor:
         """With respect to the table and the objective's parameters, flat."""
-        value = self.surrogate(batch, seen).value
+        return self.gradient_of(self.surrogate(batch, seen).value)
+
+    def gradient_of(self, value: Tensor) -> Tensor:
+        """As ``gradient``, of the value of a surrogate or a mean of such."""
         params = self.parameters()
         if not value.requires_grad:
             return torch.cat([torch.zeros_like(p).flatten() for p in params])
@@ -399,11 +402,12 @@ class Bench:
         assert self.way is not None
         batches = self.way.sampler.batches()
         others = list(product(*(combinations(range(size), 2) for size in self.case.others.values())))
-        return sum(
-            chance / len(others) * self.gradient(self.batch(list(batch), drawn))
+        mean = sum(
+            chance / len(others) * self.surrogate(self.batch(list(batch), drawn)).value
             for batch, chance in batches
             for drawn in others
         )
+        return self.gradient_of(mean)
 
     def drawn_gradients(self, count: int, seed: int) -> Iterator[Tensor]:
         assert self.way is not None

@@ -84,10 +84,12 @@ def test_what_a_training_leaves(fair, problem):
 
 def test_inputs_of_many_kinds_give_one_model(fair, problem):
     X, y, sex = problem
-    made, first = clone(fair), fair.decision_function(X)
+    short = QUICK | {"max_epochs": 2}
+    made = clone(fair).set_params(**short)
+    first = made.fit(X, y, sensitive_features=sex).decision_function(X)
     table = pd.DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])])
     np.testing.assert_array_equal(made.fit(table, y, sensitive_features=list(sex)).decision_function(table), first)
-    by = ConstrainedClassifier(constraints=[DemographicParity(by="sex")], **QUICK)
+    by = ConstrainedClassifier(constraints=[DemographicParity(by="sex")], **short)
     groups = pd.DataFrame({"age": np.arange(len(y)) % 3, "sex": sex})
     np.testing.assert_array_equal(by.fit(X, y, sensitive_features=groups).decision_function(X), first)
     groups = pd.DataFrame({"age": np.arange(len(y)) % 3, "group": sex})
@@ -119,7 +121,8 @@ def test_subsets_are_described_by_the_values_that_were_given(problem, where, mem
     groups = pd.DataFrame({"sex": sex, "age": draw.integers(18, 40, len(y)), "grade": draw.integers(1, 4, len(y))})
     labels = np.where(y == "yes", 2, 1)
     limit = MeanAtMost(SoftRate(temperature=0.3), 0.9, where, name="rate")
-    model = ConstrainedClassifier(constraints=[limit], **QUICK).fit(X, labels, sensitive_features=groups)
+    model = ConstrainedClassifier(constraints=[limit], **QUICK | {"max_epochs": 2})
+    model.fit(X, labels, sensitive_features=groups)
     scores = model.decision_function(X)[members(groups.assign(y=labels))]
     expected = (1 / (1 + np.exp(-scores / 0.3))).mean() - 0.9
     assert model.report_.figures["constraints"]["rate"] == pytest.approx(expected, abs=1e-5)
