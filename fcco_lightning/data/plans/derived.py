@@ -134,7 +134,7 @@ class RowsOf(BatchPlan):
         """Columns of the plan at its rows, 0 elsewhere."""
         columns = {}
         for name, inner in self.plan.columns().items():
-            columns[name] = inner.new_zeros(self.num_rows)
+            columns[name] = inner.new_zeros(self.num_rows, *inner.shape[1:])
             columns[name][self.rows] = inner
         return columns
 
