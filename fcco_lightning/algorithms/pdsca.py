@@ -109,6 +109,9 @@ class PDSCA(Estimation):
             self.loss.check(outputs, everything)
             self._checked = True
         own = batch[part]
+        if not _size(own):  # a process may have no sample of a short last batch
+            nothing: Tensor = seen.own[part].sum()
+            return nothing
         share = engine.processes.size * _size(own) / _size(everything)
         return share * mean_over_data(self.loss(seen.own[part], own), own)
 

@@ -39,7 +39,8 @@ class TwoDraws(Estimation, ABC):
               each half holds half the samples of every group.  A row of which only the second half speaks takes the y
               that it remembers.
             - "part": a second batch from a loader of its own, the part "dual" (``batches: TwoDraws`` of a datamodule),
-              moves y; the batch itself gives the Jacobian.  Twice the samples go through the network.
+              moves y; the batch itself gives the Jacobian.  Twice the samples go through the network.  Where batches
+              hold a few of many groups, both are of the same ones, and independent given these.
             - "old": the Jacobian of the whole batch meets the y from before this step, then the batch moves y.
             - "reuse": the same batch moves y and gives the Jacobian.  This is biased.
     """

@@ -81,9 +81,9 @@ def points(config: Mapping[str, Any], kappas: Sequence[float] | None, factors: S
         )
     if kappas is None:
         factors = sorted({positive("factors", f) for f in factors}, reverse=True)
-        return {f"factor_{f:g}": _with_kappa(config, [f * kappa for kappa in own]) for f in factors}
+        return {f"factor_{f:.12g}": _with_kappa(config, [f * kappa for kappa in own]) for f in factors}
     kappas = sorted({non_negative("kappas", kappa) for kappa in kappas}, reverse=True)
-    return {f"kappa_{kappa:g}": _with_kappa(config, [kappa] * len(own)) for kappa in kappas}
+    return {f"kappa_{kappa:.12g}": _with_kappa(config, [kappa] * len(own)) for kappa in kappas}
 
 
 def _with_kappa(config: Mapping[str, Any], kappas: Sequence[float]) -> dict[str, Any]:
@@ -116,9 +116,11 @@ def train_point(folder: Path, config: Mapping[str, Any], before: Path | None) ->
     if before is not None:  # the model beside the run would begin with these weights, too
         own["warm_start"], own["baseline"] = {"ckpt": str(before)}, {"enabled": False}
     path, text = folder / "point.yaml", yaml.safe_dump(own, sort_keys=False)
-    if path.is_file() and path.read_text() != text:
+    finished = read_report(folder) is not None
+    trained = finished or checkpoints.is_dir()
+    if trained and path.is_file() and path.read_text() != text:
         raise ConfigError(f"{path} was told otherwise than by this front. Name another folder by --out, or remove it.")
-    if read_report(folder) is None:
+    if not finished:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         fit_apart(["--config", str(path), "--ckpt_path", "auto"])

@@ -46,6 +46,10 @@ class ArgumentParser(LightningArgumentParser):
                 )
             if name in MERGED:
                 message = f"--{key}: {name} is {MERGED[name]} now."
+        of_none = re.search(r'Parser key "([\w.]+)".* is abstract.*NestedArg\(key=\'([\w.]+)\'', message, _ANY)
+        if of_none is not None:
+            key = _below_classes(of_none[1])
+            message = f"--{key}.{of_none[2]}: no class is named that has this argument. Put --{key} CLASS before it."
         option = re.search(r"unrecognized arguments: (--[\w.]+)", message)
         if option is not None:
             near = get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75)

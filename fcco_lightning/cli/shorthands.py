@@ -22,6 +22,9 @@ _TEST_FRACTION, _EPOCHS = "0.2", "20"
 _PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
 _COLUMNS = {"label": "--data.columns.label", "sensitive": "--data.columns.sensitive"}
 _PERCEPTRON, _OF_NUMBERS = "TabularMLP", "SquaredError"
+_NULLS = ("null", "None", "~")
+_RECORDS = "columns|groups|splits|encoding|images|transform|noise|texts|tokens|digits|model|classes|pairs"
+_FIELD = re.compile(rf"--data\.(?:init_args\.)?({_RECORDS})\.(\w+)")
 _CLASS = re.compile(r"[A-Z]\w*")
 
 
@@ -37,8 +40,22 @@ def written_out(args: Sequence[str]) -> list[str]:
         >>> written_out(["fit", "--model.constraints", "EqualizedOdds", "--model.constraints.kappa", "0.02"])
         ['fit', '--model.constraints=[{"class_path": "EqualizedOdds", "init_args": {"kappa": 0.02}}]']
     """
-    given = list(_with_constraints(with_files(args)))
+    given = list(_with_nulls(_with_constraints(with_files(args))))
     return [*_of_a_table(given)] if given[:1] == ["fit"] else given
+
+
+def _with_nulls(args: Iterable[str]) -> Iterator[str]:
+    """The arguments, with ``null`` for a field of a record of the data, which the parser would take for a text."""
+    found: list[str] = []
+    for word in args:
+        if word in _NULLS and found and _FIELD.fullmatch(found[-1]):
+            found[-1] += f"={word}"
+        else:
+            found.append(word)
+    for word in found:
+        name, _, value = word.partition("=")
+        field = _FIELD.fullmatch(name) if value in _NULLS else None
+        yield word if field is None else f"--data.{field[1]}={json.dumps({field[2]: None})}"
 
 
 def _joined(args: Iterable[str]) -> list[str]:

@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -257,9 +258,10 @@ def search(
     """
     at_least("trials", trials, 1)
     one_of("mode", mode, ("max", "min", None))
-    study = _study(Path(folder), options, one_of("sampler", sampler, ("tpe", "random", "grid")), seed, full)
     asked: dict[str, Any] = {"fit": list(fit), "figure": figure, "mode": mode, "full": full}
     asked["search"] = {option.path: {option.kind: option.values} for option in options}
+    one_of("sampler", sampler, ("tpe", "random", "grid"))
+    study = _study(Path(folder), options, sampler, seed, asked)
     _check_same(study, asked, folder)
 
     def objective(trial: "optuna.Trial") -> float:
@@ -312,7 +314,9 @@ def ordered(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
     return sorted(done, key=lambda trial: -(trial.value if trial.value is not None else math.inf))
 
 
-def _study(folder: Path, options: Sequence[Option], sampler: str, seed: int, full: bool) -> "optuna.Study":
+def _study(
+    folder: Path, options: Sequence[Option], sampler: str, seed: int, asked: Mapping[str, Any]
+) -> "optuna.Study":
     package("optuna", "tune", "fcco tune")
     import optuna  # noqa: PLC0415 - an extra
     from optuna.storages.journal import JournalFileBackend  # noqa: PLC0415
@@ -321,13 +325,18 @@ def _study(folder: Path, options: Sequence[Option], sampler: str, seed: int, ful
     folder.mkdir(parents=True, exist_ok=True)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "study.journal")))
     halving = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=_REDUCTION)
-    study = optuna.create_study(
+    create = partial(
+        optuna.create_study,
         study_name="fcco",
         storage=storage,
         direction="maximize",
         load_if_exists=True,
-        pruner=optuna.pruners.NopPruner() if full else halving,
+        pruner=optuna.pruners.NopPruner() if asked["full"] else halving,
     )
+    study = create()
+    if study.user_attrs.get("asked", asked) != asked and not any("value" in t.user_attrs for t in study.trials):
+        optuna.delete_study(study_name="fcco", storage=storage)  # nothing came of what was mistyped
+        study = create()
     seed += len(study.trials)  # a continued search must not draw what it has drawn
     if sampler == "grid":
         study.sampler = optuna.samplers.GridSampler(_grid(options), seed=seed)

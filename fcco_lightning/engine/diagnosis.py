@@ -136,5 +136,5 @@ def _bad_inputs(columns: Columns) -> str:
     x: Any = columns.get("x")
     if not isinstance(x, Tensor) or x.layout != torch.strided:
         return ""
-    bad = ~torch.isfinite(x).reshape(len(x), -1).all(1)
+    bad = ~torch.isfinite(x).reshape(len(x), x.shape[1:].numel()).all(1)  # of no sample, too
     return f" `x` of {named_samples(bad, columns)} is NaN or infinite." if bool(bad.any()) else ""

@@ -73,7 +73,7 @@ class Predictor(nn.Module):
         Returns: see :func:`~fcco_lightning.inference.prediction_table`.
 
         Raises:
-            ConfigError: if the network was not trained on a table or on texts.
+            ConfigError: if the network was not trained on a table or on texts, or has no probabilities for a threshold.
             DataError: if the table lacks a column, or cells that the encoder needs.
         """
         if self.encoder is None:
@@ -81,10 +81,6 @@ class Predictor(nn.Module):
                 "the checkpoint was not written with a datamodule of tables or texts, so there is no way from a table "
                 "to the network's inputs. Call the loaded network with tensors, or use `fcco predict --config CONFIG "
                 "--ckpt_path CKPT`, which predicts the config's test split."
-            )
-        if threshold is not None and self.kind == "values":
-            raise ConfigError(
-                f"threshold={threshold!r} is of probabilities, and this network predicts numbers: leave it out."
             )
         frame = read_table(source, "data", [self.encoder.column] if isinstance(self.encoder, TextEncoder) else [])
         if isinstance(self.encoder, TabularEncoder):
@@ -99,8 +95,22 @@ class Predictor(nn.Module):
         elsewhere = self.decided_elsewhere if threshold is None and self.kind != "values" else []
         for remark in [*self.encoder.remarks(len(frame)), *elsewhere]:
             warnings.warn(remark, stacklevel=3)  # torch's decorator is in between
+        outputs = torch.cat(parts)
+        kind, names = self._scores_of(outputs)
+        if threshold is not None and (kind == "values" or (kind == "classes" and outputs.numel() > len(outputs))):
+            raise ConfigError(
+                f"threshold={threshold!r} is of probabilities, and this network predicts "
+                f"{'numbers' if kind == 'values' else 'the most probable of several classes'}: leave it out."
+            )
         threshold = 0.5 if threshold is None else threshold
-        return prediction_table(torch.cat(parts), ids, kind=self.kind, names=self.names, threshold=threshold)
+        return prediction_table(outputs, ids, kind=kind, names=names, threshold=threshold)
+
+    def _scores_of(self, outputs: Tensor) -> tuple[Kind, Sequence[str]]:
+        """What the outputs are scores of, and their names; of another number than the classes they are an embedding."""
+        width = outputs[:1].numel()
+        if self.kind == "classes" and width != len(self.names) and (width, len(self.names)) != (1, 2):
+            return "values", ()
+        return self.kind, self.names
 
 
 def _ids(frame: pd.DataFrame, source: Any, column: str) -> pd.Series:

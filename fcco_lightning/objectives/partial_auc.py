@@ -42,7 +42,8 @@ class CVaRPartialAUC(RankingObjective):
         thresholds: s_i to start from, >= 0.
         thresholds_lr: step size of the s_i, > 0.  One visit moves s_i on average by ``-thresholds_lr dL_i / ds_i``,
             with ``dL_i / ds_i = 1 - (share of negatives j with l_ij > s_i) / max_fpr`` as in SOPA, whatever the share
-            of positives in the data or the batches; with ``min_tpr`` times the outer gradient, 0 or 1 / (1 - min_tpr).
+            of positives in the data, or in batches whose weights make up for it; with ``min_tpr`` times the outer
+            gradient, 0 or 1 / (1 - min_tpr).
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
 

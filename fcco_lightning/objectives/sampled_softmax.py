@@ -26,8 +26,9 @@ class SampledSoftmax(Objective):
     h_i are the features of sample i and v_k the vector of class k: the softmax cross-entropy of the logits
     ``<h_i, v_k>``, up to the constant log C.  A batch scores its samples against the classes of its part "classes",
     drawn uniformly.  The own class counts with its weight 1/C for certain, and the mean over the other C - 1 classes is
-    estimated by those that were drawn (without the own one, where it is among them), which is unbiased; so is the
-    gradient given exact rows.  The logarithm of a mean over a batch (BSGD, and usual sampled softmax) is not.
+    estimated by those that were drawn (without the own one, where it is among them), which is unbiased with two or
+    more drawn classes; so is the gradient given exact rows.  The logarithm of a mean over a batch (BSGD, and usual
+    sampled softmax) is not.
 
     Row i remembers u_i, an estimate of g_i, in float64; an inner value outside e^-600 to e^600 counts as that number.
     Any algorithm for objectives that are not convex applies; :class:`~fcco_lightning.SCENT` averages in a way made for

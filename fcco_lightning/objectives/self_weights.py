@@ -41,7 +41,8 @@ def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tup
     """
     if size < 2:
         raise DataError(
-            f"a sample is compared with others, but the batch holds {size}. Raise batch_size to at least 2."
+            f"a sample is compared with others, but the batch holds {size}. Raise batch_size to at least 2; if it is "
+            "the last batch of an epoch, set drop_last=True."
         )
     if one_of("kind", kind, SELF_WEIGHTS) == "batch":
         return 1 / size, 1 / size

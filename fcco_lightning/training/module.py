@@ -202,31 +202,32 @@ class FCCOModule(EvaluatingModule):
         return Phase(self.objective, self.constraints, self.algorithm, self.optimizer, self.schedule.scheduler)
 
     def _pose(self) -> None:
-        """Make the rows of the present phase, unless an earlier fit has made them."""
+        """Make the rows of the present phase, as an earlier fit has left them; batches may be drawn in another way."""
         n, sampling = training_split(self.trainer, self.execution.num_samples)
         if self.problem is not None and self.num_samples != n:
             raise ConfigError(
                 f"the module's dual state belongs to a training split of {self.num_samples} samples, this one has {n}. "
                 "Make a new FCCOModule for other data."
             )
-        if self.problem is None:
-            self.num_samples, phase = n, self.phases.present
-            phase.objective.adapt(datamodule_of(self.trainer))
-            self.problem = phase.algorithm.pose(
-                phase.objective,
-                phase.constraints,
-                self.penalty,
-                num_samples=n,
-                sampling=sampling,
-                # as the Trainer is going to convert them, after a checkpoint's rows were loaded
-                dtype=torch.float64 if self.trainer.precision == "64-true" else torch.float32,
-                processes=self.processes,
-                layout=self.execution.state_layout,
-            )
-            # DistributedDataParallel would overwrite the shards of all processes with that of the first
-            self._ddp_params_and_buffers_to_ignore = [
-                f"problem.{name}.held" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
-            ]
+        self.num_samples, phase, earlier = n, self.phases.present, self.problem
+        phase.objective.adapt(datamodule_of(self.trainer))
+        self.problem = phase.algorithm.pose(
+            phase.objective,
+            phase.constraints,
+            self.penalty,
+            num_samples=n,
+            sampling=sampling,
+            # as the Trainer is going to convert them, after a checkpoint's rows were loaded
+            dtype=torch.float64 if self.trainer.precision == "64-true" else torch.float32,
+            processes=self.processes,
+            layout=self.execution.state_layout,
+        )
+        if earlier is not None:  # probabilities of rows are counted with one way of drawing, and known with another
+            self.problem.load_state_dict(earlier.state_dict(), strict=False)
+        # DistributedDataParallel would overwrite the shards of all processes with that of the first
+        self._ddp_params_and_buffers_to_ignore = [
+            f"problem.{name}.held" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
+        ]
 
     def configure_optimizers(self) -> Any:
         """The user's optimizer over all trainable parameters, with its schedule.

@@ -57,6 +57,15 @@ def test_classes_in_a_list_are_told_by_their_arguments(runs):
     assert other["model.constraints.1.kappa"] == 0.3
 
 
+def test_a_setting_of_the_name_of_a_figure_keeps_its_path(runs):
+    for folder, objective in {"a": "AUC", "b": "CrossEntropy"}.items():
+        config = {"model": {"objective": {"class_path": f"fcco_lightning.{objective}"}}}
+        Path(folder, "report.json").write_text(json.dumps({"config": config}))
+    a, b = compare(["a", "b"])
+    assert (a["model.objective"], b["model.objective"]) == ("AUC", "CrossEntropy")
+    assert a["objective"] == b["objective"] == 0.25
+
+
 def test_the_command_prints_writes_and_draws(runs, capsys):
     assert run(["compare", *runs, "--out", "table.csv"]) == 0
     assert "SONEX" in capsys.readouterr().out

@@ -171,3 +171,11 @@ def test_what_is_not_there_is_named(table, typed, text):
     path = table(["yes", "no"] * 4)
     with pytest.raises(DataError, match=text):
         written_out(["fit", "--data.train", *(path if word == "{}" else word for word in typed)])
+
+
+def test_null_of_a_record_of_the_data_is_none():
+    given = ["test", "--data.splits.test_fraction", "null", "--data.columns.positive=None", "--seed_everything"]
+    expected = ['--data.splits={"test_fraction": null}', '--data.columns={"positive": null}', "--seed_everything"]
+    assert written_out(given)[1:] == expected
+    others = ["predict", "--model.average.decay", "null", "--data.batches.drop_last=null", "--data.splits.seed", "1"]
+    assert written_out(others) == others

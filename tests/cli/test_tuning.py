@@ -82,6 +82,21 @@ def test_what_the_folder_has_is_not_done_again(fitted):
         search([], options(GRID), 0, "t", "auc", sampler="grid", full=True)
 
 
+def test_a_search_of_which_nothing_came_gives_way_to_another(fitted, monkeypatch):
+    def mistyped(*_):
+        raise ConfigError("there is no such option")
+
+    works = tuning.start
+    monkeypatch.setattr(tuning, "start", mistyped)
+    with pytest.raises(ConfigError, match="no such option"):
+        search(["--y=0"], options(GRID), 6, "t", "auc", sampler="grid", full=True)
+    monkeypatch.setattr(tuning, "start", works)
+    study = search(["--x=0"], options(GRID), 6, "t", "auc", sampler="grid", full=True)
+    assert len(fitted) == len(study.trials) == 6
+    with pytest.raises(ConfigError, match="holds a search with fit"):
+        search(["--y=0"], options(GRID), 6, "t", "auc", sampler="grid", full=True)
+
+
 def test_the_table_says_how_to_train_the_best_and_what_lies_on_the_edge(fitted, capsys):
     Path("s.yaml").write_text(yaml.safe_dump(GRID))
     print_search(["--x=it's"], "s.yaml", trials=6, folder="t", figure="auc", sampler="grid", full=True)

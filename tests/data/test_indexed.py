@@ -14,8 +14,19 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fcco_lightning import AveragePrecision, FCCOModule, IndexedDataset
+from fcco_lightning import (
+    AUC,
+    SOX,
+    AveragePrecision,
+    BalancedSampling,
+    FCCOModule,
+    IndexedDataset,
+    MeanAtMost,
+    SoftRate,
+)
+from fcco_lightning.data import ResumableLoader
 from fcco_lightning.data.indexed import drawn_by
+from fcco_lightning.data.plans import ShuffledBatches
 from fcco_lightning.engine import as_batch
 from fcco_lightning.errors import DataError
 from tests.contracts.test_datamodules import quiet
@@ -52,6 +63,10 @@ def test_labels_are_found_and_shuffled_batches_are_known():
     assert drawn_by(DataLoader(data, batch_size=5, sampler=of_process), 2)["target"].plan.batch_size == 10
     assert drawn_by(DataLoader(IndexedDataset([(0, 0)]), shuffle=True), 1) is None  # of unknown labels
     assert drawn_by(DataLoader(SimpleNamespace(__len__=lambda: 1)), 1) is None
+    plan = ShuffledBatches(12, 5)
+    assert drawn_by(ResumableLoader(data, plan), 1)["target"] == (data.columns, plan)
+    weighted = BalancedSampling(6, 0.5).plan(data.columns)  # no column of the samples says their weights
+    assert drawn_by(ResumableLoader(data, weighted), 1) is None
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
@@ -67,3 +82,28 @@ def test_a_module_finds_the_rows_of_a_data_set(tmp_path):
     assert state.seen_share() > 0
     with pytest.raises(DataError, match=r"DataLoader\(IndexedDataset\(dataset\), ...\)"):
         as_batch([X, Y])
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The number of training batches", "ignore:.*isinstance.treespec", "ignore:few batches"
+)
+def test_a_second_fit_with_other_batches_weighs_rows_anew(tmp_path):
+    x, y = torch.randn(40, 3), torch.arange(40) % 8 == 0
+    dataset = IndexedDataset(TensorDataset(x, y.long()))
+
+    def fit(module, size):
+        loaders = (DataLoader(dataset, batch_size=size, shuffle=True), DataLoader(dataset))
+        quiet(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, *loaders)
+        return module.problem
+
+    network = nn.Linear(3, 1)
+    module = FCCOModule(network, AUC(), [MeanAtMost(SoftRate(), 0.4, where={"y": 1})], algorithm=SOX())
+    assert fit(module, 4).direct_weight > 1.2
+    rows = module.problem.all_terms[0].state.rows.clone()
+    last = module.problem.all_terms[0].weights
+    assert float(last(None, {}, torch.ones(1), None)) > 1.2
+    second = fit(module, 40)
+    assert second.direct_weight == 1
+    assert float(second.all_terms[0].weights(None, {}, torch.ones(1), None)) == 1
+    assert not torch.equal(second.all_terms[0].state.rows, rows)  # they went on from these
+    assert torch.isfinite(rows).all()

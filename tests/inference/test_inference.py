@@ -99,6 +99,16 @@ def test_decisions_other_than_those_that_were_constrained_are_said(argument, rat
         model.predict(table(3, 0), threshold=0.7311)
 
 
+def test_outputs_of_another_number_than_the_classes_are_an_embedding():
+    encoder = TabularEncoder().fit(table(9, 0)[["skill"]], "the table")
+    embedded = Predictor(torch.nn.Linear(1, 3), encoder, "classes", ["no", "yes"]).predict(table(4, 1))
+    assert list(embedded) == ["index", "score_0", "score_1", "score_2"]
+    of_three = Predictor(torch.nn.Linear(1, 3), encoder, "classes", ["a", "b", "c"])
+    assert {"score_a", "decision"} <= set(of_three.predict(table(4, 1)))
+    with pytest.raises(ConfigError, match=r"threshold=0.3 .* the most probable of several classes: leave it out"):
+        of_three.predict(table(4, 1), threshold=0.3)
+
+
 def test_numbers_have_no_threshold(trained, tmp_path):
     content = torch.load(trained, weights_only=True)
     content["fcco"]["classes"] = []
