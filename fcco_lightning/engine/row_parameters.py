@@ -31,7 +31,7 @@ class RowParameters(nn.Module):
 
     Attributes:
         with_previous: whether batches are measured at the previous weights, too.
-        before: the samples that the last committed step moved (``index``), and their parameters before it (``rows``).
+        before: the samples that the last committed step moved (``index``), and their parameters before it (``values``).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RowParameters(nn.Module):
     def _with(self, columns: Columns, rows: Tensor) -> Columns:
         found = {**columns, self.spec.name: rows}
         if self.with_previous and self.before:
-            before = replaced(rows.detach(), columns["index"], self.before["index"], self.before["rows"])[0]
+            before = replaced(rows.detach(), columns["index"], self.before["index"], self.before["values"])[0]
             found[f"{self.spec.name} before"] = before
         return found
 
@@ -93,7 +93,7 @@ class RowParameters(nn.Module):
         if leaf is None or gradient is None:
             return []
         index, rows = self._columns["index"], leaf.detach()
-        self._next = {"index": index, "rows": rows}
+        self._next = {"index": index, "values": rows}
         again = copies(index) if self.repeats else None
         gradient = gradient if again is None else again.total(gradient)
         moved = torch.addcdiv(rows, gradient.detach(), self._shares(again, rows), value=-self.spec.lr)
