@@ -36,8 +36,8 @@ class TwoDraws(Estimation, ABC):
         jacobian: where the samples of the Jacobian come from.
 
             - "halves": the first half of a batch moves y, the second half gives the Jacobian.  With group-wise batches
-              each half holds half the samples of every group.  A row of which only the second half speaks takes the y
-              that it remembers.
+              each half holds half the samples of every group; where that is no whole number, as of three positives,
+              weights make up for it.  A row of which only the second half speaks takes the y that it remembers.
             - "part": a second batch from a loader of its own, the part "dual" (``batches: TwoDraws`` of a datamodule),
               moves y; the batch itself gives the Jacobian.  Twice the samples go through the network.  Where batches
               hold a few of many groups, both are of the same ones, and independent given these.

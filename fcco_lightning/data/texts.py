@@ -180,7 +180,7 @@ class TextEncoder:
 
     def __init__(self, column: str, max_length: int, tokenizer: Any) -> None:
         self.column, self.max_length, self.tokenizer = column, max_length, tokenizer
-        self._cut = 0
+        self._cut = self._empty = 0
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "TextEncoder":
@@ -203,17 +203,17 @@ class TextEncoder:
         """
         require_columns(frame, {"the column of texts": [self.column]}, "the table")
         texts = texts_in(frame[self.column], "keep", "the table")
-        self._cut = 0
+        self._cut, self._empty = 0, sum(not text.strip() for text in texts)
         for start in range(0, len(texts), size):
             tokens = tokens_of(self.tokenizer, texts[start : start + size], self.max_length)
             self._cut += tokens.cut
             yield TextTable(tokens, {}).__getitems__(range(len(tokens.lengths)))["x"]
 
     def remarks(self, rows: int) -> list[str]:
-        """Say what a user should know of the latest table, of so many rows: what was cut off."""
-        if not self._cut:
-            return []
-        return [f"{self._cut} of {rows} texts have more than {self.max_length} tokens, and are cut off there."]
+        """Say what a user should know of the latest table, of so many rows: what was cut off, and what is empty."""
+        said = [f"{self._cut} of {rows} texts have more than {self.max_length} tokens, and are cut off there."]
+        empty = [f"{self._empty} of {rows} texts are empty or missing: what is predicted of them says nothing."]
+        return [*(said if self._cut else []), *(empty if self._empty else [])]
 
 
 def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> list[str]:

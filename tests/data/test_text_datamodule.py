@@ -293,7 +293,8 @@ def test_the_command_line_trains_predicts_and_refuses(tmp_path, monkeypatch, cap
     new = make_texts(9).drop(columns="spam")
     new.loc[4, "text"] = None
     new.to_csv("new.csv", index=False)
-    assert run(["predict", str(checkpoint), "new.csv", "--threshold", "0.4"]) == 0
+    with pytest.warns(UserWarning, match="1 of 9 texts are empty or missing"):
+        assert run(["predict", str(checkpoint), "new.csv", "--threshold", "0.4"]) == 0
     assert list(pd.read_csv("predictions.csv").columns) == ["index", "list", "score", "probability", "decision"]
     read_one_by_one(load(checkpoint), new["text"].fillna(""), pd.read_csv("predictions.csv")["score"])
     with pytest.raises(DataError, match="the column of texts='text' is not a column of the table"):
