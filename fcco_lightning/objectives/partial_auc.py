@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fcco_lightning.checks import below_one, finite, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import SampleParameters, required_column
+from fcco_lightning.objectives.base import SampleParameters, mean_over_data, required_column
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss
 from fcco_lightning.objectives.ranking import RankingObjective, both_classes
@@ -111,7 +111,7 @@ class CVaRPartialAUC(RankingObjective):
         """
         given = required_column(batch, "threshold", self).squeeze(1).to(dtype)
         if self.class_sizes is None:  # only batches are known
-            return torch.lerp(given.detach(), given, self._owners(batch).to(dtype).mean())
+            return torch.lerp(given.detach(), given, mean_over_data(self._owners(batch).to(dtype), batch))
         return torch.lerp(given.detach(), given, self.class_sizes[1] / sum(self.class_sizes))
 
 

@@ -205,3 +205,13 @@ def test_the_previous_thresholds_are_part_of_what_is_saved(name):
     batches = [torch.randperm(SAMPLES, generator=generator)[: SAMPLES * 2 // 3] for _ in range(6)]
     for a, b in zip(trained(make, batches), trained(make, batches, interrupted=2), strict=True):
         assert torch.equal(a.nan_to_num(9), b.nan_to_num(9))
+
+
+@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes means")
+def test_weights_of_batches_of_which_nothing_else_is_known_leave_a_step_as_it_is():
+    columns = everyone() | {"weight": torch.where(torch.arange(SAMPLES) % 4 == 0, 0.25, 1.25)}
+    objective, network = CVaRPartialAUC(0.5, thresholds=50.0, thresholds_lr=RATE), torch.nn.Linear(1, 1)
+    engine = Engine(network, SGD().pose(objective, num_samples=SAMPLES), SGD())
+    engine.train_batch(columns, torch.optim.SGD(network.parameters(), lr=0.0))
+    moved = 50.0 - engine.problem.row_parameters.state.gather(None)[columns["y"] == 1]
+    torch.testing.assert_close(moved / RATE, torch.ones_like(moved), rtol=0.02, atol=0)
