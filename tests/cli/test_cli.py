@@ -230,6 +230,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--data.spilts.val_fraction=0.1"], "Did you mean --data.val_fraction", 2),
         (["--model.algorithm=DRAGO"], "it belongs to the linear models DROClassifier and DRORegressor", 2),
         (["--model.algorithm=CappedSimplex"], "a class of this package, but not of the kind that goes here", 2),
+        (["--model.evaluation.split=3"], "--model.evaluation.split: no class is named that has this argument", 2),
         (["--config=sinthetic_alexr2"], "Did you mean synthetic_alexr2", 1),
         (["--trainer.logger=false", "--logger=wandb"], "Leave one of them out", 1),
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", 1),
