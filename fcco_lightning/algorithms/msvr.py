@@ -119,7 +119,7 @@ class _ChangedRows:
         at, before = noted.get("index"), noted.get("before")
         if before is None:
             return rows
-        undone = before if at is None or index is None else replaced(rows, index, at, before)[0]
+        undone = replaced(rows, index, at, before)
         return torch.where(undone.isnan(), rows, undone)
 
     def multipliers(self, number: int) -> Tensor | None:

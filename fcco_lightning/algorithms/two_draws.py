@@ -132,8 +132,8 @@ def _half_size(name: str, columns: Columns) -> int:
     size = len(next(iter(columns.values())))
     if size < 2:
         raise ConfigError(
-            f"the part {name!r} of a batch holds {size} sample, two half-batches need two. Use larger batches, or "
-            "another choice of `jacobian`."
+            f"the part {name!r} of a batch holds {size} sample, two half-batches need two. Use larger batches, or for "
+            "the last batch of an epoch drop_last=True, or another choice of `jacobian`."
         )
     return size // 2
 

@@ -3,8 +3,10 @@
 All means are taken at once, as one product of matrices, in shapes that follow from the batch's size alone.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +18,15 @@ from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.objectives.measurable import Rows
 
+_FEW = 30  # of a side, below which the bias of a ratio is worth a warning
+
 
 class OverSides(Constraint, ABC):
     """Every row compares what is measured on its sides: sets of samples, of a class or of all.
 
-    A batch without a sample of a side leaves the row untouched.
+    A batch without a sample of a side leaves the row untouched.  Where the samples of a side weigh differently, because
+    they are drawn with different probabilities, a mean over the k of them in a batch is a ratio of two estimates, and
+    biased by about 1/k: a warning says so where k is small.
     """
 
     def compare(self, rows: Sequence[Sequence[int]]) -> None:
@@ -39,6 +45,11 @@ class OverSides(Constraint, ABC):
         Raises:
             DataError: if the batch lacks a column, or has no single label for a sample.
         """
+
+    def check(self, outputs: Any, batch: Any) -> None:
+        super().check(outputs, batch)
+        others = f" or another of {len(self.names)}" if len(self.names) > 1 else ""
+        warn_of_ratios(self.members(batch).flatten(0, 1), batch, f"the constraint {self.names[0]!r}{others}")
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds a sample of each of its sides, of the class."""
@@ -144,6 +155,37 @@ def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tenso
         counts = counts * batch["weight"].to(dtype)
     total = counts.sum(-1, keepdim=True)
     return counts / total.clamp(min=torch.finfo(dtype).tiny), total.squeeze(-1) > 0
+
+
+def warn_of_ratios(sides: Tensor, batch: Columns, name: str) -> None:
+    """Warn where few samples of a side weigh differently, whose mean is then a ratio of two random sums.
+
+    It is none where a side consists of whole strata, of which every batch holds as many samples.
+
+    Args:
+        sides: which samples belong to each side, shape (s, B), bool.
+        batch: columns.
+        name: how the message begins, with the name of the constraint.
+    """
+    if "weight" not in batch:
+        return
+    weight = batch["weight"]
+    stratum = batch.get("stratum", weight)
+    chosen = "strata" in batch and len(torch.unique(stratum)) < int(batch["strata"][0])
+    units = stratum if chosen else torch.arange(len(weight), device=weight.device)
+    remedy = "more or all groups (groups_per_batch)" if chosen else "these samples alike (UniformSampling)"
+    for side in sides:
+        count = len(torch.unique(units[side]))
+        whole = not chosen and not bool(torch.isin(stratum[side], stratum[~side]).any())
+        if not count or count >= _FEW or whole or bool((weight[side] == weight[side][0]).all()):
+            continue
+        warnings.warn(
+            f"{name} takes a mean over {'samples of ' * chosen}{count} {'groups' if chosen else 'samples'} of a batch, "
+            "which weigh differently, as they are drawn with different probabilities: it is a ratio of two estimates, "
+            f"and biased where these are few. Draw {remedy}, or larger batches.",
+            stacklevel=2,
+        )
+        return
 
 
 def only_of(shares: Tensor, values: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ class GroupComparisons:
     Batches without the group say nothing of a row, so that under "whole" those that do hold more of the group than all
     samples do, also in the mean over everyone: with few samples of a group in a batch the estimate is biased towards
     no difference.  A mean over everyone differs from that of a group of share p by 1 - p times what the mean over all
-    others does; so "rest" with ``kappa / (1 - p)`` asks the same without that bias.
+    others does; so "rest" with ``kappa / (1 - p)`` asks the same without that bias, where batches are drawn uniformly
+    or hold all groups.
 
     Two groups are one comparison of group 1 with group 0 under "pairs" and "rest".
 

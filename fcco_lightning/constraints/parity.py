@@ -54,10 +54,11 @@ class GroupConstraint(OverSides, ABC):
         self.compare([pair[:2] for pair in self.comparisons.pairs])
         self.names = [name for kind in self.kinds for name in self.comparisons.rows(kind)]
 
-    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+    def check(self, outputs: Any, batch: Columns) -> None:
         if self.needs_labels:
             require_binary_labels(batch, self)
         self.comparisons.check(batch, self)
+        super().check(outputs, batch)
 
     def members(self, batch: Columns) -> Tensor:
         sides = self.comparisons.members(batch, self)

@@ -181,10 +181,7 @@ class Surrogate:
                 reading = reading._replace(apart=rows)
             if state is not reading.term.state or reading.held is None:
                 continue
-            held = rows
-            if index is not None and reading.index is not None:
-                held = replaced(reading.held, reading.index, index, rows)[0]
-            reading = reading._replace(held=held)
+            reading = reading._replace(held=replaced(reading.held, reading.index, index, rows))
         return reading
 
     def replaced(self, value: Tensor) -> "Surrogate":

@@ -75,7 +75,7 @@ class RowParameters(nn.Module):
     def _with(self, columns: Columns, rows: Tensor) -> Columns:
         found = {**columns, self.spec.name: rows}
         if self.with_previous and self.before:
-            before = replaced(rows.detach(), columns["index"], self.before["index"], self.before["values"])[0]
+            before = replaced(rows.detach(), columns["index"], self.before["index"], self.before["values"])
             found[f"{self.spec.name} before"] = before
         return found
 

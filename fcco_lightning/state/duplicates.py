@@ -30,18 +30,23 @@ def copies(index: Tensor) -> Copies:
     return Copies(first, torch.zeros_like(first).index_add(0, first, torch.ones_like(first)).index_select(0, first))
 
 
-def replaced(rows: Tensor, index: Tensor, at: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+def replaced(rows: Tensor, index: Tensor | None, at: Tensor | None, by: Tensor) -> Tensor:
     """Rows with those of some indices replaced.
 
     Args:
         rows: of the indices ``index``, shape (b, k).
-        index: shape (b,), int64.
-        at: indices whose rows are other ones, shape (c,), c >= 1, int64; equal ones have equal rows.
+        index: shape (b,), int64; None for all rows, in their order.
+        at: indices whose rows are other ones, shape (c,), c >= 1, int64, or None likewise; equal ones have equal rows.
         by: these rows, shape (c, k).
 
-    Returns: the rows (b, k), and which of them are replaced, shape (b,), bool.
+    Returns: the rows, shape (b, k).
     """
+    by = by.to(rows.dtype)
+    if at is None:
+        return by if index is None else by.index_select(0, index)
+    if index is None:
+        return rows.index_copy(0, at, by)
     known, order = at.sort()
     place = torch.searchsorted(known, index).clamp(max=len(known) - 1)
     found, chosen = known[place] == index, order[place]
-    return torch.where(found.unsqueeze(1), by.index_select(0, chosen).to(rows.dtype), rows), found
+    return torch.where(found.unsqueeze(1), by.index_select(0, chosen), rows)

@@ -7,8 +7,11 @@ import torch
 
 from fcco_lightning import (
     ALEXR,
+    MSVR,
+    SONEX,
     SOX,
     BalancedSampling,
+    CVaRGroupDRO,
     Engine,
     GroupSampling,
     PNormPush,
@@ -100,3 +103,20 @@ def test_what_a_half_of_a_batch_lacks_is_said():
             {"x": torch.randn(8, 2), **{name: column[batch] for name, column in columns.items()}},
             torch.optim.SGD(network.parameters(), lr=0.1),
         )
+
+
+@pytest.mark.parametrize(
+    "algorithm", [MSVR(gamma=0.3, gamma_prime=0.5), ALEXR(), SONEX()], ids=lambda algorithm: algorithm.name
+)
+def test_batches_and_halves_far_smaller_than_the_number_of_groups_follow_larger_ones(algorithm):
+    # rows are those of all groups, or where a batch is far smaller those of its samples: 14 > 4 * 3, 14 <= 4 * 4
+    columns = {"y": torch.arange(52) % 2, "group": torch.arange(52) % 14, "index": torch.arange(52)}
+    plan = UniformSampling(7, drop_last=False).plan(columns)  # the last one has three
+    drawn, network = {"target": Drawn(columns, plan)}, torch.nn.Linear(3, 1)
+    objective = CVaRGroupDRO(0.5, num_groups=14)
+    problem = algorithm.pose(objective, num_samples=52, sampling=drawn)
+    engine = Engine(network, problem, algorithm)
+    optimizer = torch.optim.SGD([*network.parameters(), *objective.parameters()], lr=0.1)
+    for batch in [*plan.batches(0), *plan.batches(1)]:
+        engine.train_batch({"x": torch.randn(len(batch), 3), **{n: c[batch] for n, c in columns.items()}}, optimizer)
+    assert problem.states[0].rows.isfinite().any()

@@ -84,10 +84,17 @@ def test_rows_are_replaced_where_others_are_known(index, at):
     rows = torch.arange(2.0 * len(index)).view(-1, 2)
     by = torch.tensor([[100.0 + i, float("nan") if i == 4 else -i] for i in at], dtype=torch.float64)
     before = rows.clone()
-    found, which = replaced(rows, torch.tensor(index), torch.tensor(at), by)
+    found = replaced(rows, torch.tensor(index), torch.tensor(at), by)
     assert torch.equal(rows, before)
     assert found.dtype == rows.dtype
-    assert which.tolist() == [i in at for i in index]
     for k, i in enumerate(index):
         expected = by[at.index(i)].float() if i in at else rows[k]
         assert torch.equal(found[k].nan_to_num(7), expected.nan_to_num(7))
+
+
+def test_all_rows_are_those_of_their_indices():
+    every, some, by = torch.zeros(5, 2), torch.tensor([3, 0, 3]), torch.tensor([[1.0, 2], [3, 4], [1, 2]])
+    expected = torch.tensor([[3.0, 4], [0, 0], [0, 0], [1, 2], [0, 0]])
+    assert torch.equal(replaced(every, None, some, by), expected)
+    assert torch.equal(replaced(by, some, None, expected), by)
+    assert torch.equal(replaced(every, None, None, expected), expected)

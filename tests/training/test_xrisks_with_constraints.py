@@ -34,7 +34,7 @@ CAP = 0.1
     [(NDCG, QuerySampling(4, 2, 2)), pytest.param(AveragePrecision, BalancedSampling(32), marks=pytest.mark.slow)],
     ids=["ndcg", "average precision"],
 )
-@pytest.mark.filterwarnings("ignore:The number of training batches")
+@pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.* takes a mean over")
 def test_a_group_is_not_placed_far_above_the_other(make_trainer, objective, batches):
     """Mean sigmoid of the scores of both groups, which says how high a group stands, on the training split."""
     gaps = []
