@@ -58,7 +58,7 @@ class SpectralRisk(AmbiguitySet):
         if self.spectrum == "extremile":
             cumulative = u**self.r
         elif self.spectrum == "esrm":
-            cumulative = (np.exp(self.r * (u - 1)) - math.exp(-self.r)) / -math.expm1(-self.r)
+            cumulative = np.exp(self.r * (u - 1)) * np.expm1(-self.r * u) / math.expm1(-self.r)
         else:
             cumulative = np.maximum(0.0, 1 - (1 - u) / self.r)
         return np.maximum.accumulate(np.diff(cumulative))

@@ -21,7 +21,8 @@ class ClassEvaluation(Evaluation):
     the column ``y`` (n,) contains the classes 0, 1, ...
 
     - ``accuracy``: share of the samples whose class has the highest score;
-    - ``top5_accuracy``: share of the samples whose class is among the five highest scores, if there are more;
+    - ``top5_accuracy``: share of the samples whose class is among the five highest scores, if there are more; of equal
+      scores any may be among them, so that a class counts by its chance;
     - ``loss``: mean cross-entropy (nats).
     """
 
@@ -33,8 +34,9 @@ class ClassEvaluation(Evaluation):
         correct, loss = correct_and_loss(outputs, batch["y"])
         figures = {"accuracy": correct.double().mean().item(), "loss": loss.mean().item()}
         if outputs.dim() == 2 and outputs.shape[1] > 5:
-            own = outputs.gather(1, batch["y"].unsqueeze(1))
-            figures["top5_accuracy"] = (torch.sum(outputs > own, 1) < 5).double().mean().item()
+            own = outputs.gather(1, batch["y"].long().unsqueeze(1))
+            above, equal = (outputs > own).sum(1), (outputs == own).sum(1)  # none is equal to NaN
+            figures["top5_accuracy"] = ((5 - above) / equal).nan_to_num(0, 0).clamp(0, 1).mean().item()
         return figures
 
 
@@ -71,7 +73,8 @@ class NeighbourEvaluation(Evaluation):
                 f"{tuple(outputs.shape)}. Use another evaluation (--model.evaluation)."
             )
         cosine = self.distance == "cosine"
-        points = normalize(outputs.float(), dim=1) if cosine else outputs.float()
+        points = outputs.float()
+        points = normalize(points, dim=1) if cosine else points - points.mean(0)  # an offset would cost digits
         names, y = torch.unique(batch["y"].long(), return_inverse=True)
         correct = 0
         for rows in torch.split(torch.arange(len(points), device=points.device), _AT_ONCE):

@@ -32,7 +32,7 @@ class NumberEvaluation(Evaluation):
         apart = outputs.double().flatten() - y
         error, variance = apart.square().mean(), y.var(correction=0)
         figures = {"rmse": error.sqrt().item(), "mae": apart.abs().mean().item()}
-        return figures | ({"r2": (1 - error / variance).item()} if variance > 0 else {})
+        return figures | ({"r2": (1 - error / variance).item()} if y.min() < y.max() else {})
 
 
 class ValueEvaluation(Evaluation):

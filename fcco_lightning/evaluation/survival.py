@@ -106,7 +106,8 @@ class SurvivalEvaluation(Evaluation):
         if self.horizon is not None:
             return self.horizon
         uncensored = uncensored_probability(time, event)(time, before=True)
-        return float(time[event & (uncensored > _LEAST_UNCENSORED)].max())
+        enough = event & (uncensored > _LEAST_UNCENSORED)
+        return float(time[enough].max() if enough.any() else time[event].min())
 
     def _integrated_brier(self, time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:
         first = float(time[event].min())
