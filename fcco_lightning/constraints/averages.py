@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.constraints.vacuity import constant_decision
-from fcco_lightning.models.batch import Columns
+from fcco_lightning.models.batch import KNOWN_STRATUM, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.objectives.measurable import Rows
@@ -24,10 +24,16 @@ _FEW = 30  # of a side, below which the bias of a ratio is worth a warning
 class OverSides(Constraint, ABC):
     """Every row compares what is measured on its sides: sets of samples, of a class or of all.
 
-    A batch without a sample of a side leaves the row untouched.  Where the samples of a side weigh differently, because
-    they are drawn with different probabilities, a mean over the k of them in a batch is a ratio of two estimates, and
-    biased by about 1/k: a warning says so where k is small.
+    A batch without a sample of a side leaves the row untouched.  A mean over the k samples of a side in a batch is a
+    ratio of two estimates where these are drawn with different probabilities, and biased by about 1/k.  So it is taken
+    stratum by stratum (:class:`StrataOfSides`) where batches mostly have samples for that; elsewhere a warning says so
+    if k is small.
+
+    Attributes:
+        strata: how the training samples of the sides are spread over strata; None where that plays no role.
     """
+
+    strata: "StrataOfSides | None" = None
 
     def compare(self, rows: Sequence[Sequence[int]]) -> None:
         """Say which sides the rows of a class compare.
@@ -48,12 +54,32 @@ class OverSides(Constraint, ABC):
 
     def check(self, outputs: Any, batch: Any) -> None:
         super().check(outputs, batch)
+        if self.strata is not None:
+            return
         others = f" or another of {len(self.names)}" if len(self.names) > 1 else ""
         warn_of_ratios(self.members(batch).flatten(0, 1), batch, f"the constraint {self.names[0]!r}{others}")
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds a sample of each of its sides, of the class."""
         return [[of_class[side] for side in sides] for of_class in self.members(columns) for sides in self._rows]
+
+    def know_strata(self, columns: Columns, strata: Tensor | None) -> bool:
+        self.strata = None if strata is None else StrataOfSides(self.members(columns), strata)
+        return strata is not None
+
+    def shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What every sample counts in the mean over each class and side, and of which of these the batch has enough.
+
+        Args:
+            batch: columns.
+            dtype: of the shares.
+
+        Returns: shares of sum 1, or 0 where there is no sample, shape (c, s, B), and a mask (c, s), bool.
+        """
+        members = self.members(batch)
+        if self.strata is None or KNOWN_STRATUM not in batch:
+            return shares_of(members, batch, dtype)
+        return self.strata.shares(members, batch[KNOWN_STRATUM], dtype)
 
     def by_rows(self, table: Tensor) -> Tensor:
         """What belongs to the sides of every row of a class, (c, p, k, ...), from that of all sides, (c, s, ...)."""
@@ -105,7 +131,7 @@ class OfMeans(OverSides, ABC):
         return self._rows_of_means([self.of_decisions(outputs.detach(), batch)], batch)[0].values
 
     def _rows_of_means(self, values: Sequence[Tensor], batch: Columns) -> list[Rows]:
-        shares, known = shares_of(self.members(batch), batch, values[0].dtype)
+        shares, known = self.shares(batch, values[0].dtype)
         weight = self.known_of(known)
         return [Rows(self.values_of(self.mean(shares, of_samples)), weight) for of_samples in values]
 
@@ -136,6 +162,45 @@ class OfQuantity(OfMeans, ABC):
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """All decisions are equal, or too soft to tell, where q is a rate: then it holds whatever the scores."""
         return constant_decision(self.quantity(outputs, batch)) if self.quantity.range == (0.0, 1.0) else None
+
+
+class StrataOfSides:
+    r"""Means over sides of which each stratum is drawn apart, with the strata's known shares (post-stratification).
+
+    The mean of q over side a is ``sum_s (N_as / N_a) (mean of q over the samples of a in stratum s)``, with N_as of the
+    N_a training samples of the side in stratum s.  The samples of a stratum are drawn alike, so each of these means is
+    unbiased in the batches that hold a sample of side and stratum, and so is their sum in those that hold one of every
+    stratum in which the side has samples (Cochran, Sampling Techniques, 1977, section 5A.9).
+
+    Args:
+        sides: which training samples belong to each side, shape (..., n), bool.
+        strata: of the training samples, shape (n,), int64; -1 for those that are never drawn.
+    """
+
+    def __init__(self, sides: Tensor, strata: Tensor) -> None:
+        number = int(strata.max()) + 1
+        sizes = torch.stack(
+            [torch.bincount(strata[side & (strata >= 0)], minlength=number) for side in sides.flatten(0, -2)]
+        )
+        sizes = sizes.view(*sides.shape[:-1], number).double()
+        self._shares = Known(sizes / sizes.sum(-1, keepdim=True).clamp(min=1))
+        self._numbers = Known(torch.arange(number).unsqueeze(1))
+
+    def shares(self, members: Tensor, stratum: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What every sample of a batch counts in each mean, and of which sides a batch has samples of all strata.
+
+        Args:
+            members: which samples belong to each side, shape (..., B), bool.
+            stratum: of the samples, shape (B,), int64.
+            dtype: of the shares.
+
+        Returns: as :func:`shares_of`.
+        """
+        counts, own = members.to(dtype), self._shares.like(members, dtype)
+        within = (stratum == self._numbers.like(stratum)).to(dtype)
+        found = counts @ within.T
+        known = ((found > 0) | (own == 0)).all(-1) & members.any(-1)
+        return counts * ((own / found.clamp(min=1)) @ within), known
 
 
 def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -95,6 +95,21 @@ class Constraint(Measurable, ABC):
         """
         return {}
 
+    def know_strata(self, columns: Columns, strata: Tensor | None) -> bool:  # noqa: ARG002
+        """Take note of how the training samples that the rows compare are spread over strata that are drawn apart.
+
+        From then on batches with the column ``known_stratum`` are measured stratum by stratum; a row needs a sample of
+        each of its subsets in every stratum that the subset has samples of.
+
+        Args:
+            columns: of the training samples.
+            strata: stratum of each, shape (n,), int64, -1 for those that are never drawn; None if batches are not to be
+                measured so.
+
+        Returns: whether that is so; by default it never is.
+        """
+        return False
+
     @abstractmethod
     def outer(self, phi: OuterFunction) -> OuterFunction:
         """The outer function ``phi(h(.) + kappa)`` of the inner values."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
-from fcco_lightning.constraints.averages import OfQuantity, OverSides, only_of, shares_of
+from fcco_lightning.constraints.averages import OfQuantity, OverSides, only_of
 from fcco_lightning.constraints.base import DifferenceAtMost, ValueAtMost
 from fcco_lightning.constraints.comparisons import Against, GroupComparisons
 from fcco_lightning.constraints.vacuity import too_close
@@ -217,7 +217,7 @@ class _GroupAUC(GroupConstraint):
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """The mean losses of the pairs within the sides."""
         scores = binary_scores(outputs)
-        shares, known = shares_of(self.members(batch), batch, scores.dtype)
+        shares, known = self.shares(batch, scores.dtype)
         losses = pair_losses(self.loss, only_of(shares, scores), shares[0], shares[1])
         return None, Rows(self.values_of(losses.unsqueeze(0)), self.known_of(known.all(0, keepdim=True)))
 

@@ -76,13 +76,12 @@ class Compiled:
         return surrogate
 
     def _attached(self, batch: Batch, before: Sequence[Tensor] | None) -> Evaluated:
-        """Columns with the parameters of samples, and the outputs at previous weights."""
+        """Columns with what is known of the samples, and the outputs at previous weights."""
         engine, earlier = self._engine, None
         if before is not None:
             with torch.no_grad(), engine.functions.elsewhere(before):
                 earlier = self._outputs(batch)
-        parameters = engine.problem.row_parameters
-        return Evaluated({}, batch if parameters is None else parameters.attach(batch), earlier, before, {})
+        return Evaluated({}, engine.problem.attach(batch), earlier, before, {})
 
     def _function(self, step: Callable[[Measured], Surrogate], *, whole: bool, wanted: bool) -> Callable[..., Any]:
         """What is compiled; ``wanted``: whether gradients are part of it."""

@@ -31,6 +31,7 @@ def check(problem: Problem, algorithm: Method, seen: Evaluated) -> None:
                 f"the column `weight` of the part {name!r} holds {float(weight.min()):g}: weights of samples are "
                 "numbers >= 0. Correct the column, or call it otherwise."
             )
+    problem.check_index(seen.batch)
     for part in (problem.objective, *problem.constraints):
         part.check(*read(seen.outputs, seen.batch, part))
     for term in problem.all_terms:
@@ -46,9 +47,9 @@ def name_index(engine: Running) -> None:
     Raises:
         StateIndexError, DataError: naming it.
     """
-    batch, of_samples = engine.given, engine.problem.row_parameters
-    if batch and of_samples is not None:
-        of_samples.state.checked_index(next(iter(batch.values()))["index"])
+    batch = engine.given
+    if batch:
+        engine.problem.check_index(batch)
     if engine.seen is not None:
         check(engine.problem, engine.algorithm, engine.seen)
         return

@@ -249,9 +249,8 @@ class Engine:
             outputs, batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
         )
         seen = Evaluated(united[0], columns, united[1] if len(united) > 1 else None, before, own)
-        self.given, self.seen = batch, seen
-        if self.problem.row_parameters is not None:
-            self.seen = seen = seen._replace(batch=self.problem.row_parameters.attach(columns))
+        self.given, self.seen = batch, seen  # for messages, if an index is none of a sample
+        self.seen = seen = seen._replace(batch=self.problem.attach(columns))
         if not self.checked:
             check(self.problem, self.algorithm, seen)
             self.checked = True

@@ -19,12 +19,17 @@ from fcco_lightning.engine.row_weights import (
     presence,
     require_company,
     warn_of_rare_rows,
+    within_strata,
 )
 from fcco_lightning.engine.terms import Term
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.batch import DUAL, KNOWN_STRATUM, Batch
+from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable, Objective, RowDomain
-from fcco_lightning.state import DualState, Layout
+from fcco_lightning.state import DualState, Layout, checked_index
 from fcco_lightning.state.processes import Processes
+
+_OFTEN = 1 / 4  # of the batches that hold samples of all sides, how many must hold some of all their strata
 
 
 class Problem(nn.Module):
@@ -79,6 +84,7 @@ class Problem(nn.Module):
         self.__dict__["objective"] = objective  # no submodule: its parameters are not the problem's
         self.constraints = kept_together(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
+        self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
         objective.prepare(num_samples)
         objective.join(self.processes)
         terms: list[Term] = []
@@ -122,7 +128,37 @@ class Problem(nn.Module):
     @property
     def needs_index(self) -> bool:
         """Whether single samples find rows by their index."""
-        return self.row_parameters is not None or any(term.per_sample and term.state for term in self.all_terms)
+        rows = self.row_parameters is not None or any(term.per_sample and term.state for term in self.all_terms)
+        return rows or bool(self._strata)
+
+    def attach(self, batch: Batch) -> Batch:
+        """The batch with what is known of its samples: their parameters, and the strata that constraints weigh."""
+        if self.row_parameters is not None:
+            batch = self.row_parameters.attach(batch)
+        for name, strata in self._stratified(batch):
+            index, table = batch[name]["index"], strata.like(batch[name]["index"])
+            if index.device.type != "cpu":  # a device cannot refuse an index: the first batch is looked at
+                index = index.clamp(0, len(table) - 1)
+            batch = {**batch, name: {**batch[name], KNOWN_STRATUM: table.index_select(0, index)}}
+        return batch
+
+    def check_index(self, batch: Batch) -> None:
+        """Look at the index of the samples to which :meth:`attach` adds something.
+
+        Raises:
+            StateIndexError: naming one that is none of a training sample.
+        """
+        if self.row_parameters is not None:
+            self.row_parameters.state.checked_index(next(iter(batch.values()))["index"])
+        for name, strata in self._stratified(batch):
+            checked_index(batch[name]["index"], len(strata.values))
+
+    def _stratified(self, batch: Batch) -> list[tuple[str, Known]]:
+        """The parts whose samples have strata that constraints weigh, and their independent draws; with the strata."""
+        first = next(iter(batch))
+        names = [(part or first, part is None or part == first, strata) for part, strata in self._strata.items()]
+        found = [(name, DUAL if is_first else f"{DUAL}_{name}", strata) for name, is_first, strata in names]
+        return [(name, strata) for own, dual, strata in found for name in (own, dual) if name in batch]
 
     def have_units(self) -> Tensor:
         """Whether all multipliers have their unit, as a tensor."""
@@ -264,10 +300,40 @@ class Problem(nn.Module):
             return RowWeights(num_rows)
         names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(num_rows)]
         probability = presence(subsets, drawn, names, of_batch)
+        if isinstance(part, Constraint):
+            probability = self._by_strata(part, subsets, drawn, of_batch, probability)
         warn_of_rare_rows(probability, names)
         if isinstance(part, Objective):
             part.know_presence(probability)
         return RowWeights(num_rows, probability)
+
+    def _by_strata(
+        self, part: Constraint, subsets: Sequence[Sequence[Tensor]], drawn: Drawn, of_batch: float, probability: Tensor
+    ) -> Tensor:
+        """Probabilities of the rows of a constraint, measured by strata if it can be and batches often hold them all.
+
+        Args:
+            part: the constraint.
+            subsets: see :meth:`Measurable.subsets`.
+            drawn: the samples of its part.
+            of_batch: part of a batch on which the gradient is taken.
+            probability: of the rows where strata play no role, shape (m,).
+        """
+        part.know_strata(drawn.columns, None)
+        strata, weigh = drawn.plan.strata, getattr(drawn.plan, "weights", None)
+        weight = None if strata is None or weigh is None else weigh()
+        if strata is None or weight is None:  # else means are those over the samples as they are drawn
+            return probability
+        strata = torch.where(weight > 0, strata, -1)
+        cells = within_strata(subsets, strata)
+        several = any(len(of_row) > len(row) for of_row, row in zip(cells, subsets, strict=True))
+        if not (several and can_know(cells)):
+            return probability
+        found = presence(cells, drawn, part.names, of_batch)
+        if bool((found < _OFTEN * probability).any()) or not part.know_strata(drawn.columns, strata):
+            return probability
+        self._strata[part.part if isinstance(part.part, str) else None] = Known(strata)
+        return found
 
 
 def _numbered(owners: Tensor) -> Tensor:

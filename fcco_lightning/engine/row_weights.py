@@ -29,8 +29,10 @@ _MOST_SUBSETS = 10  # of a row, for exact probabilities: all 2^c - 1 unions are 
 class BatchDraws(Protocol):
     """How batches are drawn: what is needed of a batch plan.
 
-    It may also have ``distinct``, whether no batch holds a sample twice; ``most(counts)``, the largest number of marked
-    samples in a batch, of ``counts`` (S,) in every stratum; and ``by_size()``, for batches of several sizes.
+    It may also have ``weights()``, of the samples in means over the data, shape (n,), or None where they are means over
+    the samples as they are drawn; ``distinct``, whether no batch holds a sample twice; ``most(counts)``, the largest
+    number of marked samples in a batch, of ``counts`` (S,) in every stratum; and ``by_size()``, for batches of several
+    sizes.
     """
 
     @property
@@ -344,6 +346,24 @@ def require_company(probability: float, name: str) -> None:
             f"{name} compares samples of two kinds, but some never come in a batch with one of the other kind. Draw "
             "batches of both classes, with BalancedSampling, or larger batches."
         )
+
+
+def within_strata(subsets: Sequence[Sequence[Tensor]], strata: Tensor) -> list[list[Tensor]]:
+    """For every row the parts of its subsets in the strata in which they have samples.
+
+    Args:
+        subsets: of every row, masks (n,) of the samples.
+        strata: of the samples, shape (n,); -1 for those that are never drawn.
+    """
+    parts, rows = dict[int, list[Tensor]](), dict[int, list[Tensor]]()  # many rows have the same subsets
+    for subset in (subset for row in subsets for subset in row):
+        if id(subset) not in parts:
+            strata_there = [stratum for stratum in torch.unique(strata[subset]).tolist() if stratum >= 0]
+            parts[id(subset)] = [subset & (strata == stratum) for stratum in strata_there]
+    for row in subsets:
+        if id(row) not in rows:
+            rows[id(row)] = [part for subset in row for part in parts[id(subset)]]
+    return [rows[id(row)] for row in subsets]
 
 
 def can_know(subsets: Sequence[Sequence[Tensor]]) -> bool:

@@ -17,8 +17,9 @@ of samples are not equally likely: a sample's stratum, whose members are drawn a
 ``strata`` (B,) int64, the number of strata, where a batch holds some that are drawn uniformly; and ``replaced`` (B,)
 int64 where members are drawn with replacement, how often the batch holds each draw.  ``weight_in_halves`` (B, 2)
 float32 is there where a half of a batch does not hold half of every stratum, as of an odd number of positives: what the
-weight is to be multiplied by in the first and in the second half.  ``here`` (B,) bool, on the CPU, is there where
-several processes share a batch: it marks the samples of this one.
+weight is to be multiplied by in the first and in the second half.  ``known_stratum`` (B,) int64 is
+there where constraints weigh strata by their shares of the training split: the stratum of a sample.  ``here`` (B,)
+bool, on the CPU, is there where several processes share a batch: it marks the samples of this one.
 """
 
 Batch: TypeAlias = Mapping[str, Columns]
@@ -26,6 +27,9 @@ Batch: TypeAlias = Mapping[str, Columns]
 
 IN_HALVES = "weight_in_halves"
 """Name of the column that corrects weights where a half of a batch is measured alone."""
+
+KNOWN_STRATUM = "known_stratum"
+"""Name of the column that an engine adds for means over sides whose samples are drawn with several probabilities."""
 
 HERE = "here"
 """Name of the column that marks the samples of this process."""

@@ -1,6 +1,6 @@
 """The dual state and what keeps it right."""
 
 from fcco_lightning.state.duplicates import Copies, copies, replaced
-from fcco_lightning.state.rows import SHARDED_FROM, DualState, Layout, shard_of
+from fcco_lightning.state.rows import SHARDED_FROM, DualState, Layout, checked_index, shard_of
 
-__all__ = ["SHARDED_FROM", "Copies", "DualState", "Layout", "copies", "replaced", "shard_of"]
+__all__ = ["SHARDED_FROM", "Copies", "DualState", "Layout", "checked_index", "copies", "replaced", "shard_of"]

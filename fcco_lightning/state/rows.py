@@ -161,24 +161,8 @@ class DualState(nn.Module):
         self.held.mul_(factor)
 
     def checked_index(self, index: Tensor) -> Tensor:
-        """``index`` (b,) as int64.
-
-        Raises:
-            StateIndexError: if an index is not a whole number in [0, n).
-        """
-        if index.dtype not in _INDEX_DTYPES or index.dim() != 1:
-            raise StateIndexError(
-                f"index must be a 1-D tensor of whole numbers, got {index.dim()}-D {index.dtype}. "
-                "Pass the dataset's `index` column, e.g. torch.arange(n)[batch]."
-            )
-        wrong = (index < 0) | (index >= self.num_rows)
-        if bool(wrong.any()):
-            where = int(wrong.nonzero()[0])
-            raise StateIndexError(
-                f"the dual state holds rows 0..{self.num_rows - 1}, got index {int(index[where])} at batch position "
-                f"{where}. Index the training split itself from 0, and size the state with num_rows=len(train_split)."
-            )
-        return index.long()
+        """``index`` (b,) as int64, see :func:`checked_index`."""
+        return checked_index(index, self.num_rows)
 
     def _local(self, index: Tensor) -> Tensor:
         """Which of the rows held here these are, the sink for those of other processes."""
@@ -237,3 +221,28 @@ def shard_of(num_rows: int, rank: int, size: int) -> tuple[int, int]:
     each = -(-num_rows // size)
     first = min(rank * each, num_rows)
     return first, min(each, num_rows - first)
+
+
+def checked_index(index: Tensor, num_rows: int) -> Tensor:
+    """``index`` (b,) as int64.
+
+    Args:
+        index: of samples.
+        num_rows: n.
+
+    Raises:
+        StateIndexError: if an index is not a whole number in [0, n).
+    """
+    if index.dtype not in _INDEX_DTYPES or index.dim() != 1:
+        raise StateIndexError(
+            f"index must be a 1-D tensor of whole numbers, got {index.dim()}-D {index.dtype}. "
+            "Pass the dataset's `index` column, e.g. torch.arange(n)[batch]."
+        )
+    wrong = (index < 0) | (index >= num_rows)
+    if bool(wrong.any()):
+        where = int(wrong.nonzero()[0])
+        raise StateIndexError(
+            f"the dual state holds rows 0..{num_rows - 1}, got index {int(index[where])} at batch position "
+            f"{where}. Index the training split itself from 0, and size the state with num_rows=len(train_split)."
+        )
+    return index.long()

@@ -1,9 +1,11 @@
-"""Means of constraints over samples that weigh differently are ratios, and a warning says where that matters."""
+"""Means of constraints over samples that are drawn with different probabilities: exact by strata, or with a warning."""
 
 import warnings
+from itertools import combinations
 
 import pytest
 import torch
+from torch import nn
 
 from fcco_lightning import (
     BalancedSampling,
@@ -11,8 +13,14 @@ from fcco_lightning import (
     DemographicParity,
     Engine,
     EqualizedOdds,
+    FourFifthsRule,
+    GroupAUCAtLeast,
     GroupSampling,
+    HingePenalty,
     MeanAtMost,
+    MeanDifferenceAtMost,
+    PredictiveParity,
+    ROCFairness,
     SoftRate,
     UniformSampling,
 )
@@ -21,7 +29,7 @@ from fcco_lightning.data.plans import Drawn
 
 N = 600
 FEW = [
-    (DemographicParity(), BalancedSampling(32, 0.5), "samples of a batch, which weigh .* Draw these samples alike"),
+    (DemographicParity(), BalancedSampling(4, 0.5), "samples of a batch, which weigh .* Draw these samples alike"),
     (
         DemographicParity(against="rest", groups=["a", "b", "c"]),
         GroupSampling(2, samples_per_group=64, prevalence="data"),
@@ -32,7 +40,7 @@ RIGHT = [
     (DemographicParity(), UniformSampling(32)),
     (EqualizedOdds(), BalancedSampling(32, 0.5)),  # the samples of a class weigh the same
     (MeanAtMost(SoftRate(), 0.9), BalancedSampling(28, 0.5)),  # of everyone: equally many of each class
-    (DemographicParity(), BalancedSampling(256, 0.5)),  # many
+    (DemographicParity(), BalancedSampling(32, 0.5)),  # by strata
     (
         DemographicParity(against="rest", groups=["a", "b", "c"]),
         GroupSampling(3, samples_per_group=4, prevalence="data"),  # equally many of every group
@@ -65,3 +73,55 @@ def test_other_means_are_taken_silently(constraint, sampling):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first_batch(constraint, sampling)
+
+
+SMALL = 11
+Y, GROUP = torch.arange(SMALL) % 5 % 2, torch.tensor([0, 1, 1, 0, 0, 1, 0, 0, 1, 0, 1])
+SEVERAL = [
+    DemographicParity(),
+    FourFifthsRule(),
+    PredictiveParity(),
+    MeanAtMost(SoftRate(), 0.5, where={"group": 1}),
+    MeanDifferenceAtMost(SoftRate(), 0.1, {"group": 1, "y": 0}, {"group": 0}),
+    ROCFairness(thresholds=[-0.5, 0.5]),
+    GroupAUCAtLeast(0.6),
+]
+
+
+def all_batches(plan):
+    """Every batch that a plan of two strata can draw, once."""
+    strata = [(plan.strata == s).nonzero().flatten().tolist() for s in (0, 1)]
+    for chosen in combinations(strata[0], int(plan.drawn[0])):
+        for others in combinations(strata[1], int(plan.drawn[1])):
+            yield torch.tensor([*chosen, *others])
+
+
+@pytest.mark.parametrize("by", ["y", "apart"])
+@pytest.mark.parametrize("constraint", SEVERAL, ids=lambda c: type(c).__name__)
+def test_the_mean_over_all_batches_is_that_over_the_data(constraint, by):
+    """By enumeration, whether strata are the classes or cut across everything that the constraint compares."""
+    columns = {"y": Y, "group": GROUP, "apart": torch.arange(SMALL) % 3 % 2, "index": torch.arange(SMALL)}
+    table = {**columns, "y": columns[by]}
+    plan = BalancedSampling(6 if by == "y" else 7, 3 / 7).plan(table)
+    x, network = torch.linspace(-2, 2, SMALL, dtype=torch.float64).unsqueeze(1).square(), nn.Linear(1, 1).double()
+    algorithm, n = SOX(), {"num_samples": SMALL, "dtype": torch.float64}
+    problem = algorithm.pose(
+        CrossEntropy(), [constraint], HingePenalty(), sampling={"target": Drawn(columns, plan)}, **n
+    )
+    engine, found, batches = Engine(network, problem, algorithm), 0.0, list(all_batches(plan))
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        for i in batches:
+            batch = {"x": x[i], **{name: column[i] for name, column in {**columns, **plan.columns()}.items()}}
+            (row,) = engine.measure(engine.evaluate({"target": batch})).readings
+            found += row.weight.unsqueeze(1) * row.values / len(batches)
+        exact = constraint.measure(network(x), columns)[1].values
+    torch.testing.assert_close(found, exact / len(exact), rtol=1e-10, atol=0)
+
+
+def test_strata_of_batches_that_are_not_weighted_play_no_role():
+    """Of prevalence "batch" means are those over samples as they are drawn."""
+    columns = {"y": Y, "group": GROUP, "index": torch.arange(SMALL)}
+    plan, constraint = BalancedSampling(6, 0.5, prevalence="batch").plan(columns), DemographicParity()
+    SOX().pose(CrossEntropy(), [constraint], num_samples=SMALL, sampling={"target": Drawn(columns, plan)})
+    assert constraint.strata is None
