@@ -31,6 +31,9 @@ class Algorithm(ABC):
     constraint_share: float = 1.0
     """Part of a batch on which the constraints' gradient is taken."""
 
+    needs_previous: bool = False
+    """Whether batches are measured at the previous weights, too."""
+
     penalises: bool = True
     """Whether constraints enter what is minimised, by multipliers or a penalty."""
 

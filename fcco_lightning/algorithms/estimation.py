@@ -22,9 +22,6 @@ class Estimation(Algorithm, ABC):
         estimator: for the constraints, and for the objective unless it has its own.
         smoothing: map on non-smooth outer functions; None for none.
         objective_estimator: for the objective's inner functions, if other than ``estimator`` (SONEX paper, F.3).
-
-    Attributes:
-        needs_previous: whether inner functions are measured at the previous weights, too.
     """
 
     def __init__(

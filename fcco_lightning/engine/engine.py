@@ -90,7 +90,7 @@ class Engine:
     ) -> None:
         self.processes, self.problem, self.algorithm = problem.processes, problem, algorithm
         if problem.row_parameters is not None:
-            problem.row_parameters.with_previous = getattr(algorithm, "needs_previous", False)
+            problem.row_parameters.with_previous = algorithm.needs_previous
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
         self.backend = backend or Backend(self.processes)
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
