@@ -74,14 +74,16 @@ def intervals(
 ) -> dict[str, Interval]:
     r"""Compute a confidence interval of every constraint that the split has samples of.
 
-    - "binomial", where the inner values are means of quantities in [0, 1] (rates): each has the exact interval of
-      Clopper and Pearson (1934) with the effective number of samples ``p (1 - p) / Var p`` (Korn and Graubard, 1998).
-      That is the number of samples for hard rates and larger for smoothed ones, whose variance is taken with one more
-      sample at 0 and one at 1: a few low values do not say that there are no high ones.  Intervals of several rates
-      combine to that of ``s = sum_j c_j u_j``: its ends are ``sqrt(sum_j (c_j u_j - l_j)^2)`` below s and likewise
-      above, with l_j the end of the interval of ``c_j u_j`` (Zou and Donner, 2008; of two rates Newcombe, 1998).
-    - "normal", for all others (losses, AUCs, ratios): ``s -+ z SE`` with the standard error of the infinitesimal
-      jackknife (Efron, 1981), ``SE^2 = sum over samples j of (ds / d weight_j)^2`` at weights 1.
+    - "binomial", where the inner values are means of quantities in [0, 1] (rates) over samples without a column
+      ``weight``: each has the exact interval of Clopper and Pearson (1934) with the effective number of samples
+      ``p (1 - p) / Var p`` (Korn and Graubard, 1998).  That is the number of samples for hard rates and larger for
+      smoothed ones, whose variance is taken with one more sample at 0 and one at 1: a few low values do not say that
+      there are no high ones.  Intervals of several rates combine to that of ``s = sum_j c_j u_j``: its ends are
+      ``sqrt(sum_j (c_j u_j - l_j)^2)`` below s and likewise above, with l_j the end of the interval of ``c_j u_j``
+      (Zou and Donner, 2008; of two rates Newcombe, 1998).
+    - "normal", for all others (losses, AUCs, ratios, weighted rates): ``s -+ z SE`` with the standard error of the
+      infinitesimal jackknife (Efron, 1981), ``SE^2 = sum over samples j of (ds / d weight_j)^2`` at weights 1, by which
+      those of the column are multiplied.
 
     Samples of one patient, camera or handwriting are alike, so that they say less than as many independent ones.  With
     ``clusters`` only the clusters are independent:
@@ -140,7 +142,8 @@ def _rows(constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tens
     wide = outputs.detach().clone().double()
     known = {name: column.clone() for name, column in columns.items()}
     weight = torch.ones(len(wide), dtype=torch.float64, device=wide.device, requires_grad=True)
-    index, inner = inner_values(constraint, wide, {**known, "weight": weight})
+    weighed = "weight" in known
+    index, inner = inner_values(constraint, wide, {**known, "weight": weight * known.get("weight", 1)})
     if not len(index):
         return {}
     slopes = constraint.number().subgradient(inner.detach())
@@ -149,7 +152,7 @@ def _rows(constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tens
     for i, values, slope in zip(index.tolist(), inner, slopes, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
         members = influence != 0 if subsets is None else torch.stack(list(subsets[i]))
-        rates = subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
+        rates = not weighed and subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
         means = _means(values.detach(), slope, influence, members.double() if rates else None)
         clustered = means if codes is None else _with_clusters(means, influence, members, codes.to(influence.device))
         found |= {} if clustered is None else {i: clustered}

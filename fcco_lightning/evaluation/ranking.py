@@ -279,7 +279,8 @@ class ScoreTally(Tally):
 
     def update(self, outputs: Tensor, batch: Columns) -> None:
         require_columns(batch, "y", figures="figures of a ranking")
-        scores = binary_scores(outputs).float()
+        scores = binary_scores(outputs)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         groups = batch.get("group") if self.num_thresholds is not None and len(self._groups) < 3 else None
         if groups is not None:
             self._groups |= set(torch.unique(groups)[:3].tolist())

@@ -97,6 +97,20 @@ def test_a_subset_without_samples_has_no_interval_and_names_stay_apart():
     assert list(intervals(limits, scores, columns)) == ["soft rate", "soft rate'"]
 
 
+def test_samples_that_weigh_differently_do_so_in_intervals():
+    """As a bootstrap of samples with their weights, by the delta method written out."""
+    scores, columns = split(400, 0)
+    columns["weight"] = 0.5 + 2 * columns["y"].double()
+    (rate,) = intervals([MeanAtMost(SoftRate(), 0.1)], scores, columns).values()
+    (cap,) = intervals([MeanAtMost(LogisticLoss(), 0.1)], scores, columns).values()
+    s, w, sign = scores.double(), columns["weight"], 2 * columns["y"] - 1
+    for found, q in ((rate, torch.sigmoid(s)), (cap, torch.log1p(torch.exp(-sign * s)))):
+        mean = float((w * q).sum() / w.sum())
+        error = float((w * (q - mean)).norm() / w.sum())
+        assert found.h == pytest.approx(mean - 0.1, rel=1e-5)
+        assert found.high - found.h == pytest.approx(1.959964 * error, rel=1e-5)
+
+
 @pytest.mark.parametrize("level", [0.0, 1.0, 1.5])
 def test_a_level_that_is_none(level):
     with pytest.raises(ConfigError, match="level must lie in"):

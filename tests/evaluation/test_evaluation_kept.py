@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from scipy.stats import kstest
+from sklearn.metrics import roc_auc_score
 
 from fcco_lightning import (
     BinaryEvaluation,
@@ -55,6 +56,14 @@ def test_the_part_is_random_and_the_same_for_any_order_and_division():
     again = collected(BinaryEvaluation(), 400, scores[order], {k: c[order] for k, c in columns.items()}, size=511)
     assert sorted(again.columns["index"].tolist()) == chosen(400)
     assert again.counted == pytest.approx(dict(kept.counted), abs=0)
+
+
+def test_scores_beyond_float32_are_counted_as_its_end():
+    scores, columns = samples()
+    scores = scores.double().sign() * 10.0 ** (39 + scores.double().abs())
+    kept = collected(BinaryEvaluation(), 400, scores, columns)
+    assert kept.counted["auc"] == pytest.approx(roc_auc_score(columns["y"], scores.sign()), abs=1e-12)
+    assert kept.counted["score_max"] == scores.max()
 
 
 def test_without_an_index_samples_are_told_apart_by_their_position():
