@@ -51,8 +51,9 @@ def shares_below(values: FloatArray, ends: FloatArray) -> FloatArray:
 class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     r"""Columns of numbers, each followed by how much of every piece of its range lies below the value.
 
-    A column of 0 and 1 keeps its size: divided by its small deviation, that of a rare category would outweigh all
-    others.  Any other becomes ``(x - mean) / deviation``, and, where there are pieces ``[a_k, a_{k+1}]``, beside it
+    A column that is constant becomes 0, so that another value, of which nothing was learnt, changes no score.  One of 0
+    and 1 keeps its size: divided by its small deviation, that of a rare category would outweigh all others.  Any other
+    becomes ``(x - mean) / deviation``, and, where there are pieces ``[a_k, a_{k+1}]``, beside it
 
     .. math:: \min\{1, \max\{0, (x - a_k) / (a_{k+1} - a_k)\}\},
 
@@ -88,6 +89,7 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         X = X if thin else np.asarray(X, dtype=np.float64)
         self._scaler = StandardScaler(with_mean=not thin).fit(X)
         self._scaler.scale_[_indicators(X)] = 1.0
+        self._scaler.scale_[self._scaler.var_ == 0] = np.inf
         ends = [] if thin else ends_of_pieces(X.T, self.pieces, len(X))
         self.ends_ = {j: of for j, of in enumerate(ends) if len(of)}
         return self

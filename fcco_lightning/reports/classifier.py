@@ -129,7 +129,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             DataError: if there is one class only, or a column of groups has one group, or missing cells.
             ConfigError: if an argument is out of range, or no weights can meet a constraint.
         """
-        require_parts(self.constraints, self.algorithm, AdamW)
+        require_parts(self.objective, self.constraints, self.penalty, self.algorithm, AdamW)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, order="C")
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)

@@ -5,9 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec
 
+from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.checks import at_least
-from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints import Constraint, Penalty
+from fcco_lightning.constraints.multipliers import Multipliers
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.objectives import Objective
 from fcco_lightning.state import Layout
 
 P = ParamSpec("P")
@@ -97,7 +100,9 @@ def require_settings(**given: object) -> None:
             raise ConfigError(f"{name} must be {name.capitalize()}(...), got {value!r}. Give it as its argument.")
 
 
-def require_parts(constraints: object, algorithm: object, optimizer: object) -> None:
+def require_parts(
+    objective: object, constraints: object, penalty: object, algorithm: object, optimizer: object
+) -> None:
     """Refuse what is easily given in another form than is asked for.
 
     Raises:
@@ -111,13 +116,21 @@ def require_parts(constraints: object, algorithm: object, optimizer: object) -> 
         raise ConfigError(
             f"constraints must be a list of constraints such as [DemographicParity()], got {others[0]!r} for one."
         )
-    if isinstance(algorithm, type):
-        raise ConfigError(f"algorithm must be an object, got the class: make one, {algorithm.__name__}().")
+    _require_object("objective", objective, Objective, "AUC()")
+    _require_object("penalty", penalty, (Penalty, Multipliers), "AdaptivePenalty()")
+    _require_object("algorithm", algorithm, Algorithm, "SONEX()")
     if not callable(optimizer):
         raise ConfigError(
             f"optimizer must be a class or function that is given the parameters, got {type(optimizer).__name__}: for "
             "example optimizer=lambda params: torch.optim.Adam(params, lr=1e-3)."
         )
+
+
+def _require_object(name: str, value: object, kind: type | tuple[type, ...], example: str) -> None:
+    if isinstance(value, type):
+        raise ConfigError(f"{name} must be an object, got the class: make one, {value.__name__}().")
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{name} must be an object such as {example}, got {value!r}.")
 
 
 def refusing_old_names(init: Callable[P, None]) -> Callable[P, None]:

@@ -114,7 +114,7 @@ class FCCOModule(EvaluatingModule):
     ) -> None:
         super().__init__()
         require_settings(schedule=schedule, clipping=clipping, execution=execution)
-        require_parts(constraints, algorithm, optimizer)
+        require_parts(objective, constraints, penalty, algorithm, optimizer)
         self.automatic_optimization = False
         objective = objective or AUC()
         self.algorithm = algorithm or default_algorithm(objective, constrained=bool(constraints))

@@ -23,6 +23,7 @@ def test_features_are_the_numbers_and_how_much_of_every_piece_lies_below_them():
     made = PiecewiseFeatures(pieces=4).fit(X)
     expected = StandardScaler().fit(X).transform(new)
     expected[:, 2] = new[:, 2] - X[:, 2].mean()  # in its size
+    expected[:, 3] = 0  # of a constant nothing is learnt
     for j in (0, 1):
         quarters = [statistics.quantiles(of, n=4, method="inclusive") for of in (X[:, j], set(X[:, j]))]
         ends = sorted({X[:, j].min(), *quarters[0], *quarters[1], X[:, j].max()})
@@ -61,3 +62,11 @@ def test_a_sparse_matrix_has_no_pieces():
         PiecewiseFeatures(2).fit(thin)
     with pytest.raises(ConfigError, match="pieces must be a whole number >= 1, got 0"):
         PiecewiseFeatures(0).fit(X)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sparse.csr_matrix])
+def test_a_constant_column_says_nothing_later_either(kind):
+    X = np.column_stack([np.linspace(0, 1, 9), np.full(9, 5.0), np.ones(9), np.zeros(9)])
+    made = PiecewiseFeatures(pieces=1).fit(kind(X))
+    assert not made.transform(kind(X))[:, 1:].any()
+    assert not made.transform(kind(X * 7 - 3 * (X == 0)))[:, 1:].any()

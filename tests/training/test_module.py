@@ -467,7 +467,10 @@ def test_a_schedule_or_the_like_is_given_as_a_record(make_module):
     ("part", "message"),
     [
         ({"constraints": ROCFairness()}, "constraints must be a list, got one ROCFairness"),
-        ({"algorithm": SONEX}, r"got the class: make one, SONEX\(\)"),
+        ({"algorithm": SONEX}, r"algorithm must be an object, got the class: make one, SONEX\(\)"),
+        ({"algorithm": "SONEX"}, r"algorithm must be an object such as SONEX\(\), got 'SONEX'"),
+        ({"objective": "AUC"}, r"objective must be an object such as AUC\(\), got 'AUC'"),
+        ({"penalty": 3}, r"penalty must be an object such as AdaptivePenalty\(\), got 3"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))])}, "that is given the parameters, got SGD"),
     ],
 )
