@@ -51,7 +51,7 @@ class Compiled:
         engine = self._engine
         scheduled = getattr(engine.problem.penalty, "schedule", None) is not None
         elsewhere = before is not None and not engine.network_alone
-        return engine.checked and not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
+        return not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
 
     def __call__(
         self, step: Callable[[Measured], Surrogate], batch: Batch, before: Sequence[Tensor] | None
@@ -59,6 +59,9 @@ class Compiled:
         """See :meth:`Engine.run`."""
         engine, whole = self._engine, self._engine.alone
         engine.given, engine.stop_agreed = batch, engine.stop_asked if whole else engine.stop_agreed
+        if whole and not engine.checked:  # compiled code looks at nothing
+            with torch.no_grad(), engine.functions.elsewhere([p.data for p in engine.params]):
+                engine.evaluate(batch)
         given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)
         wanted = whole and self._differentiates and engine.backend.takes_gradients(engine.params)
         trained = tuple(w.requires_grad for w in engine.params)  # torch 2.11 does not see that one was frozen

@@ -22,6 +22,7 @@ from fcco_lightning.state import Copies
 
 RARE = 1 / 20
 """Share of the batches below which a row counts as rarely seen."""
+_NEVER = 1e-9  # below it a probability is 0 but for rounding
 _PRIOR = 16.0  # batches that the assumption of equal probabilities counts for, where they are estimated
 _MOST_SUBSETS = 10  # of a row, for exact probabilities: all 2^c - 1 unions are looked at
 
@@ -379,14 +380,24 @@ def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
     gives each of them 1/16 of the mean.  So are the bags of the frequent class, where both classes are drawn alike.
     """
     uneven = probability < torch.maximum(1 / torch.tensor(len(probability)), probability.mean() / 3)
-    rare = ((probability < RARE) & uneven).nonzero().flatten().tolist()
+    never = (probability < _NEVER).nonzero().flatten().tolist()
+    if never:
+        warnings.warn(
+            f"no batch speaks of {names[never[0]]!r}{_and_more(never, 1)}: what it needs never comes together, so "
+            "that nothing is learnt of it. Draw larger batches, or others (`batches`).",
+            stacklevel=2,
+        )
+    rare = ((probability >= _NEVER) & (probability < RARE) & uneven).nonzero().flatten().tolist()
     if rare:
         shown = ", ".join(f"{names[i]!r} in {float(probability[i]):.2%}" for i in rare[:5])
-        more = f" and {len(rare) - 5} more" if len(rare) > 5 else ""
         warnings.warn(
-            f"few batches speak of {shown}{more}: to make up for it, their gradient weighs up to "
-            f"{1 / max(float(probability.min()), 1e-12):,.0f} times as much where it comes, which is noisy. Draw these "
+            f"few batches speak of {shown}{_and_more(rare, 5)}: to make up for it, their gradient weighs up to "
+            f"{1 / float(probability[rare].min()):,.0f} times as much where it comes, which is noisy. Draw these "
             "samples more often, with `batches: GroupSampling` (or BalancedSampling if they are of one class), or use "
             "larger batches.",
             stacklevel=2,
         )
+
+
+def _and_more(found: Sequence[int], shown: int) -> str:
+    return f" and {len(found) - shown} more" if len(found) > shown else ""

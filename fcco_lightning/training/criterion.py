@@ -30,7 +30,9 @@ class Criterion(nn.Module):
     precision, accumulation and schedules are what they are for any other loss.  The rows change with the optimizer's
     step, behind the backward pass, and only if every value and gradient is finite.  With several processes the batch is
     that of all of them together, as :class:`~fcco_lightning.Engine` has it, and the gradients are to be averaged, as
-    DistributedDataParallel does.  Rows are part of ``state_dict()``, replicated on every process.
+    DistributedDataParallel does.  Rows are part of ``state_dict()``, replicated on every process.  A checkpoint that
+    Lightning's ``EMAWeightAveraging`` or ``StochasticWeightAveraging`` has written holds them for a run with that
+    callback.
 
     With gradients accumulated over several batches each batch compares its own samples only, and the rows move with
     each of them.  A step that a loss scaler drops leaves the rows as they were.
@@ -153,9 +155,10 @@ class Criterion(nn.Module):
             name_index(engine)  # raises, if it is that of a row
             raise
         self._backend.surrogate = surrogate.value
+        surrogate.estimates = self.estimates = Estimates(None, surrogate.estimates.computed())  # without the graph
         engine.descend(surrogate)
-        self.estimates = surrogate.estimates
         value = self._backend.surrogate
+        del self._backend.surrogate  # as the outputs once rows are written: nothing keeps the graph
         if value.requires_grad:
             value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
         known = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # a batch may say nothing of one
@@ -219,7 +222,7 @@ class Criterion(nn.Module):
                 self.engine.commit()
         finally:
             self.engine.discard()
-            self._differentiated = False
+            self._outputs.given, self._differentiated = {}, False
 
     def _accumulates(self) -> bool:
         """Whether gradients of the last batch wait for those of the next; a loss scaler drops what is not finite."""
@@ -247,7 +250,9 @@ class Criterion(nn.Module):
 class _Outputs(BatchNetwork):
     """Hands out what the user's network has returned, by part."""
 
-    given: Mapping[str, Any]
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: Mapping[str, Any] = {}
 
     def forward(self, batch: Any) -> Any:  # noqa: ARG002
         return self.given
