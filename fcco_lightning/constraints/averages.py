@@ -63,9 +63,8 @@ class OverSides(Constraint, ABC):
         """A batch speaks of a row if it holds a sample of each of its sides, of the class."""
         return [[of_class[side] for side in sides] for of_class in self.members(columns) for sides in self._rows]
 
-    def know_strata(self, columns: Columns, strata: Tensor | None) -> bool:
-        self.strata = None if strata is None else StrataOfSides(self.members(columns), strata)
-        return strata is not None
+    def over_strata(self, columns: Columns, strata: Tensor) -> "StrataOfSides":
+        return StrataOfSides(self.members(columns), strata)
 
     def shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the mean over each class and side, and of which of these the batch has enough.

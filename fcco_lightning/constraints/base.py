@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import groupby
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from torch import Tensor
 
@@ -40,12 +40,14 @@ class Constraint(Measurable, ABC):
         names: a short name per row, used in logs and pictures; its length is m.
         range: the interval in which the inner values are known to lie, whatever the weights.
         sides: 2 where ``h_i = |s_i| - kappa`` for a number s_i of either sign, else 1.
+        strata: see :meth:`over_strata`; set by the problem whose batches are measured.
     """
 
     kappa: float
     names: list[str]
     range: Range = Range()
     sides: Literal[1, 2] = 1
+    strata: Any = None
     _tolerance: float | None = None
 
     @property
@@ -95,20 +97,19 @@ class Constraint(Measurable, ABC):
         """
         return {}
 
-    def know_strata(self, columns: Columns, strata: Tensor | None) -> bool:  # noqa: ARG002
-        """Take note of how the training samples that the rows compare are spread over strata that are drawn apart.
+    def over_strata(self, columns: Columns, strata: Tensor) -> Any:  # noqa: ARG002
+        """How the training samples that the rows compare are spread over strata that are drawn apart.
 
-        From then on batches with the column ``known_stratum`` are measured stratum by stratum; a row needs a sample of
-        each of its subsets in every stratum that the subset has samples of.
+        It is what :attr:`strata` is where batches with the column ``known_stratum`` are to be measured stratum by
+        stratum; a row then needs a sample of each of its subsets in every stratum that the subset has samples of.
 
         Args:
             columns: of the training samples.
-            strata: stratum of each, shape (n,), int64, -1 for those that are never drawn; None if batches are not to be
-                measured so.
+            strata: stratum of each, shape (n,), int64, -1 for those that are never drawn.
 
-        Returns: whether that is so; by default it never is.
+        Returns: None, by default, where batches cannot be measured so.
         """
-        return False
+        return None
 
     @abstractmethod
     def outer(self, phi: OuterFunction) -> OuterFunction:

@@ -85,6 +85,7 @@ class Problem(nn.Module):
         self.constraints = kept_together(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
         self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
+        self._sides: list[tuple[Constraint, Any]] = []  # how those that they compare are spread over them
         objective.prepare(num_samples)
         objective.join(self.processes)
         terms: list[Term] = []
@@ -135,6 +136,10 @@ class Problem(nn.Module):
         """The batch with what is known of its samples: their parameters, and the strata that constraints weigh."""
         if self.row_parameters is not None:
             batch = self.row_parameters.attach(batch)
+        for constraint in self.constraints:  # which another problem may have in common
+            constraint.strata = None
+        for constraint, sides in self._sides:
+            constraint.strata = sides
         for name, strata in self._stratified(batch):
             index, table = batch[name]["index"], strata.like(batch[name]["index"])
             if index.device.type != "cpu":  # a device cannot refuse an index: the first batch is looked at
@@ -319,7 +324,6 @@ class Problem(nn.Module):
             of_batch: part of a batch on which the gradient is taken.
             probability: of the rows where strata play no role, shape (m,).
         """
-        part.know_strata(drawn.columns, None)
         strata, weigh = drawn.plan.strata, getattr(drawn.plan, "weights", None)
         weight = None if strata is None or weigh is None else weigh()
         if strata is None or weight is None:  # else means are those over the samples as they are drawn
@@ -330,8 +334,10 @@ class Problem(nn.Module):
         if not (several and can_know(cells)):
             return probability
         found = presence(cells, drawn, part.names, of_batch)
-        if bool((found < _OFTEN * probability).any()) or not part.know_strata(drawn.columns, strata):
+        sides = part.over_strata(drawn.columns, strata)
+        if sides is None or bool((found < _OFTEN * probability).any()):
             return probability
+        self._sides.append((part, sides))
         self._strata[part.part if isinstance(part.part, str) else None] = Known(strata)
         return found
 

@@ -119,9 +119,30 @@ def test_the_mean_over_all_batches_is_that_over_the_data(constraint, by):
     torch.testing.assert_close(found, exact / len(exact), rtol=1e-10, atol=0)
 
 
-def test_strata_of_batches_that_are_not_weighted_play_no_role():
-    """Of prevalence "batch" means are those over samples as they are drawn."""
+def measured(engine, plan):
+    """What the first batch says of the constraint."""
+    i = next(plan.batches(0))
+    columns = {"y": Y, "group": GROUP, "index": torch.arange(SMALL), **plan.columns()}
+    batch = {"x": torch.linspace(-2, 2, SMALL).unsqueeze(1)[i], **{name: column[i] for name, column in columns.items()}}
+    (row,) = engine.measure(engine.evaluate({"target": batch})).readings
+    return row.values.detach()
+
+
+@pytest.mark.parametrize("other", [UniformSampling(6), BalancedSampling(6, 0.5, prevalence="batch")])
+def test_another_problem_with_the_same_constraint_changes_nothing(other):
+    """Of prevalence "batch" means are those over samples as they are drawn, so that strata play no role."""
     columns = {"y": Y, "group": GROUP, "index": torch.arange(SMALL)}
-    plan, constraint = BalancedSampling(6, 0.5, prevalence="batch").plan(columns), DemographicParity()
-    SOX().pose(CrossEntropy(), [constraint], num_samples=SMALL, sampling={"target": Drawn(columns, plan)})
+    constraint, network, engines = DemographicParity(), nn.Linear(1, 1), []
+    for sampling in (BalancedSampling(6, 0.5), other):
+        plan, algorithm = sampling.plan(columns), SOX()
+        drawn = {"target": Drawn(columns, plan)}
+        problem = algorithm.pose(CrossEntropy(), [constraint], num_samples=SMALL, sampling=drawn)
+        engines.append((Engine(network, problem, algorithm), plan))
+        found = measured(*engines[0])
+        by_strata = constraint.strata is not None
+        assert by_strata
+        if len(engines) == 1:
+            expected = found
+    assert torch.equal(found, expected)
+    measured(*engines[1])
     assert constraint.strata is None
