@@ -307,9 +307,9 @@ class Problem(nn.Module):
         probability = presence(subsets, drawn, names, of_batch)
         if isinstance(part, Constraint):
             probability = self._by_strata(part, subsets, drawn, of_batch, probability)
-        warn_of_rare_rows(probability, names)
         if isinstance(part, Objective):
             part.know_presence(probability)
+        warn_of_rare_rows(probability, names)
         return RowWeights(num_rows, probability)
 
     def _by_strata(

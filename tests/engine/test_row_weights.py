@@ -380,3 +380,12 @@ def test_an_odd_number_of_copies_has_no_halves():
     batch = {"index": torch.arange(2).repeat(3), "replaced": torch.full((6,), 3)}
     with pytest.raises(ConfigError, match=r"every draw 3 times, .* an even number of copies"):
         ALEXR2(jacobian="halves").check(evaluated(batch["index"], batch))
+
+
+def test_rows_of_which_no_batch_can_speak_are_not_called_rare():
+    with pytest.warns(UserWarning) as seen:
+        warn_of_rare_rows(torch.tensor([1.0, 0.0, 0.9, 0.0, 0.01], dtype=torch.float64), list("abcde"))
+    never, rare = (str(warning.message) for warning in seen)
+    assert never.startswith("no batch speaks of 'b' and 1 more: ")
+    assert rare.startswith("few batches speak of 'e' in 1.00%: ")
+    assert "up to 100 times" in rare
