@@ -41,8 +41,8 @@ class Compiled:
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()  # of an engine that is copied
 
-    def applies(self, before: Sequence[Tensor] | None) -> bool:
-        """Whether the next step is compiled.
+    def applies(self) -> bool:
+        """Whether steps are compiled.
 
         Not with a weight of the penalty that follows a schedule, as it would be compiled anew for every value; nor
         where parts with parameters of their own are measured at previous weights; and the default dtype must be that of
@@ -50,7 +50,7 @@ class Compiled:
         """
         engine = self._engine
         scheduled = getattr(engine.problem.penalty, "schedule", None) is not None
-        elsewhere = before is not None and not engine.network_alone
+        elsewhere = engine.algorithm.needs_previous and not engine.network_alone
         return not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
 
     def __call__(
@@ -59,9 +59,9 @@ class Compiled:
         """See :meth:`Engine.run`."""
         engine, whole = self._engine, self._engine.alone
         engine.given, engine.stop_agreed = batch, engine.stop_asked if whole else engine.stop_agreed
-        if whole and not engine.checked:  # compiled code looks at nothing
-            with torch.no_grad(), engine.functions.elsewhere([p.data for p in engine.params]):
-                engine.evaluate(batch)
+        if whole and not engine.checked:  # compiled code looks at nothing, and cannot make what is made once and kept
+            with engine.functions.elsewhere([p.data for p in engine.params]):
+                step(engine.measure(engine.evaluate(batch, before)))
         given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)
         wanted = whole and self._differentiates and engine.backend.takes_gradients(engine.params)
         trained = tuple(w.requires_grad for w in engine.params)  # torch 2.11 does not see that one was frozen

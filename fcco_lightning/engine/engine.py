@@ -221,7 +221,7 @@ class Engine:
             batch: of this process.
             before: see :meth:`evaluate`.
         """
-        if self.compiled is not None and self.compiled.applies(before):
+        if self.compiled is not None and self.compiled.applies():
             return self.compiled(step, batch, before)
         return step(self.measure(self.evaluate(batch, before)))
 

@@ -274,7 +274,7 @@ def test_one_graph_and_the_same_step(name, compiled):
     found, expected = both(name, two_epochs)
     assert_same(found, expected)
     assert (made[0] > 0) == STEPS[name][-1] == ("not compiled" not in name)
-    assert found[1].evaluations == 1 or not STEPS[name][-1]  # the first batch is not compiled
+    assert found[1].evaluations == 1 or not STEPS[name][-1]  # the first batch is looked at
 
 
 @pytest.mark.parametrize("name", ["AP", pytest.param("contrastive", marks=pytest.mark.slow)])
@@ -425,7 +425,7 @@ def test_with_a_schedule_of_the_penalty_steps_are_not_compiled():
     for schedule, expected in ((GeometricRho(), False), (None, True)):
         problem = algorithm.pose(AUC(), [ROCFairness()], HingePenalty(1.0, schedule), num_samples=N)
         engine = Engine(perceptron(), problem, algorithm, compiled=True)
-        assert engine.compiled.applies(None) == expected
+        assert engine.compiled.applies() == expected
 
 
 def test_graphs_of_one_problem_do_not_count_as_those_of_another(compiled, monkeypatch):
