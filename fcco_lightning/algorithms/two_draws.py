@@ -17,7 +17,7 @@ from fcco_lightning.checks import one_of
 from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator
-from fcco_lightning.models.batch import DUAL, IN_HALVES, Batch, Columns
+from fcco_lightning.models.batch import DUAL, IN_HALVES, Batch, Columns, dual_of
 from fcco_lightning.outer import Smoothing
 
 Jacobian = Literal["halves", "part", "old", "reuse"]
@@ -176,4 +176,5 @@ def _dual_names(seen: Evaluated) -> dict[str, str]:
             f"jacobian='part' takes y from a second, independent draw of samples, the part {DUAL!r} of a batch; "
             f"the loaders give {names}. Wrap the datamodule's `batches` in TwoDraws, or use jacobian='halves'."
         )
-    return {names[0]: DUAL} | {n.removeprefix(f"{DUAL}_"): n for n in names if n.startswith(f"{DUAL}_")}
+    duals = {name: dual_of(name, names[0]) for name in names}
+    return {name: dual for name, dual in duals.items() if dual in names}

@@ -89,7 +89,7 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         X = X if thin else np.asarray(X, dtype=np.float64)
         self._scaler = StandardScaler(with_mean=not thin).fit(X)
         self._scaler.scale_[_indicators(X)] = 1.0
-        self._scaler.scale_[self._scaler.var_ == 0] = np.inf
+        self._scaler.scale_[_constant(X)] = np.inf
         ends = [] if thin else ends_of_pieces(X.T, self.pieces, len(X))
         self.ends_ = {j: of for j, of in enumerate(ends) if len(of)}
         return self
@@ -109,3 +109,9 @@ def _indicators(X: Any) -> Any:
         return ((X == 0) | (X == 1)).all(0)
     others = X.indices[(X.data != 0) & (X.data != 1)]
     return np.bincount(others, minlength=X.shape[1]) == 0
+
+
+def _constant(X: Any) -> Any:
+    """Which columns hold one number only, shape (d,)."""
+    low, high = X.min(0), X.max(0)
+    return (low == high) if not sparse.issparse(X) else (low.toarray() == high.toarray())[0]

@@ -59,7 +59,7 @@ class Compiled:
         """See :meth:`Engine.run`."""
         engine, whole = self._engine, self._engine.alone
         engine.given, engine.stop_agreed = batch, engine.stop_asked if whole else engine.stop_agreed
-        if whole and not engine.checked:  # compiled code looks at nothing, and cannot make what is made once and kept
+        if not engine.checked:  # compiled code looks at nothing, and cannot make what is made once and kept
             with engine.functions.elsewhere([p.data for p in engine.params]):
                 step(engine.measure(engine.evaluate(batch, before)))
         given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)

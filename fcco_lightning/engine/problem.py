@@ -1,6 +1,6 @@
 """The problem: all terms together."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -23,7 +23,7 @@ from fcco_lightning.engine.row_weights import (
 )
 from fcco_lightning.engine.terms import Term
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import DUAL, KNOWN_STRATUM, Batch
+from fcco_lightning.models.batch import KNOWN_STRATUM, Batch, dual_of
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable, Objective, RowDomain
 from fcco_lightning.state import DualState, Layout, checked_index
@@ -140,7 +140,7 @@ class Problem(nn.Module):
             constraint.strata = None
         for constraint, sides in self._sides:
             constraint.strata = sides
-        for name, strata in self._stratified(batch):
+        for name, strata in list(self._stratified(batch)):
             index, table = batch[name]["index"], strata.like(batch[name]["index"])
             if index.device.type != "cpu":  # a device cannot refuse an index: the first batch is looked at
                 index = index.clamp(0, len(table) - 1)
@@ -158,12 +158,12 @@ class Problem(nn.Module):
         for name, strata in self._stratified(batch):
             checked_index(batch[name]["index"], len(strata.values))
 
-    def _stratified(self, batch: Batch) -> list[tuple[str, Known]]:
+    def _stratified(self, batch: Batch) -> Iterator[tuple[str, Known]]:
         """The parts whose samples have strata that constraints weigh, and their independent draws; with the strata."""
         first = next(iter(batch))
-        names = [(part or first, part is None or part == first, strata) for part, strata in self._strata.items()]
-        found = [(name, DUAL if is_first else f"{DUAL}_{name}", strata) for name, is_first, strata in names]
-        return [(name, strata) for own, dual, strata in found for name in (own, dual) if name in batch]
+        for part, strata in self._strata.items():
+            name = part or first
+            yield from ((own, strata) for own in (name, dual_of(name, first)) if own in batch)
 
     def have_units(self) -> Tensor:
         """Whether all multipliers have their unit, as a tensor."""
@@ -330,8 +330,7 @@ class Problem(nn.Module):
             return probability
         strata = torch.where(weight > 0, strata, -1)
         cells = within_strata(subsets, strata)
-        several = any(len(of_row) > len(row) for of_row, row in zip(cells, subsets, strict=True))
-        if not (several and can_know(cells)):
+        if cells is None or all(len(parts) == len(row) for parts, row in zip(cells, subsets, strict=True)):
             return probability
         found = presence(cells, drawn, part.names, of_batch)
         sides = part.over_strata(drawn.columns, strata)

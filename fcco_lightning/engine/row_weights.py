@@ -25,6 +25,7 @@ RARE = 1 / 20
 _NEVER = 1e-9  # below it a probability is 0 but for rounding
 _PRIOR = 16.0  # batches that the assumption of equal probabilities counts for, where they are estimated
 _MOST_SUBSETS = 10  # of a row, for exact probabilities: all 2^c - 1 unions are looked at
+_MOST_PARTS = 8  # the same of subsets and strata, where a ratio can take their place
 
 
 class BatchDraws(Protocol):
@@ -349,21 +350,26 @@ def require_company(probability: float, name: str) -> None:
         )
 
 
-def within_strata(subsets: Sequence[Sequence[Tensor]], strata: Tensor) -> list[list[Tensor]]:
+def within_strata(subsets: Sequence[Sequence[Tensor]], strata: Tensor) -> list[list[Tensor]] | None:
     """For every row the parts of its subsets in the strata in which they have samples.
 
     Args:
         subsets: of every row, masks (n,) of the samples.
         strata: of the samples, shape (n,); -1 for those that are never drawn.
+
+    Returns: likewise; None if a row has more parts than is bearable for exact probabilities.
     """
     parts, rows = dict[int, list[Tensor]](), dict[int, list[Tensor]]()  # many rows have the same subsets
-    for subset in (subset for row in subsets for subset in row):
-        if id(subset) not in parts:
-            strata_there = [stratum for stratum in torch.unique(strata[subset]).tolist() if stratum >= 0]
-            parts[id(subset)] = [subset & (strata == stratum) for stratum in strata_there]
     for row in subsets:
-        if id(row) not in rows:
-            rows[id(row)] = [part for subset in row for part in parts[id(subset)]]
+        if id(row) in rows:
+            continue
+        held = [torch.bincount(strata[subset & (strata >= 0)]).nonzero().flatten().tolist() for subset in row]
+        if sum(map(len, held)) > _MOST_PARTS:
+            return None
+        for subset, numbers in zip(row, held, strict=True):
+            if id(subset) not in parts:
+                parts[id(subset)] = [subset & (strata == stratum) for stratum in numbers]
+        rows[id(row)] = [part for subset in row for part in parts[id(subset)]]
     return [rows[id(row)] for row in subsets]
 
 

@@ -17,9 +17,9 @@ of samples are not equally likely: a sample's stratum, whose members are drawn a
 ``strata`` (B,) int64, the number of strata, where a batch holds some that are drawn uniformly; and ``replaced`` (B,)
 int64 where members are drawn with replacement, how often the batch holds each draw.  ``weight_in_halves`` (B, 2)
 float32 is there where a half of a batch does not hold half of every stratum, as of an odd number of positives: what the
-weight is to be multiplied by in the first and in the second half.  ``known_stratum`` (B,) int64 is
-there where constraints weigh strata by their shares of the training split: the stratum of a sample.  ``here`` (B,)
-bool, on the CPU, is there where several processes share a batch: it marks the samples of this one.
+weight is to be multiplied by in the first and in the second half.  ``known_stratum`` (B,) int64 is there where
+constraints weigh strata by their shares of the training split: the stratum of a sample.  ``here`` (B,) bool, on the
+CPU, is there where several processes share a batch: it marks the samples of this one.
 """
 
 Batch: TypeAlias = Mapping[str, Columns]
@@ -38,4 +38,14 @@ TARGET = "target"
 """Name of the part that a single loader gives; with several loaders the first one is the objective's."""
 
 DUAL = "dual"
-"""Name of the part with a second, independent draw of the first one's samples (``dual_PART``: of another part's)."""
+"""Name of the part with a second, independent draw of the first one's samples, see :func:`dual_of`."""
+
+
+def dual_of(part: str, first: str = TARGET) -> str:
+    """Name of the part with a second, independent draw of the samples of a part.
+
+    Args:
+        part: of which it is a second draw.
+        first: name of the first part of the batch.
+    """
+    return DUAL if part == first else f"{DUAL}_{part}"

@@ -132,17 +132,17 @@ def measured(engine, plan):
 def test_another_problem_with_the_same_constraint_changes_nothing(other):
     """Of prevalence "batch" means are those over samples as they are drawn, so that strata play no role."""
     columns = {"y": Y, "group": GROUP, "index": torch.arange(SMALL)}
-    constraint, network, engines = DemographicParity(), nn.Linear(1, 1), []
-    for sampling in (BalancedSampling(6, 0.5), other):
+    constraint, network = DemographicParity(), nn.Linear(1, 1)
+
+    def posed(sampling):
         plan, algorithm = sampling.plan(columns), SOX()
         drawn = {"target": Drawn(columns, plan)}
         problem = algorithm.pose(CrossEntropy(), [constraint], num_samples=SMALL, sampling=drawn)
-        engines.append((Engine(network, problem, algorithm), plan))
-        found = measured(*engines[0])
-        by_strata = constraint.strata is not None
-        assert by_strata
-        if len(engines) == 1:
-            expected = found
-    assert torch.equal(found, expected)
-    measured(*engines[1])
+        return Engine(network, problem, algorithm), plan
+
+    first = posed(BalancedSampling(6, 0.5))
+    expected = measured(*first)
+    assert constraint.strata is not None
+    measured(*posed(other))
     assert constraint.strata is None
+    assert torch.equal(measured(*first), expected)

@@ -7,20 +7,29 @@ import torch
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from fcco_lightning import (
+    ALEXR2,
     BalancedSampling,
     Columns,
     ConfigError,
+    CrossEntropy,
+    Engine,
     Groups,
     GroupSampling,
+    HingePenalty,
+    MeanAtMost,
     RepeatedSampling,
+    SoftRate,
     Splits,
     TabularDataModule,
+    TensorDataModule,
     TwoDraws,
     UniformSampling,
 )
+from fcco_lightning.algorithms.two_draws import _dual_part
 from fcco_lightning.data.datamodules.base import INPUTS
 from fcco_lightning.data.plans import Drawn
 from fcco_lightning.data.sampling import with_num_batches
+from fcco_lightning.engine import Evaluated
 from tests.contracts.test_datamodules import placed
 
 
@@ -134,6 +143,24 @@ def test_two_draws_are_two_parts(sampling):
         assert all(torch.equal(b["target"]["group"], b["dual"]["group"]) for b in found)
     if isinstance(sampling, BalancedSampling):
         assert all(torch.equal(b["target"]["y"], b["dual"]["y"]) for b in found)
+
+
+def test_second_draws_of_several_parts_are_those_that_algorithms_look_for():
+    columns = {"x": torch.randn(40, 3), "y": torch.arange(40) % 2}
+    module = TensorDataModule(
+        {"train": columns, "test": columns},
+        {"protected": columns},
+        batches=TwoDraws(UniformSampling(8)),
+        other_batches={"protected": TwoDraws(GroupSampling(2, 2, column="y"))},
+    )
+    module.setup()
+    assert list(module.sampling()) == ["target", "dual", "protected", "dual_protected"]
+    batch, network, algorithm = batches_of(module)[0], torch.nn.Linear(3, 1), ALEXR2(K=1, jacobian="part")
+    limit = MeanAtMost(SoftRate(), 0.1, part="protected")
+    problem = algorithm.pose(CrossEntropy(), [limit], HingePenalty(), num_samples=40, sampling=module.sampling())
+    Engine(network, problem, algorithm).train_batch(batch, torch.optim.SGD(network.parameters(), lr=0.1))
+    second = _dual_part(Evaluated(batch, batch, None, None, {})).batch["protected"]
+    assert torch.equal(second["index"], batch["dual_protected"]["index"])
 
 
 def test_a_table_without_groups():

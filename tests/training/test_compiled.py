@@ -85,7 +85,7 @@ def test_where_the_gradient_is_compiled_the_hooks_of_a_backward_pass_are_called(
     assert all(hooks.behind)
 
 
-@pytest.mark.parametrize("name", ["MSVR", "SOX, average precision"])
+@pytest.mark.parametrize("name", ["MSVR", "SOX, average precision", "SONEX, micro-batches"])
 def test_a_checkpoint_is_that_of_the_network_and_continues(name, make_module, make_trainer, tmp_path):
     path = tmp_path / "at.ckpt"
     _, whole = run(make_module, make_trainer, name, compiled=True, callbacks=[save_at(1, 2, path)])

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -215,6 +216,17 @@ def test_a_second_fit_goes_on_with_the_rows_of_the_first(tmp_path):
         then = [row.nan_to_num(9) for row in rows(module.criterion)]
         fit(module, 1, callbacks=[seen])
         assert all(map(torch.equal, seen.rows, then))
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
+def test_a_trained_module_can_be_copied_as_weight_averaging_does():
+    module = OwnModule()
+    fit(module, 1)
+    twin = copy.deepcopy(module)
+    assert torch.equal(flat(module.network.parameters()), flat(twin.network.parameters()))
+    for own, copied in zip(rows(module.criterion), rows(twin.criterion), strict=True):
+        assert torch.equal(own.nan_to_num(9), copied.nan_to_num(9))
+    fit(module, 2, callbacks=[EMAWeightAveraging(decay=0.9)])
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from fcco_lightning.data.plans import BatchPlan, Drawn
 from fcco_lightning.data.sampling import Sampling, TwoDraws, UniformSampling
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import DUAL, TARGET
+from fcco_lightning.models.batch import dual_of
 
 INPUTS = frozenset({"x", "x2", "text"})
 """Columns that are a network's input."""
@@ -314,7 +314,7 @@ class SplitDataModule(LightningDataModule):
 
     def _drawn(self, part: str, name: str, sampling: Sampling, plan: BatchPlan) -> dict[str, tuple[str, BatchPlan]]:
         """Return the part with its plan, and the second draw beside it if there is one."""
-        second = {DUAL if part == TARGET else f"{DUAL}_{part}": (name, plan.second_draw())}
+        second = {dual_of(part): (name, plan.second_draw())}
         return {part: (name, plan)} | (second if isinstance(sampling, TwoDraws) else {})
 
     def state_dict(self) -> dict[str, Any]:
