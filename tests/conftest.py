@@ -1,4 +1,8 @@
-"""Shared by all tests: own folders, one thread, no global random state left behind, a small table, real data."""
+"""Shared by all tests: own folders, one thread, no global random state left behind, a small table, real data.
+
+The process that hands tests to the others reads this file before it starts them, so what takes seconds to import is
+imported where a test needs it.
+"""
 
 import gc
 import itertools
@@ -6,15 +10,13 @@ import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 
-from fcco_lightning.data import Columns, UniformSampling
-from fcco_lightning.data.datamodules import TabularDataModule
+if TYPE_CHECKING:
+    from fcco_lightning.data.datamodules import TabularDataModule
 
 DATA_FOLDER = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[2] / "shared/data"))
 
@@ -108,6 +110,8 @@ def _in_own_folder(_repository_is_left_alone: None, tmp_path: Path) -> Iterator[
 @pytest.fixture(autouse=True)
 def _same_random_state() -> Iterator[None]:
     """Every test starts from the same global random state and one thread, whatever ran before it."""
+    import torch
+
     torch.set_num_threads(1)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
     # torch.manual_seed asks for all kinds of devices, and takes ten times as long
@@ -128,33 +132,9 @@ QUIET: dict[str, Any] = {
 """Flags of a Trainer that writes and prints nothing."""
 
 
-def make_frame(rows: int, seed: int) -> pd.DataFrame:
-    """A table with two classes, two groups and a categorical column."""
-    rng = np.random.default_rng(seed)
-    y, group = rng.random(rows) < 0.4, rng.random(rows) < 0.6
-    return pd.DataFrame(
-        {
-            "a": rng.normal(size=rows) + 1.5 * y,
-            "b": rng.normal(size=rows) - 0.7 * y * group,
-            "c": rng.choice(["u", "v", "w"], rows),
-            "sex": np.where(group, "m", "f"),
-            "label": np.where(y, "yes", "no"),
-        }
-    )
-
-
 @pytest.fixture
-def small_data() -> TabularDataModule:
+def small_data() -> "TabularDataModule":
     """200 training and 80 test rows in batches of 20."""
+    from tests.tables import make_data
+
     return make_data()
-
-
-def make_data(batch_size: int = 20, **changes: object) -> TabularDataModule:
-    """As the fixture, with arguments changed."""
-    arguments: dict[str, object] = {
-        "train": make_frame(200, 0),
-        "test": make_frame(80, 1),
-        "columns": Columns("label", positive="yes", sensitive="sex", favoured="m"),
-        "batches": UniformSampling(batch_size),
-    }
-    return TabularDataModule(**(arguments | changes))  # type: ignore[arg-type]

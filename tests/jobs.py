@@ -68,7 +68,8 @@ from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Log
 from fcco_lightning.state.divided import is_divided
 from fcco_lightning.training import Preemption
-from tests.conftest import QUIET, make_data, make_frame
+from tests.conftest import QUIET
+from tests.tables import make_data, make_frame
 from tests.texts import TINY, make_texts
 
 

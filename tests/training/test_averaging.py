@@ -20,9 +20,9 @@ from fcco_lightning import (
     WeightAverage,
 )
 from fcco_lightning.reports import BestFeasible
-from tests.conftest import make_data, make_frame
 from tests.jobs import everything, require_same, save_at
 from tests.reports.test_feasible import data
+from tests.tables import make_data, make_frame
 
 DATA = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}
 

@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, ReduceLROnPlateau
 from fcco_lightning import ALEXR2, SONEX, HeavyBall, HingePenalty, Schedule
 from fcco_lightning.constraints.penalty import GeometricRho
 from fcco_lightning.training import Preemption
-from tests.conftest import make_data, make_frame
 from tests.jobs import everything
+from tests.tables import make_data, make_frame
 
 EPOCHS = 4
 DATA = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}

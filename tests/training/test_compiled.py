@@ -19,8 +19,8 @@ from fcco_lightning import (
     TabularMLP,
 )
 from fcco_lightning.engine.compiling import Compiled
-from tests.conftest import make_data
 from tests.jobs import save_at
+from tests.tables import make_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 DATA = {"batches": BalancedSampling(20)}

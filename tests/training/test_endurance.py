@@ -18,8 +18,8 @@ from fcco_lightning.cli.checkpoint_tools import describe, read_checkpoint
 from fcco_lightning.errors import CheckpointError
 from tests import jobs
 from tests.cli.test_cli import SMALL, SYNTHETIC
-from tests.conftest import make_data
 from tests.evidence import count
+from tests.tables import make_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 

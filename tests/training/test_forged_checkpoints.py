@@ -11,8 +11,8 @@ from fcco_lightning import FCCOModule, Schedule, TabularMLP
 from fcco_lightning.cli.checkpoint_tools import convert, describe
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file, structure_of
-from tests.conftest import make_data, make_frame
 from tests.evidence import count
+from tests.tables import make_data, make_frame
 
 DATA = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}
 DELETED = object()

@@ -43,10 +43,10 @@ from fcco_lightning import (
 )
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.reports import BestFeasible
-from tests.conftest import make_data, make_frame
 from tests.contracts.registry_algorithms import ALGORITHMS
 from tests.evidence import count
 from tests.jobs import everything
+from tests.tables import make_data, make_frame
 from tests.training.test_chains import Stop, StoppedError
 
 SEED, EPOCHS, BATCHES = 7, 4, 5

@@ -18,8 +18,8 @@ from fcco_lightning import (
 )
 from fcco_lightning.errors import PeerError
 from fcco_lightning.evaluation import Collector, constraint_values
-from tests.conftest import make_data, make_frame
 from tests.state import pool as pools
+from tests.tables import make_data, make_frame
 
 pool = pools.pool
 

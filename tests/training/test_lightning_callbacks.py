@@ -15,8 +15,8 @@ from fcco_lightning.cli.checkpoint_tools import describe
 from fcco_lightning.reports import PredictionWriter
 from fcco_lightning.training import Checkpoints
 from fcco_lightning.training.trainers import REFUSED
-from tests.conftest import make_data, make_frame
 from tests.jobs import require_same, save_at
+from tests.tables import make_data, make_frame
 
 DATA = {"train": make_frame(36, 0), "test": make_frame(20, 1), "batch_size": 12}
 EPOCHS, BATCHES = 3, 3

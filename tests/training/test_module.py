@@ -49,7 +49,7 @@ from fcco_lightning.algorithms import EqualStages
 from fcco_lightning.data import TensorTable
 from fcco_lightning.training import Checkpoints, StepAtFractions
 from fcco_lightning.training.execution import REPLACED
-from tests.conftest import make_data, make_frame
+from tests.tables import make_data, make_frame
 
 BATCHES = 10  # of 20 rows in an epoch of the small table
 

@@ -32,7 +32,7 @@ from fcco_lightning import (
 from fcco_lightning.algorithms import ICPPAC
 from fcco_lightning.models import head_of, renew
 from tests import jobs
-from tests.conftest import make_data, make_frame
+from tests.tables import make_data, make_frame
 
 
 def first_batches(look):

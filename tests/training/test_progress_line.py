@@ -15,7 +15,7 @@ import rich
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
 from fcco_lightning import Splits
-from tests.conftest import make_data
+from tests.tables import make_data
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -22,7 +22,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from tests import jobs
-from tests.conftest import make_data, make_frame
+from tests.tables import make_data, make_frame
 from tests.training.conftest import quick
 
 RESUMED = [name for name in jobs.ALGORITHMS if name not in ("Switching", "PDSCA")]

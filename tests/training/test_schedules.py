@@ -17,8 +17,8 @@ from fcco_lightning import (
     StepAtFractions,
     TabularMLP,
 )
-from tests.conftest import make_data, make_frame
 from tests.jobs import save_at
+from tests.tables import make_data, make_frame
 from tests.training.conftest import quick
 
 DATA = {"train": make_frame(24, 0), "test": make_frame(20, 1), "batch_size": 12}

@@ -18,7 +18,7 @@ from fcco_lightning import (
 from fcco_lightning.objectives import GroupMaxForm
 from tests import jobs
 from tests.components import TABLE, composed
-from tests.conftest import make_frame
+from tests.tables import make_frame
 from tests.training.conftest import quick
 from tests.training.test_ddp import CLOSE, assert_same, run
 
