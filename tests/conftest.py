@@ -58,10 +58,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
+def pytest_collection() -> None:
+    """What is imported and collected stays until the end: the garbage collector need not look at it."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays until the end: the garbage collector need not look at it every time."""
-    gc.collect()
+    """From here on it looks at what tests make."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

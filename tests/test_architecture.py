@@ -154,6 +154,7 @@ def test_importing_the_package_costs_nothing():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_core_runs_without_lightning():
     done = run(
         "import sys, importlib\n"

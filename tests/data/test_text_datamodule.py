@@ -1,10 +1,8 @@
 """Grouped texts: tokens, groups, splits, batches, and what is wrong with a table of texts."""
 
 import logging
-import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -26,6 +24,7 @@ from fcco_lightning import (
 from fcco_lightning.cli import run
 from fcco_lightning.data.texts import PADDING, learnt_word_pieces
 from tests.data.test_layouts import civilcomments
+from tests.launch import launch
 from tests.texts import TINY, make_texts
 
 SPLITS = ImageSplits("fractions", [0.5, 0.25, 0.25])
@@ -123,14 +122,13 @@ def test_pieces_are_learnt_from_the_training_texts_alone():
     assert "offer" in module.tokenizer.get_vocab()
 
 
+def pieces_of_texts():
+    return learnt_word_pieces(make_texts(300)["text"].tolist(), 100)
+
+
 def test_the_same_texts_give_the_same_pieces_in_another_process():
-    program = (
-        "from fcco_lightning.data.texts import learnt_word_pieces; from tests.texts import make_texts; "
-        "print(learnt_word_pieces(make_texts(300)['text'].tolist(), 100), end='')"
-    )
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    assert done.stdout == learnt_word_pieces(make_texts(300)["text"].tolist(), 100)
+    """Which goes through sets in another order, as every start of Python does."""
+    assert launch(pieces_of_texts, 1) == [pieces_of_texts()]
 
 
 def test_a_checkpoint_brings_the_pieces_along(tmp_path):
