@@ -60,6 +60,8 @@ class ArgumentParser(LightningArgumentParser):
         refused = re.search(r"(?:ption '|Parser key \")([\w.]+)", message)
         if refused is not None and (now := clip_parts.in_place_of(_below_classes(refused[1]))) is not None:
             message = f"--{now}"
+        if re.search("arguments are required: (test|validate)", message):
+            message += ". The folder of the run that wrote the checkpoint has them: add --config FOLDER/config.yaml."
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None:
             message = message.replace(f"'{nested[1]}'", f"'{_below_classes(nested[1])}'").strip()

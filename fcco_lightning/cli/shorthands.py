@@ -41,6 +41,12 @@ def written_out(args: Sequence[str]) -> list[str]:
         ['fit', '--model.constraints=[{"class_path": "EqualizedOdds", "init_args": {"kappa": 0.02}}]']
     """
     given = list(_with_nulls(_with_constraints(with_files(args))))
+    table = _options(given).get("--data", "")
+    if table.endswith((".csv", ".parquet")):
+        way = f"is given by --data.train {table}, from which the datamodule follows."
+        if given[:1] == ["predict"]:
+            way = f"is predicted by fcco predict CKPT {table}."
+        raise ConfigError(f"--data {table} names no datamodule: a table {way}")
     return [*_of_a_table(given)] if given[:1] == ["fit"] else given
 
 
@@ -99,11 +105,6 @@ def _classes(words: str) -> list[dict[str, Any]]:
 def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     """The arguments of ``fit``, with what they leave out of a table without a configuration."""
     options = _options(args)
-    if options.get("--data", "").endswith((".csv", ".parquet")):
-        raise ConfigError(
-            f"--data {options['--data']} names no datamodule: a table is given by --data.train {options['--data']}, "
-            "from which the datamodule follows."
-        )
     if {"--config", "-c", "--data"} & options.keys() or "--data.train" not in options:
         yield from args
         return

@@ -131,7 +131,7 @@ class CategoricalColumn:
 def _finite(name: str, values: FloatArray) -> FloatArray:
     values = values[np.isfinite(values)]
     if not len(values):
-        raise DataError(f"Column {name!r} has no finite value to fit on. Drop it (drop=[{name!r}]).")
+        raise DataError(f"Column {name!r} has no finite value to fit on. Leave it out (columns.drop=[{name!r}]).")
     return values
 
 
@@ -303,7 +303,7 @@ class TabularEncoder:
             if not is_number(kind):
                 raise DataError(
                     f"Column {name!r} held numbers in the training split but is {kind} in {where}. "
-                    f"Repair it, or treat it as categories everywhere (categorical=[{name!r}])."
+                    f"Repair it, or treat it as categories everywhere (encoding.categorical=[{name!r}])."
                 )
         values = np.ascontiguousarray(kept.to_numpy(dtype=np.float64, na_value=np.nan).T)
         bad = ~np.isfinite(values)
@@ -318,11 +318,14 @@ class TabularEncoder:
         return text.fillna(MISSING)
 
     def _refuse(self, bad: npt.NDArray[np.bool_], name: str, what: str, cure: str, where: str) -> None:
-        if self.encoding.missing == "error" and bad.any():
-            raise DataError(
-                f"Column {name!r} of {where} has {bad.sum()} {what} cells (first: row {bad.argmax()}). "
-                f"Remove those rows, drop the column, or set missing='impute' ({cure})."
-            )
+        if self.encoding.missing == "impute" or not bad.any():
+            return
+        if bad.all():
+            raise DataError(f"Column {name!r} of {where} has no value. Train without it (columns.drop=[{name!r}]).")
+        raise DataError(
+            f"Column {name!r} of {where} has {bad.sum()} {what} cells (first: row {bad.argmax()}). Remove those rows, "
+            f"or train without the column (columns.drop=[{name!r}]) or with encoding.missing='impute' ({cure})."
+        )
 
 
 def with_numbers(

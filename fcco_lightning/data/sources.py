@@ -133,6 +133,8 @@ def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
         return as_written(pd.read_csv(path, skipinitialspace=True, low_memory=False).copy(), path, texts)
     except DataError:
         raise
+    except UnicodeDecodeError as error:
+        raise DataError(f"{argument}='{path}' is not in UTF-8: {error}. Save it in that encoding.") from error
     except Exception as error:  # of a damaged file, readers raise almost any kind
         raise DataError(f"{argument}='{path}' is not a readable {kind} file: {error}") from error
 

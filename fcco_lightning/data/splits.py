@@ -77,7 +77,11 @@ def stratified_split(
             count = min(max(count, 1), len(rows) - 1)
         held[rows[order[:count]]] = True
     if not held.any():
-        raise DataError(f"{argument}={held_out!r} of {len(strata)} rows holds out none. Raise it.")
+        kinds = len(torch.unique(strata))
+        raise DataError(
+            f"{argument}={held_out!r} of {len(strata)} rows holds out none: it is less than half a row of each of the "
+            f"{kinds} classes (and groups). Raise it, or if the label is a number set columns.target='number'."
+        )
     return (~held).nonzero().flatten(), held.nonzero().flatten()
 
 

@@ -223,9 +223,10 @@ def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
         DataError: if the batch lacks it, naming the class of ``needed_by``.
     """
     if name not in batch:
+        option = "columns.sensitive or groups.by" if name == "group" else "columns.extra"
         raise DataError(
             f"{type(needed_by).__name__} needs the column `{name}`, the batch has {sorted(batch)}. Use a datamodule "
-            "that gives it, or name the column in the data."
+            f"that gives it, or name the column in the data (of a table: {option})."
         )
     return batch[name]
 

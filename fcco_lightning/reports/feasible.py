@@ -215,10 +215,10 @@ class BestFeasible(Callback):
         if not self._warned and constraint.tolerance - width < constraint.least_kappa:
             self._warned = True
             rank_zero_warn(
-                f"kappa={constraint.tolerance:g} of {name} cannot be confirmed on the validation split: the confidence "
-                f"interval alone reaches {width:.3g} beyond h, so even the best weights would need a kappa of about "
-                f"{constraint.least_kappa + width:.3g}. Raise kappa, hold out more samples, or lower "
-                "--feasible.confidence."
+                f"kappa={constraint.tolerance:g} of {name} can hardly be confirmed on the validation split: at the "
+                f"present rates the confidence interval alone reaches {width:.3g} beyond h, so even the best weights "
+                f"would need a kappa of about {constraint.least_kappa + width:.3g}. Raise kappa, hold out more "
+                "samples, or lower --feasible.confidence."
             )
 
     def _rank(self, candidate: dict[str, Any], name: str) -> tuple[bool, float]:

@@ -178,6 +178,9 @@ def test_evaluation_needs_a_checkpoint(capsys, fitted):
     for command in ("validate", "test", "predict"):
         assert run([command, "--config", str(SYNTHETIC), *SMALL[:3]]) == 1
         assert "needs --ckpt_path" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(["test", "--ckpt_path", str(fitted.folder / "checkpoints/last.ckpt")])
+    assert "add --config FOLDER/config.yaml" in capsys.readouterr().err
     assert fit("--ckpt_path=last") == 1
     assert f"no last.ckpt of this job below {Path('runs').resolve()}." in capsys.readouterr().err
     assert fit("--ckpt_path=last", "--trainer.default_root_dir=x", "--preemption.folder=y") == 1

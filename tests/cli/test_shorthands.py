@@ -141,6 +141,8 @@ def test_nothing_is_assumed_where_it_is_said(table, capsys, more, tmp_path):
 def test_a_table_is_no_datamodule(table):
     with pytest.raises(ConfigError, match=r"names no datamodule: a table is given by --data.train .*t\.csv"):
         written_out(["fit", "--data", table("ab"), "--data.columns.label", "y"])
+    with pytest.raises(ConfigError, match=r"a table is predicted by fcco predict CKPT \S*t\.csv\."):
+        written_out(["predict", "--ckpt_path", "last.ckpt", "--data", table("ab")])
 
 
 def test_three_groups_are_named_with_both_ways_out(table):

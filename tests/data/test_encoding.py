@@ -99,6 +99,11 @@ def test_numbers_that_are_not_finite_are_refused(bad):
         encoder.transform(frame, "the test split")
 
 
+def test_a_column_without_a_value_cannot_be_imputed():
+    with pytest.raises(DataError, match=r"has no value. Train without it \(columns.drop=\['hours'\]\)"):
+        TabularEncoder().fit(make_frame(10, 0).assign(hours=np.nan))
+
+
 def test_missing_categories_are_refused():
     frame = make_frame(10, 0).astype({"job": object})
     frame.loc[4, "job"] = None

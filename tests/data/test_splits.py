@@ -26,8 +26,8 @@ def test_rejects():
     for share in (0.0, 1.0, -0.1, 1.5):
         with pytest.raises(ConfigError, match=r"val_fraction must lie in \(0, 1\)"):
             stratified_split(STRATA, share, 0, "val_fraction")
-    with pytest.raises(DataError, match="holds out none"):
-        stratified_split(STRATA[:4], 0.01, 0, "f")
+    with pytest.raises(DataError, match=r"f=0.2 of 400 rows holds out none.*the 400 classes.*target='number'"):
+        stratified_split(torch.arange(400), 0.2, 0, "f")
 
 
 @pytest.mark.parametrize(
