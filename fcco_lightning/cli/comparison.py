@@ -60,8 +60,9 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
 
 def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> None:
     """Print the table of :func:`compare`, draw it, and write it as CSV if ``out`` is given."""
-    if out is not None and Path(out).suffix != ".csv":
-        raise ConfigError(f"out={out!r}: the comparison is written as CSV. Name a .csv file.")
+    for name, path, kind in (("out", out, ".csv"), ("picture", picture, ".png")):
+        if path is not None and Path(path).suffix != kind:
+            raise ConfigError(f"{name}={path!r}: it is written in the format {kind}. Name a {kind} file.")
     rows = compare(folders)
     print_rows(rows)
     if out is not None:

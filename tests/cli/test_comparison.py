@@ -89,3 +89,10 @@ def test_runs_without_constraints_are_a_line_each(tmp_path, monkeypatch):
     write(Path("a"), "SGD", None, {"loss": 0.5})
     assert run(["compare", "a", "--picture", "b.png"]) == 0
     assert Path("b.png").exists()
+
+
+@pytest.mark.parametrize(("option", "kind"), [("--out", "csv"), ("--picture", "png")])
+def test_files_of_other_formats_are_not_written(runs, option, kind, capsys):
+    assert run(["compare", *runs, option, "c.xyz"]) == 2
+    assert f"'c.xyz': it is written in the format .{kind}. Name a .{kind} file." in capsys.readouterr().err
+    assert not Path("c.xyz").exists()
