@@ -37,7 +37,7 @@ QUICK = (  # of every data module and kind of report one, beside those on a devi
     "synthetic_list_net_sox",
     "synthetic_views_sox",
 )
-ON_A_DEVICE = (  # what evaluations and algorithms do there is a contract; the others are slow
+ON_A_DEVICE = (  # quick; those of the other data modules are slow, and what algorithms do there is a contract
     "adult_sonex",
     "synthetic_cox_sox",
 )
@@ -307,9 +307,9 @@ def data_arguments(config, folder, request):
     return arguments
 
 
-def configs(*, quick):
-    """All configs as cases; those for which ``quick`` does not hold are slow."""
-    cases = [pytest.param(c, marks=[] if quick(c) else [pytest.mark.slow]) for c in ALL_CONFIGS]
+def configs(*, quick, of=ALL_CONFIGS):
+    """Configs as cases; those for which ``quick`` does not hold are slow."""
+    cases = [pytest.param(c, marks=[] if quick(c) else [pytest.mark.slow]) for c in of]
     return pytest.mark.parametrize("config", cases, ids=lambda c: f"{c.parent.name}/{c.stem}")
 
 
@@ -353,7 +353,7 @@ def written(folder):
     return found
 
 
-@configs(quick=lambda c: c.stem in ON_A_DEVICE)
+@configs(quick=lambda c: c.stem in ON_A_DEVICE, of=[c for c in ALL_CONFIGS if c.stem in ON_A_DEVICE + QUICK])
 def test_a_run_on_a_device_reports_what_one_on_the_cpu_does(config, tmp_path, request):
     """With pictures, and a baseline and diagnostics where there are any: all that is done when training has ended."""
     arguments = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.enable_progress_bar=false"]

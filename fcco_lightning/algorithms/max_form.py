@@ -4,6 +4,7 @@ from abc import ABC
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.algorithms.base import Algorithm
@@ -61,7 +62,7 @@ class MaxForm(Algorithm, ABC):
         if penalty is not None and penalty.nu > 0:
             return ambiguity.prox(h, q, penalty, penalty.nu / (eta * penalty.curvature(len(q))))
         if self.geometry == "kl":
-            return ambiguity.project_kl(q.clamp(min=_TINY).log() + eta * h)
+            return ambiguity.project_kl(torch.add(q.clamp(min=_TINY).log(), h, alpha=eta))
         return ambiguity.project(q + eta * h)
 
     def add(self, surrogate: Surrogate, risks: Reading, q: Tensor, penalty: Penalty | None) -> None:

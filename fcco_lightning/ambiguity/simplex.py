@@ -81,15 +81,16 @@ class CappedSimplex(AmbiguitySet):
         most = math.ceil(1 / cap - _ROUNDING) - 1  # so many at the cap leave something for the others
         descending = log_p.sort(descending=True).values
         tails = descending.flip(0).logcumsumexp(0).flip(0)[: most + 1]  # log of sum_{j > k} p_j for k = 0..most
-        log_c = (1 - cap * torch.arange(most + 1, device=log_p.device, dtype=log_p.dtype)).log() - tails
-        rounding = 1e-12 + 4 * torch.finfo(log_c.dtype).eps * descending.abs().max()
+        left = torch.linspace(1, 1 - cap * most, most + 1, device=log_p.device, dtype=log_p.dtype)
+        log_c = left.log() - tails
+        rounding = 1e-12 + 4 * torch.finfo(log_c.dtype).eps * torch.linalg.vector_norm(descending, math.inf)
         too_large = log_c[:most] + descending[:most] > math.log(cap) + rounding
         log_c = log_c.index_select(0, too_large.sum(0, keepdim=True))
         q = torch.exp(log_c + log_p).clamp(max=cap)
         # of a large exponent the exponential keeps few digits, of a sum all
-        inside = torch.where(q < cap, q, 0.0)
-        q = q + inside * ((1 - q.sum()) / inside.sum().clamp(min=torch.finfo(q.dtype).tiny))
-        return Weights(q.clamp(max=cap), -log_c.squeeze(0) - math.log(n) - 1)
+        inside = q * (q < cap)
+        q = torch.addcmul(q, inside, (1 - q.sum()) / inside.sum().clamp(min=torch.finfo(q.dtype).tiny))
+        return Weights(q.clamp(max=cap), (-1 - math.log(n)) - log_c.squeeze(0))
 
 
 def _of_sum_one(q: Tensor, v: Tensor, cap: float) -> Tensor:

@@ -218,7 +218,7 @@ def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tenso
     if "weight" in batch:
         counts = counts * batch["weight"].to(dtype)
     total = counts.sum(-1, keepdim=True)
-    return counts / total.clamp(min=torch.finfo(dtype).tiny), total.squeeze(-1) > 0
+    return counts.div_(total.clamp(min=torch.finfo(dtype).tiny)), total.squeeze(-1) > 0
 
 
 def warn_of_ratios(sides: Tensor, batch: Columns, name: str) -> None:

@@ -234,8 +234,8 @@ def means_by_part(part: Tensor, num_parts: int, weighted: Tensor, weight: Tensor
 
     Returns: the means, shape (m,) or (m, k), 0 for a part without samples, and the sum of the weights of a part, (m,).
     """
-    total = weight.new_zeros(num_parts).index_add(0, part, weight)
-    sums = weighted.new_zeros(num_parts, *weighted.shape[1:]).index_add(0, part, weighted)
+    total = weight.new_zeros(num_parts).index_add_(0, part, weight)
+    sums = weighted.new_zeros(num_parts, *weighted.shape[1:]).index_add_(0, part, weighted)
     by = total.clamp(min=torch.finfo(total.dtype).tiny)
     return sums / (by if sums.dim() == 1 else by.unsqueeze(1)), total
 
