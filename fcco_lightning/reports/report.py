@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from rich.console import Console
 
 from fcco_lightning.analysis import intervals
 from fcco_lightning.engine import Problem
@@ -181,7 +182,8 @@ class Report(Callback):
             evaluation.draw(self.history, {name: (s.outputs, s.columns) for name, s in final.items()}, folder)
             plot_multipliers(self.history, folder / "multipliers.png")
         if self.table:
-            print_tables(split_tables(self.report, PRINTED_ROWS), self.report.get("verdict"))
+            tables = split_tables(self.report, PRINTED_ROWS, Console().width)
+            print_tables(tables, self.report.get("verdict"))
         rank_zero_info(f"Report and pictures: {folder} (report.html shows all)")
 
 

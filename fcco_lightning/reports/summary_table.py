@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -52,6 +53,10 @@ VACUOUS_WARNING = (
     "a temperature, so a small violation says nothing. Read the hard rates and gaps."
 )
 _ERROR = "_error"  # ends the name of the bound of a figure's error
+_INTERVAL = "95% interval"
+_LEAST = ("noise floor", "h val")  # columns of constraints that a narrow terminal does without
+_ANY_WIDTH = 10_000
+_LEAST_WIDTH = 10  # of words
 _METHODS = {"binomial": "exact binomial", "normal": "normal"}
 
 
@@ -80,14 +85,27 @@ def render_summary(report: Mapping[str, Any]) -> Table:
     return render_records("Summary of the run", rows, _caption(report, splits))
 
 
-def render_records(title: str | None, records: Sequence[Mapping[str, Any]], caption: Text | None = None) -> Table:
+def render_records(
+    title: str | None, records: Sequence[Mapping[str, Any]], caption: Text | None = None, *, narrow: bool = False
+) -> Table:
     """Lay out records, all with the keys of the first, with one row a record and one column a key.
 
-    Their values are numbers, words, or texts of ``rich`` as they are shown.
+    Their values are numbers, words, or texts of ``rich`` as they are shown.  Words are broken into lines where the
+    table is too wide, numbers are not; ``narrow`` puts every word above them on a line of its own.
     """
     table = Table(title=title, caption=caption, caption_justify="left")
     for key, value in records[0].items() if records else ():
-        table.add_column(key, overflow="fold", justify="left" if isinstance(value, str) else "right")
+        shown = [record[key] if isinstance(record[key], Text) else _cell(key, record[key]) for record in records]
+        numbers = isinstance(value, float) or key == _INTERVAL
+        header = key.replace(" ", "\n") if narrow and numbers else key
+        needed = max(len(line) for line in [*header.split("\n"), *map(str, shown)])
+        table.add_column(
+            header,
+            overflow="fold",
+            no_wrap=numbers,
+            justify="left" if isinstance(value, str) and not numbers else "right",
+            min_width=needed if numbers else min(needed, _LEAST_WIDTH),
+        )
     for record in records:
         table.add_row(*(v if isinstance(v, Text) else _cell(key, v) for key, v in record.items()))
     return table
@@ -125,7 +143,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
         if decided:
             record["h of decisions"] = decided.get(name)
         if known:
-            record |= {"95% interval": _ends(known.get(name)), "noise floor": known.get(name, {}).get("noise")}
+            record |= {_INTERVAL: _ends(known.get(name)), "noise floor": known.get(name, {}).get("noise")}
         records.append(record | ({"multiplier": multipliers.get(name)} if multipliers else {}))
     methods = dict.fromkeys(_METHODS[one["method"]] for one in known.values())
     title = f"Constraints{', largest multipliers first' if multipliers else ''}"
@@ -135,10 +153,14 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     return title + shown + intervals, records
 
 
-def split_tables(report: Mapping[str, Any], most: int | None = None) -> list[Table]:
+def split_tables(report: Mapping[str, Any], most: int | None = None, width: int | None = None) -> list[Table]:
     """All tables of a report: the summary, the records of the split "test" or else the last one, the constraints.
 
-    A table of records has ``most`` rows at most; None for all.
+    Args:
+        report: see the module.
+        most: rows of a table of records at most; None for all.
+        width: characters in a line, where a table of constraints that is too wide does without some columns; None for
+            any number.
     """
     splits = splits_of(report)
     others = {name: _scalars(part) for name, part in report.get("unconstrained", {}).items()}
@@ -151,13 +173,25 @@ def split_tables(report: Mapping[str, Any], most: int | None = None) -> list[Tab
             part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
             tables.append(render_records(f"{name.capitalize()} ({split}){part}", first))
     title, constraints = constraint_records(report, most)
-    return [*tables, render_records(title, constraints)] if constraints else tables
+    return [*tables, _of_width(title, constraints, width)] if constraints else tables
+
+
+def _of_width(title: str, records: Sequence[Mapping[str, Any]], width: int | None) -> Table:
+    """A table of constraints; where it is too wide without some columns, of which a line below says so."""
+    table = render_records(title, records)
+    columns = [name for name in _LEAST if name in records[0]]
+    for count in range(len(columns) + 1):
+        if width is None or Console(width=_ANY_WIDTH).measure(table).minimum <= width:
+            break
+        left_out = columns[:count]
+        kept = [{key: value for key, value in record.items() if key not in left_out} for record in records]
+        told = Text(f"Too wide here: {', '.join(left_out)} (report.html has all).", style="dim not italic")
+        table = render_records(title, kept, told if left_out else None, narrow=True)
+    return table
 
 
 def print_tables(tables: Iterable[Table], line: str | None = None) -> None:
     """Print tables, and a line in bold below them."""
-    from rich.console import Console  # noqa: PLC0415 - only where a table is printed
-
     console = Console()
     for table in tables:
         console.print(table)

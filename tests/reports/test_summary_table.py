@@ -25,8 +25,8 @@ REPORT = {
 }
 
 
-def printed(table):
-    console = Console(width=120)
+def printed(table, width=120):
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(table)
     return capture.get()
@@ -104,6 +104,21 @@ def test_constraints_with_the_largest_multipliers_come_first():
         [{"constraint": "b", "h train": 0.2}, {"constraint": "a", "h train": 0.1}],
     )
     assert constraint_records({"train": {"auc": 0.5}}) == ("", [])
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(120, []), (90, ["noise floor"]), (80, ["noise floor", "h val"])])
+def test_numbers_of_constraints_are_not_broken_into_lines(width, left_out):
+    of = {"constraints": {"selection rate: f - m": -0.0226}}
+    shown = {"low": -0.05, "high": 0.0936, "noise": 0.019, "method": "binomial"}
+    test = of | {"decided": of["constraints"], "multipliers": of["constraints"]}
+    test["intervals"] = dict.fromkeys(of["constraints"], shown)
+    *_, table = split_tables({"train": of, "val": of, "test": test}, width=width)
+    text = printed(table, width)
+    assert "[-0.0500, +0.0936]" in text
+    assert all(len(line) <= width for line in text.splitlines())
+    headers = {column.header.replace("\n", " ") for column in table.columns}
+    assert {"noise floor", "h val"} - headers == set(left_out)
+    assert (f"Too wide here: {', '.join(left_out)} " in text) == bool(left_out)
 
 
 def test_violation_is_red_and_feasibility_green():
