@@ -21,6 +21,9 @@ def main(args: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever reads, as `head`, has enough; what is left must not be written at the exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
+    except KeyboardInterrupt:  # while libraries are loaded; later on a command has its own way to end
+        sys.stderr.write("fcco: interrupted.\n")
+        status = 130
     sys.exit(status)
 
 

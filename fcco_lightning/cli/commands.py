@@ -271,9 +271,9 @@ def _front(parser: ArgumentParser) -> Work:
     one before; then a table, front.csv, front.json and front.png. The same command goes on where it was interrupted;
     finished points are not trained again.
     """
-    parser.usage = "fcco front --config CONFIG [--kappas K,K,... | --factors F,F,...] [--out FOLDER] [OPTION ...]"
+    parser.usage = "fcco front [--config CONFIG] [--kappas K,K,... | --factors F,F,...] [--out FOLDER] OPTION ..."
     parser.epilog = "Other options are those of fcco fit, for all points: --trainer.max_epochs 20, --data.train TABLE."
-    parser.add_argument("--config", "-c", metavar="CONFIG", action="append", required=True, help="as of fcco fit")
+    parser.add_argument("--config", "-c", metavar="CONFIG", action="append", default=[], help="as of fcco fit")
     of_points = parser.add_mutually_exclusive_group()
     of_points.add_argument("--kappas", metavar="K,K,...", help="kappa of every constraint, point by point")
     of_points.add_argument(

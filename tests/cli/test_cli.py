@@ -23,6 +23,7 @@ import pytest
 import torch
 import yaml
 
+import fcco_lightning.__main__
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli import run
 from fcco_lightning.cli.parser import ArgumentParser
@@ -485,6 +486,16 @@ def write_to_nobody(arguments):  # in a process of its own
 
 def test_a_reader_may_have_enough_of_what_the_parser_prints():
     assert launch(write_to_nobody, 1, ["fit", "--help"]) == [""]
+
+
+def test_an_interrupt_while_libraries_are_loaded_is_said_in_a_line(monkeypatch, capsys):
+    def loading(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcco_lightning.__main__, "run", loading)
+    with pytest.raises(SystemExit) as stop:
+        main(["fit"])
+    assert (stop.value.code, capsys.readouterr().err) == (130, "fcco: interrupted.\n")
 
 
 def test_a_run_has_the_name_of_its_job():

@@ -114,6 +114,18 @@ def test_every_point_begins_where_the_last_one_ended_and_is_trained_once(capsys,
         print_front([], "0.02,0.1,0.2", "1", "front")
 
 
+def test_a_table_needs_no_configuration(monkeypatch):
+    told = []
+
+    def fit(options):
+        told.append(options)
+        raise FCCOError
+
+    monkeypatch.setattr(module, "fit_apart", fit)
+    assert run(["front", "--kappas", "0.1", "--data.train", "t.csv", "--model.constraints", "EqualizedOdds"]) == 1
+    assert told == [["--data.train", "t.csv", "--model.constraints", "EqualizedOdds", "--print_config"]]
+
+
 def test_points_of_other_constraints_are_not_compared():
     for name in ("a", "b"):
         Path(name).mkdir()
