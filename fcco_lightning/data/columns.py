@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from fcco_lightning.data.conditions import Condition, comparisons, holds, values_of
 from fcco_lightning.errors import DataError
+
+_TRUTH_VALUES = frozenset({"True", "False"})
+_VALUES = frozenset({"integer", "floating", "mixed-integer-float", "boolean", "empty"})  # kinds of pandas
 
 
 def text_of(column: pd.Series) -> pd.Series:
@@ -57,6 +61,29 @@ def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.Data
         return frame
     texts = pd.read_csv(path, usecols=wanted, dtype=str, keep_default_na=False, skipinitialspace=True)
     return frame.assign(**{name: texts[name].to_numpy() for name in wanted})
+
+
+def holds_texts(column: pd.Series) -> bool:
+    """Whether not all filled cells are numbers, or all truth values."""
+    return pd.api.types.infer_dtype(column) not in _VALUES
+
+
+def as_texts(frame: pd.DataFrame, source: object, names: Iterable[str]) -> pd.DataFrame:
+    """Return the rows of a .csv with some columns as texts, as which another table has them.
+
+    pandas takes a column for numbers, or for truth values, if every filled cell of *this* table looks like one.  Here
+    its cells are as they are written, missing ones still missing.
+
+    Args:
+        frame: the rows as pandas reads them.
+        source: a path; of anything else the rows are returned as they are.
+        names: of the columns; those that the table lacks do not matter.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return frame
+    guessed = [name for name in names if name in frame.columns and not holds_texts(frame[name])]
+    written = as_written(frame, Path(source), guessed)
+    return written.assign(**{name: written[name].where(frame[name].notna()) for name in guessed})
 
 
 def require_filled(column: pd.Series, argument: str, where: str) -> None:
@@ -165,9 +192,21 @@ def _text(value: object) -> str:
     return str(value).strip()
 
 
+def is_value(text: str) -> bool:
+    """Whether :func:`text_of` calls a number or a truth value so, as which it was read; '007' and '1.0' are texts."""
+    value = number_or_text(text)
+    return text in _TRUTH_VALUES or (not isinstance(value, str) and _text(value) == text)
+
+
+def as_value(text: str) -> str:
+    """What :func:`text_of` calls the number that a text is; other texts as they are."""
+    value = number_or_text(text)
+    return text if isinstance(value, str) or text in _TRUTH_VALUES else _text(value)
+
+
 def number_or_text(text: str) -> str | float:
     """What two texts are compared by: their number if they are one, so that '1', '1.0' and 'True' agree."""
-    if text in {"True", "False"}:
+    if text in _TRUTH_VALUES:
         return float(text == "True")
     with suppress(ValueError):
         return int(text)  # beyond 2^53 two neighbours are one float

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
-from fcco_lightning.data.columns import is_number, require_columns, text_of
+from fcco_lightning.data.columns import as_value, is_number, is_value, require_columns, text_of
 from fcco_lightning.data.features import FloatArray, Pieces, ends_of_pieces, shares_below
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -119,6 +119,11 @@ class CategoricalColumn:
     def features(self) -> list[str]:
         return [f"{self.name}={category}" for category in self.categories]
 
+    @property
+    def of_texts(self) -> bool:
+        """Whether the training split has a text in it that is neither a number nor a truth value."""
+        return not all(category == MISSING or is_value(category) for category in self.categories)
+
     def transform(self, text: pd.Series) -> tuple[Features, int]:
         """Return the features, shape (n, number of categories), and how many cells were unknown."""
         codes = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(text, dtype=object))
@@ -209,6 +214,11 @@ class TabularEncoder:
         """Names of the d features, in order."""
         return [feature for column in self.columns for feature in column.features]
 
+    @property
+    def texts(self) -> list[str]:
+        """The columns of categories that held texts in the training split."""
+        return [c.name for c in self.columns if isinstance(c, CategoricalColumn) and c.of_texts]
+
     def fit(self, frame: pd.DataFrame, where: str = "the training split") -> "TabularEncoder":
         """Learn means, deviations, medians, bins and categories from ``frame`` (n, columns) and return self."""
         categorical, quantiles = self.encoding.categorical, self.encoding.quantiles
@@ -291,7 +301,10 @@ class TabularEncoder:
     def _encoded(self, column: BinnedColumn | CategoricalColumn, frame: pd.DataFrame, where: str) -> Features:
         if isinstance(column, BinnedColumn):
             return column.transform(self._numbers(frame, [column.name], where)[0])
-        hot, unknown = column.transform(self._words(frame[column.name], where))
+        words = self._words(frame[column.name], where)
+        if not column.of_texts:  # a text among its numbers has made texts of all
+            words = words.map({word: as_value(word) for word in words.unique()})
+        hot, unknown = column.transform(words)
         if unknown:
             self.unknown_counts[column.name] = unknown
         return hot

@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
 from fcco_lightning.checks import at_least
-from fcco_lightning.data.columns import as_written, require_columns, text_of
+from fcco_lightning.data.columns import as_texts, as_written, require_columns, text_of
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.sources import read_table, with_features
 from fcco_lightning.data.texts import TextEncoder
@@ -84,6 +84,7 @@ class Predictor(nn.Module):
             )
         frame = read_table(source, "data", [self.encoder.column] if isinstance(self.encoder, TextEncoder) else [])
         if isinstance(self.encoder, TabularEncoder):
+            frame = as_texts(frame, source, self.encoder.texts)
             frame = with_features(frame, [column.name for column in self.encoder.columns])
         if id_column is not None:
             require_columns(frame, {"id": [id_column]}, "the table")

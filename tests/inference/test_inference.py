@@ -57,6 +57,16 @@ def trained(tmp_path_factory):
     return checkpoint
 
 
+def test_codes_are_predicted_as_they_are_written(tmp_path):
+    """The rows of one code alone look like numbers."""
+    encoder = TabularEncoder().fit(pd.DataFrame({"code": ["1", "01", "A1"]}))
+    predictor = Predictor(nn.Linear(3, 1), encoder)
+    pd.DataFrame({"code": ["01", "1"]}).to_csv("two.csv", index=False)
+    expected = predictor.predict(pd.DataFrame({"code": ["01", "1"]}))
+    pd.testing.assert_frame_equal(predictor.predict("two.csv"), expected)
+    assert expected["score"].nunique() == 2
+
+
 def test_unlabelled_rows_are_predicted(trained, tmp_path):
     new = table(20, 1).drop(columns="hired")
     new.to_csv(tmp_path / "new.csv", index=False)

@@ -6,7 +6,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.data.columns import is_number, require_columns
+from fcco_lightning.data.columns import as_texts, holds_texts, is_number, require_columns
 from fcco_lightning.data.datamodules.labels import LabelledDataModule
 from fcco_lightning.data.encoding import Encoding, TabularEncoder
 from fcco_lightning.data.fingerprint import contents_of
@@ -117,7 +117,7 @@ class TabularDataModule(LabelledDataModule):
         train = self._thinned(self._labelled(table, "train", where))
         seed = self.splits.seed
         if self.splits.test_fraction is None:
-            test = self._labelled(with_features(self._table_of("test"), table.columns), "test", "the test table")
+            test = self._labelled(with_features(self._table_of("test", table), table.columns), "test", "the test table")
         else:
             train, test = self._held_out(train, self.splits.test_fraction, seed, "splits.test_fraction")
         if not self.splits.val_fraction:
@@ -145,7 +145,7 @@ class TabularDataModule(LabelledDataModule):
         """Return the training table with the pooled ones below it, and what it is called in messages."""
         train = self._table_of("train")
         others = [name for name in self.sources if name not in ("train", "test")]
-        pooled = {name: with_features(self._table_of(name), train.columns) for name in others}
+        pooled = {name: with_features(self._table_of(name, train), train.columns) for name in others}
         for name, frame in pooled.items():
             require_columns(frame, {"the column of train": [str(column) for column in train.columns]}, f"{name} table")
             for column in train.columns:
@@ -159,9 +159,14 @@ class TabularDataModule(LabelledDataModule):
         whole = pd.concat([train, *(frame[train.columns] for frame in pooled.values())], ignore_index=True)
         return whole, "the train and pool tables"
 
-    def _table_of(self, argument: str) -> pd.DataFrame:
-        """Read the table of ``argument``, and settle what its columns are before it is split."""
+    def _table_of(self, argument: str, train: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Read the table of ``argument``, and settle what its columns are before it is split.
+
+        A column that holds texts in ``train`` does so in the other tables, even if all of these look like numbers.
+        """
         table = read_table(self.sources[argument], argument)
+        if train is not None:
+            table = as_texts(table, self.sources[argument], [name for name in train if holds_texts(train[name])])
         return settle_types(table, self.encoding, self.columns.unused, f"the {argument} table")
 
     def _held_out(

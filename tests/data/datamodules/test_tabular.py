@@ -173,3 +173,37 @@ def test_pooled_files_of_libsvms_format_may_lack_features(tmp_path):
     assert module.feature_names == ["f1", "f3"]
     assert len(module.tables["train"]) == 22
     assert torch.equal(module.tables["train"].columns["x"][-2:], module.tables["test"].columns["x"])
+
+
+def write_codes(path, codes):
+    """A table of codes, 20 rows of each, both sexes and labels among them."""
+    rows = [{"code": code, "sex": "FM"[i % 2], "y": i // 2 % 2} for code in codes for i in range(20)]
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        (["1", "01", "A1"], ["01"]),
+        (["007", "A1"], ["007", ""]),
+        (["1.0", "1", "x"], ["1.0", "1"]),
+        (["true", "false", "unknown"], ["true", "false"]),
+        (["1", "2", "3"], ["01", "A1"]),  # once numbers, called categories
+    ],
+)
+def test_codes_are_the_same_in_a_table_where_all_look_like_numbers(train, test, tmp_path):
+    sources = {"train": write_codes(tmp_path / "a.csv", train), "test": write_codes(tmp_path / "b.csv", test)}
+    module = make(**sources, test_fraction=None, categorical=["code"], missing="impute")
+    found = dict(zip(test, module.tables["test"].columns["x"].view(len(test), 20, -1)[:, 0], strict=True))
+    for code, x in found.items():
+        hot = [
+            name for name in module.feature_names if name.startswith("code=") and x[module.feature_names.index(name)]
+        ]
+        known = {"01": "1"}.get(code, code) if "3" in train else code
+        assert hot == ([f"code={known}"] if known in train else []), code
+
+
+def test_pooled_codes_are_those_of_the_training_table(tmp_path):
+    module = make(train=write_codes(tmp_path / "a.csv", ["01", "A1"]), pool=[write_codes(tmp_path / "b.csv", ["01"])])
+    assert [name for name in module.feature_names if name.startswith("code=")] == ["code=01", "code=A1"]
