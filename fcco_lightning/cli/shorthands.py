@@ -154,12 +154,14 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The objective that fits a label, and what the network needs to know of it."""
+    from fcco_lightning.data.columns import holds_texts, is_number, text_of  # noqa: PLC0415 - loads pandas
+
     perceptron = options.get("--model.network", _PERCEPTRON) == _PERCEPTRON
     objective, positive = options.get("--model.objective"), "--data.columns.positive" in options
     if labels is not None and not positive and _are_numbers(labels, options):
         yield "--data.columns.target", "number"
         yield "--model.objective", _OF_NUMBERS
-        if perceptron:
+        if perceptron and is_number(labels.dtype):  # else the data module says what is wrong
             mean, deviation = float(labels.mean()), float(f"{labels.std():.3g}")
             digits = 0 if deviation == 0 else 2 - math.floor(math.log10(deviation))
             yield "--model.network.offset", f"{round(mean, digits):.15g}"
@@ -169,7 +171,10 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
         yield "--model.evaluation", "ClassEvaluation"
         if perceptron:
             yield "--model.network.out_features", str(labels.nunique())
-    else:  # constraints are on decisions, of which the AUC says nothing
+    else:
+        if labels is not None and not positive and labels.nunique() == 2 and holds_texts(labels):
+            yield "--data.columns.positive", max(text_of(labels).unique())
+        # constraints are on decisions, of which the AUC says nothing
         yield "--model.objective", "CrossEntropy" if any(name.startswith(_CONSTRAINTS) for name in options) else "AUC"
 
 

@@ -222,7 +222,7 @@ class TabularEncoder:
     def fit(self, frame: pd.DataFrame, where: str = "the training split") -> "TabularEncoder":
         """Learn means, deviations, medians, bins and categories from ``frame`` (n, columns) and return self."""
         categorical, quantiles = self.encoding.categorical, self.encoding.quantiles
-        require_columns(frame, {"categorical": categorical}, where)
+        require_columns(frame, {"encoding.categorical": categorical}, where)
         numeric = frame.columns[[is_number(kind) for kind in frame.dtypes]]
         numbers = [name for name in numeric if name not in categorical]
         values = self._numbers(frame, numbers, where)

@@ -120,7 +120,8 @@ class Columns:
     def wanted(self) -> dict[str, list[str]]:
         """Argument -> columns that a table must have."""
         wanted = {"label": self.label_columns, "drop": list(self.drop), "extra": list(self.extras.values())}
-        return wanted | ({} if self.sensitive is None else {"sensitive": [self.sensitive]})
+        wanted |= {} if self.sensitive is None else {"sensitive": [self.sensitive]}
+        return {f"columns.{argument}": names for argument, names in wanted.items()}
 
     @property
     def unused(self) -> set[str]:
@@ -184,7 +185,7 @@ class Labels:
             self.class_names = class_names(frame[columns.label], columns.positive, where)
         if columns.sensitive is not None and columns.favoured is not None:
             cells = frame[columns.sensitive]
-            self.group_names = _names(cells, indicator(cells, columns.favoured, "favoured", where))
+            self.group_names = _names(cells, indicator(cells, columns.favoured, "columns.favoured", where))
         if self.grouping is not None:
             self.group_names = self.grouping.fit(frame, where).names
 
@@ -192,9 +193,9 @@ class Labels:
         """Raise :class:`DataError` unless ``frame`` has all columns that are named, with labels and groups filled."""
         require_columns(frame, self.columns.wanted, where)
         for name in self.columns.label_columns:
-            require_filled(frame[name], "label", where)
+            require_filled(frame[name], "columns.label", where)
         if self.columns.sensitive is not None:
-            require_filled(frame[self.columns.sensitive], "sensitive", where)
+            require_filled(frame[self.columns.sensitive], "columns.sensitive", where)
 
     def read(self, frame: pd.DataFrame, where: str) -> dict[str, Tensor]:
         """Return ``y``, ``group`` (if there are groups; -1 for rows of none) and the further columns of ``frame``.
@@ -207,15 +208,17 @@ class Labels:
         self.require(frame, where)
         columns = self.columns
         if isinstance(columns.label, list):
-            every = [indicator(frame[name], columns.positive, "positive", where) for name in columns.label]
+            every = [indicator(frame[name], columns.positive, "columns.positive", where) for name in columns.label]
             found = {"y": torch.stack(every, dim=1)}
         else:
             found = {"y": self._labels(frame[columns.label], where)}
         if columns.sensitive is not None and columns.favoured is not None:
-            found["group"] = indicator(frame[columns.sensitive], columns.favoured, "favoured", where)
+            found["group"] = indicator(frame[columns.sensitive], columns.favoured, "columns.favoured", where)
         if self.grouping is not None:
             found["group"] = self.grouping.assign(frame, where)
-        return found | {name: _numbers(frame[column], "extra", where) for name, column in columns.extras.items()}
+        return found | {
+            name: _numbers(frame[column], "columns.extra", where) for name, column in columns.extras.items()
+        }
 
     def features(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         """Return the columns of ``frame`` that are features.
@@ -231,14 +234,14 @@ class Labels:
 
     def _labels(self, column: pd.Series, where: str) -> Tensor:
         if self.columns.target == "number":
-            return _numbers(column, "label", where).float()
+            return _numbers(column, "columns.label", where).float()
         if isinstance(self.columns.positive, list):
             return marked(column, self.columns.positive)
         y = places(self.class_names, column)
         if bool((y < 0).any()):
             unknown = text_of(column)[(y < 0).numpy()].unique()
             raise DataError(
-                f"label={column.name!r} has classes {listed(unknown)} in {where} that the training "
+                f"columns.label={column.name!r} has classes {listed(unknown)} in {where} that the training "
                 f"rows do not have; theirs are {listed(self.class_names)}. Repair the table."
             )
         return y
@@ -272,24 +275,27 @@ def class_names(column: pd.Series, positive: Value | list[Value] | None, where: 
     text = text_of(column)
     classes = sorted(text.unique(), key=float if is_number(column.dtype) else str)
     if len(classes) < 2 or (positive is not None and len(classes) != 2):
-        needed = "at least two classes" if positive is None else f"exactly two classes for positive={positive!r}"
-        raise DataError(
-            f"label={column.name!r} must have {needed}, but in {where} it has {len(classes)}: {listed(classes)}. "
-            "Choose another column, leave positive out if there are more than two, or set target='number' if it is a "
-            "number."
+        needed = (
+            "at least two classes" if positive is None else f"exactly two classes for columns.positive={positive!r}"
         )
-    if positive is not None and indicator(text, positive, "positive", where)[int((text == classes[0]).argmax())]:
-        classes.reverse()
-    return classes
+        raise DataError(
+            f"columns.label={column.name!r} must have {needed}, but in {where} it has {len(classes)}: "
+            f"{listed(classes)}. Choose another column, leave columns.positive out if there are more than two, or set "
+            "columns.target='number' if it is a number."
+        )
+    if positive is None:
+        return classes
+    is_positive = indicator(text, positive, "columns.positive", where)
+    return classes[::-1] if is_positive[int((text == classes[0]).argmax())] else classes
 
 
 def _merged_names(column: pd.Series, positive: list[Value], where: str) -> list[str]:
     for value in positive:
-        indicator(column, value, "positive", where)  # refuses what is not there
+        indicator(column, value, "columns.positive", where)  # refuses what is not there
     if not positive or bool(marked(column, positive).all()):
         raise DataError(
-            f"positive={positive!r} must be some of the classes of label={column.name!r}, and not all of them: in "
-            f"{where} these are {listed(text_of(column).unique())}."
+            f"columns.positive={positive!r} must be some of the classes of columns.label={column.name!r}, and not all "
+            f"of them: in {where} these are {listed(text_of(column).unique())}."
         )
     name = " or ".join(str(value) for value in positive)
     return [f"not {name}", name]

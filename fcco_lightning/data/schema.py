@@ -27,7 +27,7 @@ def settle_types(
     Raises:
         DataError: naming the column, the first cells that are no numbers, and the ways out.
     """
-    require_columns(frame, {"numeric": encoding.numeric}, where)
+    require_columns(frame, {"encoding.numeric": encoding.numeric}, where)
     text = [pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) for kind in frame.dtypes]
     settled = with_numbers(frame, encoding.numeric, encoding, where)
     known = {*encoding.numeric, *encoding.categorical, *unused}

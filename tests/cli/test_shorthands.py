@@ -65,6 +65,9 @@ def test_other_options_stay_as_they_are():
     [
         (["yes", "no"] * 4, [], {"--model.objective": "AUC", "--data.splits.test_fraction": "0.2"}),
         (["yes", "no"] * 4, [], {"--trainer.max_epochs": "20"}),
+        (["approved", "denied"] * 4, [], {"--data.columns.positive": "denied"}),
+        (["approved", "denied"] * 4, ["--data.columns.positive", "approved"], {"--data.columns.positive": None}),
+        ([1, 0] * 4, [], {"--data.columns.positive": None}),
         (["yes", "no"] * 75, [], {"--data.batches": "UniformSampling", "--data.batches.batch_size": "37"}),
         (["yes", "no"] * 128, [], {"--data.batches": None}),
         (["yes", "no"] * 4, ["--data.batches", "BalancedSampling"], {"--data.batches.batch_size": None}),
@@ -143,6 +146,15 @@ def test_a_table_is_no_datamodule(table):
         written_out(["fit", "--data", table("ab"), "--data.columns.label", "y"])
     with pytest.raises(ConfigError, match=r"a table is predicted by fcco predict CKPT \S*t\.csv\."):
         written_out(["predict", "--ckpt_path", "last.ckpt", "--data", table("ab")])
+
+
+def test_words_are_no_numbers_to_predict(table):
+    """The data module refuses them, and says how."""
+    words = written_out(
+        ["fit", "--data.train", table("ab"), "--data.columns.label", "y", "--model.objective", "SquaredError"]
+    )
+    assert "--data.columns.target=number" in words
+    assert not [word for word in words if word.startswith("--model.network.")]
 
 
 def test_three_groups_are_named_with_both_ways_out(table):

@@ -97,8 +97,16 @@ def test_values_are_compared_by_meaning_not_by_type(cells, positive):
         (FRAME, {"extra": ["race"]}, "extra='race' must hold numbers.*pandas.factorize"),
         (FRAME, {"extra": ["tim"]}, "extra='tim' is not a column"),
         (FRAME, {"positive": None, "target": "number"}, "label='income' must hold numbers"),
-        (FRAME.assign(income=[">50K", np.nan, "<=50K", ">50K"]), {}, r"'income' \(label\).*1 missing cells.*row 1"),
-        (FRAME.assign(race=["White", "Black", None, None]), {}, r"'race' \(sensitive\).*2 missing cells.*row 2"),
+        (
+            FRAME.assign(income=[">50K", np.nan, "<=50K", ">50K"]),
+            {},
+            r"'income' \(columns.label\).*1 missing.*row 1",
+        ),
+        (
+            FRAME.assign(race=["White", "Black", None, None]),
+            {},
+            r"'race' \(columns.sensitive\).*2 missing.*row 2",
+        ),
         (FRAME, {"drop": ["age", "race"]}, "No feature column is left"),
     ],
 )

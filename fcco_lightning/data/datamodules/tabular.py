@@ -166,7 +166,8 @@ class TabularDataModule(LabelledDataModule):
         """
         table = read_table(self.sources[argument], argument)
         if train is not None:
-            table = as_texts(table, self.sources[argument], [name for name in train if holds_texts(train[name])])
+            texts = [name for name in map(str, train.columns) if holds_texts(train[name])]
+            table = as_texts(table, self.sources[argument], texts)
         return settle_types(table, self.encoding, self.columns.unused, f"the {argument} table")
 
     def _held_out(
