@@ -51,6 +51,11 @@ def _for(merit: str, evaluation: Evaluation) -> Evaluation:
     return evaluation
 
 
+def _of_groups(objective: objectives.GroupObjective) -> Evaluation:
+    """Of the worst groups as many as the objective is about, if it is about a share of them."""
+    return GroupEvaluation() if objective.tail is None else GroupEvaluation(objective.tail)
+
+
 def _of_region(objective: objectives.CVaRPartialAUC) -> Evaluation:
     """The same region; where the objective leaves a side open, the usual one."""
     usual = RankingEvaluation()
@@ -62,7 +67,7 @@ def _of_region(objective: objectives.CVaRPartialAUC) -> Evaluation:
 
 _BY_TYPE: dict[Any, Callable[[Any], Evaluation]] = {
     Objective: lambda _: BinaryEvaluation(),
-    objectives.GroupObjective: lambda _: GroupEvaluation(),
+    objectives.GroupObjective: _of_groups,
     objectives.MultiTaskGroupDRO: lambda _: TaskEvaluation(),
     objectives.RankingObjective: lambda _: RankingEvaluation(),
     objectives.AUCMargin: lambda _: _for("auc", RankingEvaluation()),

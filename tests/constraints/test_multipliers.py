@@ -326,3 +326,14 @@ def test_bad_arguments_are_refused(make, message):
 def test_dual_variables_of_their_own_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"ALEXR remembers dual variables of its own.*mirror=True"):
         ALEXR().pose(Distance(), [Halfspaces(0)], num_samples=4)
+
+
+@pytest.mark.parametrize(
+    ("excess", "share"), [(-0.5, 0.0), (-0.01, 0.5), (0.0, 1.0), (0.01, 1.5), (0.02, 2.0), (0.5, 2.0)]
+)
+def test_an_adaptive_penalty_pushes_by_what_is_left_of_a_width(excess, share):
+    """``y = nu (1 + clamp(h / width, -1, 1))``."""
+    nu = torch.tensor([[0.3], [1.7]])
+    t = torch.full((2, 1), 0.1 + excess)
+    slope = AdaptivePenalty(width=0.02).outer(nu.unsqueeze(1), 0.1).subgradient(t)
+    torch.testing.assert_close(slope, share * nu, rtol=1e-4, atol=1e-6)

@@ -21,6 +21,7 @@ from fcco_lightning import (
     GlobalContrastive,
     GroupEvaluation,
     InfoNCE,
+    KLGroupDRO,
     KLPartialAUC,
     MeanAveragePrecision,
     MultiLabelLoss,
@@ -113,3 +114,11 @@ def test_a_split_without_a_positive_is_named_once():
     several = RankingEvaluation(top=[])
     with pytest.warns(UserWarning, match=r"\(NaN\) for 1 of 2 labels, first '1': of 2 samples of a split"):
         several(torch.ones(2, 2), {"y": torch.tensor([[0, 1], [1, 1]])})
+
+
+@pytest.mark.parametrize(
+    ("objective", "alpha"),
+    [(CVaRGroupDRO(0.5), 0.5), (CVaRGroupDRO(0.5).max_form(), 0.5), (KLGroupDRO(1.0), 0.1)],
+)
+def test_as_many_groups_are_the_worst_ones_as_for_the_objective(objective, alpha):
+    assert default_evaluation(objective).alpha == alpha
