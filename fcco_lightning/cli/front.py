@@ -159,7 +159,8 @@ def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float])
     row[LARGEST] = reached.get(LARGEST)
     row["holds"] = None if row[LARGEST] is None else "yes" if row[LARGEST] <= 0 else "no"
     for split in ("train", "val", "test"):
-        found = report.get(split, {}).get("constraints", {})
+        values = report.get(split, {})
+        found = values.get("constraints", {}) | (values.get("decided", {}) if report.get("decisions") else {})
         shifts = {name: report["kappas"][name] - tightest[name] for name in found}
         if found:
             row[f"{split} violation"] = max(h + shifts[name] for name, h in found.items())

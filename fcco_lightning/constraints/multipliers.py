@@ -204,3 +204,8 @@ class AdaptivePenalty(Multipliers):
 
 Enforcement: TypeAlias = Penalty | Multipliers
 """How constraints enter what is minimised: by a fixed penalty, or by multipliers that are found."""
+
+
+def follows_decisions(enforcement: Enforcement | None) -> bool:
+    """Whether constraints are enforced on decisions where these are smoothed, and so are judged by them."""
+    return isinstance(enforcement, Multipliers) and enforcement.decisions

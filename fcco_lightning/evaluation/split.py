@@ -106,18 +106,25 @@ def _smallest(keys: Tensor, count: int) -> Tensor:
 
 
 def summarise(
-    evaluation: Evaluation, constraints: Sequence[Constraint], outputs: Tensor, batch: Columns
+    evaluation: Evaluation,
+    constraints: Sequence[Constraint],
+    outputs: Tensor,
+    batch: Columns,
+    *,
+    decisions: bool = False,
 ) -> tuple[dict[str, float], str | None]:
     """Compute all figures of a split: those of the evaluation and those of the constraints.
 
-    With constraints, ``worst_violation`` is max_i h_i, so that the weights are feasible where it is <= 0, ``vacuous``
-    is 1.0 or 0.0, and there are ``h/NAME`` and ``decided/NAME`` of every constraint (:func:`constraint_values`).
+    With constraints, ``worst_violation`` is the largest of the enforced h_i, so that the weights are feasible where it
+    is <= 0, ``vacuous`` is 1.0 or 0.0, and there are ``h/NAME`` and ``decided/NAME`` of every constraint
+    (:func:`constraint_values`).
 
     Args:
         evaluation: The evaluation.
         constraints: The constraints, any number.
         outputs: The network's outputs on the whole split.
         batch: The columns of the split.
+        decisions: Whether constraints that smooth decisions are enforced on the decisions themselves.
 
     Returns:
         ``(figures, reason)``: the figures by name, and why a constraint is vacuous (None if none is).
@@ -128,8 +135,9 @@ def summarise(
     if constraints:
         reasons = [r for r in (c.vacuous(outputs, batch) for c in constraints) if r]
         reason = "; ".join(dict.fromkeys(reasons)) or None
-        smooth = [h for name, h in values.items() if name.startswith("h/")]
-        summary["worst_violation"] = max(smooth, default=float("nan"))
+        names = [name.removeprefix("h/") for name in values if name.startswith("h/")]
+        enforced = [values[f"decided/{n}" if decisions and f"decided/{n}" in values else f"h/{n}"] for n in names]
+        summary["worst_violation"] = max(enforced, default=float("nan"))
         summary["vacuous"] = float(bool(reasons))
     return summary | values, reason
 

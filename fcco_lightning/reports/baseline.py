@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fcco_lightning.analysis import surrogate
+from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.engine import as_batch, outputs_of, read, usable
 from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import ConfigError
@@ -167,7 +168,13 @@ class Baseline(Callback):
             raise ConfigError("there is no unconstrained model: fit with Baseline(enabled=True) first.")
         module.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
         split = module.split_of(loader, self.network)
-        figures, _ = summarise(module.evaluation, module.constraints, split.outputs, split.columns)
+        figures, _ = summarise(
+            module.evaluation,
+            module.constraints,
+            split.outputs,
+            split.columns,
+            decisions=follows_decisions(module.penalty),
+        )
         return {**figures, **split.counted}
 
 

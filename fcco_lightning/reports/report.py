@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 
 from fcco_lightning.analysis import intervals
+from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Evaluation, Split
@@ -126,6 +127,7 @@ class Report(Callback):
             "unconstrained": unconstrained,
             "clusters": choice.clusters,
             "selected": choice.chosen,
+            "decisions": follows_decisions(pl_module.penalty),
         }
         self.report |= {name: value for name, value in known.items() if value}
         self._conclude(pl_module.evaluation.bar, trainer.current_epoch - 1)

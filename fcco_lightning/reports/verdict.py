@@ -12,7 +12,8 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
 
     Args:
         report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``vacuous`` and
-            figures; and maybe ``unconstrained``, the same splits of a model trained without constraints.
+            figures; maybe ``decisions``, whether they are enforced on these; and maybe ``unconstrained``, the same
+            splits of a model trained without constraints.
         figures: names of the figures to compare, those that the split has not are left out.
 
     Returns:
@@ -29,7 +30,7 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     checked = "train" if "train" in constrained else constrained[0]
     shown = "test" if "test" in report else checked
     compared = _comparison(report[shown], report.get("unconstrained", {}).get(shown, {}), figures)
-    held = _held(report[checked], "training" if checked == "train" else checked)
+    held = _held(report[checked], "training" if checked == "train" else checked, decisions=report.get("decisions"))
     return f"{held}; {shown} {compared}." if compared else f"{held}."
 
 
@@ -46,22 +47,25 @@ def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     return f"On the {shown} split: {found}." if found else None
 
 
-def _held(results: Mapping[str, Any], split: str) -> str:
-    values: Mapping[str, float] = results["constraints"]
-    broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold
+def _held(results: Mapping[str, Any], split: str, *, decisions: bool | None) -> str:
+    smooth: Mapping[str, float] = results["constraints"]
     decided: Mapping[str, float] = results.get("decided", {})
-    decisions = f"; of decisions {max(decided.values()):+.3f}" if decided else ""
+    values, kind, others, of_others = smooth, "", decided, "of decisions"
+    if decisions and decided:
+        values, kind, others, of_others = {**smooth, **decided}, " of decisions", smooth, "smoothed"
+    broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold
+    beside = f"; {of_others} {max(others.values()):+.3f}" if others else ""
     count = f"{len(values)} constraint" + ("s" if len(values) > 1 else "")
     if broken:
         worst = max(broken, key=lambda name: broken[name])
         verb = "does" if len(broken) == 1 else "do"
         return (
             f"{len(broken)} of {count} {verb} not hold on the {split} split "
-            f"(largest h {broken[worst]:+.3f}, {worst}{decisions})"
+            f"(largest h{kind} {broken[worst]:+.3f}, {worst}{beside})"
         )
     subject = {1: "The constraint holds", 2: "Both constraints hold"}.get(len(values), f"All {count} hold")
     emptily = f", but {'it says' if len(values) == 1 else 'they say'} nothing there" if results.get("vacuous") else ""
-    return f"{subject} on the {split} split (largest h {max(values.values()):+.3f}{decisions}){emptily}"
+    return f"{subject} on the {split} split (largest h{kind} {max(values.values()):+.3f}{beside}){emptily}"
 
 
 def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: Sequence[str]) -> str:

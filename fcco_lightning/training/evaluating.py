@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints.multipliers import Enforcement, follows_decisions
 from fcco_lightning.engine import columns_of, named_samples, narrow_weights, other_columns, outputs_of_columns
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.evaluation import Collector, Evaluation, Split, summarise
@@ -33,6 +34,7 @@ class EvaluatingModule(LightningModule):
     network: nn.Module
     objective: Objective
     constraints: list[Constraint]
+    penalty: Enforcement | None
     evaluation: Evaluation
     processes: Processes
     execution: Execution
@@ -184,7 +186,13 @@ class EvaluatingModule(LightningModule):
             NonFiniteError: if an output is NaN or infinite.
         """
         self._require_finite(split.outputs, split.columns, f" on the {name} split")
-        summary, reason = summarise(self.evaluation, self.constraints, split.outputs, split.columns)
+        summary, reason = summarise(
+            self.evaluation,
+            self.constraints,
+            split.outputs,
+            split.columns,
+            decisions=follows_decisions(self.penalty),
+        )
         summary |= split.counted
         self._say_what_is_counted(name, split)
         if reason and not self._was_vacuous.get(name, False):

@@ -93,4 +93,6 @@ def test_constraints_on_decisions_are_counted():
     figures, _ = summarise(Size(), constraints, scores, columns)
     smooth = [h for name, h in found.items() if name.startswith("h/")]
     assert figures["worst_violation"] == max(smooth)
+    enforced, _ = summarise(Size(), constraints, scores, columns, decisions=True)
+    assert enforced["worst_violation"] == max(found["decided/selection rate"], smooth[-1]) != max(smooth)
     assert figures["decided/selection rate"] == found["decided/selection rate"]

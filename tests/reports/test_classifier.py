@@ -227,3 +227,21 @@ def test_arguments_are_not_changed(problem):
         ConstrainedClassifier(**QUICK).fit(X, np.zeros(len(y)))
     with pytest.raises(FCCOError, match="max_epochs must be"):
         ConstrainedClassifier(**QUICK | {"max_epochs": 0}).fit(X, y)
+
+
+def test_a_constraint_on_decisions_is_judged_by_them():
+    """Its smooth value differs from it: of a cap, which compares no groups, the smoothing does not cancel."""
+    rng = np.random.default_rng(0)
+    X, sex = rng.normal(size=(600, 3)), rng.choice(["f", "m"], 600)
+    y = (X[:, 0] + rng.normal(size=600) > 0).astype(int)
+    cap = MeanAtMost(SoftRate(), 0.3, where={"sex": "f"}, name="rate")
+    model = ConstrainedClassifier(constraints=[cap], random_state=0).fit(
+        X, y, sensitive_features=pd.Series(sex, name="sex")
+    )
+    train = model.report_.figures
+    rate = model.predict(X)[sex == "f"].mean()
+    assert rate == pytest.approx(0.3, abs=0.02)
+    assert train["constraints"]["rate"] - (rate - 0.3) > 0.02
+    assert train["worst_violation"] == pytest.approx(rate - 0.3, abs=1e-6)
+    assert ("The constraint holds on the training split" in model.report_.headline) == (rate <= 0.3)
+    assert "(largest h of decisions" in model.report_.headline

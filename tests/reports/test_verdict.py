@@ -49,6 +49,18 @@ def test_what_is_decided_stands_beside_what_is_smoothed():
     assert verdict(report(-1, vacuous=True), []).endswith(", but it says nothing there.")
 
 
+def test_constraints_on_decisions_are_judged_by_them():
+    held = {"constraints": {"a": 0.088, "b": -0.2}, "decided": {"a": -0.001}}
+    assert verdict({"train": held, "decisions": True}, []) == (
+        "Both constraints hold on the training split (largest h of decisions -0.001; smoothed +0.088)."
+    )
+    broken = {"constraints": {"a": -0.02}, "decided": {"a": 0.03}}
+    assert verdict({"train": broken, "decisions": True}, []) == (
+        "1 of 1 constraint does not hold on the training split (largest h of decisions +0.030, a; smoothed -0.020)."
+    )
+    assert "(largest h -0.020)" in verdict({"train": {"constraints": {"a": -0.02}}, "decisions": True}, [])
+
+
 def test_without_a_model_to_compare_with():
     line = verdict(report(-1, -1, -1), ["auc", "roc_gap", "absent"])
     assert line.endswith("(largest h -1.000); test AUC 0.861, hard ROC gap 0.050.")
