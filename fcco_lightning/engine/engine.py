@@ -197,16 +197,19 @@ class Engine:
         return any(id(p) not in known for p in params)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of earlier weights; tensors and primitives only.  Rows are in the problem's."""
+        """What is remembered of earlier weights and batches; tensors and primitives only.  The problem has the rows."""
         samples = self.problem.row_parameters
         before = {} if samples is None else {name: column.clone() for name, column in samples.before.items()}
-        return {"algorithm": self.algorithm.state_dict(), "samples_before": before}
+        estimates = {name: value.cpu() for name, value in self._estimates.computed()}  # of batches that make none
+        return {"algorithm": self.algorithm.state_dict(), "samples_before": before, "estimates": estimates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where :meth:`state_dict` was taken."""
         self.algorithm.load_state_dict(state["algorithm"])
+        device, estimates = self.params[0].device, state.get("estimates", {})
+        self._estimates = Estimates(None, [(name, value.to(device)) for name, value in estimates.items()])
         if self.problem.row_parameters is not None:
-            device, before = self.params[0].device, state.get("samples_before", {})
+            before = state.get("samples_before", {})
             self.problem.row_parameters.before = {name: column.to(device) for name, column in before.items()}
 
     # ------------------------------------------------------------------------------------------------- for iterations

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch.optim.lr_scheduler import LambdaLR
 
 from fcco_lightning import (
     ALEXR2,
+    PGSVRG,
     SGD,
     SONEX,
     SOX,
@@ -16,10 +18,15 @@ from fcco_lightning import (
     CrossEntropy,
     EqualizedOdds,
     HeavyBall,
+    KLPenalty,
     Lagrangian,
     ROCFairness,
+    SampleDRO,
     Schedule,
     SoftRate,
+    TabularMLP,
+    TensorDataModule,
+    UniformSampling,
 )
 from tests import jobs
 from tests.tables import make_data, make_frame
@@ -51,6 +58,42 @@ def test_resume_equals_uninterrupted(algorithm, make_module, make_trainer, tmp_p
     whole = fit([jobs.save_at(1, batch, path) for batch, path in paths.items()])
     for path in paths.values():
         jobs.require_same(fit(ckpt_path=path), whole)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_the_objective_of_an_epoch_that_ends_in_a_pass_is_that_of_the_uninterrupted_run(
+    make_module, make_trainer, tmp_path
+):
+    """Batches of a pass over the data, in which nothing moves, estimate nothing: the last estimate before is logged."""
+    logged = []
+
+    class Diary(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            logged.append(float(trainer.callback_metrics["train_objective"]))
+
+    samples = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    columns = {"x": samples, "y": (samples[:, 0] > 0).long()}
+
+    def fit(callbacks=(), ckpt_path=None):
+        torch.manual_seed(3 if ckpt_path is None else 99)
+        module = make_module(
+            network=TabularMLP(hidden=[4], in_features=4),
+            objective=SampleDRO(None, KLPenalty(0.5)),
+            constraints=[],
+            penalty=None,
+            algorithm=PGSVRG(2.0, 0.2, 0.3, J=5, K=2),
+            optimizer=lambda p: torch.optim.SGD(p, lr=1.0),
+        )
+        batches = UniformSampling(8, drop_last=False, num_batches=20)
+        data = TensorDataModule({"train": columns, "test": columns}, batches=batches)
+        trainer = make_trainer(max_epochs=3, callbacks=[Diary(), *callbacks])
+        trainer.fit(module, data, ckpt_path=ckpt_path)
+        return trainer
+
+    path = tmp_path / "at.ckpt"
+    whole = fit([jobs.save_at(1, 15, path)])
+    jobs.require_same(fit(ckpt_path=path), whole)
+    assert logged[3:] == logged[1:3]
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
