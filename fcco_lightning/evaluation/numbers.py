@@ -15,7 +15,8 @@ class NumberEvaluation(Evaluation):
 
     - ``rmse``: root of the mean squared error, in units of the label;
     - ``mae``: mean absolute error, likewise;
-    - ``r2``: share of the labels' variance that is predicted, ``1 - mse / variance``; absent for equal labels.
+    - ``r2``: share of the labels' variance that is predicted, ``1 - mse / variance``; of several labels the mean of
+      theirs, without those that are equal for all samples; absent if there is no other.
     """
 
     bar = ("rmse", "r2")
@@ -23,16 +24,18 @@ class NumberEvaluation(Evaluation):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "y", figures="figures of predicted numbers")
-        y = batch["y"].double().flatten()
-        if outputs.numel() != len(y):
+        y = batch["y"].double()
+        if outputs.numel() != y.numel():
             raise DataError(
                 f"figures of predicted numbers need one output for every label, got outputs {tuple(outputs.shape)} for "
-                f"{len(y)} labels. Give the network one output, or choose another evaluation (--model.evaluation)."
+                f"{y.numel()} labels. Give the network one output, or choose another evaluation (--model.evaluation)."
             )
-        apart = outputs.double().flatten() - y
-        error, variance = apart.square().mean(), y.var(correction=0)
-        figures = {"rmse": error.sqrt().item(), "mae": apart.abs().mean().item()}
-        return figures | ({"r2": (1 - error / variance).item()} if y.min() < y.max() else {})
+        y = y.reshape(len(y), -1)
+        apart = outputs.double().reshape(y.shape) - y
+        figures = {"rmse": apart.square().mean().sqrt().item(), "mae": apart.abs().mean().item()}
+        varied = y.amin(0) < y.amax(0)
+        shares = 1 - apart.square().mean(0)[varied] / y.var(0, correction=0)[varied]
+        return figures | ({"r2": shares.mean().item()} if len(shares) else {})
 
 
 class ValueEvaluation(Evaluation):

@@ -22,6 +22,7 @@ from fcco_lightning.data.texts import TextEncoder
 from fcco_lightning.engine import outputs_of_columns
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.tables import Kind, prediction_table
+from fcco_lightning.objectives import SquaredError
 from fcco_lightning.state.checkpoint_files import load_weights, read_file
 
 _KNOWN = ("fcco_lightning", "torch")
@@ -151,8 +152,14 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
         x = torch.zeros(1, len(encoder.feature_names))
         with torch.no_grad():
             outputs_of_columns(network.eval(), {"x": x})  # layers of unknown width take theirs
-    elsewhere = list(_decided_elsewhere(config.get("model", {}).get("constraints") or []))
-    return Predictor(network, encoder, *_described(config.get("data"), header.get("classes") or []), elsewhere)
+    model = config.get("model", {})
+    kind, names, groups = _described(config.get("data"), header.get("classes") or [])
+    objective = model.get("objective")
+    if isinstance(objective, Mapping) and str(objective.get("class_path")).endswith(f".{SquaredError.__name__}"):
+        names = names if kind == "labels" else []
+        kind = "values"  # numbers that are fitted are no logits
+    elsewhere = list(_decided_elsewhere(model.get("constraints") or []))
+    return Predictor(network, encoder, kind, names, groups, elsewhere)
 
 
 def _made(config: Mapping[str, Any], trusted: Sequence[str], path: str | Path) -> nn.Module:

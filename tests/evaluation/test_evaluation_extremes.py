@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import mean_squared_error, r2_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from fcco_lightning import ClassEvaluation, NeighbourEvaluation, NumberEvaluation, SpectralRisk, SurvivalEvaluation
@@ -55,3 +56,14 @@ def test_exponential_weights_add_up_to_one(r):
     assert sigma.sum() == pytest.approx(1, abs=1e-13)
     if r < 1e-5:
         np.testing.assert_allclose(sigma, 1 / 50, rtol=1e-5)
+
+
+def test_the_variance_of_several_labels_is_that_of_each():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(50, 3, generator=generator).double() + torch.tensor([0.0, 10.0, -5.0])  # apart from each other
+    outputs = y + torch.randn(50, 3, generator=generator)
+    found = NumberEvaluation()(outputs, {"y": y})
+    assert found["r2"] == pytest.approx(r2_score(y, outputs))
+    assert found["rmse"] == pytest.approx(mean_squared_error(y, outputs) ** 0.5)
+    y[:, 1] = 4.0  # says nothing
+    assert NumberEvaluation()(outputs, {"y": y})["r2"] == pytest.approx(r2_score(y[:, ::2], outputs[:, ::2]))

@@ -84,6 +84,17 @@ def test_unlabelled_rows_are_predicted(trained, tmp_path):
     assert found["decision"].tolist() == ["yes" if p >= 0.6 else "no" for p in found["probability"]]
 
 
+@pytest.mark.parametrize("label", ["hired", ["hired"]])
+def test_numbers_that_are_fitted_are_no_logits(label, trained, tmp_path):
+    content = torch.load(trained, weights_only=True)
+    config = content["fcco"]["config"]
+    config["model"]["objective"] = {"class_path": "fcco_lightning.objectives.mean_losses.SquaredError"}
+    config["data"]["init_args"]["columns"]["label"] = label
+    del content["fcco"]["structure"]
+    torch.save(content, tmp_path / "numbers.ckpt")
+    assert list(load(tmp_path / "numbers.ckpt").predict(table(20, 1))) == ["index", "sex", "score"]
+
+
 SOFT = {"class_path": "SoftRate", "init_args": {"threshold": 1.0}}
 TOP = {"class_path": "fcco_lightning.TopShare", "init_args": {"share": 0.1}}
 
