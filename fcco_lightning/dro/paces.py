@@ -71,7 +71,7 @@ def steepness(problem: LinearProblem) -> tuple[float, float]:
 
 
 def default_alpha(problem: LinearProblem, block_size: int) -> float:
-    r"""``min(0.1, b/(2n), mu/K, sqrt(mu nu)/G)`` with K and G of :func:`steepness`, which needs no tuning.
+    r"""``min(0.1, b/(2n), mu/K, sqrt(mu nu)/G)`` with K and G of :func:`steepness`, which seldom needs tuning.
 
     Theory has the same terms with smaller constants (DRAGO paper, Thm 2).
     """

@@ -187,6 +187,10 @@ class Report(Callback):
             tables = split_tables(self.report, PRINTED_ROWS, Console().width)
             print_tables(tables, self.report.get("verdict"))
         rank_zero_info(f"Report and pictures: {folder} (report.html shows all)")
+        saved = self.report.get("checkpoint")
+        if saved is not None and Path(saved).name in (FEASIBLE, RECOVERED):
+            path = os.path.normpath(folder / saved)
+            rank_zero_info(f"Its weights, to predict with: {path} (last.ckpt has the last ones, to go on from)")
 
 
 def _callbacks(trainer: Trainer, kind: type[T]) -> list[T]:

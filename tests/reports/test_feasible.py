@@ -91,8 +91,9 @@ NAN = float("nan")
         ([(-0.1, NAN), (0.0, 0.6)], 1),
     ],
 )
-def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best):
-    module, choice, report, seen, _ = fit(tmp_path, script)
+def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best, caplog):
+    with caplog.at_level("INFO", "lightning"):
+        module, choice, report, seen, _ = fit(tmp_path, script)
     assert choice.chosen["epoch"] == best
     assert torch.equal(module.network.weight, seen[best])
     assert report.report["selected"] == choice.chosen
@@ -102,7 +103,9 @@ def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best):
         (one,) = report.report[split]["intervals"].values()
         assert one["low"] < one["h"] < one["high"]
         assert one["h"] == pytest.approx(report.report[split]["constraints"]["soft rate"])
-    saved = torch.load(next(tmp_path.rglob("feasible.ckpt")), weights_only=True)
+    path = next(tmp_path.rglob("feasible.ckpt"))
+    assert f"Its weights, to predict with: {path} " in caplog.text
+    saved = torch.load(path, weights_only=True)
     assert torch.equal(saved["state_dict"]["network.weight"], seen[best])
 
 

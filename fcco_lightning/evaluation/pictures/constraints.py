@@ -45,7 +45,7 @@ def plot_objective_and_violation(history: History, path: str | Path) -> Path | N
         The file written, or None if no record holds either number.
     """
     panels = [
-        ("auc", "AUC", "Objective: AUC of the raw scores"),
+        ("auc", "AUC", "AUC of the raw scores"),
         ("worst_violation", "largest constraint value, max $h_i$", "Worst constraint violation"),
     ]
     shown = [(key, unit, title) for key, unit, title in panels if style.lines_by_split(history, key)]
