@@ -202,6 +202,17 @@ def average_of_leaf(processes):
     return leaf.requires_grad, leaf.grad_fn is None, leaf.tolist()
 
 
+def copies_of_the_first(processes):
+    tensors = [torch.full((2, 3), processes.rank, dtype=kind).T for kind in (torch.float32, torch.int64)]
+    processes.copy_first_(tensors)
+    return [tensor.tolist() for tensor in tensors]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_have_the_tensors_of_the_first_process(pool, size):
+    assert pool.values(copies_of_the_first, size) == [[[[0, 0]] * 3] * 2] * size
+
+
 def test_means_of_tensors_that_are_trained(pool):
     assert pool.values(average_of_leaf, 2) == [(True, True, [0.5, 0.5])] * 2
 
