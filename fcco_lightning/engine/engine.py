@@ -97,6 +97,7 @@ class Engine:
         self.compiled = Compiled(self) if compiled else None
         self.checked = False  # whether the parts have looked at a batch
         self._estimates = Estimates(None)
+        self._new_estimates: Estimates | None = None  # of a step that has not been committed
         self.network_alone = self._only_network()
         self.discard()
         algorithm.start(self)
@@ -289,7 +290,7 @@ class Engine:
 
         The surrogate's rows are written by :meth:`commit`.
         """
-        self._estimates = surrogate.estimates
+        self._new_estimates = surrogate.estimates
         value, by_rows, of_samples = surrogate.value, surrogate.by_rows, self.problem.row_parameters
         self._looked_at.append(value.detach())
         self._proposals += surrogate.proposals
@@ -359,6 +360,8 @@ class Engine:
         if not usable and not (self.backend.drops_overflows and all_finite(values)):
             refuse(self, values)
         self._write()
+        if self._new_estimates is not None:
+            self._estimates = self._new_estimates
         if known is not None:
             self.problem.take_units(self._estimates, known=answers[-1])
         self.discard()
@@ -367,6 +370,7 @@ class Engine:
     def discard(self) -> None:
         """Forget the batch, and what was proposed and has not been committed."""
         self._proposals, self._counted, self._looked_at, self._gradients = [], [], [], []
+        self._new_estimates = None
         self.given, self.seen = {}, None
 
     def update(
