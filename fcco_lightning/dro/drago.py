@@ -7,6 +7,7 @@ from typing import ClassVar, get_args
 
 import numpy as np
 
+from fcco_lightning.ambiguity import KLPenalty
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.dro.compiled import Loop
 from fcco_lightning.dro.kernel import Growth, Pace, next_look
@@ -16,6 +17,7 @@ from fcco_lightning.dro.problem import LinearProblem, Need, Progress, blocks_of,
 from fcco_lightning.errors import ConfigError, NonFiniteError
 
 _DIVERGED = 1e6  # times the objective at w = 0
+_PATIENCE = 20  # over alpha: iterations in which the gap should fall by e^20
 _RETRIES = 12
 
 
@@ -45,7 +47,7 @@ class DRAGO:
         block_size: b; None for about n/d, so that q costs as much as the data.  It need not divide n.
         alpha: step size; None for :func:`default_alpha`, which is min(0.1, b/(2n)) unless the problem is badly
             conditioned.  Where the objective then grows a millionfold, the start "steady" is tried from w = 0, and if
-            need be a quarter of alpha.
+            need be a quarter of alpha; with KL also where the gap has not been halved in 20/alpha iterations.
         start: "practice" for ``a_t = (1+alpha)^{t-1}``, "theory" for ``a_1 = 1, a_2 = 4 alpha``, then growing likewise:
             slower, with a smaller rise of the gap at first where the curvature of the loss is large beside mu; "steady"
             for ``beta = 1/alpha`` and ``r = 1/(1+alpha)`` from the first step on, which is what both tend to: no rise,
@@ -83,21 +85,32 @@ class DRAGO:
                 f"block_size={b} is larger than the {problem.n} samples. Use None, or a number up to {problem.n}."
             )
         loop = Loop(progress, b, self._most_growth) if self.compiled else None
+        failure: NonFiniteError | None = None
         for attempt in self._attempts(problem, b):
             try:
                 if loop is not None and isinstance(attempt, Growth):
                     loop.run(random, attempt)
                 else:
                     given = paces(attempt) if isinstance(attempt, Growth) else attempt
-                    self._iterate(problem, progress, random, b, given)
+                    self._iterate(problem, progress, random, b, given, self._patience(problem, attempt))
+                failure = None
             except NonFiniteError as error:
-                last = error
-        raise last
+                failure = error
+        if failure is not None:
+            raise failure
 
     @property
     def _most_growth(self) -> float:
         """Of the objective; a step size that is given is kept."""
         return _DIVERGED if self.alpha is None else math.inf
+
+    def _patience(self, problem: LinearProblem, attempt: Growth | Iterator[Pace]) -> float:
+        """Iterations in which the gap must be halved, or else the step is taken for too long.
+
+        The default alpha knows the curvature of KL at uniform weights only; where some become large it is less.
+        """
+        known = self.alpha is not None or not isinstance(problem.penalty, KLPenalty)
+        return math.inf if known or not isinstance(attempt, Growth) else _PATIENCE / attempt.alpha
 
     def _attempts(self, problem: LinearProblem, b: int) -> Iterator[Growth | Iterator[Pace]]:
         """Paces to try one after another, as long as the iterates blow up."""
@@ -117,8 +130,15 @@ class DRAGO:
             yield from (regularised(problem, count, first / 4**k, "steady") for k in range(_RETRIES))
 
     def _iterate(
-        self, problem: LinearProblem, progress: Progress, random: np.random.Generator, b: int, paces: Iterable[Pace]
+        self,
+        problem: LinearProblem,
+        progress: Progress,
+        random: np.random.Generator,
+        b: int,
+        paces: Iterable[Pace],
+        patience: float,
     ) -> None:
+        """Iterations until the solver is done, or the gap at the present weights is not halved for too long."""
         w, q = problem.zeros(), np.full(problem.n, 1 / problem.n)
         tables = _Tables(problem, progress, blocks_of(problem.n, b), w, q)
         count = len(tables.blocks)  # M
@@ -127,6 +147,7 @@ class DRAGO:
         bound = self._most_growth * max(1.0, abs(at_zero))
 
         due, first = 0, progress.gap
+        least, until = first, patience
         for t, pace in enumerate(paces, 1):
             i, j = random.integers(count, size=2).tolist()
             k = t % count
@@ -141,8 +162,12 @@ class DRAGO:
             tables.renew(k, q, slopes)
             if t >= due:
                 known = (tables.losses, slopes) if count == 1 else None
-                value = progress.look(w, known, q if problem.penalty.nu == 0 else None).value
-                progress.check(value if value < bound else math.inf)
+                point = progress.look(w, known, q if problem.penalty.nu == 0 else None)
+                progress.check(point.value if point.value < bound else math.inf)
+                if point.value - point.lower < least / 2:
+                    least, until = point.value - point.lower, t + patience
+                if t > until:
+                    return
                 budget = (progress.max_calls - progress.calls) * count / (3 * problem.n)  # it evaluates three blocks
                 due = next_look(t, count, progress.gap, first, progress.tol, budget)
 

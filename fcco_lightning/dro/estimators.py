@@ -92,7 +92,8 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         with suppress(Done):
             solver.solve(problem, progress, random)
         if progress.gap > tol:
-            slower = "give DRAGO a smaller alpha, " if isinstance(solver, DRAGO) else ""
+            given = isinstance(solver, DRAGO) and solver.alpha is not None
+            slower = "give DRAGO a smaller alpha, " if given else ""
             warnings.warn(
                 f"the duality gap is {progress.gap:.3g} after {progress.calls / problem.n:.0f} passes over the data, "
                 f"not {tol:.3g}. Raise max_passes or tol, standardise the features, {slower}or use another solver.",

@@ -22,6 +22,7 @@ from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD,
 from fcco_lightning.dro.dual import DualSteps
 from fcco_lightning.dro.kernel import LOOKS, next_look
 from fcco_lightning.dro.losses import Hinge, Logistic, Multinomial, Squared
+from fcco_lightning.dro.paces import default_alpha
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress, blocks_of
 from fcco_lightning.dro.sgd import Levels, worst
 from fcco_lightning.errors import ConfigError, NonFiniteError
@@ -122,6 +123,19 @@ def test_drago_converges_linearly_for_every_block_size(size, start):
 @pytest.mark.parametrize("penalty", [ChiSquarePenalty(0.2), KLPenalty(0.3)])
 def test_drago_with_other_losses_and_penalties(loss, penalty):
     assert solve(DRAGO(7), problem(loss, SpectralRisk("extremile", 2.0), penalty), 1e-9).gap <= 1e-9
+
+
+@pytest.mark.parametrize(("loss", "nu", "mu"), [(Squared, 0.1, 0.5), (Logistic, 0.01, 0.05)])
+def test_dragos_default_step_where_kl_lets_few_samples_weigh_all(loss, nu, mu):
+    """The step that follows from uniform weights goes round for ever, at objectives that stay small."""
+    posed = problem(loss, Simplex(), KLPenalty(nu), mu)
+    first = default_alpha(posed, N // D)
+    assert solve(DRAGO(alpha=first), posed, 1e-6, 3000).gap > 1e-2
+    found = solve(DRAGO(), posed, 1e-6, 3000)
+    assert found.gap <= 1e-6
+    value = lambda w: nu * (logsumexp(slow_losses(loss, w) / nu) - np.log(N)) + posed.mu / 2 * w @ w  # noqa: E731
+    best = minimize(value, np.zeros(D), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-14, "maxiter": 4000})
+    assert found.value == pytest.approx(best.fun, abs=2e-6)
 
 
 @pytest.mark.parametrize("make", [LSVRG, lambda: LSVRG(8), LBFGS])
