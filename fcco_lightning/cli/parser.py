@@ -23,6 +23,7 @@ from fcco_lightning.training.execution import in_place_of
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 _MOST_LISTED = 25  # options of a class that a message names
 
+_OF_RUNS = " The folder of the run that wrote a checkpoint has all options of it: add --config FOLDER/config.yaml."
 _ANY = re.DOTALL | re.MULTILINE
 
 
@@ -35,33 +36,9 @@ class ArgumentParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
-        class_of = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
-        if class_of is not None:
-            key, name = _below_classes(class_of[1]), class_of[2]
-            near = close_to(name)
-            message = f"--{key}: there is no class {name}.{did_you_mean(near)}"
-            if name in near:
-                message = (
-                    f"--{key}: {name} is a class of this package, but not of the kind that goes here{use_of(name)}."
-                )
-            if name in MERGED:
-                message = f"--{key}: {name} is {MERGED[name]} now."
-        of_none = re.search(r'Parser key "([\w.]+)".* is abstract.*NestedArg\(key=\'([\w.]+)\'', message, _ANY)
-        if of_none is not None:
-            key = _below_classes(of_none[1])
-            message = f"--{key}.{of_none[2]}: no class is named that has this argument. Put --{key} CLASS before it."
-        option = re.search(r"unrecognized arguments: (--[\w.]+)", message)
-        if option is not None:
-            near = get_close_matches(option[1], list(self._option_string_actions), cutoff=0.75)
-            message += f".{did_you_mean([_whole(name) for name in near if not name.endswith('.help')])}"
-        earlier = re.search(r"(?:--model\.|\bmodel\.|Group 'model' .*')(\w+)", message)
-        if earlier is not None and (now := in_place_of(earlier[1])) is not None:
-            message = f"--model.{earlier[1]} {now}"
-        refused = re.search(r"(?:ption '|Parser key \")([\w.]+)", message)
-        if refused is not None and (now := clip_parts.in_place_of(_below_classes(refused[1]))) is not None:
-            message = f"--{now}"
-        if re.search("arguments are required: (test|validate)", message):
-            message += ". The folder of the run that wrote the checkpoint has them: add --config FOLDER/config.yaml."
+        message = _unrecognized(message, list(self._option_string_actions))
+        for explained in (_of_no_class, _below_no_class, _required, _null, _of_no_mapping, _renamed):
+            message = explained(message)
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None:
             message = message.replace(f"'{nested[1]}'", f"'{_below_classes(nested[1])}'").strip()
@@ -103,6 +80,77 @@ class ArgumentParser(LightningArgumentParser):
         wrong = [name for name in value if name not in _OF_CLASSES and not name.startswith("__")]  # jsonargparse's own
         if wrong:
             self.error(f"--{key}: {value['class_path']} takes its arguments below init_args, got {wrong}.")
+
+
+def _of_no_class(message: str) -> str:
+    """Name what a class may have been meant by, where a name is none of a class that goes there."""
+    found = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
+    if found is None:
+        return message
+    key, name = _below_classes(found[1]), found[2]
+    near = close_to(name)
+    if name in MERGED:
+        return f"--{key}: {name} is {MERGED[name]} now."
+    if name in near:
+        return f"--{key}: {name} is a class of this package, but not of the kind that goes here{use_of(name)}."
+    return f"--{key}: there is no class {name}.{did_you_mean(near)}"
+
+
+def _below_no_class(message: str) -> str:
+    """Ask for the class whose argument was given."""
+    found = re.search(r'Parser key "([\w.]+)".* is abstract.*NestedArg\(key=\'([\w.]+)\'', message, _ANY)
+    if found is None:
+        return message
+    key = _below_classes(found[1])
+    return f"--{key}.{found[2]}: no class is named that has this argument. Put --{key} CLASS before it."
+
+
+def _unrecognized(message: str, known: Sequence[str]) -> str:
+    """Name the whole option, and those that are spelt alike."""
+    found = re.search(r"unrecognized arguments: (--[\w.]+)", message)
+    if found is None:
+        return message
+    above = found[1].rpartition(".")[0]  # of an argument of a class, whose option may be misspelt
+    near = get_close_matches(found[1], known, cutoff=0.75) or get_close_matches(above, known, cutoff=0.75)
+    near = [_whole(name) for name in near if not name.endswith((".help", "+"))]
+    return message.replace(found[1], f"--{_below_classes(found[1].removeprefix('--'))}", 1) + f".{did_you_mean(near)}"
+
+
+def _required(message: str) -> str:
+    """Name the whole option that is missing, and where those of a finished run are."""
+    found = re.search(r"arguments are required: ([\w.]+)", message)
+    if found is None:
+        return message
+    if found[1].split(".")[0] in ("test", "validate"):
+        return f"{message}.{_OF_RUNS}"
+    whole = _below_classes(found[1])
+    return message if whole == found[1] else f"the option --{whole} is required"
+
+
+def _null(message: str) -> str:
+    """Say what stands for nothing in a list."""
+    found = re.search(r'Parser key "([\w.]+)":.*Sequence.*Got value: None$', message, _ANY)
+    return message if found is None else f"--{_below_classes(found[1])}: null is no list. Leave it out, or give []."
+
+
+def _of_no_mapping(message: str) -> str:
+    """Say what a mapping lacks that was read as a text."""
+    found = re.search(r"(?:Given value: |Unable to load config ['\"])(\{\w+:\S.*?\})", message)
+    key = re.search(r'Parser key "([\w.]+)"', message)
+    if found is None or key is None:
+        return message
+    return f"--{_below_classes(key[1])}: {found[1]} is no mapping. Put a blank behind each colon, as in '{{a: b}}'."
+
+
+def _renamed(message: str) -> str:
+    """Name what an option of an earlier version is now."""
+    earlier = re.search(r"(?:--model\.|\bmodel\.|Group 'model' .*')(\w+)", message)
+    if earlier is not None and (now := in_place_of(earlier[1])) is not None:
+        message = f"--model.{earlier[1]} {now}"
+    refused = re.search(r"(?:ption '|Parser key \")([\w.]+)", message)
+    if refused is not None and (now := clip_parts.in_place_of(_below_classes(refused[1]))) is not None:
+        return f"--{now}"
+    return message
 
 
 def _is_empty(value: Any) -> bool:

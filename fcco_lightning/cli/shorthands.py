@@ -5,6 +5,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -35,6 +36,7 @@ def written_out(args: Sequence[str]) -> list[str]:
     - Constraints by name, ``--model.constraints A,B`` and ``--model.constraints+=C``, become a list of classes, and
       ``--model.constraints.ARGUMENT VALUE`` an argument of those that were named last.
     - ``fit`` on a table without a configuration: what else is needed follows from the label, and is said.
+    - ``test`` and ``validate`` of a checkpoint without a configuration or data: those of the run that wrote it.
 
     Example:
         >>> written_out(["fit", "--model.constraints", "EqualizedOdds", "--model.constraints.kappa", "0.02"])
@@ -47,7 +49,7 @@ def written_out(args: Sequence[str]) -> list[str]:
         if given[:1] == ["predict"]:
             way = f"is predicted by fcco predict CKPT {table}."
         raise ConfigError(f"--data {table} names no datamodule: a table {way}")
-    return [*_of_a_table(given)] if given[:1] == ["fit"] else given
+    return [*_of_a_table(given)] if given[:1] == ["fit"] else _of_a_run(given)
 
 
 def _with_nulls(args: Iterable[str]) -> Iterator[str]:
@@ -120,6 +122,17 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     words = [f"{name}={value}" for name, value in assumed.items()]
     inside = [word for word in words if word.startswith("--model.network.")]  # of a class that may be named later
     yield from [args[0], *(word for word in words if word not in inside), *args[1:], *inside]
+
+
+def _of_a_run(args: list[str]) -> list[str]:
+    """The arguments of ``test`` and ``validate``, with the configuration that lies beside the checkpoint's folder."""
+    options = _options(args)
+    config = Path(options.get("--ckpt_path", "")).parent.parent / "config.yaml"
+    named = {"--config", "-c", "--data", "--model"} & options.keys()
+    if args[:1] not in (["test"], ["validate"]) or "--ckpt_path" not in options or named or not config.is_file():
+        return args
+    print(f"The configuration, as none is given: --config {config}", file=sys.stderr)  # noqa: T201
+    return [args[0], f"--config={config}", *args[1:]]
 
 
 def _options(args: Sequence[str]) -> dict[str, str]:

@@ -60,6 +60,11 @@ class GroupConstraint(OverSides, ABC):
         self.comparisons.check(batch, self)
         super().check(outputs, batch)
 
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        if self.needs_labels:
+            require_binary_labels(columns, self)
+        return super().subsets(columns)
+
     def members(self, batch: Columns) -> Tensor:
         sides = self.comparisons.members(batch, self)
         if not self.classes:

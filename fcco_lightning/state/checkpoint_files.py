@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state.divided import put_back
@@ -17,6 +18,7 @@ from fcco_lightning.state.divided import put_back
 CHECKPOINT_VERSION = 5
 STRUCTURE = "structure"
 """Key of a checkpoint's header under which it says what it is made of."""
+_MISSING = "is missing"
 _MOST_MEMBERS = 1000  # of a part that is described member by member
 _PLAIN = (int, float, bool, str)
 _CONTENT: dict[str, type] = {"state_dict": Mapping, "epoch": int, "global_step": int}
@@ -178,11 +180,41 @@ def load_weights(network: nn.Module, content: Mapping[str, Any], file: str, way_
     Raises:
         CheckpointError: if the weights are those of another network.
     """
-    stored = content["state_dict"]
-    try:
-        network.load_state_dict({k.removeprefix("network."): v for k, v in stored.items() if k.startswith("network.")})
-    except RuntimeError as error:
-        raise CheckpointError(f"{file} holds the weights of another network: {error}{way_out}") from error
+    stored = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
+    require_same_network(
+        {f"network.{name}": value for name, value in network.state_dict().items()}, stored, file, way_out
+    )
+    network.load_state_dict({name.removeprefix("network."): value for name, value in stored.items()})
+
+
+def require_same_network(own: Mapping[str, Any], stored: Mapping[str, Any], file: str, way_out: str = "") -> None:
+    """Refuse weights of other names or shapes, before one of them is replaced.
+
+    Args:
+        own: the weights of a network and its buffers by name, those beginning with "network." of a module.
+        stored: those of a checkpoint, likewise.
+        file: how a message names the checkpoint.
+        way_out: what a message says at its end.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    here, there = _shapes(own), _shapes(stored)
+    lazy = {name for name, value in own.items() if isinstance(value, Tensor) and is_lazy(value)}
+    names = [name for name in {**there, **here} if name not in lazy]  # which take their shape from what is stored
+    differing = [name for name in names if here.get(name, _MISSING) != there.get(name, _MISSING)]
+    if differing:
+        first, more = differing[0], len(differing) - 1
+        raise CheckpointError(
+            f"{file} holds the weights of another network: {first} {there.get(first, _MISSING)} there and "
+            f"{here.get(first, _MISSING)} here{f', and {more} others differ' if more else ''}.{way_out}"
+        )
+
+
+def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
+    """The shapes of the tensors of a network, in words, by name."""
+    found = {k: v for k, v in weights.items() if k.startswith("network.") and isinstance(v, Tensor) and not is_lazy(v)}
+    return {name: f"has shape {tuple(value.shape)}" for name, value in found.items()}
 
 
 def structure_of(content: Mapping[str, Any]) -> dict[str, str]:

@@ -28,6 +28,7 @@ from fcco_lightning.state.checkpoint_files import (
     another_format,
     in_memory,
     read_file,
+    require_same_network,
 )
 from fcco_lightning.state.divided import without_values
 from fcco_lightning.state.processes import Processes, require_same_everywhere
@@ -462,6 +463,17 @@ class FCCOModule(EvaluatingModule):
         checkpoint["state_dict"] = weights | {f"problem.{name}": value for name, value in own.items()}
         if self._trainer is not None:
             self._old_model.know()  # before the workers of the loaders copy the data
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Torch's, which changes nothing if the weights are those of another network.
+
+        Raises:
+            CheckpointError: naming a weight that differs.
+        """
+        if strict:
+            way_out = " Give the network of the run that wrote it: config.yaml in its folder has it."
+            require_same_network(self.state_dict(), state_dict, "the checkpoint", way_out)
+        return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _continue(self, stored: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
         """Take over what a fit goes on with."""

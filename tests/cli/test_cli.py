@@ -179,8 +179,9 @@ def test_evaluation_needs_a_checkpoint(capsys, fitted):
     for command in ("validate", "test", "predict"):
         assert run([command, "--config", str(SYNTHETIC), *SMALL[:3]]) == 1
         assert "needs --ckpt_path" in capsys.readouterr().err
+    shutil.copy(fitted.folder / "checkpoints/last.ckpt", "alone.ckpt")
     with pytest.raises(SystemExit):
-        run(["test", "--ckpt_path", str(fitted.folder / "checkpoints/last.ckpt")])
+        run(["test", "--ckpt_path", "alone.ckpt"])
     assert "add --config FOLDER/config.yaml" in capsys.readouterr().err
     assert fit("--ckpt_path=last") == 1
     assert f"no last.ckpt of this job below {Path('runs').resolve()}." in capsys.readouterr().err
@@ -192,6 +193,16 @@ def test_evaluation_needs_a_checkpoint(capsys, fitted):
     assert fit("--ckpt_path=last", "--trainer.max_epochs=3") == 0
     newest = max(Path("runs").rglob("last.ckpt"), key=os.path.getmtime)
     assert torch.load(newest, weights_only=True)["epoch"] == 2
+
+
+def test_a_checkpoint_of_a_run_is_evaluated_with_its_configuration(capsys, fitted):
+    checkpoint = str(fitted.folder / "checkpoints/last.ckpt")
+    assert run(["validate", "--config", str(fitted.folder / "config.yaml"), "--ckpt_path", checkpoint]) == 0
+    expected = [line for line in capsys.readouterr().out.splitlines() if "auc" in line]
+    assert run(["validate", "--ckpt_path", checkpoint]) == 0
+    said = capsys.readouterr()
+    assert f"--config {fitted.folder / 'config.yaml'}" in said.err
+    assert [line for line in said.out.splitlines() if "auc" in line] == expected != []
 
 
 def test_the_last_checkpoint_holds_the_reported_weights():
@@ -230,6 +241,10 @@ def test_the_last_checkpoint_holds_the_reported_weights():
             "--data.batches: there is no class UniformSamplng. Did you mean UniformSampling",
             2,
         ),
+        (["--data.batchs.batch_size=8"], "arguments: --data.batchs.batch_size=8. Did you mean --data.batches", 2),
+        (["--model.objective=CVaRGroupDRO"], "the option --model.objective.alpha is required", 2),
+        (["--model.constraints=null"], "--model.constraints: null is no list. Leave it out, or give []", 2),
+        (["--model.clipping={value:1}"], "behind each colon", 2),
         (["--model.penalti=3"], "Did you mean --model.penalty", 2),
         (["--data.spilts.val_fraction=0.1"], "Did you mean --data.val_fraction", 2),
         (["--model.algorithm=DRAGO"], "it belongs to the linear models DROClassifier and DRORegressor", 2),
@@ -380,7 +395,8 @@ def test_checkpoints_that_do_not_fit(fitted, capsys):
 def test_checkpoints_of_something_else(fitted, capsys):
     torch.save({"weights": torch.zeros(2)}, "other.ckpt")
     assert "not written by `fcco fit`" in fails(capsys, "--ckpt_path=other.ckpt")
-    assert "size mismatch" in fails(capsys, "--ckpt_path", fitted.checkpoint, "--model.network.hidden=[3]")
+    text = fails(capsys, "--ckpt_path", fitted.checkpoint, "--model.network.hidden=[3]")
+    assert re.search(r"another network: network\S+ has shape \(\d+, 21\) there and has shape \(3, 21\) here", text)
 
 
 def test_auto_continues_the_job_s_own_checkpoint_only(fitted, caplog):

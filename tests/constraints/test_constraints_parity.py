@@ -1,9 +1,12 @@
-"""AUCs of groups as sums over pairs, against a loop over pairs."""
+"""AUCs of groups as sums over pairs, against a loop over pairs; and labels that are no classes."""
 
 import pytest
 import torch
 
+from fcco_lightning import SOX, CrossEntropy, DataError, EqualizedOdds
 from fcco_lightning.constraints import parity
+from fcco_lightning.data import UniformBatches
+from fcco_lightning.data.plans import Drawn
 from fcco_lightning.objectives import LogisticPair
 
 
@@ -19,3 +22,12 @@ def test_sums_over_pairs_do_not_depend_on_the_blocks(monkeypatch, at_once):
         sum(v[k, i] * w[k, j] * loss(scores[i] - scores[j]) for i in range(20) for j in range(20)) for k in range(3)
     ]
     torch.testing.assert_close(parity.pair_losses(loss, scores, v, w), torch.stack(expected), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("label", [2.5, 2])
+def test_rates_of_classes_need_two_of_them(label):
+    """Said of all samples when the problem is posed, not that none of them belongs to a class."""
+    columns = {"y": torch.full((8,), label), "group": torch.arange(8) % 2, "index": torch.arange(8)}
+    sampling = {"target": Drawn(columns, UniformBatches(8, 4, 0))}
+    with pytest.raises(DataError, match=rf"EqualizedOdds needs labels `y` of 0 and 1, got {label} at position 0"):
+        SOX().pose(CrossEntropy(), [EqualizedOdds()], num_samples=8, sampling=sampling)

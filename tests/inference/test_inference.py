@@ -243,8 +243,11 @@ def test_a_loaded_network_is_called_with_tensors(trained):
     again = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 1))
     again.load_state_dict({k.removeprefix("layers."): v for k, v in model.network.state_dict().items()})
     assert torch.equal(model(x), again(x).squeeze(1))
-    with pytest.raises(CheckpointError, match="weights of another network"):
-        load(trained, nn.Linear(4, 1))
+    for other, difference in ((nn.Linear(4, 1), "and 5 others differ"), (nn.Sequential(), "is missing here")):
+        kept = [p.clone() for p in other.parameters()]
+        with pytest.raises(CheckpointError, match=f"weights of another network: .*{difference}"):
+            load(trained, other)
+        assert all(torch.equal(*pair) for pair in zip(kept, other.parameters(), strict=True))
     with pytest.raises(DataError, match="is not a column of"):
         model.predict(table(3, 0).drop(columns="job"))
     with pytest.raises(ConfigError, match="not written with a datamodule of tables"):
