@@ -88,11 +88,11 @@ def as_texts(frame: pd.DataFrame, source: object, names: Iterable[str]) -> pd.Da
 
 def require_filled(column: pd.Series, argument: str, where: str) -> None:
     """Raise :class:`DataError` if a cell of ``column`` is missing: a label or a group cannot be imputed."""
-    missing = column.isna().to_numpy()
+    missing = column.isna()
     if missing.any():
         raise DataError(
             f"Column {str(column.name)!r} ({argument}) of {where} has {missing.sum()} missing cells (first: row "
-            f"{missing.argmax()}). Labels and groups are never imputed: remove those rows or fill them in. (In a .csv "
+            f"{missing.idxmax()}). Labels and groups are never imputed: remove those rows or fill them in. (In a .csv "
             "NA, None, null and the like are missing cells; what is called so needs another name.)"
         )
 

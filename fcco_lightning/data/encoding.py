@@ -322,21 +322,22 @@ class TabularEncoder:
         bad = ~np.isfinite(values)
         if bad.any():
             column = int(bad.any(axis=1).argmax())
-            self._refuse(bad[column], names[column], "NaN or infinite", "the training median", where)
+            refused = pd.Series(bad[column], frame.index)
+            self._refuse(refused, names[column], "NaN or infinite", "the training median", where)
         return values
 
     def _words(self, column: pd.Series, where: str) -> pd.Series:
         text = text_of(column)
-        self._refuse(text.isna().to_numpy(), str(column.name), "missing", "a category of their own", where)
+        self._refuse(text.isna(), str(column.name), "missing", "a category of their own", where)
         return text.fillna(MISSING)
 
-    def _refuse(self, bad: npt.NDArray[np.bool_], name: str, what: str, cure: str, where: str) -> None:
+    def _refuse(self, bad: pd.Series, name: str, what: str, cure: str, where: str) -> None:
         if self.encoding.missing == "impute" or not bad.any():
             return
         if bad.all():
             raise DataError(f"Column {name!r} of {where} has no value. Train without it (columns.drop=[{name!r}]).")
         raise DataError(
-            f"Column {name!r} of {where} has {bad.sum()} {what} cells (first: row {bad.argmax()}). Remove those rows, "
+            f"Column {name!r} of {where} has {bad.sum()} {what} cells (first: row {bad.idxmax()}). Remove those rows, "
             f"or train without the column (columns.drop=[{name!r}]) or with encoding.missing='impute' ({cure})."
         )
 

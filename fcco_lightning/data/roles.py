@@ -141,9 +141,9 @@ class LabelledFrame:
         return len(self.table)
 
     def take(self, rows: Tensor) -> "LabelledFrame":
-        """Return the given rows, in that order."""
-        table = self.table.iloc[rows.numpy()].reset_index(drop=True)
-        return LabelledFrame(table, {name: column[rows] for name, column in self.columns.items()})
+        """Return the given rows, in that order, which keep their numbers."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return LabelledFrame(self.table.iloc[rows.numpy()], columns)
 
 
 class Labels:

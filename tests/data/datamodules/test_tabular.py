@@ -207,3 +207,12 @@ def test_codes_are_the_same_in_a_table_where_all_look_like_numbers(train, test, 
 def test_pooled_codes_are_those_of_the_training_table(tmp_path):
     module = make(train=write_codes(tmp_path / "a.csv", ["01", "A1"]), pool=[write_codes(tmp_path / "b.csv", ["01"])])
     assert [name for name in module.feature_names if name.startswith("code=")] == ["code=01", "code=A1"]
+
+
+@pytest.mark.parametrize("column", ["a", "job"])
+def test_a_missing_cell_is_named_by_its_row_in_the_table(column):
+    """The split is drawn from the table, and has other places."""
+    frame = make_frame().assign(job=lambda table: table["a"].round().astype(str))
+    frame.loc[77, column] = None
+    with pytest.raises(DataError, match=rf"'{column}' of the train split has 1 .* cells \(first: row 77\)"):
+        make(train=frame)
