@@ -78,6 +78,23 @@ class Constraint(Measurable, ABC):
         self._tolerance = self.tolerance
         self.kappa = max(self._tolerance - non_negative("margin", margin), min(self.least_kappa, self._tolerance))
 
+    def standard_error(self, columns: Columns) -> float:
+        r"""The largest standard error that h_i has for being measured on n samples only, of all rows i, at most.
+
+        The mean over n numbers from an interval of length c has one of at most ``c / (2 sqrt(n))``; that of a row is
+        taken to be the root of the sum of their squares over the subsets that the row compares.
+
+        Args:
+            columns: of the training split.
+
+        Returns: in units of h; 0 where the interval or the subsets are not known.
+        """
+        subsets, (least, most) = self.subsets(columns), self.range
+        if subsets is None or least is None or most is None:
+            return 0.0
+        shares = (sum(1 / max(1, int(subset.sum())) for subset in row) for row in subsets)
+        return (most - least) / 2 * math.sqrt(max(shares))
+
     @property
     def num_rows(self) -> int:
         """Number of rows h_i."""

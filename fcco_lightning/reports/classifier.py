@@ -1,13 +1,10 @@
 """A classifier under constraints behind scikit-learn's interface."""
 
 import copy
-import logging
 import math
 import tempfile
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -37,6 +34,7 @@ from fcco_lightning.reports.report import Report
 from fcco_lightning.reports.run import TrainingReport
 from fcco_lightning.training import FCCOModule, Schedule
 from fcco_lightning.training.execution import require_parts
+from fcco_lightning.training.trainers import quiet
 
 _EPOCHS, _UPDATES = 12, 500  # at least so many of both, where nothing is asked for
 _RATE = 0.014  # of the multipliers: twice the usual one, since a training is short and its steps fall to 0
@@ -50,8 +48,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     (:class:`~fcco_lightning.data.features.PiecewiseFeatures`); columns of 0 and 1 keep their size.  The network is
     trained with AdamW on batches, with a learning rate that falls to 0 in equal steps, so that weights and multipliers
     come to rest.  Constraints are enforced by multipliers that follow the rates of decisions
-    (:class:`~fcco_lightning.AdaptivePenalty`).  For anything else (other networks, several processes, checkpoints)
-    there is :class:`~fcco_lightning.FCCOModule`.
+    (:class:`~fcco_lightning.AdaptivePenalty`), and somewhat tighter than asked for, since the rates of new samples are
+    not those of the training's.  For anything else (other networks, several processes, checkpoints) there is
+    :class:`~fcco_lightning.FCCOModule`.
 
     Decisions are those for a positive score, or for the largest one of several classes: the objective has to give the
     scores a meaning at 0, as cross-entropy does.  An objective of ranking, such as AUC, says nothing of that: use
@@ -73,6 +72,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             samples, at most 48, and for none if the model is linear or the matrix sparse.
         verbose: whether a progress bar is shown.
         random_state: of the first weights and of the batches.
+        margin: by how much constraints are enforced tighter than asked for, in units of h; "auto" for the standard
+            error of h (:meth:`Constraint.standard_error`), at most half of kappa.
 
     Attributes:
         classes_: the labels, in increasing order.
@@ -104,11 +105,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         pieces: Pieces = "auto",
         verbose: bool = False,
         random_state: Any = None,
+        margin: float | Literal["auto"] = "auto",
     ) -> None:
         self.objective, self.constraints, self.penalty, self.algorithm = objective, constraints, penalty, algorithm
         self.hidden, self.max_epochs, self.batch_size = hidden, max_epochs, batch_size
         self.learning_rate, self.weight_decay, self.pieces = learning_rate, weight_decay, pieces
-        self.verbose, self.random_state = verbose, random_state
+        self.verbose, self.random_state, self.margin = verbose, random_state, margin
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -146,7 +148,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         batches = UniformSampling(min(at_least("batch_size", self.batch_size, 1), len(y)))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         data = LabelledSample(columns, groups.assign(y=y), batches, seed)
-        with _quiet(), torch.random.fork_rng():
+        with quiet(), torch.random.fork_rng():
             torch.manual_seed(data.seed)
             self._train(data)
         return self
@@ -184,7 +186,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         module = FCCOModule(
             TabularMLP(self.hidden, out_features=1 if len(self.classes_) == 2 else len(self.classes_)),
             copy.deepcopy(self.objective) or CrossEntropy(),
-            copy.deepcopy(list(self.constraints)),
+            self._tightened(data),
             copy.deepcopy(self.penalty) or AdaptivePenalty(_RATE, decisions=True),
             copy.deepcopy(self.algorithm),
             optimizer=lambda params: AdamW(params, lr=rate, weight_decay=decay / rate),
@@ -214,6 +216,15 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         }
         self.report_ = TrainingReport(report.report, report.history, module.evaluation, final)
 
+    def _tightened(self, data: LabelledSample) -> list[Constraint]:
+        constraints = copy.deepcopy(list(self.constraints))
+        data.setup("fit")
+        for constraint in constraints:
+            constraint.adapt(data)
+            error, half = constraint.standard_error(data.tables["train"].columns), max(0.0, constraint.kappa) / 2
+            constraint.tighten(min(error, half) if self.margin == "auto" else self.margin)
+        return constraints
+
     def _require_groups(self, groups: pd.DataFrame) -> None:
         """Refuse constraints on groups that are not there."""
         for constraint in self.constraints:
@@ -229,19 +240,3 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 def default_decay(n: int) -> float:
     """Share of the weights that an update takes away: like a ridge, it counts the less the more samples there are."""
     return min(0.01, 10 / n)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what Lightning says of itself."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -1,7 +1,10 @@
 """Settings and callbacks of a Trainer that are followed in an own way, or refused with what to use instead."""
 
+import logging
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -194,3 +197,19 @@ def require_rows(trainer: Trainer | None) -> None:
             "process would lack it. Save during the fit, with fcco_lightning.training.Checkpoints, or start the "
             "processes with --trainer.strategy ddp or torchrun."
         )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what Lightning says of itself."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
