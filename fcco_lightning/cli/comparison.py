@@ -14,6 +14,7 @@ from rich.text import Text
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.pictures import plot_comparison
 from fcco_lightning.reports.summary_table import METRICS, print_tables, read_report, render_records
+from fcco_lightning.state.row_files import new_file
 
 _OBJECTIVE, LARGEST = "objective", "largest h"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit
@@ -89,7 +90,8 @@ def print_rows(rows: Sequence[Row], title: str | None = None) -> None:
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
     """Write records with the same keys as CSV."""
-    pd.DataFrame(rows, dtype=object).to_csv(path, index=False)
+    with new_file(path) as file:
+        pd.DataFrame(rows, dtype=object).to_csv(file, index=False)
 
 
 def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:

@@ -1,6 +1,7 @@
 """``fcco fit|validate|test|predict``: LightningCLI with every part configurable by class path or short name."""
 
 import copy
+import errno
 import importlib
 import importlib.util
 import itertools
@@ -35,6 +36,7 @@ from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.state.checkpoint_files import read_file
 from fcco_lightning.state.processes import end_processes
 from fcco_lightning.training import FCCOModule
+from fcco_lightning.training.preemption import SAVED
 from fcco_lightning.training.resuming import find_own, job_identity
 
 _TRAINER_DEFAULTS = {
@@ -68,6 +70,7 @@ def _without_advertisements() -> Iterator[None]:
         logger.removeFilter(_is_ours)
 
 
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")  # of a collective
 
 
@@ -146,10 +149,9 @@ class FCCOCLI(LightningCLI):
         found = find_own(folders, _job_of(self._typed()))
         if found.path is None and (which == "last" or command != "fit"):
             looked = " or ".join(str(folder.resolve()) for folder in folders)
-            others = f" (passed over {found.passed_over[0]}, of another job)" if found.passed_over else ""
             raise CheckpointError(
-                f"--ckpt_path {which}: no last.ckpt of this job below {looked}{others}. Give the path, or what the job "
-                "was given: its seed, model and data, or its --name."
+                f"--ckpt_path {which}: no last.ckpt of this job below {looked}{found.others}. Give the path, or what "
+                "the job was given: its seed, model and data, or its --name."
             )
         rank_zero_info(f"--ckpt_path {which}: {found}")
         return None if found.path is None else str(found.path)
@@ -319,19 +321,26 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
         if (said := _said_by_a_part(cause)) is not None:
             return 1, said
         if isinstance(cause, SIGTERMException):
-            return 128 + signal.SIGTERM, "told to end, saved; continue with --ckpt_path auto."
+            return 128 + signal.SIGTERM, f"told to end{_and_saved(cause)}"
         if isinstance(cause, KeyboardInterrupt):
-            return 128 + signal.SIGINT, f"interrupted; {resume}"
+            return 128 + signal.SIGINT, f"interrupted{_and_saved(cause)}"
         if isinstance(cause, RuntimeError) and any(sign in str(cause) for sign in _LOST):
             return (
                 1,
                 f"another process of the job has ended or does not answer (its own message says why); {resume}",
             )
-        of_files = isinstance(cause, OSError) and cause.filename is not None
+        of_files = isinstance(cause, OSError) and (cause.filename is not None or cause.errno in _OF_DISKS)
         if isinstance(cause, MisconfigurationException) or of_files or _raised_in_library(cause):
             return 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"
         cause = cause.__cause__ or cause.__context__
     return 1, None
+
+
+def _and_saved(end: BaseException) -> str:
+    """What there is to continue a run that was told to end."""
+    if SAVED in end.args:
+        return ", saved; continue with --ckpt_path auto."
+    return "; --ckpt_path auto continues what was saved before, if there is anything."
 
 
 def _said_by_a_part(error: BaseException) -> str | None:

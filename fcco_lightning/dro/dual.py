@@ -42,8 +42,8 @@ class DualSteps:
             v /= self.curvature
             q, self.at_response = self._clip(v, self.at_response)
             if q is not None:
-                spread = float(q @ q) - 1 / self.n  # |q - 1/n|^2
-                return float(q @ losses) - self.curvature / 2 * spread, q
+                apart = q - 1 / self.n  # |q|^2 - 1/n has no digits left where nu is large
+                return float(q @ losses) - self.curvature / 2 * float(apart @ apart), q
         found = self.ambiguity.best_response(torch.from_numpy(losses), self.penalty)
         return float(found.value), found.q.numpy()
 

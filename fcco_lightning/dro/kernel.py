@@ -480,7 +480,9 @@ def look(data: Data, tables: Tables, known: bool, marks: Marks) -> tuple[float, 
     for i in range(n):
         v[i] = (now[i] - top) * (1 / curvature)
     marks.at_response = clip(v, data.cap, marks.at_response, q)
-    worst = inner(q, now) - curvature / 2 * (inner(q, q) - 1 / n)  # |q - 1/n|^2
+    for i in range(n):
+        v[i] = q[i] - 1 / n
+    worst = inner(q, now) - curvature / 2 * inner(v, v)
     weigh(q, tables.slopes, first, end, tables.part)
     gather(data, tables.part, first, end, tables.step)
     tangent = worst - inner(tables.step, tables.w) - inner(tables.step, tables.step) / (2 * data.mu)

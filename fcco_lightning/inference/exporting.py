@@ -12,6 +12,7 @@ from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.predictor import Predictor, load
 from fcco_lightning.models import BatchNetwork
+from fcco_lightning.state.row_files import new_file
 
 
 def export(
@@ -39,7 +40,7 @@ def export(
 
     Raises:
         ConfigError: if ``out`` has another suffix, a package is missing, or the shape of an input is not known.
-        CheckpointError: if the checkpoint cannot be read.
+        CheckpointError: if the checkpoint cannot be read, or ``out`` not be written.
     """
     out = Path(out)
     if out.suffix not in (".pt", ".pth", ".pt2", ".onnx"):
@@ -50,9 +51,9 @@ def export(
             "'fcco-lightning[onnx]'), or choose .pt2."
         )
     model = load(path, network, trusted=trusted)
-    out.parent.mkdir(parents=True, exist_ok=True)
     if out.suffix in (".pt", ".pth"):
-        torch.save(model.network.state_dict(), out)
+        with new_file(out) as file:
+            torch.save(model.network.state_dict(), file)
     else:
         _write_graph(model, out, _example(model, shape))
     return out
@@ -66,8 +67,11 @@ def _write_graph(model: Predictor, out: Path, example: Tensor) -> None:
         )
     free = {0: torch.export.Dim("batch")}
     if out.suffix == ".pt2":
-        torch.export.save(torch.export.export(model.network, (example,), dynamic_shapes=(free,)), out)
+        graph = torch.export.export(model.network, (example,), dynamic_shapes=(free,))
+        with new_file(out) as file:
+            torch.export.save(graph, file)
         return
+    out.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about its own parts
         torch.onnx.export(

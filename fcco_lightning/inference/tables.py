@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import fraction, one_of
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.state.row_files import new_file
 
 Kind = Literal["classes", "labels", "values"]
 
@@ -71,15 +72,16 @@ def write_table(table: pd.DataFrame, path: str | Path) -> None:
 
     Raises:
         ConfigError: if the suffix is another one.
+        CheckpointError: if the file cannot be written.
     """
     path = Path(path)
     if path.suffix not in (".csv", ".parquet"):
         raise ConfigError(f"out={str(path)!r}: cannot write {path.suffix!r}. Name a .csv or a .parquet file.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".csv":
-        table.to_csv(path, index=False)
-    else:
-        table.to_parquet(path, index=False)
+    with new_file(path) as file:
+        if path.suffix == ".csv":
+            table.to_csv(file, index=False)
+        else:
+            table.to_parquet(file, index=False)
 
 
 def _above(scores: Tensor, threshold: float) -> Tensor:

@@ -127,7 +127,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     except (OSError, RuntimeError) as error:  # torch wraps what its own writer meets
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"cannot write `{path}`: {reason}. Earlier checkpoints are as they were. Free space, or choose another "
+            f"cannot write `{path}`: {reason}. What was there before is as it was. Free space, or choose another "
             "folder."
         ) from error
     finally:

@@ -18,6 +18,8 @@ from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.resuming import INTERRUPTED
 from fcco_lightning.training.trainers import Temporary
 
+SAVED = "saved"
+"""What an exception carries that ends a run which was saved."""
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -107,10 +109,10 @@ class Preemption(Temporary):
             f"{told}: saved {path}. Continue with --ckpt_path auto, or in Python with trainer.fit(..., ckpt_path=...)."
         )
         if self._interrupted:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(SAVED)
         if trainer.is_global_zero:
             self._put_back()
-        raise SIGTERMException
+        raise SIGTERMException(SAVED)
 
     def _put_back(self) -> None:
         job = os.environ.get("SLURM_ARRAY_JOB_ID", os.environ.get("SLURM_JOB_ID"))

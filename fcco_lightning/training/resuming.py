@@ -12,6 +12,7 @@ INTERRUPTED = "interrupted.ckpt"
 """Name of the checkpoint of a run that was told to end."""
 _NAMES = ("last.ckpt", INTERRUPTED)
 _DEFINING = ("seed_everything", "model", "data")
+_OTHER = "is of another job"
 _EXECUTION = {"num_workers", "eval_batch_size", "eval_train", "execution", "allow_changed"}
 
 
@@ -20,19 +21,25 @@ class Found(NamedTuple):
 
     Attributes:
         path: the checkpoint of the job that was written last; None if there is none.
-        passed_over: younger checkpoints, of other jobs or unreadable.
+        passed_over: younger checkpoints, each with what it is: of another job, or unreadable.
     """
 
     path: Path | None
-    passed_over: list[Path]
+    passed_over: dict[Path, str]
 
     def __str__(self) -> str:
         found = "nothing of this job to continue, starting afresh" if self.path is None else f"continuing {self.path}"
+        return found + self.others
+
+    @property
+    def others(self) -> str:
+        """A clause on what was passed over, behind a semicolon; nothing if that is nothing."""
         if not self.passed_over:
-            return found
-        first, more = self.passed_over[0], len(self.passed_over) - 1
-        others = f"{first} and {more} more, which are" if more else f"{first}, which is"
-        return f"{found}; passed over {others} of another job (--name gives a job a name of its own)"
+            return ""
+        (first, what), *others = self.passed_over.items()
+        more = f" and {len(others)} more" if others else ""
+        advice = " (--name gives a job a name of its own)" if what == _OTHER else ""
+        return f"; passed over {first}, which {what}{advice}{more}"
 
 
 def job_identity(config: Mapping[str, Any]) -> str:
@@ -59,11 +66,11 @@ def by_age(folders: Sequence[Path]) -> Iterator[Path]:
 
 def find_own(folders: Sequence[Path], job: str) -> Found:
     """The checkpoint below the folders that this job, of that name or identity, wrote last."""
-    passed_over: list[Path] = []
+    passed_over: dict[Path, str] = {}
     for path in by_age(folders):
-        if _job_of(path) == job:
+        if (found := _job_of(path)) == job:
             return Found(path, passed_over)
-        passed_over.append(path)
+        passed_over[path] = "cannot be read" if found is None else _OTHER
     return Found(None, passed_over)
 
 

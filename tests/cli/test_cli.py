@@ -189,7 +189,7 @@ def test_evaluation_needs_a_checkpoint(capsys, fitted):
     assert f"no last.ckpt of this job below {Path('x').resolve()} or {Path('y').resolve()}." in capsys.readouterr().err
     shutil.copytree(fitted.folder.parent, "runs")
     assert fit("--ckpt_path=last", "--model.penalty.rho=5") == 1  # another job
-    assert re.search(r"passed over \S+last.ckpt, of another job", capsys.readouterr().err)
+    assert re.search(r"passed over \S+last.ckpt, which is of another job", capsys.readouterr().err)
     assert fit("--ckpt_path=last", "--trainer.max_epochs=3") == 0
     newest = max(Path("runs").rglob("last.ckpt"), key=os.path.getmtime)
     assert torch.load(newest, weights_only=True)["epoch"] == 2

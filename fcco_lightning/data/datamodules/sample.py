@@ -30,7 +30,7 @@ class LabelledSample(TensorDataModule):
     def __init__(self, columns: dict[str, Tensor], rows: pd.DataFrame, batches: UniformSampling, seed: int) -> None:
         self.group_names: list[str] = []
         if "group" in rows:
-            coded = pd.Categorical(rows["group"])
+            coded = pd.Categorical(rows["group"]).remove_unused_categories()
             columns = columns | {"group": torch.from_numpy(coded.codes.astype(np.int64))}
             self.group_names = [str(value) for value in coded.categories]
         super().__init__({"train": columns, "test": columns}, batches=batches, seed=seed)
