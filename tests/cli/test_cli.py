@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import importlib.util
 import io
 import json
@@ -22,10 +23,12 @@ import html5lib
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning.__main__
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli import run
+from fcco_lightning.cli.lightning_cli import explained
 from fcco_lightning.cli.parser import ArgumentParser
 from fcco_lightning.data.conditions import Where
 from tests.launch import launch
@@ -399,7 +402,7 @@ def test_checkpoints_of_something_else(fitted, capsys):
     assert re.search(r"another network: network\S+ has shape \(\d+, 21\) there and has shape \(3, 21\) here", text)
 
 
-def test_auto_continues_the_job_s_own_checkpoint_only(fitted, caplog):
+def test_auto_continues_the_job_s_own_checkpoint_only(fitted, caplog, capsys):
     shutil.copytree(fitted.folder.parent, "runs")
     (theirs,) = Path("runs").rglob("last.ckpt")
     assert fit("--ckpt_path=auto", "--model.penalty.rho=5", "--report.enabled=false") == 0
@@ -409,6 +412,12 @@ def test_auto_continues_the_job_s_own_checkpoint_only(fitted, caplog):
     caplog.clear()
     assert fit("--ckpt_path=auto", "--trainer.max_epochs=3", "--report.folder=b", "--data.num_workers=0") == 0
     assert f"continuing {theirs}; passed over {own}, which is of another job" in caplog.text
+    caplog.clear()
+    for path in Path("runs").rglob("last.ckpt"):
+        path.write_bytes(path.read_bytes()[:-200])
+    assert fit("--ckpt_path=last") == 1
+    said = rf"no last.ckpt of this job below {Path('runs').resolve()}; passed over \S+, which cannot be read and 2 more"
+    assert re.search(said, capsys.readouterr().err)
     assert run(["test", "--config", str(SYNTHETIC), *SMALL[:3], "--ckpt_path=auto", "--name=mine"]) == 1
 
 
@@ -514,6 +523,23 @@ def test_an_interrupt_while_libraries_are_loaded_is_said_in_a_line(monkeypatch, 
     assert (stop.value.code, capsys.readouterr().err) == (130, "fcco: interrupted.\n")
 
 
+@pytest.mark.parametrize("end", [SIGTERMException, KeyboardInterrupt])
+def test_what_was_not_saved_is_not_called_so(capsys, end):
+    def work():
+        raise end
+
+    assert explained(work) == (143 if end is SIGTERMException else 130)
+    assert "; --ckpt_path auto continues what was saved before, if there is anything." in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_in_a_line(capsys):
+    def work():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert explained(work) == 1
+    assert "fcco: OSError: [Errno 28] No space left on device" in capsys.readouterr().err
+
+
 def test_a_run_has_the_name_of_its_job():
     Path("runs/mine").mkdir(parents=True)
     quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--baseline.enabled=false"]
@@ -548,7 +574,7 @@ def test_interrupts_end_the_run_and_leave_whole_checkpoints(number, status):
     code = launch(fit_until_told, 1, ["--trainer.max_epochs=100000"], during=tell)
     text = Path("log").read_text()
     assert code == [status], text
-    assert "--ckpt_path auto" in text
+    assert ", saved; continue with --ckpt_path auto." in text
     assert "Traceback" not in text
     assert not list(Path("runs").rglob("report.json"))
     for checkpoint in Path("runs").rglob("*.ckpt"):

@@ -47,6 +47,19 @@ def test_alpha_one_is_ridge_regression():
     np.testing.assert_allclose(ours.q_, 1 / len(y), atol=1e-12)
 
 
+@pytest.mark.parametrize("solver", ["lbfgs", DRAGO(7)])
+@pytest.mark.parametrize("divergence", ["kl", "chi_square", "euclidean"])
+def test_a_huge_nu_is_ridge_regression(solver, divergence):
+    """The divergence of weights that are nearly uniform is tiny, and times nu it is not: no digit may be lost."""
+    x, y = TABLE
+    common = {"ambiguity": Simplex(), "mu": 0.3, "fit_intercept": False, "tol": 1e-12}
+    ours = DRORegressor(divergence=divergence, nu=1e16, solver=solver, **common).fit(x, y)
+    ridge = Ridge(alpha=0.3 * len(y), fit_intercept=False, solver="cholesky").fit(x, y)
+    np.testing.assert_allclose(ours.coef_, ridge.coef_, atol=1e-4)
+    least = np.mean((x @ ridge.coef_ - y) ** 2) / 2 + 0.15 * ridge.coef_ @ ridge.coef_
+    assert ours.objective_ == pytest.approx(least, rel=1e-9)
+
+
 @pytest.mark.parametrize("ambiguity", [Simplex(), ChiSquareBall(1.0), KLBall(0.3), SpectralRisk("esrm", 2.0)])
 def test_the_worst_case_is_better_than_ridge_regressions(ambiguity):
     x, y = TABLE

@@ -283,6 +283,12 @@ def test_exports(trained, tmp_path):
     assert torch.allclose(torch.export.load(tmp_path / "a.pt2").module()(x), model(x))
     with pytest.raises(ConfigError, match=r"cannot export to '.tflite'"):
         export(trained, tmp_path / "a.tflite")
+    kept = (tmp_path / "a.pt").read_bytes()
+    (tmp_path / "file").touch()
+    for name in ("file/a.pt", "file/a.pt2"):
+        with pytest.raises(CheckpointError, match=f"cannot write `.*{name}`: .*What was there before is as it was"):
+            export(trained, tmp_path / name)
+    assert (tmp_path / "a.pt").read_bytes() == kept
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")

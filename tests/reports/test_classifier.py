@@ -100,6 +100,8 @@ def test_inputs_of_many_kinds_give_one_model(fair, problem):
     )
     levels = pd.Series(pd.Categorical(sex, categories=["f", "m", "x"]))  # as it is left of more rows
     np.testing.assert_array_equal(made.fit(X, y, sensitive_features=levels).decision_function(X), first)
+    groups = pd.DataFrame({"group": levels})
+    np.testing.assert_array_equal(made.fit(X, y, sensitive_features=groups).decision_function(X), first)
     thin = sparse.csr_matrix(np.where(np.abs(X) > 0.5, X, 0))
     np.testing.assert_allclose(made.decision_function(thin), made.decision_function(thin.toarray()))
     assert made.fit(thin, y, sensitive_features=sex).score(thin, y) > 0.6
@@ -227,6 +229,26 @@ def test_arguments_are_not_changed(problem):
         ConstrainedClassifier(**QUICK).fit(X, np.zeros(len(y)))
     with pytest.raises(FCCOError, match="max_epochs must be"):
         ConstrainedClassifier(**QUICK | {"max_epochs": 0}).fit(X, y)
+
+
+def test_a_margin_is_kept_for_new_samples(problem):
+    """The standard error of a difference of two rates is at most that of fair coins; half of kappa is the most."""
+    X, y, sex = problem
+    error = np.sqrt(sum(0.25 / (sex == s).sum() for s in ("f", "m")))
+    assert 0.04 < error < 0.06
+    enforced = {0.02: 0.01, 0.2: 0.2 - error}  # by kappa
+    scores = {}
+    for kappa, other in enforced.items():
+        for name, limit, margin in (("auto", kappa, "auto"), ("none", kappa, 0), ("given", other, 0)):
+            model = ConstrainedClassifier(
+                constraints=[DemographicParity(limit)], margin=margin, **QUICK | {"max_epochs": 2}
+            )
+            scores[kappa, name] = model.fit(X, y, sensitive_features=sex).decision_function(X)
+            assert model.report_.figures["constraints"] is not None
+        np.testing.assert_allclose(scores[kappa, "auto"], scores[kappa, "given"], atol=1e-6)
+        assert np.abs(scores[kappa, "auto"] - scores[kappa, "none"]).max() > 1e-4
+    with pytest.raises(FCCOError, match="margin must be a finite number >= 0, got -1"):
+        ConstrainedClassifier(constraints=[DemographicParity()], margin=-1).fit(X, y, sensitive_features=sex)
 
 
 def test_a_constraint_on_decisions_is_judged_by_them():
