@@ -48,9 +48,23 @@ class ArgumentParser(LightningArgumentParser):
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse the text of a configuration, of which no key may be lost for being empty."""
+        if "path" in kwargs:
+            self._require_mapping(content, kwargs["path"])
         with suppress(yaml.YAMLError):  # the parser says what is wrong with it
             self._require_known(yaml.safe_load(content))
         return super().parse_string(content, *args, **kwargs)
+
+    def _require_mapping(self, content: str, file: Any) -> None:
+        """Refuse a file that is no mapping, by its name."""
+        try:
+            config = yaml.safe_load(content)
+        except yaml.MarkedYAMLError as error:
+            line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1},"
+            tab = " Indent with blanks instead of tabs." if "\t" in content else ""
+            self.error(f"{file}{line} is no YAML: {error.problem}.{tab}")
+        if not isinstance(config, dict):
+            what = "empty" if config is None else f"{config!r}"
+            self.error(f"{file} is no configuration but {what}: it must hold sections, such as `model:` and `data:`.")
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments of a class, likewise."""

@@ -523,6 +523,21 @@ def test_an_interrupt_while_libraries_are_loaded_is_said_in_a_line(monkeypatch, 
     assert (stop.value.code, capsys.readouterr().err) == (130, "fcco: interrupted.\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "c.yaml is no configuration but empty: it must hold sections"),
+        ("# all of it\n", "c.yaml is no configuration but empty"),
+        ("AUC", "c.yaml is no configuration but 'AUC'"),
+        ("model:\n\tobjective: AUC\n", "c.yaml, line 2, is no YAML: found character '\\t'"),
+        ("model: [1\n", "c.yaml, line 2, is no YAML: expected ',' or ']'"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(capsys, text, said):
+    Path("c.yaml").write_text(text)
+    assert said in fails(capsys, "--config=c.yaml", status=2)
+
+
 @pytest.mark.parametrize("end", [SIGTERMException, KeyboardInterrupt])
 def test_what_was_not_saved_is_not_called_so(capsys, end):
     def work():
