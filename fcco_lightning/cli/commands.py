@@ -74,7 +74,8 @@ def run(args: Sequence[str] | None = None) -> int:
     elif given == ["--print_completion"]:
         from fcco_lightning.cli.completion import completion  # noqa: PLC0415
 
-        sys.stdout.write(completion(["fit", "validate", "test", *_TOOLS]))
+        names = sorted({*_OF_LIGHTNING, *_TOOLS})
+        sys.stdout.write(completion({name: _options(name) if name in _TOOLS else [] for name in names}))
     elif given[0] in _TOOLS and not _predicts_a_split(given):
         return _run_tool(*given)
     elif not given[0].startswith("-") and given[0] not in _OF_LIGHTNING:
@@ -94,6 +95,13 @@ def _predicts_a_split(given: Sequence[str]) -> bool:
     """Whether it is ``fcco predict`` for the test split of a datamodule, not for a table."""
     of_a_run = ("-c", "--config", "--ckpt_path", "--print_config", "--data", "--model", "--trainer")
     return given[0] == "predict" and any(re.split("[=.]", word)[0] in of_a_run for word in given[1:])
+
+
+def _options(name: str) -> list[str]:
+    """The options of a tool, in their long form."""
+    parser = ArgumentParser(add_help=False)
+    _TOOLS[name](parser)
+    return [option for option in parser._option_string_actions if option.startswith("--")]
 
 
 def _run_tool(name: str, *args: str) -> int:

@@ -1,7 +1,7 @@
 """Completion of ``fcco`` in a shell: a script that bash, and zsh after ``bashcompinit``, reads."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import fcco_lightning
 from fcco_lightning import public_names
@@ -29,6 +29,13 @@ _fcco_arguments() {{  # of the class $1
     esac
 }}
 
+_fcco_own() {{  # options of the command $1 beside those of fit
+    case "$1" in
+{own}
+        *) _fcco_found="" ;;
+    esac
+}}
+
 _fcco_known() {{  # options below the place $1 whose class stands on the line
     local i value
     for ((i = 2; i < COMP_CWORD - 1; i++)); do
@@ -43,7 +50,7 @@ _fcco_known() {{  # options below the place $1 whose class stands on the line
 _fcco_offer() {{  # the options that begin with the word $1, down to its own depth, and the sections above others
     local name inner dots="${{1//[^.]/}}" place="${{1%.*}}"
     if [ -n "$dots" ] && _fcco_known "$place"; then
-        COMPREPLY=($(compgen -P "$place." -W "$_fcco_found" -- "${{1##*.}}"))
+        COMPREPLY+=($(compgen -P "$place." -W "$_fcco_found" -- "${{1##*.}}"))
         return
     fi
     for name in $_fcco_options; do
@@ -54,37 +61,43 @@ _fcco_offer() {{  # the options that begin with the word $1, down to its own dep
 }}
 
 _fcco() {{
-    local _fcco_found="" word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+    local _fcco_found="" word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" option=""
     COMPREPLY=()
-    if [ "$word" = "=" ]; then word=""
+    if [[ $word == -*=* ]]; then option="${{word%%=*}}=" before="${{word%%=*}}" word="${{word#*=}}"  # zsh: in one word
+    elif [ "$word" = "=" ]; then word=""
     elif [ "$before" = "=" ]; then before="${{COMP_WORDS[COMP_CWORD-2]}}"
     fi
     if [ "$COMP_CWORD" -eq 1 ]; then _fcco_found="{commands}"
     else
         case "${{COMP_WORDS[1]}}:$word" in
+            *:-*)
+                _fcco_own "${{COMP_WORDS[1]}}"
+                COMPREPLY=($(compgen -W "$_fcco_found" -- "$word"))
+                case "${{COMP_WORDS[1]}}" in fit|front|validate|test|predict|tune) _fcco_offer "$word" ;; esac
+                return ;;
             list:*) _fcco_values "$before"; [ -n "$_fcco_found" ] || _fcco_found="{kinds}" ;;
-            fit:-*|front:-*|validate:-*|test:-*|predict:-*|tune:-*) _fcco_offer "$word"; return ;;
             *) _fcco_values "${{before%+}}" ;;
         esac
     fi
-    COMPREPLY=($(compgen -W "$_fcco_found" -- "$word"))
+    COMPREPLY=($(compgen -P "$option" -W "$_fcco_found" -- "$word"))
 }}
 complete -o default -F _fcco fcco
 """
 
 
-def completion(commands: Iterable[str]) -> str:
+def completion(commands: Mapping[str, list[str]]) -> str:
     """The script, which holds all names, so that nothing is started when a person presses TAB.
 
     Args:
-        commands: of ``fcco``.
+        commands: of ``fcco``, each with its options beside those of ``fit``.
     """
     found, known = options(), public_names()
     classes = {name: getattr(fcco_lightning, name) for values in found.values() for name in values if name in known}
     taken = {name: [option.name for option in options_of(classes[name])] for name in sorted(classes)}
     sections = {f"{path.partition('.')[0]}." for path in found if "." in path}
     return _SCRIPT.format(
-        commands=" ".join(sorted(commands)),
+        commands=" ".join(commands),
+        own=_cases({name: own for name, own in commands.items() if own}),
         configs=" ".join([*named_configs(), *_short_configs()]),
         searches=" ".join(named_searches()),
         kinds=" ".join([*KINDS, "configs", "searches"]),

@@ -38,6 +38,12 @@ def of(name, place):
         ("fcco fit --config synthetic_alexr", ["synthetic_alexr2"]),
         ("fcco tune --search sox", [n for n in named_searches() if n.startswith("sox")]),
         ("fcco list a", [kind for kind in KINDS if kind.startswith("a")]),
+        ("fcco compare --", ["--out", "--picture"]),
+        ("fcco list --", ["--copy"]),
+        ("fcco predict a.ckpt --th", ["--threshold"]),
+        ("fcco tune --tri", ["--trials"]),
+        ("fcco tune --se", ["--search", "--seed", "--seed_everything"]),
+        ("fcco front --kap", ["--kappas"]),
         ("fcco fit x", []),
         ("fcco fit --mod", ["--model."]),
         ("fcco fit --model.algo", ["--model.algorithm"]),
@@ -45,6 +51,7 @@ def of(name, place):
         ("fcco tune --trainer.max", ["--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"]),
         ("fcco fit --model.algorithm SON", ["SONEX", "SONX"]),
         ("fcco fit --model.algorithm = SON", ["SONEX", "SONX"]),  # bash divides words at =
+        ("fcco fit --model.algorithm=SON", ["--model.algorithm=SONEX", "--model.algorithm=SONX"]),  # zsh does not
         ("fcco fit --model.constraints+ = Equal", ["EqualOpportunity", "EqualizedOdds"]),
         ("fcco fit --model.algorithm SONEX --model.algorithm.", of("SONEX", "model.algorithm")),
         ("fcco fit --model.execution.compiled t", ["true"]),
