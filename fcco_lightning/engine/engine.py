@@ -271,7 +271,7 @@ class Engine:
         objective, g0 = self.problem.objective, None
         readings: list[Reading] = []
         with in_full(self.params[0].device.type):
-            if direct and objective.outer is None:
+            if direct and not self.problem.compositional:
                 g0 = objective.measure(*read(seen.outputs, seen.batch, objective))[0]
             for term in self.problem.all_terms:
                 own, wanted = direct and term.part is objective, terms is None or term in terms
@@ -430,14 +430,14 @@ class Engine:
             there = part.measure(before, columns_before)
         return part.measure(outputs, columns), there, columns
 
-    @torch.no_grad()
     def _with_decisions(self, reading: Reading, seen: Evaluated) -> Reading:
         """The reading with a constraint's values on decisions, where its multipliers follow them."""
         multipliers = reading.term.multipliers
         if multipliers is None or multipliers.decisions is None:
             return reading
         constraint = multipliers.constraint
-        decided = constraint.decided(*read(seen.outputs, seen.batch, constraint))
+        with torch.no_grad():
+            decided = constraint.decided(*read(seen.outputs, seen.batch, constraint))
         return reading._replace(decided=decided, apart=multipliers.decisions.gather(None))
 
     def _only_network(self) -> bool:

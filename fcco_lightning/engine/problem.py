@@ -57,6 +57,7 @@ class Problem(nn.Module):
 
     Attributes:
         direct_weight: what a batch's estimate of g_0 is multiplied by: more than 1 where some batches have none.
+        compositional: whether the objective has inner functions, and with them the first of the terms.
         most: what the plan promises the objective of its batches, see :attr:`Objective.most`.
         terms: the objective's, if it has inner functions, then one of each constraint.
         multipliers_of_terms: the multipliers of every constraint, as they are remembered; none with a penalty.
@@ -89,7 +90,8 @@ class Problem(nn.Module):
         objective.prepare(num_samples)
         objective.join(self.processes)
         terms: list[Term] = []
-        if objective.outer is not None:
+        self.compositional = objective.outer is not None
+        if self.compositional:
             terms.append(self._objective_term(num_samples, layout, objective_share))
         terms += [self._constraint_term(c, constraint_share) for c in self.constraints]
         self.all_terms, self.terms = terms, nn.ModuleList(terms)
@@ -202,8 +204,7 @@ class Problem(nn.Module):
         if not isinstance(self.penalty, Penalty):
             return
         rho = self.penalty.weight(epoch)
-        compositional = len(self.all_terms) - len(self.constraints)
-        for constraint, term in zip(self.constraints, self.all_terms[compositional:], strict=True):
+        for constraint, term in zip(self.constraints, self.all_terms[self.compositional :], strict=True):
             term.take(constraint.outer(self.penalty.outer(rho, constraint.kappa)))
 
     def _objective_term(self, num_samples: int, layout: Layout, of_batch: float) -> Term:
