@@ -127,7 +127,7 @@ def look(tensors: Sequence[Tensor], questions: Sequence[Tensor] = ()) -> tuple[b
     """
     tensors = [t.detach() if t.requires_grad else t for t in tensors if t.numel()]
     if not questions and tensors:
-        largest, answers = torch.stack([n.float() for n in torch._foreach_norm(tensors)]).sum().item(), []
+        largest, answers = torch.stack(torch._foreach_norm(tensors)).sum(dtype=torch.float32).item(), []
     else:
         numbers = [n.float() for n in torch._foreach_norm(tensors)] if tensors else []
         asked = torch.stack([*numbers, *(question.float() for question in questions)]).tolist() if questions else []

@@ -128,7 +128,8 @@ class Engine:
             multipliers.follow(optimizer)
         with self.processes.guard():
             columns = self.received(batch)
-        self.problem.objective.most = self.problem.most
+        promised = vars(self.problem.objective)  # torch looks through all of a module's members to set one
+        promised["most"] = self.problem.most
         try:
             self.algorithm.iteration(self, columns)
         except (IndexError, RuntimeError) as error:  # the latter from compiled code
@@ -140,7 +141,7 @@ class Engine:
                 ) from error
             raise
         finally:
-            self.problem.objective.most = ()
+            promised["most"] = ()
             self.discard()
         return self._estimates
 

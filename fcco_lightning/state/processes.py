@@ -18,6 +18,7 @@ from fcco_lightning.state.divided import is_divided
 _HEADER = 6  # int64: failed, bytes needed, rows, layout of the tensors, marks, unused
 _HEADER_BYTES = 8 * _HEADER
 _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
+_ALONE: AbstractContextManager[None] = nullcontext()
 
 
 class Gathered(NamedTuple):
@@ -131,7 +132,7 @@ class Processes:
 
     def guard(self) -> AbstractContextManager[None]:
         """If the body, this process's own affair, raises here, the others raise at their next exchange."""
-        return self._told() if self.size > 1 else nullcontext()
+        return self._told() if self.size > 1 else _ALONE
 
     @contextmanager
     def _told(self) -> Iterator[None]:

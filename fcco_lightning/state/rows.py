@@ -122,12 +122,12 @@ class DualState(nn.Module):
 
         Equal indices must come with equal values.
         """
-        values = values.detach().to(self.held.dtype)
+        held, values = self.held, values.detach()
         if index is None:
-            rows = self.rows
+            rows = held[:-1]
             rows.copy_(values[self.first : self.first + len(rows)] if self.divided else values)
         else:
-            self.held.index_copy_(0, self._local(index) if self.divided else index, values)
+            held.index_copy_(0, self._local(index) if self.divided else index, values.to(held.dtype))
 
     def read(self, index: Tensor) -> Tensor:
         """Rows ``index`` (b,), the same on all processes, shape (b, k), a copy; NaN in rows never written.
