@@ -49,12 +49,12 @@ class MaxForm(Algorithm, ABC):
     def weights(self, term: Term) -> Tensor:
         """q, uniform at first: (n,), in float64, for the weights of many rows are small and add up to one."""
         assert term.state is not None  # noqa: S101 - `prepare` has seen to it
-        return term.state.gather(None)[:, 0].nan_to_num(1 / term.num_rows).double()
+        return term.state.gather(None).squeeze(1).nan_to_num(1 / term.num_rows).double()
 
     def direction(self, risks: Reading, values: Tensor) -> Tensor:
         """``h_i = v_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (r, 1) -> (n,)."""
         n = risks.term.num_rows
-        h = n * risks.weight * values.detach().double()[:, 0]  # weight = 1 / (n p_i), 0 of rows not in the batch
+        h = n * risks.weight * values.detach().double().squeeze(1)  # weight = 1 / (n p_i), 0 of rows not in the batch
         return h if risks.index is None else h.new_zeros(n).index_add(0, risks.index, h)
 
     def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:

@@ -79,13 +79,13 @@ class CappedSimplex(AmbiguitySet):
         # fits, and is not read from the device, which would have to be waited for
         cap, n = self.cap(len(log_p)), len(log_p)
         most = math.ceil(1 / cap - _ROUNDING) - 1  # so many at the cap leave something for the others
-        descending = log_p.sort(descending=True).values
-        tails = descending.flip(0).logcumsumexp(0).flip(0)[: most + 1]  # log of sum_{j > k} p_j for k = 0..most
-        left = torch.linspace(1, 1 - cap * most, most + 1, device=log_p.device, dtype=log_p.dtype)
+        ascending = log_p.sort().values
+        tails = ascending.logcumsumexp(0)[n - most - 1 :]  # log of the sum of all but the k largest, for k = most..0
+        left = torch.linspace(1 - cap * most, 1, most + 1, device=log_p.device, dtype=log_p.dtype)
         log_c = left.log() - tails
-        rounding = 1e-12 + 4 * torch.finfo(log_c.dtype).eps * torch.linalg.vector_norm(descending, math.inf)
-        too_large = log_c[:most] + descending[:most] > math.log(cap) + rounding
-        log_c = log_c.index_select(0, too_large.sum(0, keepdim=True))
+        rounding = torch.linalg.vector_norm(ascending, math.inf) * (4 * torch.finfo(log_c.dtype).eps)
+        fits = log_c[1:] + ascending[n - most :] <= rounding + (math.log(cap) + 1e-12)
+        log_c = log_c.index_select(0, fits.sum(0, keepdim=True))
         q = torch.exp(log_c + log_p).clamp(max=cap)
         # of a large exponent the exponential keeps few digits, of a sum all
         inside = q * (q < cap)
