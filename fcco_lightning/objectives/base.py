@@ -335,7 +335,7 @@ def binary_scores(outputs: Tensor) -> Tensor:
         return outputs.squeeze(1)
     if outputs.dim() != 1:
         raise DataError(
-            f"objectives and constraints of two classes need one score for each sample, shape (B,) or (B, 1), got "
+            "objectives and constraints of two classes need one score per sample, shape (B,) or (B, 1), got "
             f"{tuple(outputs.shape)}. Give the network a single output; of a label of several classes make one of 0 "
             "and 1, or choose others."
         )
