@@ -98,10 +98,10 @@ def _predicts_a_split(given: Sequence[str]) -> bool:
 
 
 def _options(name: str) -> list[str]:
-    """The options of a tool, in their long form."""
+    """The options of a tool beside those of ``fit``, in their long form."""
     parser = ArgumentParser(add_help=False)
     _TOOLS[name](parser)
-    return [option for option in parser._option_string_actions if option.startswith("--")]
+    return [option for option in parser._option_string_actions if option.startswith("--") and option != "--config"]
 
 
 def _run_tool(name: str, *args: str) -> int:

@@ -33,6 +33,7 @@ class ArgumentParser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        self._file = ""  # that is being parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
@@ -49,22 +50,29 @@ class ArgumentParser(LightningArgumentParser):
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse the text of a configuration, of which no key may be lost for being empty."""
         if "path" in kwargs:
-            self._require_mapping(content, kwargs["path"])
+            self._require_mapping(content)
         with suppress(yaml.YAMLError):  # the parser says what is wrong with it
             self._require_known(yaml.safe_load(content))
         return super().parse_string(content, *args, **kwargs)
 
-    def _require_mapping(self, content: str, file: Any) -> None:
+    def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Parse a file, whose name messages are to know."""
+        self._file = str(path)
+        return super().parse_path(path, *args, **kwargs)
+
+    def _require_mapping(self, content: str) -> None:
         """Refuse a file that is no mapping, by its name."""
         try:
             config = yaml.safe_load(content)
         except yaml.MarkedYAMLError as error:
             line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1},"
             tab = " Indent with blanks instead of tabs." if "\t" in content else ""
-            self.error(f"{file}{line} is no YAML: {error.problem}.{tab}")
+            what = " ".join(filter(None, (error.context, error.problem)))
+            self.error(f"{self._file}{line} cannot be read as YAML: {what}.{tab}")
         if not isinstance(config, dict):
             what = "empty" if config is None else f"{config!r}"
-            self.error(f"{file} is no configuration but {what}: it must hold sections, such as `model:` and `data:`.")
+            needed = "it must hold sections, such as `model:` and `data:`"
+            self.error(f"{self._file} is no configuration but {what}: {needed}.")
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments of a class, likewise."""

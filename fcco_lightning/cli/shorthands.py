@@ -127,9 +127,10 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
 def _of_a_run(args: list[str]) -> list[str]:
     """The arguments of ``test`` and ``validate``, with the configuration that lies beside the checkpoint's folder."""
     options = _options(args)
-    config = Path(options.get("--ckpt_path", "")).parent.parent / "config.yaml"
+    folder = Path(options.get("--ckpt_path", "")).absolute().parent  # FOLDER/checkpoints, of a run
+    config = folder.parent / "config.yaml"
     named = {"--config", "-c", "--data", "--model"} & options.keys()
-    if args[:1] not in (["test"], ["validate"]) or "--ckpt_path" not in options or named or not config.is_file():
+    if args[:1] not in (["test"], ["validate"]) or folder.name != "checkpoints" or named or not config.is_file():
         return args
     print(f"The configuration, as none is given: --config {config}", file=sys.stderr)  # noqa: T201
     return [args[0], f"--config={config}", *args[1:]]

@@ -78,22 +78,15 @@ class Constraint(Measurable, ABC):
         self._tolerance = self.tolerance
         self.kappa = max(self._tolerance - non_negative("margin", margin), min(self.least_kappa, self._tolerance))
 
-    def standard_error(self, columns: Columns) -> float:
-        r"""The largest standard error that h_i has for being measured on n samples only, of all rows i, at most.
-
-        The mean over n numbers from an interval of length c has one of at most ``c / (2 sqrt(n))``; that of a row is
-        taken to be the root of the sum of their squares over the subsets that the row compares.
+    def standard_error(self, columns: Columns) -> float:  # noqa: ARG002
+        """How far h_i may be from its value on other samples, as they are finite in number.
 
         Args:
             columns: of the training split.
 
-        Returns: in units of h; 0 where the interval or the subsets are not known.
+        Returns: the largest of all rows i, in units of h; 0 where it is not known, as by default.
         """
-        subsets, (least, most) = self.subsets(columns), self.range
-        if subsets is None or least is None or most is None:
-            return 0.0
-        shares = (sum(1 / max(1, int(subset.sum())) for subset in row) for row in subsets)
-        return (most - least) / 2 * math.sqrt(max(shares))
+        return 0.0
 
     @property
     def num_rows(self) -> int:
@@ -213,6 +206,18 @@ class DifferenceAtMost(Constraint, ABC):
 
     width = 2
     sides = 2
+
+    def standard_error(self, columns: Columns) -> float:
+        r"""The largest one that a difference has, at most.
+
+        The mean over n numbers from an interval of length c has one of at most ``c / (2 sqrt(n))``, and that of a
+        difference is the root of the sum of the squares.
+        """
+        subsets, (least, most) = self.subsets(columns), self.range
+        if subsets is None or least is None or most is None:
+            return 0.0
+        shares = (sum(1 / max(1, int(subset.sum())) for subset in row) for row in subsets)
+        return (most - least) / 2 * math.sqrt(max(shares))
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
         return AbsoluteDifference(phi)

@@ -113,7 +113,7 @@ class DRAGO:
         return math.inf if known or not isinstance(attempt, Growth) else _PATIENCE / attempt.alpha
 
     def _attempts(self, problem: LinearProblem, b: int) -> Iterator[Growth | Iterator[Pace]]:
-        """Paces to try one after another, as long as the iterates blow up."""
+        """Paces to try one after another, as long as the iterates blow up or the gap does not fall."""
         mu, nu, count = problem.mu, problem.penalty.nu, -(-problem.n // b)
         if mu == 0 or nu == 0:
             if self.alpha is not None or self.start != "practice":

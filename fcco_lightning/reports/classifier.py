@@ -20,7 +20,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import PolynomialLR
 
 from fcco_lightning.algorithms import Algorithm
-from fcco_lightning.checks import at_least, below_one, positive
+from fcco_lightning.checks import at_least, below_one, non_negative, positive
 from fcco_lightning.constraints import AdaptivePenalty, Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
@@ -48,8 +48,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     (:class:`~fcco_lightning.data.features.PiecewiseFeatures`); columns of 0 and 1 keep their size.  The network is
     trained with AdamW on batches, with a learning rate that falls to 0 in equal steps, so that weights and multipliers
     come to rest.  Constraints are enforced by multipliers that follow the rates of decisions
-    (:class:`~fcco_lightning.AdaptivePenalty`), and somewhat tighter than asked for, since the rates of new samples are
-    not those of the training's.  For anything else (other networks, several processes, checkpoints) there is
+    (:class:`~fcco_lightning.AdaptivePenalty`), those on differences somewhat tighter than asked for, since new samples
+    have other rates.  For anything else (other networks, several processes, checkpoints) there is
     :class:`~fcco_lightning.FCCOModule`.
 
     Decisions are those for a positive score, or for the largest one of several classes: the objective has to give the
@@ -73,7 +73,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         verbose: whether a progress bar is shown.
         random_state: of the first weights and of the batches.
         margin: by how much constraints are enforced tighter than asked for, in units of h; "auto" for the standard
-            error of h (:meth:`Constraint.standard_error`), at most half of kappa.
+            error of h where it compares two means (:meth:`Constraint.standard_error`), at most half of kappa.
 
     Attributes:
         classes_: the labels, in increasing order.
@@ -218,11 +218,13 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _tightened(self, data: LabelledSample) -> list[Constraint]:
         constraints = copy.deepcopy(list(self.constraints))
+        margin = self.margin if self.margin == "auto" else non_negative("margin", self.margin)
         data.setup("fit")
         for constraint in constraints:
             constraint.adapt(data)
-            error, half = constraint.standard_error(data.tables["train"].columns), max(0.0, constraint.kappa) / 2
-            constraint.tighten(min(error, half) if self.margin == "auto" else self.margin)
+            if constraint.kappa == constraint.tolerance:  # else it has a margin of its own
+                auto = min(constraint.standard_error(data.tables["train"].columns), abs(constraint.kappa) / 2)
+                constraint.tighten(auto if margin == "auto" else margin)
         return constraints
 
     def _require_groups(self, groups: pd.DataFrame) -> None:

@@ -4,7 +4,8 @@ import hashlib
 import io
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -180,40 +181,46 @@ def load_weights(network: nn.Module, content: Mapping[str, Any], file: str, way_
     Raises:
         CheckpointError: if the weights are those of another network.
     """
-    stored = {name: value for name, value in content["state_dict"].items() if name.startswith("network.")}
-    require_same_network(
-        {f"network.{name}": value for name, value in network.state_dict().items()}, stored, file, way_out
-    )
-    network.load_state_dict({name.removeprefix("network."): value for name, value in stored.items()})
+    stored = content["state_dict"]
+    weights = {k.removeprefix("network."): v for k, v in stored.items() if k.startswith("network.")}
+    with whole_or_not(network, weights, file, way_out):
+        network.load_state_dict(weights)
 
 
-def require_same_network(own: Mapping[str, Any], stored: Mapping[str, Any], file: str, way_out: str = "") -> None:
-    """Refuse weights of other names or shapes, before one of them is replaced.
+@contextmanager
+def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_out: str = "") -> Iterator[None]:
+    """Inside, stored weights are loaded; where torch refuses them the module keeps the weights that it had.
 
     Args:
-        own: the weights of a network and its buffers by name, those beginning with "network." of a module.
-        stored: those of a checkpoint, likewise.
+        module: that loads them.
+        stored: weights and buffers by name.
         file: how a message names the checkpoint.
         way_out: what a message says at its end.
 
     Raises:
-        CheckpointError: naming the first difference.
+        CheckpointError: naming a weight that differs, if the weights are those of another network.
     """
+    own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     here, there = _shapes(own), _shapes(stored)
-    lazy = {name for name, value in own.items() if isinstance(value, Tensor) and is_lazy(value)}
-    names = [name for name in {**there, **here} if name not in lazy]  # which take their shape from what is stored
-    differing = [name for name in names if here.get(name, _MISSING) != there.get(name, _MISSING)]
-    if differing:
-        first, more = differing[0], len(differing) - 1
+    differing = [name for name in {**there, **here} if here.get(name, _MISSING) != there.get(name, _MISSING)]
+    kept = {name: own[name].clone() for name in own if differing and not is_lazy(own[name])}  # torch loads what fits
+    try:
+        yield
+    except RuntimeError as error:
+        if not differing:
+            raise
+        for name, value in kept.items():
+            own[name].copy_(value)
+        name, more = differing[0], len(differing) - 1
         raise CheckpointError(
-            f"{file} holds the weights of another network: {first} {there.get(first, _MISSING)} there and "
-            f"{here.get(first, _MISSING)} here{f', and {more} others differ' if more else ''}.{way_out}"
-        )
+            f"{file} holds the weights of another network: {name} {there.get(name, _MISSING)} there and "
+            f"{here.get(name, _MISSING)} here{f', and {more} more' if more else ''}.{way_out}"
+        ) from error
 
 
 def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
-    """The shapes of the tensors of a network, in words, by name."""
-    found = {k: v for k, v in weights.items() if k.startswith("network.") and isinstance(v, Tensor) and not is_lazy(v)}
+    """The shapes of tensors in words by name; of lazy ones, which take any, none."""
+    found = {k: v for k, v in weights.items() if isinstance(v, Tensor) and not is_lazy(v)}
     return {name: f"has shape {tuple(value.shape)}" for name, value in found.items()}
 
 

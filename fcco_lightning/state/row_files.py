@@ -112,9 +112,16 @@ def _check_cover(table: str, num_rows: int, parts: Sequence[Part]) -> None:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file that gets its name when all of it is on the disk, or never; until then an older one of that name stays.
 
+    What a link points to is written, and into a pipe or another thing that is no file at once.
+
     Raises:
         CheckpointError: if it cannot be written.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as pipe:
+            yield pipe
+        return
     # in the same folder: a file on another file system could not take its place at once
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # another job may write the same name
     try:

@@ -28,7 +28,7 @@ from fcco_lightning.state.checkpoint_files import (
     another_format,
     in_memory,
     read_file,
-    require_same_network,
+    whole_or_not,
 )
 from fcco_lightning.state.divided import without_values
 from fcco_lightning.state.processes import Processes, require_same_everywhere
@@ -470,10 +470,9 @@ class FCCOModule(EvaluatingModule):
         Raises:
             CheckpointError: naming a weight that differs.
         """
-        if strict:
-            way_out = " Give the network of the run that wrote it: config.yaml in its folder has it."
-            require_same_network(self.state_dict(), state_dict, "the checkpoint", way_out)
-        return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        way_out = " Give the network of the run that wrote it: config.yaml in its folder has it."
+        with whole_or_not(self, state_dict, "the checkpoint", way_out):
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def _continue(self, stored: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
         """Take over what a fit goes on with."""

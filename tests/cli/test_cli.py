@@ -206,6 +206,10 @@ def test_a_checkpoint_of_a_run_is_evaluated_with_its_configuration(capsys, fitte
     said = capsys.readouterr()
     assert f"--config {fitted.folder / 'config.yaml'}" in said.err
     assert [line for line in said.out.splitlines() if "auc" in line] == expected != []
+    shutil.copy(fitted.folder / "config.yaml", "config.yaml")  # of another run, beside a file that is of none
+    shutil.copy(checkpoint, "alone.ckpt")
+    with pytest.raises(SystemExit):
+        run(["validate", "--ckpt_path", "alone.ckpt"])
 
 
 def test_the_last_checkpoint_holds_the_reported_weights():
@@ -529,8 +533,11 @@ def test_an_interrupt_while_libraries_are_loaded_is_said_in_a_line(monkeypatch, 
         ("", "c.yaml is no configuration but empty: it must hold sections"),
         ("# all of it\n", "c.yaml is no configuration but empty"),
         ("AUC", "c.yaml is no configuration but 'AUC'"),
-        ("model:\n\tobjective: AUC\n", "c.yaml, line 2, is no YAML: found character '\\t'"),
-        ("model: [1\n", "c.yaml, line 2, is no YAML: expected ',' or ']'"),
+        (
+            "model:\n\tobjective: AUC\n",
+            "c.yaml, line 2, cannot be read as YAML: while scanning for the next token found character '\\t'",
+        ),
+        ("model: [1\n", "c.yaml, line 2, cannot be read as YAML: while parsing a flow sequence expected ',' or ']'"),
     ],
 )
 def test_a_file_that_is_no_configuration_is_named(capsys, text, said):

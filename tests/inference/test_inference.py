@@ -1,7 +1,10 @@
 """Trained networks applied to new tables, against the same arithmetic by numpy; and exported."""
 
+import errno
 import importlib.util
 import io
+import os
+import threading
 import warnings
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -243,11 +246,16 @@ def test_a_loaded_network_is_called_with_tensors(trained):
     again = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 1))
     again.load_state_dict({k.removeprefix("layers."): v for k, v in model.network.state_dict().items()})
     assert torch.equal(model(x), again(x).squeeze(1))
-    for other, difference in ((nn.Linear(4, 1), "and 5 others differ"), (nn.Sequential(), "is missing here")):
+    for other, difference in ((nn.Linear(4, 1), "and 5 more"), (nn.Sequential(), "is missing here")):
         kept = [p.clone() for p in other.parameters()]
         with pytest.raises(CheckpointError, match=f"weights of another network: .*{difference}"):
             load(trained, other)
         assert all(torch.equal(*pair) for pair in zip(kept, other.parameters(), strict=True))
+    old = nn.Sequential(nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 1))
+    old.register_load_state_dict_pre_hook(  # of an architecture whose names are others now
+        lambda _, stored, *rest: [stored.update({k.removeprefix("layers."): stored.pop(k)}) for k in list(stored)]
+    )
+    assert torch.equal(load(trained, old)(x).squeeze(1), model(x))
     with pytest.raises(DataError, match="is not a column of"):
         model.predict(table(3, 0).drop(columns="job"))
     with pytest.raises(ConfigError, match="not written with a datamodule of tables"):
@@ -283,12 +291,36 @@ def test_exports(trained, tmp_path):
     assert torch.allclose(torch.export.load(tmp_path / "a.pt2").module()(x), model(x))
     with pytest.raises(ConfigError, match=r"cannot export to '.tflite'"):
         export(trained, tmp_path / "a.tflite")
-    kept = (tmp_path / "a.pt").read_bytes()
-    (tmp_path / "file").touch()
-    for name in ("file/a.pt", "file/a.pt2"):
-        with pytest.raises(CheckpointError, match=f"cannot write `.*{name}`: .*What was there before is as it was"):
-            export(trained, tmp_path / name)
-    assert (tmp_path / "a.pt").read_bytes() == kept
+
+
+@pytest.mark.parametrize(("name", "writer"), [("a.pt", (torch, "save")), ("a.pt2", (torch.export, "save"))])
+def test_an_export_that_fails_leaves_what_was_there(trained, tmp_path, monkeypatch, name, writer):
+    def full(_, file):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / name).write_bytes(b"before")
+    monkeypatch.setattr(*writer, full)
+    said = f"cannot write `.*{name}`: No space left on device. What was there before is as it was"
+    with pytest.raises(CheckpointError, match=said):
+        export(trained, tmp_path / name)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+def test_tables_go_through_links_and_pipes(tmp_path):
+    table = pd.DataFrame({"a": [1]})
+    (tmp_path / "link.csv").symlink_to(tmp_path / "there.csv")
+    write_table(table, tmp_path / "link.csv")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "there.csv").read_text() == "a\n1\n"
+    os.mkfifo(tmp_path / "pipe.csv")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((tmp_path / "pipe.csv").read_text()))
+    reader.start()
+    write_table(table, tmp_path / "pipe.csv")
+    reader.join(10)
+    assert read == ["a\n1\n"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnx") is not None, reason="onnx is installed")

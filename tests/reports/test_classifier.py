@@ -248,7 +248,21 @@ def test_a_margin_is_kept_for_new_samples(problem):
         np.testing.assert_allclose(scores[kappa, "auto"], scores[kappa, "given"], atol=1e-6)
         assert np.abs(scores[kappa, "auto"] - scores[kappa, "none"]).max() > 1e-4
     with pytest.raises(FCCOError, match="margin must be a finite number >= 0, got -1"):
-        ConstrainedClassifier(constraints=[DemographicParity()], margin=-1).fit(X, y, sensitive_features=sex)
+        ConstrainedClassifier(margin=-1).fit(X, y, sensitive_features=sex)
+
+
+def test_margins_are_of_differences_that_have_none(problem):
+    X, y, sex = problem
+    own, cap = DemographicParity(0.2), MeanAtMost(SoftRate(), 0.4, where={"sex": "f"})
+    own.tighten(0.15)
+    for constraint in (own, cap):
+        fitted = [
+            ConstrainedClassifier(constraints=[constraint], margin=margin, **QUICK | {"max_epochs": 2})
+            .fit(X, y, sensitive_features=pd.Series(sex, name="sex"))
+            .decision_function(X)
+            for margin in ("auto", 0)
+        ]
+        np.testing.assert_array_equal(*fitted)
 
 
 def test_a_constraint_on_decisions_is_judged_by_them():
