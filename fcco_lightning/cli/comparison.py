@@ -68,7 +68,9 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
     print_rows(rows)
     if out is not None:
         write_rows(rows, Path(out))
-    figure = next((name for name in rows[0] if name.startswith("test_")), None)
+    names = list(rows[0])
+    figures = names[names.index(_OBJECTIVE) :]  # before them are settings, of which one may be called test_fraction
+    figure = next((name for name in figures if name.startswith("test_")), None)
     drawn = None if figure is None else plot_comparison(rows, figure, LARGEST, Path(picture))
     Console().print(
         f"Picture: {drawn}" if drawn else "No picture: the runs have no figure of the test split in common."

@@ -24,6 +24,10 @@ _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 _MOST_LISTED = 25  # options of a class that a message names
 
 _OF_RUNS = " The folder of the run that wrote a checkpoint has all options of it: add --config FOLDER/config.yaml."
+_TO_FIT = (
+    " Give a configuration, --config NAME (fcco list configs names some), or a table, --data.train TABLE "
+    "--data.columns.label COLUMN."
+)
 _ANY = re.DOTALL | re.MULTILINE
 
 
@@ -145,6 +149,8 @@ def _required(message: str) -> str:
         return message
     if found[1].split(".")[0] in ("test", "validate"):
         return f"{message}.{_OF_RUNS}"
+    if found[1].startswith("fit."):
+        return f"{message}.{_TO_FIT}"
     whole = _below_classes(found[1])
     return message if whole == found[1] else f"the option --{whole} is required"
 

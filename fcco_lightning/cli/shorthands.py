@@ -70,9 +70,9 @@ def _joined(args: Iterable[str]) -> list[str]:
     """The arguments, with options of constraints and their values in one word."""
     found: list[str] = []
     for word in args:
-        waiting = bool(found) and found[-1].startswith(_CONSTRAINTS) and "=" not in found[-1]
+        waiting = bool(found) and found[-1].startswith(_CONSTRAINTS) and "=" not in found[-1].rstrip("=")
         if waiting and not word.startswith("--"):
-            found[-1] += f"={word}"
+            found[-1] = f"{found[-1].rstrip('=')}={word}"
         else:
             found.append(word)
     return found
@@ -125,12 +125,22 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
 
 
 def _of_a_run(args: list[str]) -> list[str]:
-    """The arguments of ``test`` and ``validate``, with the configuration that lies beside the checkpoint's folder."""
+    """The arguments of ``test`` and ``validate``, with the configuration that lies beside the checkpoint's folder.
+
+    Raises:
+        CheckpointError: if there is no such checkpoint.
+    """
     options = _options(args)
     folder = Path(options.get("--ckpt_path", "")).absolute().parent  # FOLDER/checkpoints, of a run
     config = folder.parent / "config.yaml"
-    named = {"--config", "-c", "--data", "--model"} & options.keys()
-    if args[:1] not in (["test"], ["validate"]) or folder.name != "checkpoints" or named or not config.is_file():
+    named = {"--config", "-c", "--data", "--model", "--print_config", "--help", "-h"} & options.keys()
+    if args[:1] not in (["test"], ["validate"]) or named:
+        return args
+    if options.get("--ckpt_path") not in (None, "last", "auto"):
+        from fcco_lightning.state.checkpoint_files import check_file  # noqa: PLC0415 - loads torch
+
+        check_file(options["--ckpt_path"])
+    if folder.name != "checkpoints" or not config.is_file():
         return args
     print(f"The configuration, as none is given: --config {config}", file=sys.stderr)  # noqa: T201
     return [args[0], f"--config={config}", *args[1:]]

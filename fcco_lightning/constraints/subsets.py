@@ -60,8 +60,9 @@ class Subset:
         missing = [name for name in self.conditions if name not in batch]
         if missing:
             raise DataError(
-                f"`{self.argument}` names the column(s) {missing}, the batch has {sorted(batch)}. Use y (label, 0 or "
-                "1), group (1 for the favoured group) or another column of the data."
+                f"`{self.argument}` names the column(s) {missing}, those that are known are {sorted(batch)}. Use y "
+                "(label, 0 or 1), group (1 for the favoured group) or another column of the data; of an "
+                "IndexedDataset those that its `columns` name."
             )
         mask = _everyone(next(iter(batch.values())))
         for name, condition in self.conditions.items():

@@ -83,6 +83,7 @@ class Problem(nn.Module):
         super().__init__()
         self.processes, self.penalty = processes or Processes(), penalty or AdaptivePenalty()
         self.__dict__["objective"] = objective  # no submodule: its parameters are not the problem's
+        before = dict(vars(objective))
         self.constraints = kept_together(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
         self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
@@ -109,6 +110,15 @@ class Problem(nn.Module):
         self._sampling = None  # the columns of the data are not needed any more
         for number, term in enumerate(terms):
             term.weights.number = number
+        self._noted = {k: v for k, v in vars(objective).items() if k not in before or before[k] is not v}
+        self._noted["_posed_by"] = object()  # that of a deep copy is another one
+        self.own()
+
+    def own(self) -> None:
+        """Let the objective know the numbers of this problem's data, if another problem has it in common."""
+        objective = vars(self.objective)  # torch looks through all of a module's members to set one
+        if objective.get("_posed_by") is not self._noted["_posed_by"]:
+            objective.update(self._noted)
 
     def numbered_states(self) -> list[DualState]:
         """All dual states, those of multipliers and of samples' parameters among them, which know their numbers."""
@@ -136,6 +146,7 @@ class Problem(nn.Module):
 
     def attach(self, batch: Batch) -> Batch:
         """The batch with what is known of its samples: their parameters, and the strata that constraints weigh."""
+        self.own()
         if self.row_parameters is not None:
             batch = self.row_parameters.attach(batch)
         for constraint in self.constraints:  # which another problem may have in common

@@ -218,7 +218,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def _tightened(self, data: LabelledSample) -> list[Constraint]:
         constraints = copy.deepcopy(list(self.constraints))
-        margin = self.margin if self.margin == "auto" else non_negative("margin", self.margin)
+        margin = self.margin if self.margin == "auto" else non_negative("margin, unless 'auto',", self.margin)
         data.setup("fit")
         for constraint in constraints:
             constraint.adapt(data)

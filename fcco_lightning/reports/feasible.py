@@ -109,7 +109,10 @@ class BestFeasible(Callback):
             self._cluster_column = find(self.clusters)
         if not self.enabled:  # a checkpoint may come from a run in which it was
             self.chosen, self._weights, self._margins = {}, {}, []
-        if not (self.enabled and isinstance(pl_module, FCCOModule) and pl_module.constraints):
+        if not (isinstance(pl_module, FCCOModule) and pl_module.constraints):
+            return
+        self._warn_of_no_effect(trainer)
+        if not self.enabled:
             return
         self._forget_what_was_asked_before(pl_module)
         if self.margin is None:
@@ -127,6 +130,17 @@ class BestFeasible(Callback):
             )
         for constraint, margin in zip(pl_module.constraints, self._margins, strict=False):
             constraint.tighten(margin)
+
+    def _warn_of_no_effect(self, trainer: Trainer) -> None:
+        """Say what is asked for and will not happen."""
+        judged = "val" in getattr(getattr(trainer, "datamodule", None), "val_names", ("val",))
+        if self.margin is not None and not self.enabled:
+            rank_zero_warn(f"feasible.margin={self.margin!r} does nothing without feasible.enabled, which is false.")
+        elif self.margin is None and self.enabled and not judged:
+            rank_zero_warn(
+                "feasible.enabled keeps the weights that are best on a validation split 'val', and the data has none: "
+                "the last ones are kept. Hold one out (data.splits.val_fraction for tables)."
+            )
 
     def _forget_what_was_asked_before(self, module: FCCOModule) -> None:
         """Leave the choice of a checkpoint where it was made by another rule, with which it cannot be compared."""

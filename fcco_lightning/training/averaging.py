@@ -44,6 +44,7 @@ class WeightAverage:
         self._other: AveragedModel | None = None  # the average; while that is shown, the last weights
         self._network: nn.Module | None = None  # whose average it is
         self._shown = False
+        self._marks: list[float] = []  # of the weights that are shown
 
     def begin(self, network: nn.Module, stored: dict[str, Any] | None = None) -> None:
         """Average from now on, or go on with what was averaged.
@@ -53,8 +54,11 @@ class WeightAverage:
             stored: of :meth:`state`, from the checkpoint that training continues.
         """
         if stored is None and self._other is not None and self._network is network:  # a second fit
-            self.show(averaged=False)
-            return
+            for mine, other in zip(_tensors(network), _tensors(self._other.module), strict=True):
+                other.data = other.data.to(mine)  # it may be in another precision or place
+            if not self._shown or self._marks == _marks(network):  # else other weights have been loaded since
+                self.show(averaged=False)
+                return
         if self.decay is None:  # torch's mean of many tensors at once cannot count the batches of BatchNorm
             self._other = AveragedModel(network, avg_fn=get_swa_avg_fn(), use_buffers=True)  # type: ignore[no-untyped-call]
         else:
@@ -79,7 +83,7 @@ class WeightAverage:
             kept = tensor.clone()
             tensor.copy_(others[name])
             others[name].copy_(kept)
-        self._shown = averaged
+        self._shown, self._marks = averaged, _marks(self._network) if averaged else []
 
     @property
     def statistics(self) -> list[Tensor]:
@@ -103,6 +107,16 @@ class WeightAverage:
         if not self._shown:
             exchange(weights, state)
         return state
+
+
+def _tensors(network: nn.Module) -> list[Tensor]:
+    return [*network.parameters(), *network.buffers()]
+
+
+def _marks(network: nn.Module) -> list[float]:
+    """A few numbers that tell other weights, and are the same on every device."""
+    weights = [t.detach() for t in network.parameters() if t.numel()]
+    return [float(mark) for t in weights for mark in (t.min(), t.max(), t.flatten()[0], t.flatten()[-1])]
 
 
 def exchange(weights: dict[str, Any], state: dict[str, Any]) -> None:

@@ -138,6 +138,8 @@ class Criterion(nn.Module):
             NonFiniteError: when the optimizer steps, if a value or a gradient is NaN or infinite; no row has changed.
         """
         engine = self.engine
+        if self._around_step not in engine.optimizer._optimizer_step_pre_hooks.values():  # a copy has none
+            self._hook = engine.optimizer.register_step_pre_hook(self._around_step)
         if not (self.training and torch.is_grad_enabled()):
             raise ConfigError(
                 "the criterion was called outside training, where `index` does not number training samples. Call it in "

@@ -210,9 +210,9 @@ class FCCOModule(EvaluatingModule):
                 f"the module's dual state belongs to a training split of {self.num_samples} samples, this one has {n}. "
                 "Make a new FCCOModule for other data."
             )
-        self.num_samples, phase, earlier = n, self.phases.present, self.problem
+        phase = self.phases.present
         phase.objective.adapt(datamodule_of(self.trainer))
-        self.problem = phase.algorithm.pose(
+        problem = phase.algorithm.pose(
             phase.objective,
             phase.constraints,
             self.penalty,
@@ -223,8 +223,15 @@ class FCCOModule(EvaluatingModule):
             processes=self.processes,
             layout=self.execution.state_layout,
         )
-        if earlier is not None:  # probabilities of rows are counted with one way of drawing, and known with another
-            self.problem.load_state_dict(earlier.state_dict(), strict=False)
+        if self.problem is not None:
+            try:  # probabilities of rows are counted with one way of drawing, and known with another
+                problem.load_state_dict(self.problem.state_dict(), strict=False)
+            except CheckpointError as error:
+                raise ConfigError(
+                    "the module's rows belong to another training split, whose samples own other rows. Make a new "
+                    "FCCOModule for other data."
+                ) from error
+        self.num_samples, self.problem = n, problem
         # DistributedDataParallel would overwrite the shards of all processes with that of the first
         self._ddp_params_and_buffers_to_ignore = [
             f"problem.{name}.held" for name, part in self.problem.named_modules() if getattr(part, "divided", False)

@@ -206,6 +206,12 @@ def test_a_checkpoint_of_a_run_is_evaluated_with_its_configuration(capsys, fitte
     said = capsys.readouterr()
     assert f"--config {fitted.folder / 'config.yaml'}" in said.err
     assert [line for line in said.out.splitlines() if "auc" in line] == expected != []
+    for missing in ("runs/version_9/checkpoints/last.ckpt", "lst.ckpt"):
+        assert run(["test", "--ckpt_path", missing]) == 1
+        assert f"checkpoint {missing}: there is no such file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run(["fit"])
+    assert "Give a configuration, --config NAME" in capsys.readouterr().err
     shutil.copy(fitted.folder / "config.yaml", "config.yaml")  # of another run, beside a file that is of none
     shutil.copy(checkpoint, "alone.ckpt")
     with pytest.raises(SystemExit):

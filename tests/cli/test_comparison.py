@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fcco_lightning.cli import run
+from fcco_lightning.cli import comparison, run
 from fcco_lightning.cli.comparison import compare, print_rows
 from fcco_lightning.errors import DataError
 
@@ -74,6 +74,17 @@ def test_the_command_prints_writes_and_draws(runs, capsys):
     with Image.open("comparison.png") as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
     assert {(0, 114, 178), (213, 94, 0)} <= colours  # a run that holds its constraints, and one that does not
+
+
+def test_a_setting_is_no_figure_of_the_test_split(runs, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(comparison, "plot_comparison", lambda rows, figure, *_: drawn.append(figure))
+    for k, folder in enumerate(runs[:2]):
+        report = json.loads((Path(folder) / "report.json").read_text())
+        report["config"]["data"] = {"splits": {"test_fraction": 0.2 + k / 10}}
+        (Path(folder) / "report.json").write_text(json.dumps(report))
+    assert run(["compare", *runs]) == 0
+    assert drawn == ["test_auc"]
 
 
 def test_many_settings_of_few_runs_are_a_line_each(monkeypatch, capsys):

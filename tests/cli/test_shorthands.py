@@ -28,6 +28,7 @@ def listed(words):
         (" EqualizedOdds", "", [("EqualizedOdds", {})]),
         ("=EqualizedOdds,ROCFairness", "", [("EqualizedOdds", {}), ("ROCFairness", {})]),
         ("+=ROCFairness", "+", [("ROCFairness", {})]),
+        ("+= ROCFairness", "+", [("ROCFairness", {})]),
         (
             " EqualizedOdds,DemographicParity --model.constraints.kappa 0.02 --trainer.max_epochs 3",
             "",

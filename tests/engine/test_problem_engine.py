@@ -11,6 +11,7 @@ from fcco_lightning import (
     SOAP,
     SONEX,
     SOX,
+    AveragePrecision,
     Constraint,
     Engine,
     HeavyBall,
@@ -18,6 +19,8 @@ from fcco_lightning import (
     HingePenalty,
     Objective,
 )
+from fcco_lightning.data import UniformBatches
+from fcco_lightning.data.plans import Drawn
 from fcco_lightning.engine import InnerFunctions, named_samples
 from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import NonFiniteError, StateIndexError
@@ -320,3 +323,24 @@ def test_tied_weights_are_all_replaced_and_a_module_held_twice_comes_back():
     assert torch.allclose(outputs, (x @ other.T @ other.T).sum(1), atol=1e-6)
     assert network.first.weight is network.second.weight is weight
     assert torch.equal(weight, kept)
+
+
+def test_problems_with_one_objective_know_their_own_data():
+    """A prevalence that is given weighs the classes by how many of each this problem's data has."""
+    batches = [{"x": torch.randn(16, 3), "y": torch.arange(16) % 2, "index": torch.arange(16)} for _ in range(3)]
+    objective = AveragePrecision(prevalence=0.5)
+
+    def posed(objective, n, share):
+        columns = {"y": (torch.arange(n) < share * n).long(), "index": torch.arange(n)}
+        algorithm = SOX()
+        sampling = {"target": Drawn(columns, UniformBatches(n, 16, 0))}
+        problem = algorithm.pose(objective, num_samples=n, sampling=sampling)
+        torch.manual_seed(0)
+        network = torch.nn.Linear(3, 1)
+        return Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
+
+    shared = [posed(objective, 60, 0.5), posed(objective, 200, 0.3)]
+    apart = [posed(AveragePrecision(prevalence=0.5), 60, 0.5), posed(AveragePrecision(prevalence=0.5), 200, 0.3)]
+    for batch in batches:
+        for (one, its), (other, others) in zip(shared, apart, strict=True):
+            assert one.train_batch(batch, its)["objective"] == other.train_batch(batch, others)["objective"]

@@ -247,7 +247,7 @@ def test_a_margin_is_kept_for_new_samples(problem):
             assert model.report_.figures["constraints"] is not None
         np.testing.assert_allclose(scores[kappa, "auto"], scores[kappa, "given"], atol=1e-6)
         assert np.abs(scores[kappa, "auto"] - scores[kappa, "none"]).max() > 1e-4
-    with pytest.raises(FCCOError, match="margin must be a finite number >= 0, got -1"):
+    with pytest.raises(FCCOError, match="margin, unless 'auto', must be a finite number >= 0, got -1"):
         ConstrainedClassifier(margin=-1).fit(X, y, sensitive_features=sex)
 
 

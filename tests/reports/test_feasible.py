@@ -148,8 +148,15 @@ def test_a_continued_run_without_the_choice_ends_with_its_own_weights(tmp_path):
 def test_without_a_validation_split_nothing_is_chosen():
     choice = BestFeasible(enabled=True)
     module = FCCOModule(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
-    train(module, data(val=False), choice, epochs=1, enable_checkpointing=False)
+    with pytest.warns(UserWarning, match=r"feasible\.enabled keeps the weights that are best on a validation split"):
+        train(module, data(val=False), choice, epochs=1, enable_checkpointing=False)
     assert choice.chosen == choice.state_dict() == {}
+
+
+def test_a_margin_without_a_choice_is_said_to_do_nothing():
+    module = FCCOModule(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
+    with pytest.warns(UserWarning, match=r"feasible\.margin='auto' does nothing without feasible\.enabled"):
+        train(module, data(val=True), BestFeasible(margin="auto"), epochs=1, enable_checkpointing=False)
 
 
 GAP = 1.2  # between the first and the last group in the first feature

@@ -129,6 +129,26 @@ def test_a_second_fit_goes_on_from_the_last_weights(make_module, make_trainer):
     assert all(torch.equal(begun[0][k], last[k]) for k in last)
 
 
+def test_weights_loaded_between_fits_are_trained_on(make_module, make_trainer):
+    module = make_module(average=WeightAverage(0.5), network=TabularMLP(hidden=[8]))
+    make_trainer(max_epochs=1).fit(module, make_data(**DATA))
+    given, begun = {k: 2 * v for k, v in module.network.state_dict().items()}, []
+    make_trainer(max_epochs=1).fit(module, make_data(**DATA))
+    module.network.load_state_dict(given)
+    look = LambdaCallback(on_train_batch_start=lambda *_: begun.append(copy.deepcopy(module.network.state_dict())))
+    make_trainer(max_epochs=1, callbacks=[look]).fit(module, make_data(**DATA))
+    assert all(torch.equal(begun[0][k], given[k]) for k in given)
+
+
+def test_an_average_follows_the_precision(make_module, make_trainer):
+    diary, module = Diary(), make_module(average=WeightAverage(0.5), network=TabularMLP(hidden=[8]))
+    make_trainer(max_epochs=1, callbacks=[diary]).fit(module, make_data(**DATA))
+    begun = []
+    look = LambdaCallback(on_train_batch_start=lambda *_: begun.append(copy.deepcopy(module.network.state_dict())))
+    make_trainer(max_epochs=1, precision="64-true", callbacks=[look]).fit(module, make_data(**DATA))
+    assert all(torch.equal(begun[0][k], v.to(begun[0][k].dtype)) for k, v in diary.trained[-1].items())
+
+
 def test_with_a_new_head_the_average_starts_afresh(make_module, make_trainer):
     diary = Diary()
     trainer = fit(make_module, make_trainer, WeightAverage(None), [diary], pretrain=Pretraining(1))

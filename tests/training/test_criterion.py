@@ -99,6 +99,18 @@ def test_parameters_of_samples_move_as_the_engine_moves_them(scale):
     torch.testing.assert_close(flat(network.parameters()), flat(other.parameters()), rtol=1e-12, atol=0)
 
 
+def test_a_copy_with_its_optimizer_trains_as_the_original():
+    network = make_network()
+    criterion, optimizer = make(SOX(), network)
+    step(criterion, network, optimizer, make_batches(1)[0])
+    copied = copy.deepcopy((criterion, network, optimizer))
+    for batch in make_batches(4)[1:]:
+        step(criterion, network, optimizer, batch)
+        step(*copied, batch)
+    assert torch.equal(flat(network.parameters()), flat(copied[1].parameters()))
+    assert all(torch.equal(*pair) for pair in zip(rows(criterion), rows(copied[0]), strict=True))
+
+
 def test_rows_change_with_a_step_that_is_taken_only():
     network = make_network()
     criterion, optimizer = make(SOX(), network)

@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, TensorDataset
 
 from fcco_lightning import (
     ALEXR2,
@@ -26,6 +27,7 @@ from fcco_lightning import (
     SGD,
     SONEX,
     SOX,
+    AveragePrecision,
     BalancedSampling,
     Clipping,
     ConfigError,
@@ -36,6 +38,7 @@ from fcco_lightning import (
     GroupSampling,
     HeavyBall,
     HingePenalty,
+    IndexedDataset,
     NonFiniteError,
     ROCFairness,
     SampleDRO,
@@ -653,3 +656,23 @@ def test_algorithms_that_set_step_sizes_take_no_schedule(make_module, make_train
     module = make_module(algorithm=SOXBoost(), optimizer=HeavyBall, schedule=Schedule(StepAtFractions))
     with pytest.raises(ConfigError, match="SOXBoost sets its own step sizes"):
         make_trainer().fit(module, small_data)
+
+
+@pytest.mark.filterwarnings("ignore:.*no `val_dataloader`")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_a_refused_fit_leaves_the_rows_of_the_one_before(make_trainer):
+    """Of as many samples with other labels, of which others own rows."""
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 3), (torch.arange(60) % 3 == 0).long()
+    module = FCCOModule(torch.nn.Linear(3, 1), AveragePrecision())
+
+    def fit(labels):
+        loader = DataLoader(IndexedDataset(TensorDataset(x, labels)), 20, shuffle=True)
+        make_trainer(max_epochs=1).fit(module, loader)
+
+    fit(y)
+    rows = module.problem.states[0].rows.clone()
+    with pytest.raises(ConfigError, match=r"whose samples own other rows\. Make a new FCCOModule"):
+        fit(1 - y)
+    assert torch.equal(module.problem.states[0].rows, rows)
+    fit(y)

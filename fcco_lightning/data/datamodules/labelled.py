@@ -73,7 +73,10 @@ class LabelledImages:
         one_of("images.corrupt", self.corrupt, ("error", "blank", "skip"))
         needed, other = ("source", "root") if self.layout == "datasets" else ("root", "source")
         if getattr(self, needed) is None or getattr(self, other) is not None:
-            raise ConfigError(f"layout={self.layout!r} needs {needed}, and no {other}.")
+            raise ConfigError(
+                f"images.layout={self.layout!r} needs images.{needed}, and no images.{other}. A folder is a `root`; a "
+                "Parquet file, a folder of `save_to_disk` or a hub id is the `source` of images.layout='datasets'."
+            )
 
     def prepare(self) -> None:
         """Download hub data."""
