@@ -135,6 +135,7 @@ class FCCOModule(EvaluatingModule):
         self.problem: Problem | None = None
         self._engine: Engine | None = None
         self._stepping: Stepping | None = None
+        self._groups = 1  # of parameters, when the optimizer was made
         self._continuation = Continuation()
         self._old_model = OldModel(self)
 
@@ -246,6 +247,7 @@ class FCCOModule(EvaluatingModule):
         if self._trainer is not None:
             self.trainer.accumulate_grad_batches = algorithm.K if isinstance(algorithm, DoubleLoop) else 1
         made = self._stepping = self.phases.stepping(self.network, self.schedule, self._trainer)
+        self._groups = len(made.optimizer.param_groups)
         return (
             made.optimizer if made.scheduler is None else {"optimizer": made.optimizer, "lr_scheduler": made.scheduler}
         )
@@ -318,6 +320,11 @@ class FCCOModule(EvaluatingModule):
     def _end_pretraining(self) -> None:
         """Go over to the second phase: new rows, optimizer and schedule, and perhaps a new head."""
         phases, stop_asked = self.phases, self.engine.stop_asked
+        if len(self.trainer.optimizers[0].param_groups) != self._groups:
+            raise ConfigError(
+                "a callback has added groups of parameters to the optimizer, and the pretraining's end makes another "
+                f"one. Unfreeze layers when epoch {self.current_epoch + 1} starts or later, or leave `pretrain` out."
+            )
         phases.pretraining, phases.start, self.problem = False, self.current_epoch, None
         self._pose()
         _set_up(self.problem).to(self.device)

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback, LearningRateMonitor
+from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -301,3 +301,25 @@ def test_a_run_that_ends_with_pretraining_says_so(max_epochs, warned, make_modul
         make_trainer(max_epochs=max_epochs).fit(module, make_data(train=make_frame(160, 0)))
     said = [w for w in caught if "leaves none of max_epochs=2 to the objective" in str(w.message)]
     assert bool(said) == warned
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_layers_are_unfrozen_after_the_pretraining(epoch, make_module, make_trainer):
+    """The optimizer of the second phase is a new one, which would not have what was added to the first."""
+
+    class Later(BaseFinetuning):
+        def freeze_before_training(self, pl_module):
+            self.freeze(pl_module.network.layers[0])
+
+        def finetune_function(self, pl_module, now, optimizer):
+            if now == epoch:
+                self.unfreeze_and_add_param_group(pl_module.network.layers[0], optimizer, lr=1e-3)
+
+    trainer = make_trainer(max_epochs=4, callbacks=[Later()])
+    module = make_module(**ranked(schedule=Schedule()))
+    if epoch < 3:
+        with pytest.raises(ConfigError, match="Unfreeze layers when epoch 3 starts or later"):
+            trainer.fit(module, make_data())
+        return
+    trainer.fit(module, make_data())
+    assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [0.05, 1e-3]
