@@ -268,8 +268,8 @@ def test_column_split_refuses(folder):
     ("changes", "message"),
     [
         ({"layout": "imagenet"}, "layout must be one of 'folder', .*'bdd100k', 'cifar', 'medmnist', 'datasets'"),
-        ({"layout": "datasets"}, "layout='datasets' needs source, and no root"),
-        ({"source": "owner/name"}, "layout='folder' needs root, and no source"),
+        ({"layout": "datasets"}, "layout='datasets' needs images.source, and no images.root"),
+        ({"source": "owner/name"}, "layout='folder' needs images.root, and no images.source"),
         ({"split_by": "random"}, "splits.by must be"),
         ({"split_by": "column", "fractions": [0.8, 0.1, 0.1]}, "goes with splits.by='fractions' only"),
         ({"fractions": [0.8, 0.1]}, "fractions must be the shares"),
