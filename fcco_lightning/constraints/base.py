@@ -79,12 +79,12 @@ class Constraint(Measurable, ABC):
         self.kappa = max(self._tolerance - non_negative("margin", margin), min(self.least_kappa, self._tolerance))
 
     def standard_error(self, columns: Columns) -> float:  # noqa: ARG002
-        """How far h_i may be from its value on other samples, as they are finite in number.
+        """The standard error of h_i, which is measured on a finite number of samples; the largest of all rows i.
 
         Args:
             columns: of the training split.
 
-        Returns: the largest of all rows i, in units of h; 0 where it is not known, as by default.
+        Returns: in units of h; 0 where it is not known, as by default.
         """
         return 0.0
 
@@ -208,10 +208,10 @@ class DifferenceAtMost(Constraint, ABC):
     sides = 2
 
     def standard_error(self, columns: Columns) -> float:
-        r"""The largest one that a difference has, at most.
+        r"""A bound on the standard error of a difference of two means; the largest of all rows.
 
-        The mean over n numbers from an interval of length c has one of at most ``c / (2 sqrt(n))``, and that of a
-        difference is the root of the sum of the squares.
+        The mean of n numbers from an interval of length c has a standard error of at most ``c / (2 sqrt(n))``, and
+        that of a difference of two means is the root of the sum of their squares.
         """
         subsets, (least, most) = self.subsets(columns), self.range
         if subsets is None or least is None or most is None:

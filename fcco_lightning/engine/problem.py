@@ -83,7 +83,6 @@ class Problem(nn.Module):
         super().__init__()
         self.processes, self.penalty = processes or Processes(), penalty or AdaptivePenalty()
         self.__dict__["objective"] = objective  # no submodule: its parameters are not the problem's
-        before = dict(vars(objective))
         self.constraints = kept_together(constraints) if self.penalty.acts else []
         self._sampling, self._dtype = sampling, dtype
         self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
@@ -110,7 +109,7 @@ class Problem(nn.Module):
         self._sampling = None  # the columns of the data are not needed any more
         for number, term in enumerate(terms):
             term.weights.number = number
-        self._noted = {k: v for k, v in vars(objective).items() if k not in before or before[k] is not v}
+        self._noted = {k: v for k, v in vars(objective).items() if k not in vars(nn.Module())}
         self._noted["_posed_by"] = object()  # that of a deep copy is another one
         self.own()
 

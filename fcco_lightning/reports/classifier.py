@@ -222,9 +222,13 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         data.setup("fit")
         for constraint in constraints:
             constraint.adapt(data)
-            if constraint.kappa == constraint.tolerance:  # else it has a margin of its own
-                auto = min(constraint.standard_error(data.tables["train"].columns), abs(constraint.kappa) / 2)
-                constraint.tighten(auto if margin == "auto" else margin)
+            if constraint.kappa != constraint.tolerance:
+                continue  # it has a margin of its own
+            if margin == "auto":
+                error = constraint.standard_error(data.tables["train"].columns)
+                constraint.tighten(min(error, abs(constraint.kappa) / 2))
+            else:
+                constraint.tighten(margin)
         return constraints
 
     def _require_groups(self, groups: pd.DataFrame) -> None:

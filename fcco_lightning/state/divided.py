@@ -45,7 +45,7 @@ def part_of(tensor: Tensor) -> Tensor:
 
 def parts_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The parts of several tensors that this process holds."""
-    return [part_of(tensor) if is_divided(tensor) else tensor for tensor in tensors]
+    return [part_of(tensor) for tensor in tensors]
 
 
 def hold(tensor: Tensor, value: Tensor) -> Tensor:

@@ -339,6 +339,7 @@ def test_problems_with_one_objective_know_their_own_data():
         network = torch.nn.Linear(3, 1)
         return Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
 
+    posed(objective, 60, 0.5)  # which has written some of the same numbers already
     shared = [posed(objective, 60, 0.5), posed(objective, 200, 0.3)]
     apart = [posed(AveragePrecision(prevalence=0.5), 60, 0.5), posed(AveragePrecision(prevalence=0.5), 200, 0.3)]
     for batch in batches:
