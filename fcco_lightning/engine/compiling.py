@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
+from fcco_lightning.engine.functions import RandomState
 from fcco_lightning.engine.running import Running
 from fcco_lightning.models.batch import Batch
 
@@ -20,9 +21,9 @@ _OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "DUPLICATE_INPUT", 
 class Compiled:
     """Steps compiled by torch.compile.
 
-    Where one process evaluates the network on a batch as a whole, network, step and gradient are one graph; else the
-    graph begins with the outputs of all processes.  The network at previous weights is evaluated before it.  The first
-    batch is not compiled.
+    Where one process evaluates the network on a batch as a whole, network, step and gradient are one graph, with the
+    network at previous weights; else the graph begins with the outputs of all processes.  A network that draws random
+    numbers, such as dropout's, is evaluated at previous weights before the graph, which then draws the same ones.
 
     Args:
         engine: whose steps these are.
@@ -31,6 +32,7 @@ class Compiled:
     def __init__(self, engine: Running) -> None:
         self._engine, self._made = engine, dict[Any, Callable[..., Any]]()
         self._states = engine.problem.numbered_states()
+        self._draws = True  # random numbers, as far as is known
         self._outputs = _compiled(lambda batch: engine.functions.outputs(batch))  # noqa: PLW0108 - a plain function
         config: Any = torch._dynamo.config  # a switch that younger versions of torch have
         self._differentiates = hasattr(config, "trace_autograd_ops")
@@ -61,7 +63,9 @@ class Compiled:
         engine.given, engine.stop_agreed = batch, engine.stop_asked if whole else engine.stop_agreed
         if not engine.checked:  # compiled code looks at nothing, and cannot make what is made once and kept
             with engine.functions.elsewhere([p.data for p in engine.params]):
+                state = RandomState(engine.params[0].device)
                 step(engine.measure(engine.evaluate(batch, before)))
+                self._draws = state.has_moved()
         given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)
         wanted = whole and self._differentiates and engine.backend.takes_gradients(engine.params)
         trained = tuple(w.requires_grad for w in engine.params)  # torch 2.11 does not see that one was frozen
@@ -79,9 +83,9 @@ class Compiled:
         return surrogate
 
     def _attached(self, batch: Batch, before: Sequence[Tensor] | None) -> Evaluated:
-        """Columns with what is known of the samples, and the outputs at previous weights."""
+        """Columns with what is known of the samples, and the outputs at previous weights if the graph has not these."""
         engine, earlier = self._engine, None
-        if before is not None:
+        if before is not None and self._draws:
             with torch.no_grad(), engine.functions.elsewhere(before):
                 earlier = self._outputs(batch)
         return Evaluated({}, engine.problem.attach(batch), earlier, before, {})
@@ -90,9 +94,15 @@ class Compiled:
         """What is compiled; ``wanted``: whether gradients are part of it."""
         engine = self._engine
         weights, parameters = list(engine.params), engine.problem.row_parameters
+        names = list(engine.functions.trainable())
 
         def run(given: Evaluated) -> tuple[Any, ...]:
-            seen = given._replace(outputs=engine.functions.outputs(given.batch)) if whole else given
+            seen = given
+            if whole and given.before is not None and given.earlier is None:
+                before = dict(zip(names, given.before, strict=True))
+                seen = seen._replace(earlier=engine.functions.outputs_at(before, given.batch))
+            if whole:
+                seen = seen._replace(outputs=engine.functions.outputs(given.batch))
             surrogate = step(engine.measure(seen))
             value: Tensor = surrogate.value
             gradients: list[Tensor | None] | None = None

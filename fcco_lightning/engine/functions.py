@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.checks import at_least
@@ -60,6 +61,22 @@ class InnerFunctions(nn.Module):
         if self.micro_batch is None:
             return outputs_of(self.network, batch)
         return recomputed(partial(outputs_of, self.network), batch, self.micro_batch, self.network, self.by_all)
+
+    def forward(self, batch: Batch) -> dict[str, Any]:
+        """As :meth:`outputs`."""
+        return self.outputs(batch)
+
+    def outputs_at(self, weights: Mapping[str, Tensor], batch: Batch) -> dict[str, Any]:
+        """As :meth:`outputs` inside :meth:`at`, without graph, and in such a way that it can be compiled.
+
+        Args:
+            weights: by the names of :meth:`trainable`.
+            batch: of this process.
+        """
+        copies = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        with torch.no_grad():
+            outputs: dict[str, Any] = functional_call(self, {**copies, **weights}, (batch,))
+        return outputs
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters that are trained, by name."""
@@ -192,6 +209,12 @@ class RandomState:
             yield
         finally:
             before._set()
+
+    def has_moved(self) -> bool:
+        """Whether random numbers have been drawn since."""
+        now = RandomState(self._device)
+        on_device = now._cuda is not None and self._cuda is not None and not torch.equal(now._cuda, self._cuda)
+        return on_device or not torch.equal(now._cpu, self._cpu)
 
     def _set(self) -> None:
         torch.set_rng_state(self._cpu)

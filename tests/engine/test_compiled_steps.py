@@ -87,6 +87,11 @@ def perceptron():
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
 
 
+def without_masks():
+    """Nothing that draws random numbers."""
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
 def of_labels():
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, LABELS))
 
@@ -144,6 +149,7 @@ STEPS = {
     "contrastive, of samples": (Towers, lambda: GlobalContrastive(learn="per_sample"), lambda: SOX(0.3), [], True),
     "contrastive, mini-batch": (Towers, InfoNCE, SGD, [], True),
     "ROC": (perceptron, AUC, lambda: SONEX(0.1, 0.9), [ROCFairness], True),
+    "ROC, without masks": (without_masks, AUC, lambda: SONEX(0.1, 0.9), [ROCFairness], True),
     "rates": (perceptron, CrossEntropy, lambda: SOX(0.3), RATES, True),
     "caps": (perceptron, CrossEntropy, lambda: SOX(0.3), CAPS, True),
     "MSVR, not compiled": (perceptron, AveragePrecision, lambda: MSVR(0.3, 0.5), [], False),
@@ -158,6 +164,7 @@ QUICK = [  # the others are slow; tests below compile "AP" and "caps"
     "contrastive, of samples",
     "two-way partial AUC, own thresholds",
     "ROC",
+    "ROC, without masks",
     "ALEXR2, multipliers",
     "MSVR, not compiled",
 ]
@@ -275,6 +282,16 @@ def test_one_graph_and_the_same_step(name, compiled):
     assert_same(found, expected)
     assert (made[0] > 0) == STEPS[name][-1] == ("not compiled" not in name)
     assert found[1].evaluations == 1 or not STEPS[name][-1]  # the first batch is looked at
+
+
+@pytest.mark.parametrize(("name", "regions"), [("ROC, without masks", 1), ("ROC", 2)])
+def test_the_second_pass_is_part_of_the_graph_unless_it_has_to_draw_the_same_masks(name, regions, compiled):
+    engine, optimizer, module = engine_of(name, compiled=True)
+    batches = list(module.train_dataloader())
+    engine.train_batch(batches[0], optimizer)  # at w_{-1} = w_0: there is no second pass
+    first = graphs()
+    stepped(engine, optimizer, batches)
+    assert graphs() - first == regions
 
 
 @pytest.mark.parametrize("name", ["AP", pytest.param("contrastive", marks=pytest.mark.slow)])
