@@ -3,6 +3,7 @@
 import difflib
 import functools
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from fcco_lightning import ROOT, public_names
@@ -70,9 +71,9 @@ def members(kind: str) -> dict[str, str]:
     return dict(sorted(entries.items(), key=lambda entry: entry[0].lower()))
 
 
-def close_to(word: str) -> list[str]:
-    """Public names that a misspelt word may have meant, the closest first; at most three."""
-    names = {name.lower(): name for name in public_names() if name[0].isupper()}
+def close_to(word: str, others: Sequence[str] = ()) -> list[str]:
+    """Public names, or ``others``, that a misspelt word may have meant, the closest first; at most three."""
+    names = {name.lower(): name for name in [*others, *public_names()] if name[0].isupper()}
     return [names[match] for match in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)]
 
 

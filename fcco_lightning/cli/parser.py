@@ -11,9 +11,12 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import Namespace
+from lightning.pytorch import callbacks, loggers
 from lightning.pytorch.cli import LightningArgumentParser
+from torch import optim
+from torch.optim import lr_scheduler
 
-from fcco_lightning import MERGED
+from fcco_lightning import MERGED, public_names
 from fcco_lightning.cli.catalogue import close_to, use_of
 from fcco_lightning.cli.options import options
 from fcco_lightning.data.datamodules import clip_parts
@@ -28,6 +31,17 @@ _TO_FIT = (
     " Give a configuration, --config NAME (fcco list configs names some), or a table, --data.train TABLE "
     "--data.columns.label COLUMN."
 )
+_IN_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "Sequence": "a list",
+    "list": "a list",
+    "dict": "a mapping",
+    "NoneType": "null",
+}
+_TYPE = r"typing\.Literal\[([^]]*)\]|<class '(?:[\w.]*\.)?(\w+)'>|([^\s,][^,]*)"
 _ANY = re.DOTALL | re.MULTILINE
 
 
@@ -42,7 +56,7 @@ class ArgumentParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
         message = _unrecognized(message, list(self._option_string_actions))
-        for explained in (_of_no_class, _below_no_class, _required, _null, _of_no_mapping, _renamed):
+        for explained in (_of_no_class, _below_no_class, _required, _null, _of_no_mapping, _of_another_type, _renamed):
             message = explained(message)
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None:
@@ -114,12 +128,12 @@ def _of_no_class(message: str) -> str:
     if found is None:
         return message
     key, name = _below_classes(found[1]), found[2]
-    near = close_to(name)
     if name in MERGED:
         return f"--{key}: {name} is {MERGED[name]} now."
-    if name in near:
+    elsewhere = [other for module in (optim, lr_scheduler, callbacks, loggers) for other in module.__all__]
+    if name in public_names():
         return f"--{key}: {name} is a class of this package, but not of the kind that goes here{use_of(name)}."
-    return f"--{key}: there is no class {name}.{did_you_mean(near)}"
+    return f"--{key}: there is no class {name}.{did_you_mean(close_to(name, elsewhere))}"
 
 
 def _below_no_class(message: str) -> str:
@@ -168,6 +182,22 @@ def _of_no_mapping(message: str) -> str:
     if found is None or key is None:
         return message
     return f"--{_below_classes(key[1])}: {found[1]} is no mapping. Put a blank behind each colon, as in '{{a: b}}'."
+
+
+def _of_another_type(message: str) -> str:
+    """Say in words what the value of an option may be."""
+    found = re.search(
+        r'Parser key "([\w.]+)":\s+(?:Expected a|.*Subtypes:) (.*?)\.?\s+(?:Errors:.*Given|Got) value: (.*)$',
+        message,
+        _ANY,
+    )
+    types = [] if found is None else re.findall(_TYPE, found[2].removeprefix("[").removesuffix("]"))
+    if found is None or not types or not all(values or name in _IN_WORDS for values, name, _ in types):
+        return message
+    words = [word for values, name, _ in types for word in (values.split(", ") if values else [_IN_WORDS[name]])]
+    *others, last = dict.fromkeys(words)
+    allowed = f"{', '.join(others)} or {last}" if others else last
+    return f"--{_below_classes(found[1])} must be {allowed}, got {found[3].strip()!r}."
 
 
 def _renamed(message: str) -> str:
