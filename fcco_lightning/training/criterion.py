@@ -1,5 +1,6 @@
 """An objective as the loss of a training loop of one's own, with automatic optimization."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from fcco_lightning.numerics import all_finite
 from fcco_lightning.objectives import Objective
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.optimizers import require_one_evaluation
+
+_NOT_FOLLOWED = 20  # batches; a loss scaler drops fewer steps in a row
 
 
 class Criterion(nn.Module):
@@ -91,7 +94,7 @@ class Criterion(nn.Module):
         self._outputs, self._backend = _Outputs(), _Deferred()
         self._engine: Engine | None = None
         self._stored: dict[str, Any] = {}
-        self._differentiated = False
+        self._differentiated, self._without_step = False, 0
         self._hook: RemovableHandle | None = None
 
     def follow(self, optimizer: Optimizer) -> Optimizer:
@@ -219,6 +222,14 @@ class Criterion(nn.Module):
 
     def _end(self, *, write: bool) -> None:
         """Write or forget what the last batch has proposed."""
+        self._without_step = 0 if write else self._without_step + self._differentiated
+        if self._without_step == _NOT_FOLLOWED:
+            warnings.warn(
+                f"{_NOT_FOLLOWED} batches in a row were differentiated, and the optimizer that the criterion follows "
+                "stepped after none of them, so that its rows stay as they are. Where another optimizer steps now, "
+                "call criterion.follow(optimizer).",
+                stacklevel=3,
+            )
         try:
             if write and self._differentiated:
                 self.engine.commit()

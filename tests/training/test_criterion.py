@@ -30,6 +30,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
 from fcco_lightning.state.processes import Processes
+from fcco_lightning.training.criterion import _NOT_FOLLOWED
 from tests.algorithms.toy_problem import BATCH, HingeMargin, N, flat, make_batches, make_constraints, make_network
 from tests.conftest import QUIET
 from tests.state import pool as pools
@@ -109,6 +110,21 @@ def test_a_copy_with_its_optimizer_trains_as_the_original():
         step(*copied, batch)
     assert torch.equal(flat(network.parameters()), flat(copied[1].parameters()))
     assert all(torch.equal(*pair) for pair in zip(rows(criterion), rows(copied[0]), strict=True))
+
+
+def test_a_step_of_an_optimizer_that_is_not_followed_is_said_and_followed_on_request():
+    network, batches = make_network(), make_batches(3)
+    criterion, _ = make(SOX(), network)
+    step(criterion, network, criterion.engine.optimizer, batches[0])
+    before, other = rows(criterion), torch.optim.Adam(network.parameters())
+    for _ in range(_NOT_FOLLOWED):
+        step(criterion, network, other, batches[1])
+    with pytest.warns(UserWarning, match=r"stepped after none of them.*call criterion\.follow\(optimizer\)"):
+        step(criterion, network, other, batches[1])
+    torch.testing.assert_close(rows(criterion), before, rtol=0, atol=0, equal_nan=True)
+    criterion.follow(other)
+    step(criterion, network, other, batches[1])
+    assert not all(torch.equal(*pair) for pair in zip(rows(criterion), before, strict=True))
 
 
 def test_rows_change_with_a_step_that_is_taken_only():
