@@ -3,7 +3,6 @@
 All means are taken at once, as one product of matrices, in shapes that follow from the batch's size alone.
 """
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +16,7 @@ from fcco_lightning.models.batch import KNOWN_STRATUM, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.objectives.measurable import Rows
-
-_FEW = 30  # of a side, below which the bias of a ratio is worth a warning
+from fcco_lightning.objectives.ratios import warn_of_ratios
 
 
 class OverSides(Constraint, ABC):
@@ -219,37 +217,6 @@ def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tenso
         counts = counts * batch["weight"].to(dtype)
     total = counts.sum(-1, keepdim=True)
     return counts.div_(total.clamp(min=torch.finfo(dtype).tiny)), total.squeeze(-1) > 0
-
-
-def warn_of_ratios(sides: Tensor, batch: Columns, name: str) -> None:
-    """Warn where few samples of a side weigh differently, whose mean is then a ratio of two random sums.
-
-    It is none where a side consists of whole strata, of which every batch holds as many samples.
-
-    Args:
-        sides: which samples belong to each side, shape (s, B), bool.
-        batch: columns.
-        name: how the message begins, with the name of the constraint.
-    """
-    if "weight" not in batch:
-        return
-    weight = batch["weight"]
-    stratum = batch.get("stratum", weight)
-    chosen = "strata" in batch and len(torch.unique(stratum)) < int(batch["strata"][0])
-    units = stratum if chosen else torch.arange(len(weight), device=weight.device)
-    remedy = "more or all groups (groups_per_batch)" if chosen else "these samples alike (UniformSampling)"
-    for side in sides:
-        count = len(torch.unique(units[side]))
-        whole = not chosen and not bool(torch.isin(stratum[side], stratum[~side]).any())
-        if not count or count >= _FEW or whole or bool((weight[side] == weight[side][0]).all()):
-            continue
-        warnings.warn(
-            f"{name} takes a mean over {'samples of ' * chosen}{count} {'groups' if chosen else 'samples'} of a batch, "
-            "which weigh differently, as they are drawn with different probabilities: it is a ratio of two estimates, "
-            f"and biased where these are few. Draw {remedy}, or larger batches.",
-            stacklevel=2,
-        )
-        return
 
 
 def only_of(shares: Tensor, values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from fcco_lightning.objectives.base import BinaryObjective, RowDomain, require_b
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pair_sums import pair_mean
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
-from fcco_lightning.objectives.ranking import both_classes, class_shares, few, warn_of_ratios
+from fcco_lightning.objectives.ranking import both_classes, class_shares, few, warn_of_class_ratios
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 
 
@@ -43,7 +43,7 @@ class AUC(BinaryObjective):
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         require_binary_labels(batch, self)
-        warn_of_ratios(batch, self)
+        warn_of_class_ratios(batch, self)
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:
         """The mean over the pairs of the batch."""
@@ -98,7 +98,7 @@ class AUCMargin(BinaryObjective):
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         require_binary_labels(batch, self)
-        warn_of_ratios(batch, self)
+        warn_of_class_ratios(batch, self)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows]:
         """The mean squared distances from a and b, and the mean scores; nothing of a batch that lacks a class."""

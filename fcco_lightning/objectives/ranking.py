@@ -1,6 +1,5 @@
 """What objectives share that rank the samples of one class above those of the other."""
 
-import warnings
 from abc import ABC
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,6 +12,7 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, require, required_column, whole_split
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
+from fcco_lightning.objectives.ratios import warn_of_ratios
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata, comparison_weights, self_and_others
 from fcco_lightning.outer import Range
 
@@ -69,10 +69,10 @@ class RankingObjective(BinaryObjective, ABC):
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         """Warn where means over the other class are ratios; refuse batches that say nothing of some samples.
 
-        See :func:`warn_of_ratios`; and where samples are compared with all others :meth:`Comparisons.check`.
+        See :func:`warn_of_class_ratios`; and where samples are compared with all others :meth:`Comparisons.check`.
         """
         if self.needs_partner:
-            warn_of_ratios(batch, self)
+            warn_of_class_ratios(batch, self)
         elif by_strata(batch):
             Comparisons(batch, self.num_samples, owners=self._owners(batch)).check()
 
@@ -194,27 +194,14 @@ def class_shares(members: Tensor, weight: Tensor | None, dtype: torch.dtype) -> 
     return both / totals.clamp(min=torch.finfo(dtype).tiny), totals
 
 
-def warn_of_ratios(batch: Columns, objective: Objective) -> None:
-    """Warn where the samples of a class have different weights, so that a weighted mean over it is a ratio of two sums.
-
-    Such a ratio is biased by O(1/B): with batches of 4 of 9 samples by 2% to 40% of the gradient.
+def warn_of_class_ratios(batch: Columns, objective: Objective) -> None:
+    """Warn where the means over the samples of a class are ratios, see :func:`warn_of_ratios`.
 
     Raises:
         DataError: if the batch lacks ``y``.
     """
-    y, weight = required_column(batch, "y", objective), batch.get("weight")
-    if weight is None:
-        return
-    for label in (0, 1):
-        of_class = weight[y == label]
-        if len(of_class) and bool((of_class != of_class[0]).any()):
-            warnings.warn(
-                f"{type(objective).__name__} takes means over the samples with y = {label} of a batch, which are drawn "
-                "with different probabilities: a weighted mean of them is the ratio of two estimates, and biased where "
-                "batches are small. Draw by class (`batches: BalancedSampling`), or larger batches.",
-                stacklevel=2,
-            )
-            return
+    y = required_column(batch, "y", objective)
+    warn_of_ratios(torch.stack([y == 0, y == 1]), batch, type(objective).__name__)
 
 
 def known_labels(columns: Columns | None, objective: Objective, missing: float | None = None) -> Tensor:

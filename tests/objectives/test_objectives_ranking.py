@@ -269,7 +269,7 @@ def test_ratios_of_means_are_warned_of(make):
         batch["weight"] = batch["weight"][[0, 1, 1, 0]]
         objective.check(torch.zeros(4), batch)
         return
-    with pytest.warns(UserWarning, match=f"{make.__name__} takes means over the samples with y = 0 .* ratio of two"):
+    with pytest.warns(UserWarning, match=f"{make.__name__} takes a mean over 2 samples of a batch, .* ratio of two"):
         objective.check(torch.zeros(4), batch)
 
 
