@@ -68,12 +68,14 @@ class Compiled:
                 self._draws = state.has_moved()
         given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)
         wanted = whole and self._differentiates and engine.backend.takes_gradients(engine.params)
-        trained = tuple(w.requires_grad for w in engine.params)  # torch 2.11 does not see that one was frozen
+        trained = tuple((id(w), w.requires_grad) for w in engine.params)  # torch 2.11 does not see that one was frozen
         key = (getattr(step, "__func__", step), whole, wanted, trained)
         if key not in self._made:
             self._made[key] = _compiled(self._function(step, whole=whole, wanted=wanted))
+        state = RandomState(engine.params[0].device)
         with self._traced:
             value, gradients, proposals, counted, estimates = self._made[key](given)
+        self._draws = self._draws or state.has_moved()  # as where dropout begins later
         surrogate = Surrogate(value)
         surrogate.proposals = [Proposal(self._states[number], *rest) for number, *rest in proposals]
         surrogate.counted = [(engine.problem.all_terms[number].weights, *rest) for number, *rest in counted]
@@ -94,13 +96,13 @@ class Compiled:
         """What is compiled; ``wanted``: whether gradients are part of it."""
         engine = self._engine
         weights, parameters = list(engine.params), engine.problem.row_parameters
-        names = list(engine.functions.trainable())
+        names, places = list(engine.functions.trainable()), engine.functions.places()
 
         def run(given: Evaluated) -> tuple[Any, ...]:
             seen = given
             if whole and given.before is not None and given.earlier is None:
                 before = dict(zip(names, given.before, strict=True))
-                seen = seen._replace(earlier=engine.functions.outputs_at(before, given.batch))
+                seen = seen._replace(earlier=engine.functions.outputs_at(before, places, given.batch))
             if whole:
                 seen = seen._replace(outputs=engine.functions.outputs(given.batch))
             surrogate = step(engine.measure(seen))

@@ -13,7 +13,7 @@ from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, name_index, refuse
 from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
-from fcco_lightning.engine.functions import InnerFunctions, RandomState, in_full, read, unite
+from fcco_lightning.engine.functions import InnerFunctions, in_full, read, unite
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.running import Method
@@ -233,7 +233,7 @@ class Engine:
     def evaluate(self, batch: Batch, before: Sequence[Tensor] | None = None) -> Evaluated:
         """The network's outputs at the present weights and, without graph, at the weights ``before``.
 
-        Both passes draw the same dropout masks, and no buffer moves twice.
+        Both passes draw the same dropout masks and find the same buffers, which move once.
 
         Args:
             batch: of this process.
@@ -243,15 +243,15 @@ class Engine:
             NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
         """
         with self.processes.guard():
-            random = None if before is None else RandomState(self.params[0].device)
-            outputs = [self.functions.outputs(batch)]
-            if before is not None and random is not None:
-                with torch.no_grad(), random.again(), self.functions.at(before):
-                    outputs.append(self.functions.outputs(batch))
-        own = outputs[0]
+            earlier = []
+            if before is not None:
+                with torch.no_grad(), self.functions.elsewhere(before):
+                    earlier.append(self.functions.outputs(batch))
+            torch.clear_autocast_cache()  # of weights that have moved since
+            own = self.functions.outputs(batch)
         # behind it all processes compute the same, so they fail together
         united, columns, self.stop_agreed = unite(
-            outputs, batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
+            [own, *earlier], batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
         )
         seen = Evaluated(united[0], columns, united[1] if len(united) > 1 else None, before, own)
         self.given, self.seen = batch, seen  # for messages, if an index is none of a sample

@@ -66,16 +66,31 @@ class InnerFunctions(nn.Module):
         """As :meth:`outputs`."""
         return self.outputs(batch)
 
-    def outputs_at(self, weights: Mapping[str, Tensor], batch: Batch) -> dict[str, Any]:
+    def places(self) -> dict[str, str]:
+        """Where modules keep parameters and buffers, as ``path.name``, and by which name each of these goes.
+
+        A module is named once, and a tensor as often as modules keep it.
+        """
+        names = {id(tensor): name for name, tensor in (*self.named_parameters(), *self.named_buffers())}
+        return {
+            f"{path}.{name}" if path else name: names[id(tensor)]
+            for path, module in self.named_modules()
+            for name, tensor in (*module._parameters.items(), *module._buffers.items())
+            if tensor is not None
+        }
+
+    def outputs_at(self, weights: Mapping[str, Tensor], places: Mapping[str, str], batch: Batch) -> dict[str, Any]:
         """As :meth:`outputs` inside :meth:`at`, without graph, and in such a way that it can be compiled.
 
         Args:
             weights: by the names of :meth:`trainable`.
+            places: of :meth:`places`, by which torch puts back what was there where something has two names.
             batch: of this process.
         """
-        copies = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        inside = {name: buffer.clone() for name, buffer in self.named_buffers()} | dict(weights)
+        held = {place: inside[name] for place, name in places.items() if name in inside}
         with torch.no_grad():
-            outputs: dict[str, Any] = functional_call(self, {**copies, **weights}, (batch,))
+            outputs: dict[str, Any] = functional_call(self, held, (batch,), tie_weights=False)
         return outputs
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -91,14 +106,19 @@ class InnerFunctions(nn.Module):
         Args:
             weights: in the order of :attr:`params`.
         """
-        buffers = list(self.buffers())
+        kept = [(m._buffers, name, b) for m in self.modules() for name, b in m._buffers.items() if b is not None]
+        buffers = list({id(buffer): buffer for _, _, buffer in kept}.values())
         held, inside = [*self.params, *buffers], [*weights, *(buffer.clone() for buffer in buffers)]
+        torch.clear_autocast_cache()  # which knows a weight by its object, not by its values
         outside = [hold(tensor, value) for tensor, value in zip(held, inside, strict=True)]
         try:
             yield
         finally:
+            for members, name, buffer in kept:
+                members[name] = buffer  # a forward pass may have assigned another one
             for tensor, value in zip(held, outside, strict=True):
                 hold(tensor, value)
+            torch.clear_autocast_cache()
 
     @contextmanager
     def elsewhere(self, weights: Sequence[Tensor]) -> Iterator[None]:

@@ -294,6 +294,55 @@ def test_the_second_pass_is_part_of_the_graph_unless_it_has_to_draw_the_same_mas
     assert graphs() - first == regions
 
 
+def test_it_becomes_a_graph_of_its_own_where_dropout_begins_later(compiled):
+    engine, optimizer, module = engine_of("ROC", compiled=True)
+    batches, dropout = list(module.train_dataloader()), engine.functions.network[3]
+    dropout.p = 0.0
+    stepped(engine, optimizer, batches)
+    dropout.p, first = 0.2, graphs()
+    stepped(engine, optimizer, batches[:2])
+    assert graphs() - first == 3  # with masks as it was; apart from the step, and the step without it
+
+
+def test_a_module_with_two_names_is_trained_on(compiled, monkeypatch):
+    """torch.func.functional_call would leave the previous weights in it."""
+
+    class TwoNames(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8))
+            self.head = nn.Sequential(self.body, nn.ReLU(), nn.Linear(8, 1))
+            self.tied = nn.Linear(8, 1)
+            self.tied.weight = self.head[2].weight
+
+        def forward(self, x):
+            return self.head(x) + self.tied(self.body(x))
+
+    def act(engine, optimizer, batches):
+        stepped(engine, optimizer, batches)
+        assert isinstance(engine.functions.network.body[0].weight, nn.Parameter)
+        return []
+
+    monkeypatch.setitem(STEPS, "two names", (TwoNames, AUC, lambda: SONEX(0.1, 0.9), [ROCFairness], True))
+    assert_same(*both("two names", act))
+
+
+def test_other_layers_of_the_same_number_are_trained(compiled, monkeypatch):
+    def network():
+        return nn.Sequential(*(nn.Linear(FEATURES, FEATURES) for _ in range(3)), nn.Linear(FEATURES, 1))
+
+    def act(engine, optimizer, batches):
+        for chosen in ((0, 1), (1, 2), (2, 3)):
+            for number, layer in enumerate(engine.functions.network):
+                layer.requires_grad_(number in chosen)
+            engine.follow_parameters()
+            stepped(engine, optimizer, batches)
+        return []
+
+    monkeypatch.setitem(STEPS, "in turn", (network, AUC, lambda: SONEX(0.1, 0.9), [ROCFairness], True))
+    assert_same(*both("in turn", act))
+
+
 @pytest.mark.parametrize("name", ["AP", pytest.param("contrastive", marks=pytest.mark.slow)])
 def test_repeated_samples_and_batches_of_other_sizes(name, compiled):
     def act(engine, optimizer, batches):

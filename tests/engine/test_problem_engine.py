@@ -1,5 +1,7 @@
 """The second forward, and what is said of a batch that cannot be used."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -173,6 +175,50 @@ def test_batch_norm_statistics_move_once_per_batch(algorithm):
         assert torch.equal(norm.running_mean, expected.running_mean)
         assert torch.equal(norm.running_var, expected.running_var)
     assert training.forwards == 3  # no previous point at the first batch
+
+
+class Counted(nn.Module):
+    """A forward pass that assigns its buffer anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("passes", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        self.passes = self.passes + 1
+        return x * self.passes
+
+
+def with_spectral_norm():
+    return [nn.utils.spectral_norm(nn.Linear(3, 8)), nn.Tanh()]
+
+
+def with_counted():
+    return [Counted(), nn.Linear(3, 8), nn.Tanh()]
+
+
+@pytest.mark.parametrize("hidden", [with_spectral_norm, with_counted])
+def test_both_passes_find_the_same_buffers_which_move_once(hidden):
+    training = Training(SONEX(0.3, 0.5), hidden)
+    for seed in range(3):
+        training.step(make_batch(seed))
+    assert hidden is not with_counted or training.network[0].passes == 3
+    seen = training.engine.evaluate({"target": make_batch()}, [p.detach().clone() for p in training.engine.params])
+    assert torch.equal(seen.outputs["target"], seen.earlier["target"])
+
+
+@pytest.mark.parametrize("algorithm", [SONEX(0.3, 0.9), MSVR(0.3, 0.9), ALEXR2(K=2)], ids=lambda a: a.name)
+def test_autocast_does_not_keep_the_weights_of_one_point_for_the_other(algorithm):
+    found = []
+    for cached in (True, False):
+        training = Training(copy.deepcopy(algorithm))
+        training.network.float()
+        for seed in range(4):
+            batch = make_batch(seed)
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+                training.step({**batch, "x": batch["x"].float()})
+        found.append(training.everything())
+    assert equal(*found)
 
 
 @pytest.mark.parametrize(
