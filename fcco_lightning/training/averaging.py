@@ -1,11 +1,12 @@
 """Weights averaged over the updates of training, which are validated and reported in place of the last ones."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
@@ -23,9 +24,10 @@ class WeightAverage:
 
     ``w_bar <- w_bar + (w_t - w_bar) / (k + 1)`` for the (k + 1)-th update, the mean of all of them.
 
-    Statistics of BatchNorm are averaged like weights.  While the network is validated, and from the end of training on,
-    it has the averaged weights; so what is reported, logged, monitored and chosen is theirs, and a checkpoint's
-    ``state_dict`` holds them, too, beside the last weights, from which a resumed run continues bit for bit.
+    Statistics of BatchNorm are averaged like weights, as is any buffer of floating numbers; other buffers are those of
+    the last update.  While the network is validated, and from the end of training on, it has the averaged weights; so
+    what is reported, logged, monitored and chosen is theirs, and a checkpoint's ``state_dict`` holds them, too, beside
+    the last weights, from which a resumed run continues bit for bit.
 
     Args:
         decay: weight of the past, in (0, 1); None for the mean.
@@ -60,11 +62,8 @@ class WeightAverage:
             if not self._shown or self._marks == _marks(network):  # else other weights have been loaded since
                 self.show(averaged=False)
                 return
-        if self.decay is None:  # torch's mean of many tensors at once cannot count the batches of BatchNorm
-            self._other = AveragedModel(network, avg_fn=get_swa_avg_fn(), use_buffers=True)  # type: ignore[no-untyped-call]
-        else:
-            moving = get_ema_multi_avg_fn(self.decay)  # type: ignore[no-untyped-call]
-            self._other = AveragedModel(network, multi_avg_fn=moving, use_buffers=True)
+        how: Any = get_swa_multi_avg_fn if self.decay is None else partial(get_ema_multi_avg_fn, self.decay)
+        self._other = AveragedModel(network, multi_avg_fn=how())  # which copies buffers
         self._network, self._shown = network, False
         if stored is not None:
             self._other.n_averaged.fill_(stored["count"])
@@ -72,18 +71,24 @@ class WeightAverage:
 
     def update(self, updates: int) -> None:
         """Take in the network's weights after one more update, of so many in all."""
-        if self._other is not None and self._network is not None and updates > self.start:
-            self._other.update_parameters(self._network)
+        if self._other is None or self._network is None or updates <= self.start:
+            return
+        before, count = [b.clone() for b in self.statistics], int(self._other.n_averaged)
+        self._other.update_parameters(self._network)
+        share = 1 / (count + 1) if self.decay is None or count == 0 else 1 - self.decay
+        for average, last in zip(before, self.statistics, strict=True):
+            moved = torch.lerp(average, last, share)
+            last.copy_(torch.where(average == last, last, moved))  # such as the infinite ones of a mask
 
+    @torch.no_grad()
     def show(self, *, averaged: bool) -> None:
         """Give the network the averaged weights, or the last ones back; nothing before there is an average."""
         if self._other is None or self._network is None or self._shown == averaged or self._other.n_averaged == 0:
             return
-        others = self._other.module.state_dict()
-        for name, tensor in self._network.state_dict().items():
-            kept = tensor.clone()
-            tensor.copy_(others[name])
-            others[name].copy_(kept)
+        for mine, other in zip(_tensors(self._network), _tensors(self._other.module), strict=True):
+            kept = mine.detach().clone()
+            mine.copy_(other)
+            other.copy_(kept)
         self._shown, self._marks = averaged, _marks(self._network) if averaged else []
 
     @property
@@ -111,6 +116,7 @@ class WeightAverage:
 
 
 def _tensors(network: nn.Module) -> list[Tensor]:
+    """All of them, tied ones once."""
     return [*network.parameters(), *network.buffers()]
 
 

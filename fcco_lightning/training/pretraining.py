@@ -159,13 +159,14 @@ class Phases:
         if trainer is None:
             raise ConfigError("the schedule needs to know the end of training: pass the module to Trainer.fit.")
         total: float | None = trainer.estimated_stepping_batches if by_step else trainer.max_epochs
+        part = self.pretraining or self.start > 0  # of the run, in epochs
         if self.pretraining and self.pretrain is not None:
             total = self.pretrain.epochs
-        elif total is not None and self.start > 0:
+        elif total is not None and part:
             total = -1 if trainer.max_epochs is None else trainer.max_epochs - self.start
         if total is None or not 0 <= total < float("inf"):
             raise ConfigError("the schedule needs to know the end of training: set --trainer.max_epochs.")
-        if by_step and self.pretrain is not None:
+        if by_step and part:
             total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         if not by_step:
             return int(total)

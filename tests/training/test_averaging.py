@@ -75,6 +75,38 @@ def test_the_formula(decay, make_module, make_trainer):
         torch.testing.assert_close(diary.evaluated[-1][name], value)
 
 
+class Odd(nn.Module):
+    """Tied weights, and buffers that are no statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(2, 2, bias=False) for _ in range(3))
+        self.b.weight = self.a.weight
+        self.register_buffer("mask", torch.triu(torch.full((3, 3), -torch.inf), 1))
+        self.register_buffer("seen", torch.tensor([True, False]))
+        self.register_buffer("numbers", torch.arange(200))
+        self.register_buffer("mean", torch.zeros(2))
+
+
+@pytest.mark.parametrize("decay", [0.9, None], ids=["moving", "mean"])
+def test_tied_weights_are_averaged_once_and_buffers_keep_what_they_hold(decay):
+    network, average = Odd(), WeightAverage(decay)
+    kept = {name: b.clone() for name, b in network.named_buffers()}
+    average.begin(network)
+    for k in range(1, 4):
+        for tensor in (*network.parameters(), network.mean):
+            tensor.data.fill_(k)
+        average.update(k)
+    average.show(averaged=True)
+    expected = 2.0 if decay is None else 0.9 * (0.9 + 0.1 * 2) + 0.1 * 3
+    for tensor in (network.a.weight, network.b.weight, network.c.weight, network.mean):
+        torch.testing.assert_close(tensor.detach(), torch.full_like(tensor, expected))
+    assert network.b.weight is network.a.weight
+    assert all(torch.equal(getattr(network, name), kept[name]) for name in ("mask", "seen", "numbers"))
+    average.show(averaged=False)
+    assert bool((network.a.weight == 3).all())
+
+
 @pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Be aware that when using `ckpt_path`")
 def test_resumed_bit_for_bit_and_tested_as_validated(make_module, make_trainer, tmp_path):
     """Mid-epoch and at an epoch's end."""

@@ -176,6 +176,10 @@ def test_a_schedule_by_steps_knows_the_length_of_its_phase(make_module, make_tra
     trainer.fit(module, make_data())
     batches = trainer.num_training_batches
     assert totals == 2 * [2 * batches] + 3 * [3 * -(-batches // 3)]
+    make_trainer(max_epochs=4, callbacks=[first_batches(look)]).fit(
+        module, make_data()
+    )  # in the second phase throughout
+    assert totals[5:] == 4 * [4 * -(-batches // 3)]
 
 
 def test_estimates_of_the_phases_have_names_of_their_own(make_module, make_trainer, tmp_path):
