@@ -24,7 +24,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         names: of the parts of a sample that is a tuple, in its order.
         columns: what is known of all samples without loading them, name -> (n,): the labels ``y``, if objectives
             such as average precision must know which samples own rows.  By default the ``targets`` of torchvision's
-            data sets and the tensors of a ``TensorDataset``.
+            data sets, as their ``target_transform`` makes them, and the tensors of a ``TensorDataset``.
 
     Attributes:
         columns: as given or found, with ``index``.
@@ -71,7 +71,8 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             batch_size: over all processes together.
             drop_last: whether an epoch's last batch is left out if it is short.
         """
-        return {TARGET: Drawn(self.columns, ShuffledBatches(len(self), batch_size, drop_last=drop_last))}
+        size = batch_size if drop_last else min(batch_size, len(self))  # torch gives one short batch
+        return {TARGET: Drawn(self.columns, ShuffledBatches(len(self), size, drop_last=drop_last))}
 
 
 def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:
@@ -96,4 +97,8 @@ def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | Non
 def _known(dataset: Any, names: Sequence[str]) -> Mapping[str, Tensor]:
     if isinstance(dataset, TensorDataset):
         return dict(list(zip(names, dataset.tensors, strict=False))[1:])
-    return {"y": dataset.targets} if hasattr(dataset, "targets") and "y" in names else {}
+    if "y" not in names or not hasattr(dataset, "targets"):
+        return {}
+    transform = getattr(dataset, "target_transform", None)
+    targets = torch.as_tensor(dataset.targets)
+    return {"y": targets if transform is None else torch.as_tensor([transform(y) for y in targets.tolist()])}

@@ -35,7 +35,10 @@ def check(problem: Problem, algorithm: Method, seen: Evaluated) -> None:
     for part in (problem.objective, *problem.constraints):
         part.check(*read(seen.outputs, seen.batch, part))
     for term in problem.all_terms:
-        term.check_index(read(seen.outputs, seen.batch, term.part)[1])
+        outputs, columns = read(seen.outputs, seen.batch, term.part)
+        term.check_index(columns)
+        with torch.no_grad():
+            term.check_owners(outputs, columns)
     algorithm.check(seen)
     for own in algorithm.measured_apart(seen):
         problem.objective.check(*read(own.outputs, own.batch, problem.objective))

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fcco_lightning.engine.functions import RandomState
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_weights import RowWeights
-from fcco_lightning.errors import ConfigError, StateIndexError
+from fcco_lightning.errors import ConfigError, DataError, StateIndexError
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable
 from fcco_lightning.objectives.measurable import Rows
@@ -230,6 +231,26 @@ class Term(nn.Module):
                 f"the dual state of the {self.name} belongs to indices 0..{self.num_names - 1}, got index "
                 f"{int(names[wrong[0]])} at batch position {int(wrong[0])}. Index the training split itself from 0, "
                 "and let num_samples be its size."
+            )
+
+    def check_owners(self, outputs: Any, batch: Any) -> None:
+        """Look at the samples that have a row of their own by the columns of a batch.
+
+        Raises:
+            DataError: if one of them had none when the rows were given out.
+        """
+        names = self.part.rows_of(batch)
+        if names is None or self._row_of is None:
+            return
+        with RandomState(names.device).again():
+            rows = self.part.measure(outputs, batch)[1]
+        assert rows is not None  # noqa: S101 - of a part that names rows
+        stray = ((self._row(names) == self.num_rows) & (rows.weight != 0)).nonzero().flatten()
+        if len(stray):
+            raise DataError(
+                f"the sample with index {int(names[stray[0]])} has a row of the {self.name} by the columns of its "
+                "batch, but not by those of the training split, from which rows were given out. Let both be the same, "
+                "in the same order: IndexedDataset(dataset, columns={'y': labels}), with the labels that samples have."
             )
 
     def _row(self, names: Tensor) -> Tensor:

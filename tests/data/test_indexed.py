@@ -50,6 +50,32 @@ class WithTargets(list):
     targets = Y.tolist()
 
 
+class WithTransform(WithTargets):
+    @staticmethod
+    def target_transform(y):
+        return 1 - y
+
+    def __getitem__(self, i):
+        x, y = super().__getitem__(i)
+        return x, self.target_transform(y)
+
+
+def fitted(data, folder):
+    module = FCCOModule(nn.Linear(2, 1), AveragePrecision(), algorithm=SOX())
+    quiet(folder, max_epochs=1).fit(module, DataLoader(data, batch_size=64, shuffle=True))
+    (term,) = module.problem.terms
+    return term.state
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_labels_are_those_after_the_transform(tmp_path):
+    data = WithTransform(zip(X, Y, strict=True))
+    state = fitted(IndexedDataset(data), tmp_path)
+    assert (state.num_rows, state.seen_share()) == (8, 1.0)
+    with pytest.raises(DataError, match="has a row of the objective by the columns of its batch, but not by those of"):
+        fitted(IndexedDataset(data, columns={"y": Y}), tmp_path)
+
+
 def test_labels_are_found_and_shuffled_batches_are_known():
     data = IndexedDataset(WithTargets(zip(X, Y, strict=True)))
     assert torch.equal(data.columns["y"], Y)

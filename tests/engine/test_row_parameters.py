@@ -115,7 +115,7 @@ def everyone():
     }
 
 
-@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes means")
+@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes a mean")
 def test_a_sample_of_weight_zero_moves_nothing():
     columns = everyone()
     columns["weight"] = (torch.arange(SAMPLES) != 4).float()
@@ -127,7 +127,7 @@ def test_a_sample_of_weight_zero_moves_nothing():
     assert moved[columns["y"] == 1].sum() > 3
 
 
-@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes means")
+@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes a mean")
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
@@ -188,7 +188,7 @@ SAME_ON_WHOLE_BATCHES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes means")
+@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes a mean")
 @pytest.mark.parametrize("name", SAME_ON_WHOLE_BATCHES)
 def test_the_previous_weights_go_with_the_previous_thresholds(name):
     # where every batch is the whole split, u_i = g_i and v = G have no error that a correction would have to take back
@@ -197,7 +197,7 @@ def test_the_previous_weights_go_with_the_previous_thresholds(name):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12, equal_nan=True)
 
 
-@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes means")
+@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes a mean")
 @pytest.mark.parametrize("name", SAME_ON_WHOLE_BATCHES)
 def test_the_previous_thresholds_are_part_of_what_is_saved(name):
     make = SAME_ON_WHOLE_BATCHES[name][0]
@@ -207,7 +207,7 @@ def test_the_previous_thresholds_are_part_of_what_is_saved(name):
         assert torch.equal(a.nan_to_num(9), b.nan_to_num(9))
 
 
-@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes means")
+@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes a mean")
 def test_weights_of_batches_of_which_nothing_else_is_known_leave_a_step_as_it_is():
     columns = everyone() | {"weight": torch.where(torch.arange(SAMPLES) % 4 == 0, 0.25, 1.25)}
     objective, network = CVaRPartialAUC(0.5, thresholds=50.0, thresholds_lr=RATE), torch.nn.Linear(1, 1)

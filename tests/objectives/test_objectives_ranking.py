@@ -259,7 +259,7 @@ def test_batches_with_one_positive_say_nothing_of_the_others(make, share):
 
 @pytest.mark.parametrize("make", [AUC, AUCMargin, PNormPush, KLPartialAUC, AveragePrecision])
 def test_ratios_of_means_are_warned_of(make):
-    """Where samples of one class have different weights, and the objective takes means over that class."""
+    """Where samples of one class have different weights, and the objective takes a mean over that class."""
     objective = make()
     batch = {"y": torch.tensor([1, 0, 0, 1]), "weight": torch.tensor([1.0, 2.0, 2.0, 1.0]), "index": torch.arange(4)}
     objective.prepare(4)
