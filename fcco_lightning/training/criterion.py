@@ -94,7 +94,7 @@ class Criterion(nn.Module):
         self._outputs, self._backend = _Outputs(), _Deferred()
         self._engine: Engine | None = None
         self._stored: dict[str, Any] = {}
-        self._differentiated, self._without_step = False, 0
+        self._differentiated, self._waits, self._without_step = False, False, 0
         self._hook: RemovableHandle | None = None
 
     def follow(self, optimizer: Optimizer) -> Optimizer:
@@ -149,6 +149,12 @@ class Criterion(nn.Module):
                 "training_step only, and look at figures of whole splits in validation "
                 "(fcco_lightning.evaluation.metrics)."
             )
+        if self._waits and not self._differentiated:
+            warnings.warn(
+                "the criterion was called again before the value of the batch before was differentiated, so that the "
+                "rows of that one stay as they are. Call backward for every value by itself, not for a sum of them.",
+                stacklevel=3,
+            )
         self._end(write=self._accumulates())
         columns = engine.received(batch)
         self._outputs.given = outputs if len(columns) > 1 else dict.fromkeys(columns, outputs)
@@ -166,6 +172,7 @@ class Criterion(nn.Module):
         del self._backend.surrogate  # as the outputs once rows are written: nothing keeps the graph
         if value.requires_grad:
             value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
+            self._waits = True
         known = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # a batch may say nothing of one
         total = sum((estimate.to(value.dtype) for estimate in known), torch.zeros_like(value))
         return value + (total - value).detach()
@@ -183,7 +190,11 @@ class Criterion(nn.Module):
             CheckpointError: if the rows are those of another problem or algorithm.
         """
         self._stored = state
-        if self._engine is None or not state:
+        if self._engine is None:
+            return
+        if not state:  # of a criterion before its first optimizer: nothing is remembered
+            optimizer, self._engine = self._engine.optimizer, None
+            self.follow(optimizer)
             return
         written_by = state["engine"]["algorithm"]["name"]
         if written_by != self.algorithm.name:
@@ -235,7 +246,7 @@ class Criterion(nn.Module):
                 self.engine.commit()
         finally:
             self.engine.discard()
-            self._outputs.given, self._differentiated = {}, False
+            self._outputs.given, self._differentiated, self._waits = {}, False, False
 
     def _accumulates(self) -> bool:
         """Whether gradients of the last batch wait for those of the next; a loss scaler drops what is not finite."""
@@ -249,7 +260,8 @@ class Criterion(nn.Module):
         own = [a for a in args if a is not optimizer]
         closure: Callable[[], Any] | None = own[0] if own else kwargs.get("closure")
         if closure is None:
-            self._end(write=True)
+            overflow = getattr(optimizer, "found_inf", None)  # of a fused one, which drops the step by itself
+            self._end(write=overflow is None or not bool(overflow))
             return None
 
         def differentiate() -> Any:

@@ -135,7 +135,9 @@ def test_rows_change_with_a_step_that_is_taken_only():
     before = rows(criterion)
     criterion(network(second["x"]), second)  # never differentiated
     scaler = torch.amp.GradScaler("cpu")  # which drops the step, since the gradient overflows
-    scaler.scale(criterion(network(second["x"]), second)).backward()
+    with pytest.warns(UserWarning, match="called again before the value of the batch before was differentiated"):
+        value = criterion(network(second["x"]), second)
+    scaler.scale(value).backward()
     network[0].weight.grad.fill_(torch.inf)
     scaler.step(optimizer)
     optimizer.zero_grad()
@@ -149,6 +151,37 @@ def test_rows_change_with_a_step_that_is_taken_only():
     assert torch.equal(flat(network.parameters()), weights)
     for own, expected in zip(rows(criterion), before, strict=True):
         assert torch.equal(own.nan_to_num(9), expected.nan_to_num(9))
+
+
+def test_a_fused_optimizer_drops_a_step_that_overflows_and_so_do_the_rows():
+    network, (first, second) = make_network(), make_batches(2)
+    criterion, optimizer = make(SOX(), network)
+    step(criterion, network, optimizer, first)
+    before, fused = rows(criterion), criterion.follow(torch.optim.Adam(network.parameters(), fused=True))
+    scaler = torch.amp.GradScaler("cpu")
+    for overflows in (True, False):
+        fused.zero_grad()
+        scaler.scale(criterion(network(second["x"]), second)).backward()
+        if overflows:
+            network[0].weight.grad.fill_(torch.inf)
+        scaler.step(fused)
+        scaler.update()
+        same = all(torch.equal(a.nan_to_num(9), b.nan_to_num(9)) for a, b in zip(rows(criterion), before, strict=True))
+        assert same == overflows
+
+
+def test_with_the_state_from_before_the_first_fit_nothing_is_remembered():
+    network = make_network()
+    criterion, optimizer = make(SOX(), network)
+    initial = Criterion(
+        HingeMargin(), SOX(), num_samples=N, constraints=make_constraints(), dtype=torch.float64
+    ).state_dict()
+    before = rows(criterion)
+    step(criterion, network, optimizer, make_batches(1)[0])
+    criterion.load_state_dict(initial)
+    torch.testing.assert_close(rows(criterion), before, rtol=0, atol=0, equal_nan=True)
+    step(criterion, network, optimizer, make_batches(1)[0])  # with the same optimizer
+    assert not torch.equal(rows(criterion)[0].nan_to_num(9), before[0].nan_to_num(9))
 
 
 def test_a_batch_that_says_nothing_has_gradient_zero():
