@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -48,15 +47,15 @@ def recomputed(
     """Outputs of a whole batch, of which the activations of one micro-batch at a time are in memory.
 
     A first pass keeps no activations.  The backward pass runs the micro-batches once more, each with its graph, draws
-    the same dropout masks, and leaves the statistics of BatchNorm as the first pass left them.  The gradient is that of
-    one pass over the whole batch up to rounding, if an output depends on its own sample only.  BatchNorm in training
-    mode takes the statistics of a micro-batch, as it would of a smaller batch.
+    the same dropout masks, and leaves buffers, such as the statistics of BatchNorm, as the first pass left them.  The
+    gradient is that of one pass over the whole batch up to rounding, if an output depends on its own sample only.
+    BatchNorm in training mode takes the statistics of a micro-batch, as it would of a smaller batch.
 
     Args:
         run: the network on a batch: outputs by part, nested tensors of which every row belongs to a sample.
         batch: parts by name.
         size: largest number of samples of a part in one pass.
-        network: whose statistics stay.
+        network: whose buffers stay.
         by_all: see :func:`micro_batches`.
     """
     pieces = micro_batches(batch, size, by_all)
@@ -73,26 +72,23 @@ def recomputed(
 
 def _passes(network: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """What holds in the first pass, and in those of the backward passes."""
-    return nullcontext(), _StatisticsStay(network)
+    return nullcontext(), _BuffersStay(network)
 
 
-class _StatisticsStay(AbstractContextManager[None]):
-    """BatchNorm does not move its running statistics; entered once for every backward pass."""
+class _BuffersStay(AbstractContextManager[None]):
+    """Buffers are copies inside, such as running statistics; entered once for every backward pass."""
 
     def __init__(self, network: nn.Module) -> None:
-        self._layers = [m for m in network.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-        self._kept: list[tuple[float | None, Tensor | None]] = []
+        self._network = network
+        self._kept: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
 
     def __enter__(self) -> None:
-        counts = (layer.num_batches_tracked for layer in self._layers)
-        self._kept = [
-            (layer.momentum, None if n is None else n.clone()) for layer, n in zip(self._layers, counts, strict=True)
-        ]
-        for layer in self._layers:
-            layer.momentum = 0.0
+        places = [(m._buffers, name, b) for m in self._network.modules() for name, b in m._buffers.items()]
+        self._kept = [(members, name, buffer) for members, name, buffer in places if buffer is not None]
+        copies = {id(buffer): buffer.clone() for _, _, buffer in self._kept}
+        for members, name, buffer in self._kept:
+            members[name] = copies[id(buffer)]
 
     def __exit__(self, *_: object) -> None:
-        for layer, (momentum, count) in zip(self._layers, self._kept, strict=True):
-            layer.momentum = momentum
-            if count is not None and layer.num_batches_tracked is not None:
-                layer.num_batches_tracked.copy_(count)
+        for members, name, buffer in self._kept:
+            members[name] = buffer

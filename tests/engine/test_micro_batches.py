@@ -131,6 +131,26 @@ def test_batch_norm_counts_a_micro_batch_once():
     torch.testing.assert_close(normalised[1].running_var, by_hand[1].running_var)
 
 
+class Counted(nn.Module):
+    """Counts its passes in two buffers: in place, and by another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("moved", torch.zeros(()))
+        self.register_buffer("assigned", torch.zeros(()))
+
+    def forward(self, x):
+        self.moved += 1
+        self.assigned = self.assigned + 1
+        return x
+
+
+def test_any_buffer_moves_in_the_first_pass_only():
+    counted = Counted()
+    trained(layers(counted, nn.Tanh()), 8, steps=2)
+    assert counted.moved == counted.assigned == 6
+
+
 # -------------------------------------------------------------------------------------------------------- whole batches
 
 
