@@ -128,7 +128,7 @@ def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparamet
     for group, new, old in zip(optimizer.param_groups, now, then, strict=False):
         changed = {k: v for k, v in new.items() if k in old and old[k] != v}
         if "lr" in changed:
-            group["lr"] *= changed["lr"] / old["lr"]
+            group["lr"] = group["lr"] * (changed["lr"] / old["lr"]) if old["lr"] else changed["lr"]
         group.update({k: v for k, v in changed.items() if k != "lr"})
 
 

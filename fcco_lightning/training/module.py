@@ -484,6 +484,12 @@ class FCCOModule(EvaluatingModule):
         Raises:
             CheckpointError: naming a weight that differs.
         """
+        rows = [name for name in self.state_dict() if name.startswith("problem.")]
+        if strict and rows and not any(name.startswith("problem.") for name in state_dict):
+            raise CheckpointError(
+                f"the state has no rows ({rows[0]}), as before the first fit. Make a new module for another fold or "
+                "seed, or load the weights alone: module.network.load_state_dict."
+            )
         way_out = " Give the network of the run that wrote it: config.yaml in its folder has it."
         with whole_or_not(self, state_dict, "the checkpoint", way_out):
             return super().load_state_dict(state_dict, strict=strict, assign=assign)

@@ -29,6 +29,7 @@ from fcco_lightning import (
     SOX,
     AveragePrecision,
     BalancedSampling,
+    CheckpointError,
     Clipping,
     ConfigError,
     CrossEntropy,
@@ -600,6 +601,14 @@ def test_a_dropped_last_batch_still_closes_the_inner_loop(make_module, make_trai
     module = make_module(algorithm=ALEXR2(K=2), execution=Execution(skip_nonfinite=True))
     make_trainer(max_epochs=2, callbacks=[Spoil()], limit_val_batches=0).fit(module, small_data)
     assert seen == [(5, 0), (10, 0)]
+
+
+def test_a_state_from_before_the_first_fit_is_answered_with_what_it_lacks(make_module, make_trainer, small_data):
+    module = make_module()
+    initial = copy.deepcopy(module.state_dict())
+    make_trainer(max_epochs=1).fit(module, small_data)
+    with pytest.raises(CheckpointError, match=r"has no rows \(problem.* as before the first fit. Make a new module"):
+        module.load_state_dict(initial)
 
 
 def test_a_second_fit_on_other_data_is_refused(make_module, make_trainer, small_data):

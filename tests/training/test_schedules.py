@@ -132,6 +132,12 @@ def test_a_schedule_of_the_whole_run_follows_its_length(make_module, make_traine
     assert run(4, path, lr=3.0)[0] == pytest.approx({2: 0.3, 3: 0.03})
 
 
+def test_a_rate_of_zero_gives_way_to_that_of_the_run():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
+    apply_changes(optimizer, [{"lr": 0.1}], [{"lr": 0.0}])
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_a_plateau_keeps_what_it_has_seen(make_module, make_trainer, tmp_path):
     """The AUC stays as it is, so that no epoch after the first improves it."""
 
