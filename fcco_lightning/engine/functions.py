@@ -160,6 +160,12 @@ def _call(network: nn.Module, x: Any) -> Any:
         misshapen = isinstance(error, RuntimeError) and any(word in text for word in _OF_SHAPES)
         if not misshapen and (known or not (isinstance(error, TypeError | NotImplementedError) or "type" in text)):
             raise
+        weights = type_of_weights(network)
+        if dtype is not None and dtype.is_floating_point and not misshapen and weights is not None:
+            raise DataError(
+                f"the weights of the network are {weights} and the column `x` of a batch {dtype}: {error}. Convert the "
+                f"input, x.to({weights}), or keep the weights in float32 and train in torch.autocast."
+            ) from error
         raise DataError(
             f"the network does not take the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
             "numbers, with a row for every sample and as many columns as the network has inputs: torch.stack, .float()."

@@ -14,7 +14,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.engine import Backend, Drawn, Engine, Estimates, Problem, name_index
-from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
 from fcco_lightning.objectives import Objective
@@ -138,6 +138,7 @@ class Criterion(nn.Module):
 
         Raises:
             ConfigError: outside training, or without an optimizer to :meth:`follow`.
+            DataError: if outputs and batch are of different sizes.
             NonFiniteError: when the optimizer steps, if a value or a gradient is NaN or infinite; no row has changed.
         """
         engine = self.engine
@@ -157,6 +158,12 @@ class Criterion(nn.Module):
             )
         self._end(write=self._accumulates())
         columns = engine.received(batch)
+        size = len(next(iter(next(iter(columns.values())).values())))
+        if isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != size):
+            raise DataError(
+                f"the criterion was given outputs of shape {tuple(outputs.shape)} and a batch of {size} samples. Give "
+                "the outputs of the network for this very batch, a row for every sample."
+            )
         self._outputs.given = outputs if len(columns) > 1 else dict.fromkeys(columns, outputs)
         for multipliers in engine.problem.multipliers_of_terms:
             multipliers.follow(engine.optimizer)

@@ -28,7 +28,7 @@ from fcco_lightning import (
     IndexedDataset,
     Objective,
 )
-from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.criterion import _NOT_FOLLOWED
 from tests.algorithms.toy_problem import BATCH, HingeMargin, N, flat, make_batches, make_constraints, make_network
@@ -315,6 +315,13 @@ def test_what_does_nothing_is_refused():
         Criterion(HingeMargin(), SOX(), num_samples=N).follow(torch.optim.LBFGS(weights))
     SGD().pose(Direct(), num_samples=N)
     SOAP().pose(Direct(), make_constraints(), num_samples=N)
+
+
+def test_outputs_of_another_batch_are_refused():
+    network, batch = make_network(), make_batches(1)[0]
+    criterion, _ = make(SOX(), network)
+    with pytest.raises(DataError, match=rf"outputs of shape \({BATCH - 1},.*\) and a batch of {BATCH} samples"):
+        criterion(network(batch["x"][1:]), batch)
 
 
 def test_calls_outside_training_are_refused():
