@@ -38,7 +38,8 @@ class Criterion(nn.Module):
     callback.
 
     With gradients accumulated over several batches each batch compares its own samples only, and the rows move with
-    each of them.  A step that a loss scaler drops leaves the rows as they were.
+    each of them; the value of one is to be differentiated before the next one is measured.  A step that a loss scaler
+    drops leaves the rows as they were.
 
     The algorithm has to get along with one forward pass and the user's optimizer: SOX, SOAP, BSGD, SGD, MOAP, SCENT,
     SONX and SONEX with ``gamma_prime=0``, and ALEXR with ``theta=0``.  All others need an
