@@ -91,7 +91,7 @@ def spoils(name, at):
     """What can be bad in a step; the first one, and those at the start of an inner loop of 3, have no point before."""
     kinds = ["feature", "value", *["gradient"] * ALGORITHMS[name].gradients]
     if at == 2 and forwards_per_step(name) == 2:
-        kinds += ["value before", *["gradient before"] * name.startswith(("MSVR", "PDSCA"))]
+        kinds += ["second value", *["second gradient"] * name.startswith(("MSVR", "PDSCA"))]
     return kinds
 
 
@@ -100,7 +100,7 @@ def bad_step(training, spoil):
     if spoil == "feature":
         batch["x"][2, 1] = BROKEN
     else:
-        training.spoil(spoil.split()[0], 2 if spoil.endswith("before") else 1)
+        training.spoil(spoil.split()[-1], 2 if spoil.startswith("second") else 1)
     with pytest.raises(NonFiniteError, match="no row and no weight was changed"):
         training.step(batch)
 

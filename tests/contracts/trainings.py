@@ -92,15 +92,16 @@ class Break(torch.autograd.Function):
 
 
 class Spoiler(nn.Module):
-    """At the call numbered ``at``: NaN in one output, or in the derivative only."""
+    """After so many further calls that count, those with graph for a derivative: NaN in one output, or in that."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls, self.at, self.what = 0, 0, ""
+        self.calls, self.left, self.what = 0, 0, ""
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        if self.calls != self.at:
+        self.left -= self.what == "value" or torch.is_grad_enabled()
+        if self.left or not self.what:
             return x
         return Break.apply(x) if self.what == "gradient" else x + BROKEN * (torch.arange(len(x)) == 1)
 
@@ -184,9 +185,9 @@ class Training:
         self.optimizer.load_state_dict(stored["opt"])
 
     def spoil(self, what: str, call: int) -> None:
-        """Let the call-th forward pass from now on give NaN."""
+        """Let the call-th forward pass from now on give NaN, of those with graph if it is to be in the gradient."""
         spoiler = self.network[-1]
-        spoiler.what, spoiler.at = what, spoiler.calls + call
+        spoiler.what, spoiler.left = what, call
 
     @property
     def forwards(self) -> int:
