@@ -35,7 +35,10 @@ IMAGES = {
 CLIP = {
     "images": IMAGES["images"],
     "model": (Architecture, "model:name pretrained"),
-    "classes": (Classes, "label target protected classes:known class_names:names templates caption_templates"),
+    "classes": (
+        Classes,
+        "label target protected classes:known class_names:names templates caption_templates augment_protected:augment",
+    ),
     "splits": IMAGES["splits"],
     "pairs": (
         Pairs,
@@ -43,7 +46,7 @@ CLIP = {
         "pair_corrupt:corrupt",
     ),
 }
-DIGITS = {"digits": (DigitImages, "num_train num_test data_seed:seed num_val")}
+DIGITS = {"digits": (DigitImages, "num_train num_test data_seed:seed num_val augment")}
 BATCHES = {
     "batches": "batch_size drop_last positive_fraction groups_per_batch samples_per_group replacement num_batches",
     "task_batches": "tasks_per_batch:groups_per_batch samples_per_task:samples_per_group",

@@ -1,6 +1,7 @@
 import json
 
 import datasets
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -188,16 +189,32 @@ def test_a_limit_draws_pairs(make, web):
     assert make(pairs=web, limit_pairs=99).num_train == 19
 
 
-def test_only_pairs_are_augmented(make, folder):
+@pytest.mark.parametrize(("part", "argument"), [("target", "augment"), ("protected", "augment_protected")])
+def test_pairs_and_protected_images_are_augmented_apart_and_in_training_only(part, argument, make, folder):
     for path in (folder / "img").iterdir():  # one bright column on the left, which a crop may cut off
         striped = Image.open(path).resize((32, 32))
         striped.paste((255, 255, 255), (0, 0, 1, 32))
         striped.save(path)
-    crops, plain = (batches(make(augment=augment)) for augment in ({"scale": [0.3, 0.5]}, False))
-    assert all(torch.equal(a["protected"]["x"], b["protected"]["x"]) for a, b in zip(crops, plain, strict=True))
-    assert not any(torch.equal(a["target"]["x"], b["target"]["x"]) for a, b in zip(crops, plain, strict=True))
-    again = batches(make(augment={"scale": [0.3, 0.5]}))
-    assert all(torch.equal(a["target"]["x"], b["target"]["x"]) for a, b in zip(crops, again, strict=True))
+    other, scale = {"target": "protected", "protected": "target"}[part], {"scale": [0.3, 0.5]}
+    cropped = make(**{argument: scale})
+    crops, plain, again = batches(cropped), batches(make()), batches(make(**{argument: scale}))
+    for one, two, three in zip(crops, plain, again, strict=True):
+        assert torch.equal(one[other]["x"], two[other]["x"])
+        assert not torch.equal(one[part]["x"], two[part]["x"])
+        assert torch.equal(one[part]["x"], three[part]["x"])
+    trained = cropped.tables["pairs" if part == "target" else "train"]
+    noise = np.random.default_rng(0).integers(256, size=(32, 32, 3), dtype=np.uint8)
+    trained.images = [Image.fromarray(noise)] * len(trained)  # where every crop differs
+    first = trained[0]["x"]
+    trained.set_epoch(1)
+    assert not torch.equal(trained[0]["x"], first)
+    cropped = make(**{argument: scale})
+    for split, loader in cropped.evaluation_loaders().items():
+        for one, two in zip(loader, make().evaluation_loaders()[split], strict=True):
+            assert torch.equal(one["x"], two["x"])
+    cropped.add_columns("train", {"loss": torch.arange(32.0)})
+    assert all("loss" in batch["protected"] for batch in batches(cropped))
+    assert all("loss" in batch for batch in cropped.evaluation_loaders()["train"])
 
 
 def test_loaders_of_whole_parts(make):
@@ -458,6 +475,10 @@ def test_digits_to_be_learnt_and_kept():
     assert torch.bincount(batch["protected"]["task"]).tolist() == [2] * 8
     assert digits("continual", general=0).num_train == 80
     assert digits("continual", protected=[1]).task_names == ["one"]
+    crops = digits("continual", general=0.25, batch_size=8, samples_per_task=2, augment={"scale": [0.5, 0.6]})
+    assert crops.references() == module.references()
+    one, two = batches(crops)[0], batches(module)[0]
+    assert not any(torch.equal(one[part]["x"], two[part]["x"]) for part in ("target", "protected"))
 
 
 def test_both_stages_see_the_same_images():

@@ -35,6 +35,8 @@ class Classes:
             "a photo of a {}.".
         caption_templates: captions of images of a target class, each with one {}, one drawn anew in every epoch; None
             for ``templates``.
+        augment: random crops of the protected images that are trained on, as ``augment`` of :class:`Pairs`; figures
+            are of the images as they are.
 
     Raises:
         ConfigError: if a class is named twice, or both to be learnt and to be kept, or is not among ``known``; or if a
@@ -48,6 +50,7 @@ class Classes:
     names: dict[str, str] | None = None
     templates: list[str] | None = None
     caption_templates: list[str] | None = None
+    augment: bool | dict[str, Any] = False
 
     def __post_init__(self) -> None:
         named = {"target": self.target, "protected": self.protected, "known": self.known}

@@ -41,8 +41,9 @@ class ContinualCLIPDataModule(SplitDataModule):
     In evaluation batches ``task`` is -1 for target classes and -2 for classes that are neither.  ``index`` is the
     position in the table of pairs or in the split.
 
-    Images are prepared as the model expects them.  Only those of pairs are augmented: what is protected is measured on
-    the images as they are.
+    Images are prepared as the model expects them, and those of pairs are augmented.  What is protected is measured on
+    the images as they are, unless ``classes.augment`` asks for crops: then the loss of a crop is compared with the old
+    model's of the whole image.  That asks for more on the training images, and holds better on others.
 
     Args:
         images: where the labelled images are.
@@ -107,6 +108,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self.interpolation, self.resize_mode = self.config.interpolation, self.config.resize_mode
         self.context_length = self.config.context_length
         self._plain, self._random = self._transform(augment=False), self._transform(augment=pairs.augment)
+        self._crops = self._transform(augment=classes.augment)  # of protected images
         self._tokenizer = tokenizer(self.config)
         self.task_names: list[str] = []
         self.left_out: dict[str, int] = {}
@@ -252,7 +254,9 @@ class ContinualCLIPDataModule(SplitDataModule):
         task_of = torch.tensor([numbers.get(name, -2) for name in self._class_names])
         corrupt, most_pixels = self.origin.corrupt, self.origin.most_pixels
         columns = {"y": y, "task": task_of[y]}
-        table = ImageTable(shown, columns, self._plain, corrupt=corrupt, most_pixels=most_pixels)
+        crops = name == "train" and self.classes.augment is not False
+        seed, transform = (self.seed, self._crops) if crops else (None, self._plain)
+        table = ImageTable(shown, columns, transform, seed=seed, corrupt=corrupt, most_pixels=most_pixels)
         table.alternatives = ("skip",)
         return table
 
@@ -393,7 +397,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _evaluation_table(self, name: str) -> TensorTable:
         table = self._table(name)
-        return table.plain(self._plain) if isinstance(table, PairTable) else table
+        return table.plain(self._plain) if isinstance(table, ImageTable) else table
 
     def _transform(self, *, augment: bool | dict[str, Any]) -> Any:
         random = augment if augment is False else _AUGMENT | (augment if isinstance(augment, dict) else {})
@@ -419,7 +423,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _batch_settings(self) -> tuple[Any, ...]:
         drawn = *super()._batch_settings(), self.task_batches
-        return *drawn, *self._seen(), str(self.pairs.augment), self.pairs.corrupt
+        return *drawn, *self._seen(), str(self.pairs.augment), str(self.classes.augment), self.pairs.corrupt
 
     def _fingerprint(self) -> dict[str, Any]:
         """Sizes, and a digest of the captions, of all names and of the order of the labelled training images."""

@@ -1,7 +1,7 @@
 """Continual learning of digits: a small problem of pairs and protected tasks that needs no download."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +33,8 @@ class DigitImages:
         source: a data set of ``datasets`` with columns ``image`` and ``label`` (0..9), such as MNIST: a .parquet file,
             a folder of ``save_to_disk`` or a hub id.  Its images are used as they are; the model "tiny-28" has their
             28 x 28 pixels.  None for the digits that come with scikit-learn.
+        augment: random crops of the images that are trained on, of pairs and of protected tasks, as ``augment`` of
+            :class:`Pairs`.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -43,6 +45,7 @@ class DigitImages:
     seed: int = 0
     num_val: int = 0
     source: str | None = None
+    augment: bool | dict[str, Any] = field(default=False, repr=False)  # the images are the same
 
     def __post_init__(self) -> None:
         at_least("digits.num_train", self.num_train, 10)
@@ -124,8 +127,9 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
                 known=list(digit_images.NAMES),
                 templates=digit_images.TEMPLATES[:2],
                 caption_templates=digit_images.TEMPLATES,
+                augment=digits.augment,
             ),
-            pairs=Pairs(augment=False),
+            pairs=Pairs(augment=digits.augment),
             batches=batches,
             **loading,
         )
