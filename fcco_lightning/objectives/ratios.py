@@ -13,7 +13,7 @@ _FEW = 30  # samples, below which the bias of a ratio is worth a warning
 def warn_of_ratios(sets: Tensor, batch: Columns, name: str) -> None:
     """Warn where few samples of a set weigh differently, whose mean is then a ratio of two random sums.
 
-    It is none where a set consists of whole strata, of which every batch holds as many samples.
+    The mean of a set of whole strata is no such ratio, as every batch holds equally many samples of these.
 
     Args:
         sets: which samples belong to each of the sets over which means are taken, shape (s, B), bool.
@@ -23,14 +23,14 @@ def warn_of_ratios(sets: Tensor, batch: Columns, name: str) -> None:
     if "weight" not in batch:
         return
     weight = batch["weight"]
-    stratum = batch.get("stratum", torch.zeros_like(weight))  # unknown: as of one
+    known, stratum = "stratum" in batch, batch.get("stratum", weight)
     chosen = "strata" in batch and len(torch.unique(stratum)) < int(batch["strata"][0])
     units = stratum if chosen else torch.arange(len(weight), device=weight.device)
     alike = "these samples alike (UniformSampling, or BalancedSampling by class)"
     remedy = "more or all groups (groups_per_batch)" if chosen else alike
     for members in sets:
         count = len(torch.unique(units[members]))
-        whole = not chosen and not bool(torch.isin(stratum[members], stratum[~members]).any())
+        whole = known and not chosen and not bool(torch.isin(stratum[members], stratum[~members]).any())
         if not count or count >= _FEW or whole or bool((weight[members] == weight[members][0]).all()):
             continue
         warnings.warn(

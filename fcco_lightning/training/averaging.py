@@ -47,6 +47,7 @@ class WeightAverage:
         self._other: AveragedModel | None = None  # the average; while that is shown, the last weights
         self._network: nn.Module | None = None  # whose average it is
         self._shown = False
+        self._finite: list[int] = []  # which statistics are averaged: a mask of infinite numbers stays as it is
         self._marks: list[float] = []  # of the weights that are shown
 
     def begin(self, network: nn.Module, stored: dict[str, Any] | None = None) -> None:
@@ -65,6 +66,7 @@ class WeightAverage:
         how: Any = get_swa_multi_avg_fn if self.decay is None else partial(get_ema_multi_avg_fn, self.decay)
         self._other = AveragedModel(network, multi_avg_fn=how())  # which copies buffers
         self._network, self._shown = network, False
+        self._finite = [k for k, buffer in enumerate(self.statistics) if bool(buffer.isfinite().all())]
         if stored is not None:
             self._other.n_averaged.fill_(stored["count"])
             self._other.module.load_state_dict({k.removeprefix(_PREFIX): v for k, v in stored["weights"].items()})
@@ -73,12 +75,13 @@ class WeightAverage:
         """Take in the network's weights after one more update, of so many in all."""
         if self._other is None or self._network is None or updates <= self.start:
             return
-        before, count = [b.clone() for b in self.statistics], int(self._other.n_averaged)
+        moving, count = [self.statistics[k] for k in self._finite], int(self._other.n_averaged)
+        averages = [buffer.clone() for buffer in moving]
         self._other.update_parameters(self._network)
         share = 1 / (count + 1) if self.decay is None or count == 0 else 1 - self.decay
-        for average, last in zip(before, self.statistics, strict=True):
-            moved = torch.lerp(average, last, share)
-            last.copy_(torch.where(average == last, last, moved))  # such as the infinite ones of a mask
+        if moving:
+            torch._foreach_lerp_(averages, moving, share)
+            torch._foreach_copy_(moving, averages)
 
     @torch.no_grad()
     def show(self, *, averaged: bool) -> None:

@@ -1,6 +1,7 @@
 """Objectives that rank positives above negatives: identities, bad input, and training with every algorithm."""
 
 import math
+import warnings
 from itertools import combinations, product
 
 import pytest
@@ -33,6 +34,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
+from fcco_lightning.objectives.ratios import warn_of_ratios
 from tests.contracts.registry_objectives_ranking import CASES, average_precision
 from tests.contracts.sampled import STRATUM, WAYS, Bench, Case
 from tests.plans import BalancedBatches, LabelBatches
@@ -271,6 +273,15 @@ def test_ratios_of_means_are_warned_of(make):
         return
     with pytest.warns(UserWarning, match=f"{make.__name__} takes a mean over 2 samples of a batch, .* ratio of two"):
         objective.check(torch.zeros(4), batch)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_mean_of_all_samples_is_a_ratio_unless_their_strata_are_known(known):
+    batch = {"weight": torch.tensor([1.0, 2.0, 2.0, 1.0])} | ({"stratum": torch.tensor([0, 1, 1, 0])} if known else {})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_ratios(torch.ones(1, 4, dtype=torch.bool), batch, "a mean")
+    assert len(caught) == (not known)
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input
