@@ -66,7 +66,7 @@ GRIDS = {
 # of real images; kappa < 0 is a margin of the loss, in nats
 HINGES = [(0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, -0.2)]
 REAL_GRIDS = {
-    "sox": [(5.0, 0.0), (20.0, 0.0), (2.0, -0.2), (5.0, -0.2)],
+    "sox": [(1.0, 0.0), (2.0, 0.0), (5.0, 0.0), (20.0, 0.0), (1.0, -0.2), (2.0, -0.2), (5.0, -0.2)],
     **dict.fromkeys(("sonex", "sonx", "alexr2"), HINGES),
     "lwf": [(0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (4.0, 0.0)],  # a divergence is 0 at best
 }
@@ -211,7 +211,7 @@ def of(runs: Iterable[Job], name: str) -> float:
 
 
 def settings(method: str, source: str | None) -> list[dict[str, Any]]:
-    """The grid of a method: as many settings for each that has one."""
+    """The grid of a method, one setting for what has none."""
     if method not in GRIDS:
         return [{}]
     if source is None:

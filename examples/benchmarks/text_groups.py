@@ -95,7 +95,7 @@ ALGORITHMS: dict[str, Callable[[], Algorithm]] = {  # with the middle values of 
     "ooa": lambda: OOA(eta_dual=0.01),
     "sonx": lambda: SONX(gamma=0.5, gamma_prime=0.1),
     "sonex": lambda: SONEX(gamma=0.5, gamma_prime=0.1, lam=0.1),
-    "alexr2": lambda: ALEXR2(K=5, eta=0.05, nu=0.1, gamma=0.5, gamma_prime=0.1, lam=0.1),
+    "alexr2": lambda: ALEXR2(K=5, eta=0.002, nu=0.1, gamma=0.5, gamma_prime=0.1, lam=0.1),
 }
 
 

@@ -24,7 +24,8 @@ class ALEXR2(DoubleLoop):
 
     Args:
         K: inner iterations per update of w, >= 1.
-        eta: inner step size, > 0.
+        eta: inner step size, > 0.  Inner iterations are plain gradient steps whatever the optimizer, so that it is no
+            larger than a learning rate which SGD bears on the same network: about .002 for transformers.
         nu: smoothing of the whole objective, > 0.
         lam: outer smoothing, > 0.
         gamma: weight of the new value (the paper's gamma-hat), in (0, 1] (SONEX paper, F.2: .8).
