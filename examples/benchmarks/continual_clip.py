@@ -63,14 +63,13 @@ GRIDS = {
     "alexr2": [0.1, 0.25, 0.5, 1.0],
     "lwf": [0.25, 1.0, 4.0, 16.0],  # around the weight 1 of its paper
 }
-# of real images; kappa < 0 is a margin of the loss, in nats; longer where a pick of four values lay on the edge
-HINGES = [(0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (1.0, -0.2)]
-REAL_GRIDS = {
-    "sox": [(1.0, 0.0), (2.0, 0.0), (5.0, 0.0), (20.0, 0.0), (1.0, -0.2), (2.0, -0.2), (5.0, -0.2)],
-    "sonex": HINGES,
-    "sonx": [(0.25, 0.0), *HINGES],
-    "alexr2": HINGES,
-    "lwf": [(0.25, 0.0), (0.5, 0.0), (1.0, 0.0), (2.0, 0.0), (4.0, 0.0)],  # a divergence is 0 at best
+# of real images: kappa (< 0 is a margin of the loss, in nats) and the values of rho, more where a pick lay on the edge
+REAL_GRIDS: dict[str, dict[float, list[float]]] = {
+    "sox": {0.0: [1.0, 2.0, 5.0, 20.0], -0.2: [0.5, 1.0, 2.0, 5.0], -0.4: [1.0]},
+    "sonex": {0.0: [0.5, 1.0, 2.0], -0.2: [1.0]},
+    "sonx": {0.0: [0.25, 0.5, 1.0, 2.0], -0.2: [1.0]},
+    "alexr2": {0.0: [0.25, 0.5, 1.0, 2.0], -0.2: [1.0]},
+    "lwf": {0.0: [0.25, 0.5, 1.0, 2.0, 4.0]},  # a divergence is 0 at best
 }
 PICKED_AS = {"sonex_interpolation": "sonex"}
 TARGET = 8
@@ -218,7 +217,7 @@ def settings(method: str, source: str | None) -> list[dict[str, Any]]:
         return [{}]
     if source is None:
         return [{RHO: rho} for rho in GRIDS[method]]
-    return [{RHO: rho, KAPPA: kappa} for rho, kappa in REAL_GRIDS[method]]
+    return [{RHO: rho, KAPPA: kappa} for kappa, rhos in REAL_GRIDS[method].items() for rho in rhos]
 
 
 def by_setting(runs: Iterable[Job]) -> dict[tuple[tuple[str, Any], ...], list[Job]]:
