@@ -8,8 +8,8 @@
    smoothed hinge;
 3. prints what was learnt and what was lost, with the report and the pictures of every run in ``runs/digits_clip``.
 
-Images of your own are fewer than those that are made of the smaller ones, and are learnt by heart: they are cropped at
-random while finetuning, in four times as many epochs, which takes half an hour on two cores.
+Images of your own would be learnt by heart: while finetuning they are cropped at random, in four times as many epochs,
+some four minutes for each method on one core.
 
 Every step is a run of ``fcco fit`` with a config of ``configs/continual_clip``: the same as on your own data.
 """

@@ -15,7 +15,7 @@ the picture shows every run.
 With ``--digits`` all that is trained on is cropped at random, and runs have 64 epochs, 32 with ``--tune``: real images
 are few enough to be learnt by heart.  The grids also have a margin of the loss, and the validation split picks, for
 which ``--val`` must not be 0: of the settings whose gain is at most 5 points below that of plain finetuning the one
-with which most protected images are known.
+with which most protected images are known.  Methods whose pick lay on the edge of their grid have more settings.
 
 Of what is kept of images that nobody has seen, ``--val`` images of other handwritings tell, which are held out from
 pretraining on, for all methods alike.  By them SONEX has margins (``margin``: ``--feasible.margin auto``), which know
@@ -231,9 +231,9 @@ def by_setting(runs: Iterable[Job]) -> dict[tuple[tuple[str, Any], ...], list[Jo
 
 def pick(runs: list[Job]) -> dict[str, Any]:
     """The setting that learns most of those that forget nothing, by the training split."""
-    settings = by_setting(runs)
-    gains = {setting: of(rs, "train.delta_target") for setting, rs in settings.items()}
-    worst = {setting: of(rs, "train.worst_change") for setting, rs in settings.items()}
+    tried = by_setting(runs)
+    gains = {setting: of(rs, "train.delta_target") for setting, rs in tried.items()}
+    worst = {setting: of(rs, "train.worst_change") for setting, rs in tried.items()}
     safe = {setting: gain for setting, gain in gains.items() if worst[setting] >= KEPT}
     losses = {setting: worst[setting] for setting in gains if gains[setting] >= max(gains.values()) / 2}
     best = safe or losses
@@ -245,10 +245,10 @@ def pick(runs: list[Job]) -> dict[str, Any]:
 
 def pick_real(runs: list[Job], unconstrained: list[Job]) -> dict[str, Any]:
     """The setting that keeps most of those that learn nearly as much as plain finetuning, by the validation split."""
-    settings = by_setting(runs)
-    gains = {setting: of(rs, "val.delta_target") for setting, rs in settings.items()}
+    tried = by_setting(runs)
+    gains = {setting: of(rs, "val.delta_target") for setting, rs in tried.items()}
     least = min(of(unconstrained, "val.delta_target") - WITHIN, max(gains.values()))
-    known = {setting: of(settings[setting], "val.protected_accuracy") for setting in gains if gains[setting] >= least}
+    known = {setting: of(tried[setting], "val.protected_accuracy") for setting in gains if gains[setting] >= least}
     return dict(max(known, key=lambda setting: known[setting]))
 
 
