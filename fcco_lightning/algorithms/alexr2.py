@@ -24,8 +24,9 @@ class ALEXR2(DoubleLoop):
 
     Args:
         K: inner iterations per update of w, >= 1.
-        eta: inner step size, > 0.  Inner iterations are plain gradient steps whatever the optimizer, so that it is no
-            larger than a learning rate which SGD bears on the same network: about .002 for transformers.
+        eta: inner step size, > 0.  Inner iterations are plain gradient steps whatever the optimizer: where the curvature
+            reaches L > 1/nu they may diverge beyond ``2 / (L - 1/nu)``, and with the "old" y beyond about half of that
+            where the curvature is the penalty's.  Transformers were trained with .002.
         nu: smoothing of the whole objective, > 0.
         lam: outer smoothing, > 0.
         gamma: weight of the new value (the paper's gamma-hat), in (0, 1] (SONEX paper, F.2: .8).
@@ -36,7 +37,8 @@ class ALEXR2(DoubleLoop):
         objective_gamma_prime: gamma' for it; as ``gamma_prime`` if None.
         jacobian: what keeps the Jacobian's samples independent of those that moved y: the "old" y, which is one inner
             iteration behind the paper's and makes use of the whole batch; "halves" of the batch, or a "part" of its
-            own, as the paper has it; "reuse" takes the same samples, which is biased by ``Cov(y_i, grad g_i)``.  See
+            own, as the paper has it; "reuse" takes the same samples, which is biased by ``Cov(y_i, grad g_i)``.  An
+            objective that is averaged takes the old u in any case.  See
             :class:`~fcco_lightning.algorithms.two_draws.TwoDraws`.
         clip: whether gradient clipping acts on the "inner" iterations' gradient, on the "outer" one, or on "both".
     """
