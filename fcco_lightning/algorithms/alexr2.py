@@ -24,9 +24,9 @@ class ALEXR2(DoubleLoop):
 
     Args:
         K: inner iterations per update of w, >= 1.
-        eta: inner step size, > 0.  Inner iterations are plain gradient steps whatever the optimizer: where the curvature
-            reaches L > 1/nu they may diverge beyond ``2 / (L - 1/nu)``, and with the "old" y beyond about half of that
-            where the curvature is the penalty's.  Transformers were trained with .002.
+        eta: inner step size, > 0.  Inner iterations are plain gradient steps whatever the optimizer: where the
+            curvature reaches L > 1/nu they may diverge beyond ``2 / (L - 1/nu)``, and with the "old" y beyond about
+            half of that where the curvature is the penalty's.  Transformers were trained with .002.
         nu: smoothing of the whole objective, > 0.
         lam: outer smoothing, > 0.
         gamma: weight of the new value (the paper's gamma-hat), in (0, 1] (SONEX paper, F.2: .8).
