@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.data.conditions import Condition, comparisons, holds, values_of
+from fcco_lightning.data.text_files import read_csv
 from fcco_lightning.errors import DataError
 
 _TRUTH_VALUES = frozenset({"True", "False"})
@@ -59,7 +60,7 @@ def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.Data
     wanted = [name for name in names if name in frame.columns]
     if not wanted or path.suffix.lower() != ".csv":
         return frame
-    texts = pd.read_csv(path, usecols=wanted, dtype=str, keep_default_na=False, skipinitialspace=True)
+    texts = read_csv(path, f"'{path}'", usecols=wanted, dtype=str, keep_default_na=False, skipinitialspace=True)
     return frame.assign(**{name: texts[name].to_numpy() for name in wanted})
 
 

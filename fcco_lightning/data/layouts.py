@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fcco_lightning.data.columns import as_written, listed, require_columns
+from fcco_lightning.data.text_files import read_csv, read_text
 from fcco_lightning.errors import DataError
 
 Root = str | PathLike[str]
@@ -341,7 +342,9 @@ def read_file(path: Path, **options: Any) -> pd.DataFrame:
         DataError: if it cannot be read, or has no rows.
     """
     with _reading(path):
-        frame: pd.DataFrame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, **options)
+        frame: pd.DataFrame = (
+            pd.read_parquet(path) if path.suffix == ".parquet" else read_csv(path, f"'{path}'", **options)
+        )
     if frame.empty:
         raise DataError(f"'{path}' has no rows.")
     return frame
@@ -436,7 +439,7 @@ def _cifar_images(train: Sequence[Path], test: Path, names: Mapping[str, Path]) 
 
 def _lines(path: Path) -> list[str]:
     with _reading(path):
-        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [line.strip() for line in read_text(path, f"'{path}'").splitlines() if line.strip()]
 
 
 def _arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[np.generic]]:
@@ -467,7 +470,7 @@ def _by_image(path: Path, columns: Sequence[str], **text_options: Any) -> pd.Dat
         frame = read_file(path)
         _require_header(frame, ["image_id", *columns], path)
         return frame.set_index("image_id")
-    frame = read_file(path, sep=r"\s+", **text_options)
+    frame = read_file(path, sep=r"\s+", **{"index_col": None, **text_options})
     if not all(isinstance(name, str) for name in frame.index):
         raise DataError(f"The rows of '{path}' must start with the name of a file.")
     return frame

@@ -1,6 +1,6 @@
 """Which column of a table is the label, which the group, which come along with a batch, and which are features."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -189,6 +189,12 @@ class Labels:
         if self.grouping is not None:
             self.group_names = self.grouping.fit(frame, where).names
 
+    @property
+    def named(self) -> set[str]:
+        """The columns that the arguments name."""
+        grouped = () if self.grouping is None else self.grouping.columns
+        return {*grouped, *(name for names in self.columns.wanted.values() for name in names)}
+
     def require(self, frame: pd.DataFrame, where: str) -> None:
         """Raise :class:`DataError` unless ``frame`` has all columns that are named, with labels and groups filled."""
         require_columns(frame, self.columns.wanted, where)
@@ -220,13 +226,13 @@ class Labels:
             name: _numbers(frame[column], "columns.extra", where) for name, column in columns.extras.items()
         }
 
-    def features(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
-        """Return the columns of ``frame`` that are features.
+    def features(self, frame: pd.DataFrame, where: str, others: Iterable[str] = ()) -> pd.DataFrame:
+        """Return the columns of ``frame`` that are features, without some ``others``.
 
         Raises:
             DataError: if there are none.
         """
-        left_out = self.columns.unused | self._hidden
+        left_out = self.columns.unused | self._hidden | {*others}
         features = frame[[column for column in frame.columns if column not in left_out]]
         if features.shape[1] == 0:
             raise DataError(f"No feature column is left in {where} beside {sorted(left_out)}. Drop fewer columns.")

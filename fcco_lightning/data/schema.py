@@ -1,7 +1,9 @@
 """Which columns of a table are numbers and which are categories, settled on a whole table before it is split."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 
 from fcco_lightning.data.columns import require_columns
@@ -12,6 +14,12 @@ MOST_ARE_NUMBERS = 0.9
 """Share of numbers among the filled cells from which on a column of text is taken for numbers with mistakes in it."""
 _MANY_CATEGORIES = 20
 _MOST_NAMED = 8
+_UNNAMED = re.compile(r"|Unnamed: \d+(_level_\d+)?(\.\d+)?|__index_level_\d+__")  # by pandas and Arrow
+_OF_ROWS = re.compile(
+    r"(?i)(level_0|index|idx|id|row|(row|line|record|sample)[ _.]?(id|index|idx|no|nr|number))(\.\d+)?"
+)
+_FEWEST_NUMBERED = 10  # rows, of which fewer may have the numbers 0, 1, 2, ... by chance
+_SIGNED = r"[+-]?[$€£¥]?\s?[+-]?\d{1,3}([ ,']?\d{3})*([.,]\d+)?\s?[$€£¥%]?"
 _DECIMAL_COMMA, _THOUSANDS = r"[+-]?\d+,\d+", r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"
 
 
@@ -30,6 +38,7 @@ def settle_types(
     require_columns(frame, {"encoding.numeric": encoding.numeric}, where)
     text = [pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) for kind in frame.dtypes]
     settled = with_numbers(frame, encoding.numeric, encoding, where)
+    _refuse_totals(frame, where)
     known = {*encoding.numeric, *encoding.categorical, *unused}
     for name in frame.columns[text]:
         if name not in known:
@@ -63,12 +72,74 @@ def _refuse_mistyped_numbers(column: pd.Series, where: str) -> None:
             f".to_csv(NEW, index=False), or keep its {len(counts)} values as categories (encoding.categorical: "
             f"[{name}])."
         )
+    with_sign = cells.str.fullmatch(_SIGNED) & ~numbers
+    if counts[(numbers | with_sign).to_numpy()].sum() / counts.sum() >= MOST_ARE_NUMBERS and with_sign.any():
+        raise DataError(
+            f"The column {name!r} of {where} is text, because its numbers have signs beside or blanks within them, "
+            f"such as {cells[with_sign].iloc[0]!r}. Write the table anew without them, or keep its {len(counts)} "
+            f"values as categories (encoding.categorical: [{name}])."
+        )
 
 
-def described(columns: Sequence[Column], unseen: Mapping[str, Mapping[str, float]]) -> str:
+def _refuse_totals(frame: pd.DataFrame, where: str) -> None:
+    """Refuse a table whose last row is the sum of the others: in every column of numbers, in one beyond all others."""
+    numbers = frame.select_dtypes("number")
+    if len(frame) < _FEWEST_NUMBERED or numbers.shape[1] == 0:
+        return
+    others, last = numbers.iloc[:-1].astype(float), numbers.iloc[-1].astype(float)
+    equal = np.isclose(last, others.sum(), rtol=1e-9, atol=0) | last.isna()
+    if equal.all() and ((last > others.max()) & last.notna()).any():
+        raise DataError(
+            f"The last row of {where} is the sum of the others, in {_first([*map(str, numbers.columns)])}: a line of "
+            "totals is no sample. Remove it."
+        )
+
+
+def numbering(frame: pd.DataFrame, named: Collection[str] = ()) -> dict[str, str]:
+    """Return the columns of a whole table that say which row it is, not what is in it, each with the reason.
+
+    These are columns without a name (as the index of who saved the table is), whole numbers that number the rows in
+    any order, all different ones in a column called "id", "index" or the like, and copies of another column that
+    pandas has called "NAME.1".  A network would learn the order of the table from them, or the label.
+
+    Args:
+        frame: as read.
+        named: columns that somebody has asked for by name, which are never among them.
+    """
+    if frame.attrs.get("sparse"):  # of LIBSVM's format, which has features only
+        return {}
+    names = [str(name) for name in frame.columns if name not in named]
+    reasons = {name: "no name" for name in names if _UNNAMED.fullmatch(name)}
+    for name in names:
+        original, _, number = name.rpartition(".")
+        if number.isdecimal() and original in frame and frame[name].equals(frame[original]):
+            reasons[name] = f"a copy of {original}"
+    numbers = {name: "it numbers the rows" for name in _of_rows(frame) if name in names and name not in reasons}
+    return {**reasons, **numbers}
+
+
+def _of_rows(frame: pd.DataFrame) -> list[str]:
+    """The columns of different whole numbers that leave none out, or have the name of a number of rows."""
+    if len(frame) < _FEWEST_NUMBERED:
+        return []
+    first = frame.head(_FEWEST_NUMBERED).select_dtypes("number")  # of most columns these are enough
+    values = first.to_numpy(dtype=np.float64, na_value=np.nan)
+    possible = (values % 1 == 0).all(0) & (np.diff(np.sort(values, axis=0), axis=0) > 0).all(0)
+    return [str(name) for name in first.columns[possible] if _numbers_rows(frame[name])]
+
+
+def _numbers_rows(column: pd.Series) -> bool:
+    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    if not (values % 1 == 0).all() or len(np.unique(values)) < len(values):
+        return False
+    return bool(values.max() - values.min() == len(values) - 1 or _OF_ROWS.fullmatch(str(column.name)))
+
+
+def described(columns: Sequence[Column], unseen: Mapping[str, Mapping[str, float]], left_out: Mapping[str, str]) -> str:
     """Return in a few lines what the columns of a table were taken for, and how much of other splits is unseen.
 
-    For every split ``unseen`` has, of columns of categories, the share of cells whose value the training split lacks.
+    For every split ``unseen`` has, of columns of categories, the share of cells whose value the training split lacks;
+    ``left_out`` has the columns that are no features because of what :func:`numbering` says.
     """
     numbers = [column.name for column in columns if not isinstance(column, CategoricalColumn)]
     categories = sorted((c for c in columns if isinstance(c, CategoricalColumn)), key=lambda c: -len(c.categories))
@@ -77,6 +148,9 @@ def described(columns: Sequence[Column], unseen: Mapping[str, Mapping[str, float
         lines.append(f"  {len(numbers)} of numbers: {_first(numbers)}")
     if categories:
         lines.append(f"  {len(categories)} of categories: {_first([_counted(column) for column in categories])}")
+    if left_out:
+        reasons = _first([f"{name} ({reason})" for name, reason in left_out.items()])
+        lines.append(f"  {len(left_out)} left out: {reasons}; encoding.numeric or encoding.categorical takes one in")
     shares = sorted(((s, c, split) for split, of_split in unseen.items() for c, s in of_split.items()), reverse=True)
     if shares:
         lines.append(f"  never seen in training: {_first([f'{s:.1%} of {c} ({split})' for s, c, split in shares])}")

@@ -1,6 +1,5 @@
 """One reader for every kind of table: file, saved ``datasets`` folder, hub id, or something in memory."""
 
-import csv
 import os
 import re
 from collections import Counter
@@ -13,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fcco_lightning.data.columns import as_written
+from fcco_lightning.data.text_files import header_of, read_csv, require_header, require_text
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
@@ -25,6 +25,7 @@ _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"} | dict.from
 )
 _BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 _SEVERAL = (Mapping, np.ndarray, list, tuple, set)
+_BYTES = (bytes, bytearray, memoryview)
 _BYTES_A_CELL = 24  # of a feature that is held densely: in the frame, while it is encoded, and encoded
 _FEATURE = re.compile(r"f\d+")
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+(:[\w.\[\]:%+-]+)?")
@@ -70,6 +71,11 @@ def _require_plain(frame: pd.DataFrame, where: str) -> None:
     for name in frame.columns[[pd.api.types.is_complex_dtype(kind) for kind in frame.dtypes]]:
         raise DataError(f"{where}: the column {str(name)!r} holds complex numbers. Give their two parts a column each.")
     for name in frame.columns[[pd.api.types.is_object_dtype(kind) for kind in frame.dtypes]]:
+        if any(issubclass(kind, _BYTES) for kind in set(map(type, frame[name]))):
+            raise DataError(
+                f"{where}: the column {str(name)!r} holds bytes, which are neither numbers nor words. Remove the "
+                "column, or make texts of them: frame[NAME].str.decode('utf-8')."
+            )
         several = [kind for kind in set(map(type, frame[name])) if issubclass(kind, _SEVERAL)]
         if several:
             cell = next(cell for cell in frame[name] if isinstance(cell, _SEVERAL))
@@ -83,16 +89,6 @@ def _require_different(names: Sequence[Any], where: str) -> None:
     twice = sorted({str(name) for name, count in Counter(names).items() if count > 1})
     if twice:
         raise DataError(f"{where}: several columns have the name {twice[0]!r}. Rename or remove all but one.")
-
-
-def _require_commas(names: Sequence[str], where: str) -> None:
-    """Refuse a file whose columns another sign separates, as where numbers have decimal commas."""
-    signs = [sign for sign in ";\t|" if len(names) == 1 and sign in names[0]]
-    if signs:
-        raise DataError(
-            f"{where}: its columns are separated by {signs[0]!r}, not by commas. Write it anew: pandas.read_csv(FILE, "
-            f"sep={signs[0]!r}).to_csv(NEW, index=False), with decimal=',' if its numbers have decimal commas."
-        )
 
 
 def is_hub_id(source: Any) -> bool:
@@ -125,24 +121,18 @@ def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
     try:
         if kind == "parquet":
             return pd.read_parquet(path)
-        header = _header(path)
-        _require_commas(header, f"{argument}='{path}'")
-        _require_different(header, f"{argument}='{path}'")  # pandas would rename a second column of a name
+        where = f"{argument}='{path}'"
+        require_text(path, where)
+        names, first = header_of(path)
+        require_header(names, first, where)
+        _require_different(list(filter(None, names)), where)  # pandas would rename a second column of a name
         # Whole columns at once, so that types are the same however long the file is; the copy puts columns of one type
         # into one piece of memory, without which 100,000 of them take many times as long.
-        return as_written(pd.read_csv(path, skipinitialspace=True, low_memory=False).copy(), path, texts)
+        return as_written(read_csv(path, where, skipinitialspace=True, low_memory=False).copy(), path, texts)
     except DataError:
         raise
-    except UnicodeDecodeError as error:
-        raise DataError(f"{argument}='{path}' is not in UTF-8: {error}. Save it in that encoding.") from error
     except Exception as error:  # of a damaged file, readers raise almost any kind
         raise DataError(f"{argument}='{path}' is not a readable {kind} file: {error}") from error
-
-
-def _header(path: Path) -> list[str]:
-    """The names in the first line of a CSV file."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        return [name for name in next(filter(None, csv.reader(file, skipinitialspace=True)), []) if name]
 
 
 def with_features(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:

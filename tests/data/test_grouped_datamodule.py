@@ -102,11 +102,11 @@ def test_a_test_table_of_its_own(recwarn):
 
 
 def test_features():
-    assert make().feature_names == ["a", "id", "age", "sex=F", "sex=M"]
+    assert make().feature_names == ["a", "age", "sex=F", "sex=M"]
     assert make(use_group_columns=False, drop=["id"]).feature_names == ["a"]
     x = make(quantiles=5).tables["test"].columns["x"]
     assert x.unique().tolist() == [0, 1]
-    assert x.shape[1] == 3 * 5 + 2
+    assert x.shape[1] == 2 * 5 + 2
 
 
 def test_labels():

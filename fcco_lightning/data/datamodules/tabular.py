@@ -14,7 +14,7 @@ from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
 from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.data.schema import described as described_columns
-from fcco_lightning.data.schema import require_seen, settle_types
+from fcco_lightning.data.schema import numbering, require_seen, settle_types
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features
 from fcco_lightning.data.splits import Splits, keep_positives, require_all_cells, stratified_split, whole_split
 from fcco_lightning.data.table import TensorTable
@@ -32,6 +32,9 @@ class TabularDataModule(LabelledDataModule):
     The groups 0 and 1 are those of a sensitive column.  With ``groups`` they are the joint values of some columns, as
     0..G-1: they are decided on the training table with the pooled ones, before anything is split off, and rows of no
     group are left out of every split.  Every split made here then holds every group.
+
+    Columns without a name, and those that number the rows, are no features unless ``encoding`` names them, see
+    :func:`fcco_lightning.data.schema.numbering`.
 
     Args:
         train: training table: path to .csv, .parquet or a file of LIBSVM's format, folder of
@@ -91,6 +94,7 @@ class TabularDataModule(LabelledDataModule):
         self.sources, self.splits = {"train": train, **pooled, "test": test}, splits
         self.encoding, self.encoder = encoding, TabularEncoder(encoding)
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
+        self._numbering: dict[str, str] = {}  # columns that are no features -> why
         self._digests: dict[str, str] = {}  # of the columns of the training split
 
     @property
@@ -144,11 +148,12 @@ class TabularDataModule(LabelledDataModule):
     def _training_table(self) -> tuple[pd.DataFrame, str]:
         """Return the training table with the pooled ones below it, and what it is called in messages."""
         train = self._table_of("train")
-        others = [name for name in self.sources if name not in ("train", "test")]
-        pooled = {name: with_features(self._table_of(name, train), train.columns) for name in others}
+        names = [name for name in self.sources if name not in ("train", "test")]
+        pooled = {name: with_features(self._table_of(name, train), train.columns) for name in names}
         for name, frame in pooled.items():
-            require_columns(frame, {"the column of train": [str(column) for column in train.columns]}, f"{name} table")
-            for column in train.columns:
+            needed = [str(column) for column in train.columns if column not in self._numbering]
+            require_columns(frame, {"the column of train": needed}, f"{name} table")
+            for column in needed:
                 if is_number(train[column].dtype) != is_number(frame[column].dtype):
                     raise DataError(
                         f"Column {column!r} is {train[column].dtype} in train but {frame[column].dtype} in {name}: "
@@ -156,7 +161,9 @@ class TabularDataModule(LabelledDataModule):
                     )
         if not pooled:
             return train, "the train table"
-        whole = pd.concat([train, *(frame[train.columns] for frame in pooled.values())], ignore_index=True)
+        whole = pd.concat(
+            [train, *(frame.reindex(columns=train.columns) for frame in pooled.values())], ignore_index=True
+        )
         return whole, "the train and pool tables"
 
     def _table_of(self, argument: str, train: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -165,10 +172,13 @@ class TabularDataModule(LabelledDataModule):
         A column that holds texts in ``train`` does so in the other tables, even if all of these look like numbers.
         """
         table = read_table(self.sources[argument], argument)
+        if argument == "train":
+            asked_for = {*self.labels.named, *self.encoding.numeric, *self.encoding.categorical}
+            self._numbering = numbering(table, asked_for)
         if train is not None:
             texts = [name for name in map(str, train.columns) if holds_texts(train[name])]
             table = as_texts(table, self.sources[argument], texts)
-        return settle_types(table, self.encoding, self.columns.unused, f"the {argument} table")
+        return settle_types(table, self.encoding, {*self.columns.unused, *self._numbering}, f"the {argument} table")
 
     def _held_out(
         self, split: LabelledFrame, share: float, seed: int, argument: str
@@ -202,7 +212,7 @@ class TabularDataModule(LabelledDataModule):
             require_all_cells(split.columns["y"], group, self.class_names, names, f"{name} split")
 
     def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
-        features = self.labels.features(splits["train"].table, "the train table")
+        features = self.labels.features(splits["train"].table, "the train table", self._numbering)
         self._digests = {} if self._made else contents_of(features)
         self.encoder.fit(features, "the train split")
         tables = {}
@@ -215,7 +225,7 @@ class TabularDataModule(LabelledDataModule):
         return tables
 
     def _summary(self) -> str:
-        told = super()._summary(), described_columns(self.encoder.columns, self._unseen)
+        told = super()._summary(), described_columns(self.encoder.columns, self._unseen, self._numbering)
         return "\n".join(filter(None, told))
 
     def state_dict(self) -> dict[str, Any]:

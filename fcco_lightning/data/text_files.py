@@ -1,0 +1,147 @@
+"""The one reader of text files: tables of comma-separated values, and texts of any kind, in UTF-8."""
+
+import codecs
+import csv
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pandas.errors import ParserError, ParserWarning
+
+from fcco_lightning.errors import DataError
+
+_CHUNK = 1 << 20
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def read_text(path: Path, where: str) -> str:
+    """Return what stands in a file, which is called ``where`` in messages.
+
+    Raises:
+        DataError: if it is not in UTF-8, or holds a NUL, naming the line.
+    """
+    require_text(path, where)
+    return path.read_text(encoding="utf-8-sig")
+
+
+def require_text(path: Path, where: str) -> None:
+    """Raise :class:`DataError` naming the first byte of a file that is no text in UTF-8, or is NUL, and its line."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with path.open("rb") as file:
+        try:
+            while chunk := file.read(_CHUNK):
+                decoder.decode(chunk)
+                if b"\0" in chunk:
+                    break
+            else:
+                decoder.decode(b"", final=True)
+                return
+        except UnicodeDecodeError:
+            pass
+        file.seek(0)
+        marked = file.read(2) in _UTF_16
+        file.seek(0)
+        number, place, byte = next(
+            (number, at, line[at]) for number, line in enumerate(file, 1) if (at := _first_wrong(line)) is not None
+        )
+    if byte == 0:
+        fault = "holds a NUL: it is damaged, or no text at all. Restore it, or remove these bytes."
+    else:
+        encoding = "UTF-16" if marked else "CP1252"
+        fault = f"is not in UTF-8. Save it in that encoding, for example: iconv -f {encoding} -t UTF-8 FILE > NEW."
+    raise DataError(f"{where}, line {number}: byte {place + 1} of the line is 0x{byte:02x}, so the file {fault}")
+
+
+def _first_wrong(line: bytes) -> int | None:
+    """The place of the first byte of a line that is NUL or no UTF-8; None if there is none."""
+    places = [place] if (place := line.find(b"\0")) >= 0 else []
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        places.append(error.start)
+    return min(places, default=None)
+
+
+def read_csv(path: Path, where: str, **options: Any) -> pd.DataFrame:
+    """Return the rows of a file of comma-separated values, none of whose fields is taken for an index.
+
+    Args:
+        path: of the file.
+        where: what it is called in messages.
+        **options: of ``pandas.read_csv``.
+
+    Raises:
+        DataError: if it is no text in UTF-8, or a row has more fields than the header, unless the last is always empty,
+            as where every line ends with a comma.
+    """
+    require_text(path, where)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ParserWarning)  # that a field is lost
+            frame: pd.DataFrame = pd.read_csv(path, **{"index_col": False, **options})
+    except (ParserError, ParserWarning) as error:
+        _require_no_more_fields(path, where)
+        raise DataError(f"{where} is no readable .csv file: {error}") from error
+    return frame
+
+
+def header_of(path: Path) -> tuple[list[str], list[str]]:
+    """Return the fields of the first line of a .csv file that is not empty, and of the next one."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = filter(None, csv.reader(file, skipinitialspace=True))
+        return next(rows, []), next(rows, [])
+
+
+def require_header(names: Sequence[str], first: Sequence[str], where: str) -> None:
+    """Refuse a file without a header, and one whose columns another sign than a comma separates.
+
+    A header is missed where at least one field of the first line is a number, and every column of numbers has a number
+    for a name, unless these just number the columns.
+
+    Args:
+        names: the fields of the first line.
+        first: those of the next one.
+        where: what the file is called in messages.
+    """
+    written = ",".join(names)
+    signs = [sign for sign in ";\t|" if written.count(sign) >= max(1, len(names))]
+    if signs:
+        raise DataError(
+            f"{where}: its columns are separated by {signs[0]!r}, not by commas. Write it anew: pandas.read_csv(FILE, "
+            f"sep={signs[0]!r}).to_csv(NEW, index=False), with decimal=',' if its numbers have decimal commas."
+        )
+    numbers = [value for name in names if (value := _number(name)) is not None]
+    named = [
+        name for name, cell in zip(names, first, strict=False) if _number(name) is None and _number(cell) is not None
+    ]
+    numbering = bool(numbers) and numbers == [numbers[0] + k for k in range(len(numbers))]
+    if numbers and not named and not (numbering and (len(numbers) > 1 or numbers[0] in (0, 1))):
+        raise DataError(
+            f"{where}, line 1: the names of the columns are numbers ({', '.join(names[:6])}"
+            f"{', ...' if len(names) > 6 else ''}), so this seems to be a row of the table, and the header missing. "
+            "Put a line with the names of the columns above it."
+        )
+
+
+def _require_no_more_fields(path: Path, where: str) -> None:
+    """Raise :class:`DataError` naming the first line that has more fields than the header."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, skipinitialspace=True)
+        rows = filter(None, reader)
+        expected = len(next(rows, []))
+        for row in rows:
+            if len(row) > expected:
+                raise DataError(
+                    f"{where}, line {reader.line_num}: it has {len(row)} fields, and the header has {expected}, so it "
+                    "is not known which field belongs to which column. Add the name that is missing (for an index in "
+                    "front: to_csv(NEW, index=False)), or put a field with a comma in it between quotes."
+                )
+
+
+def _number(text: str) -> float | None:
+    with suppress(ValueError):
+        return float(text)
+    return None
