@@ -21,6 +21,16 @@ _TRUTH_VALUES = frozenset({"True", "False"})
 _VALUES = frozenset({"integer", "floating", "mixed-integer-float", "boolean", "empty"})  # kinds of pandas
 
 
+MOST_LOST = 0.1
+"""Share of the samples whose cell or image may be unreadable where something takes its place."""
+
+
+def require_few_lost(lost: int, of: int, what: str, way_out: str) -> None:
+    """Raise :class:`DataError` if more than a tenth, and more than one, of ``what`` is unreadable."""
+    if lost > max(1, MOST_LOST * of):
+        raise DataError(f"{lost} of {of} {what}, more than a tenth, which nothing can take the place of. {way_out}")
+
+
 def text_of(column: pd.Series) -> pd.Series:
     """Return the cells as stripped text, missing cells kept; whole numbers read the same as int and as float."""
     return column.map({value: _text(value) for value in column.dropna().unique()}).astype(object)

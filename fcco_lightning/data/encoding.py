@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
-from fcco_lightning.data.columns import as_value, is_number, is_value, require_columns, text_of
+from fcco_lightning.data.columns import as_value, is_number, is_value, require_columns, require_few_lost, text_of
 from fcco_lightning.data.features import FloatArray, Pieces, ends_of_pieces, shares_below
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -152,11 +152,11 @@ class Encoding:
             bool or any other type are categories, but a column of text most of which are numbers is refused, see
             :func:`fcco_lightning.data.schema.settle_types`.
         missing: "error" refuses feature cells that are missing or infinite, "impute" takes the training split's median
-            for numbers and a category of their own for the rest.
+            for numbers and a category of their own for the rest, and counts them.
         quantiles: number >= 2 of bins between the training split's quantiles that columns of numbers are cut into, so
             that all features are 0 or 1 (fewer where quantiles coincide); None standardises them.
-        numeric: columns that are numbers; cells that are none are missing ones.  Dates, in text as of ISO 8601
-            (2026-01-31), count in days since 1970, durations in days.
+        numeric: columns that are numbers; cells that are none are missing ones, of which there may be a tenth.  Dates,
+            in text as of ISO 8601 (2026-01-31), count in days since 1970, durations in days.
         pieces: number of pieces that the range of every column of numbers is cut into, each of which is a feature
             beside the number, so that a perceptron learns steps and bends; 1 for none; "auto" for one for every 500
             rows of the training split, at most 48, see :class:`~fcco_lightning.data.features.PiecewiseFeatures`.
@@ -195,6 +195,7 @@ class TabularEncoder:
     Attributes:
         columns: how every column is encoded.
         unknown_counts: column -> cells of the latest :meth:`transform` whose category was never seen in fitting.
+        imputed: positions of its rows that have a missing cell, in whose place something stands.
 
     Example:
         >>> encoder = TabularEncoder().fit(pd.DataFrame({"age": [20, 40], "job": ["cook", "smith"]}))
@@ -208,6 +209,8 @@ class TabularEncoder:
         self.encoding = encoding
         self.columns: list[Column] = []
         self.unknown_counts: dict[str, int] = {}
+        self.imputed: list[int] = []
+        self._unread: dict[str, int] = {}
 
     @property
     def feature_names(self) -> list[str]:
@@ -245,7 +248,7 @@ class TabularEncoder:
         if not self.columns:
             raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
         require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
-        self.unknown_counts = {}
+        self.unknown_counts, self.imputed = {}, []
         found: dict[str, Features] = {}
         # Columns to be standardised all at once: a table may have 100,000 of them.
         standardised = [column for column in self.columns if isinstance(column, NumericColumn)]
@@ -264,15 +267,23 @@ class TabularEncoder:
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
         """Yield the features x (B, d) of ``size`` rows after the other, see :meth:`transform`, of a table as read."""
         numeric = [c.name for c in self.columns if c.name in self.encoding.numeric and c.name in frame.columns]
-        yield from torch.split(self.transform(with_numbers(frame, numeric, self.encoding)), size)
+        read = with_numbers(frame, numeric, self.encoding)
+        self._unread = {name: len(rows) for name, rows in unread(frame, read, numeric).items()}
+        yield from torch.split(self.transform(read), size)
 
     def remarks(self, rows: int) -> list[str]:
-        """Say what a user should know of the latest table, of so many rows: what the training split does not have."""
-        return [
+        """Say what a user should know of the latest table, of so many rows: what is unknown, unreadable or missing."""
+        unknown = [
             f"{count} of {rows} rows have a value of the column {name!r} that the training split does not have: they "
             "count as of none of its categories. Give both tables the same words."
             for name, count in self.unknown_counts.items()
         ]
+        unread = [
+            f"{count} of {rows} cells of the column {name!r} are no numbers: the training median takes their place."
+            for name, count in self._unread.items()
+        ]
+        missing = [f"{len(self.imputed)} of {rows} rows have missing cells, which are imputed."]
+        return [*unknown, *unread, *(missing if self.imputed else [])]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything learnt, as lists, dicts, texts and numbers only."""
@@ -322,7 +333,8 @@ class TabularEncoder:
         bad = ~np.isfinite(values)
         if bad.any():
             column = int(bad.any(axis=1).argmax())
-            refused = pd.Series(bad[column], frame.index)
+            imputed = self.encoding.missing == "impute"
+            refused = pd.Series(bad.any(axis=0) if imputed else bad[column], frame.index)
             self._refuse(refused, names[column], "NaN or infinite", "the training median", where)
         return values
 
@@ -332,7 +344,10 @@ class TabularEncoder:
         return text.fillna(MISSING)
 
     def _refuse(self, bad: pd.Series, name: str, what: str, cure: str, where: str) -> None:
-        if self.encoding.missing == "impute" or not bad.any():
+        if not bad.any():
+            return
+        if self.encoding.missing == "impute":
+            self.imputed = sorted({*self.imputed, *bad.to_numpy().nonzero()[0].tolist()})
             return
         if bad.all():
             raise DataError(f"Column {name!r} of {where} has no value. Train without it (columns.drop=[{name!r}]).")
@@ -348,10 +363,16 @@ def with_numbers(
     """Return a table in which the columns ``numeric`` are numbers, whatever they were read as.
 
     Raises:
-        DataError: if a cell is no number, and missing cells are refused.
+        DataError: if a cell is no number, and missing cells are refused, or more than a tenth of them are no numbers.
     """
     others = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
     return frame.assign(**{name: _as_numbers(frame[name], encoding, where) for name in others}) if others else frame
+
+
+def unread(frame: pd.DataFrame, read: pd.DataFrame, numeric: Sequence[str]) -> dict[str, list[int]]:
+    """Return the positions of the filled cells of each of the columns ``numeric`` that :func:`with_numbers` lost."""
+    lost = {name: (read[name].isna() & frame[name].notna()).to_numpy().nonzero()[0].tolist() for name in numeric}
+    return {name: rows for name, rows in lost.items() if rows}
 
 
 def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
@@ -369,6 +390,12 @@ def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
             f"encoding.numeric: the column {str(column.name)!r} of {where} has cells that are no numbers: "
             f"{cells_of(column, wrong)}. Correct them, or set encoding.missing='impute' to take them as missing."
         )
+    require_few_lost(
+        int(wrong.sum()),
+        len(column),
+        f"cells of the column {str(column.name)!r} of {where} are no numbers ({cells_of(column, wrong)})",
+        f"Correct them, or take the column for one of categories (encoding.categorical: [{column.name}]).",
+    )
     return numbers
 
 

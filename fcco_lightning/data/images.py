@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fcco_lightning.checks import at_least, finite, fraction, non_negative, one_of
-from fcco_lightning.data.columns import require_columns
+from fcco_lightning.data.columns import require_columns, require_few_lost
 from fcco_lightning.data.layouts import require_inside
 from fcco_lightning.data.sources import open_dataset
 from fcco_lightning.data.table import TensorTable
@@ -54,14 +54,15 @@ class ImageTable(TensorTable):
     Args:
         images: n images, each a path, the bytes of a file, a dict with ``bytes`` or ``path`` (as ``datasets`` stores
             them), a PIL image, or its pixels, grey (H, W) or coloured (H, W, 3), uint8.  They are turned as their EXIF
-            data say and converted to RGB.  Only regular files are opened: no pipe or device, which may never end.
+            data say and converted to RGB; grey ones of 16 bits are divided by 257, so that 65535 is white.  Only
+            regular files are opened: no pipe or device, which may never end.
         columns: name -> tensor with first dimension n, for example ``y`` (n,) int64 and ``group`` (n,) int64.
         transform: PIL image in RGB -> float32 tensor of shape (3, H, W), see :func:`image_transform`.
         seed: what random transforms depend on, together with the epoch and the position; None for transforms that
             draw nothing.
         corrupt: "error" refuses images that are missing or unreadable, "blank" puts black ones in their place, "skip"
-            leaves them out of their batch, which gets shorter.  The latter two count them in :attr:`num_corrupt` and
-            warn at the first.
+            leaves them out of their batch, which gets shorter.  The latter two count them in :attr:`num_corrupt`, warn
+            at the first, and refuse more than a tenth of all.
         views: 2 gives a second random view of every image, as the column ``x2``.
         most_pixels: images of more pixels are not decoded; PIL itself refuses those of more than 179 million.
         after: what is done to every view of an image after the transform: position, (3, H, W) -> (3, H, W); None for
@@ -117,7 +118,13 @@ class ImageTable(TensorTable):
     @property
     def num_corrupt(self) -> int:
         """Images found unreadable and replaced or left out so far, by all workers of this process together."""
-        return int(self._corrupt.sum())
+        return len(self.corrupt_rows)
+
+    @property
+    def corrupt_rows(self) -> list[int]:
+        """Their positions."""
+        rows: list[int] = self._corrupt.nonzero().flatten().tolist()
+        return rows
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that random transforms depend on; ``ResumableLoader`` calls it."""
@@ -202,9 +209,13 @@ class ImageTable(TensorTable):
         if not self._corrupt.any():
             fate = "a black one takes its place" if blank else "it is left out of its batch"
             warnings.warn(
-                f"{unreadable}; {fate}. Further ones are only counted, see ImageTable.num_corrupt.", stacklevel=2
+                f"{unreadable}; {fate}. Further ones are counted, for the report, and refused beyond a tenth.",
+                stacklevel=2,
             )
         self._corrupt[i] = True
+        require_few_lost(
+            self.num_corrupt, len(self), "images cannot be read", f"The latest is row {i}. {unreadable}. Restore them."
+        )
         return PIL.Image.new("RGB", (224, 224)) if blank else None
 
 
@@ -469,12 +480,19 @@ def _decoded(stored: Any, most_pixels: int) -> "Image":
                 f"it has {image.width} x {image.height} pixels, more than most_pixels={most_pixels:,}; scale it down, "
                 "or raise that"
             )
-        return _rgb(PIL.ImageOps.exif_transpose(image))
+        return _rgb(PIL.ImageOps.exif_transpose(image), image.format)
 
 
-def _rgb(image: "Image") -> "Image":
-    if image.mode.startswith(("I", "F")):  # PIL would cut all values above 255 off
-        raise ValueError(f"its mode is {image.mode!r}, but only images of 8 bits per channel are read")
+def _rgb(image: "Image", kind: str | None = None) -> "Image":
+    import PIL.Image  # noqa: PLC0415  (only needed where images are)
+
+    # PIL would cut all values above 255 off; what it holds in 32 bits has 16 in files of these kinds
+    if image.mode.startswith("I;16") or (image.mode == "I" and kind in ("PNG", "PPM")):
+        image = PIL.Image.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
+    elif image.mode.startswith(("I", "F")):
+        raise ValueError(
+            f"its mode is {image.mode!r}, of which it is not known what is white; write it with 8 or 16 bits"
+        )
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     return image.convert("RGB")

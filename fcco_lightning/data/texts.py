@@ -103,12 +103,12 @@ class Tokens(NamedTuple):
     Attributes:
         values: all tokens, shape (N,), int32.
         starts: where every text starts, and N, shape (n + 1,), int64.
-        cut: number of texts that were longer than allowed.
+        cut: positions of the texts that were longer than allowed.
     """
 
     values: Tensor
     starts: Tensor
-    cut: int
+    cut: list[int]
 
     @property
     def lengths(self) -> Tensor:
@@ -139,7 +139,7 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], longest: int) -> Tokens:
             "rows of such texts, or use a tokenizer that marks the start of a text."
         )
     starts = torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int64))
-    return Tokens(torch.from_numpy(np.concatenate(rows)), starts, len(long))
+    return Tokens(torch.from_numpy(np.concatenate(rows)), starts, long)
 
 
 class TextTable(TensorTable):
@@ -150,7 +150,7 @@ class TextTable(TensorTable):
         columns: name -> tensor with first dimension n, for example ``y`` (n,) int64 and ``group`` (n,) int64.
 
     Example:
-        >>> tokens = Tokens(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), 0)
+        >>> tokens = Tokens(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), [])
         >>> TextTable(tokens, {"y": torch.tensor([0, 1])}).__getitems__([1, 0])["x"]
         tensor([[ 8,  9],
                 [ 7, -1]])
@@ -206,7 +206,7 @@ class TextEncoder:
         self._cut, self._empty = 0, sum(not text.strip() for text in texts)
         for start in range(0, len(texts), size):
             tokens = tokens_of(self.tokenizer, texts[start : start + size], self.max_length)
-            self._cut += tokens.cut
+            self._cut += len(tokens.cut)
             yield TextTable(tokens, {}).__getitems__(range(len(tokens.lengths)))["x"]
 
     def remarks(self, rows: int) -> list[str]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.columns import as_texts, as_written, require_columns, text_of
 from fcco_lightning.data.encoding import TabularEncoder
+from fcco_lightning.data.schema import require_seen
 from fcco_lightning.data.sources import read_table, with_features
 from fcco_lightning.data.texts import TextEncoder
 from fcco_lightning.engine import outputs_of_columns
@@ -75,7 +76,8 @@ class Predictor(nn.Module):
 
         Raises:
             ConfigError: if the network was not trained on a table or on texts, or has no probabilities for a threshold.
-            DataError: if the table lacks a column, or cells that the encoder needs.
+            DataError: if the table lacks a column, or cells that the encoder needs, or if more than a tenth of a column
+                of numbers are none, or more than half of one of categories are unknown.
         """
         if self.encoder is None:
             raise ConfigError(
@@ -95,6 +97,10 @@ class Predictor(nn.Module):
         }
         parts = [self(x) for x in self.encoder.batches(frame, at_least("batch_size", batch_size, 1))]
         elsewhere = self.decided_elsewhere if threshold is None and self.kind != "values" else []
+        if isinstance(self.encoder, TabularEncoder):
+            shares = {name: count / len(frame) for name, count in self.encoder.unknown_counts.items()}
+            inferred = [c for c in self.encoder.columns if c.name not in self.encoder.encoding.categorical]
+            require_seen(inferred, shares, frame, "the table")
         for remark in [*self.encoder.remarks(len(frame)), *elsewhere]:
             warnings.warn(remark, stacklevel=3)  # torch's decorator is in between
         outputs = torch.cat(parts)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,7 +38,8 @@ class Report(Callback):
     draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
     ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
     line, ``verdict`` in the file, says whether they hold; without, ``headline`` has the figures of the test split.
-    ``selected`` says which weights :class:`BestFeasible` chose, ``checkpoint`` where the weights are.
+    ``lost`` counts what of the data could not be read.  ``selected`` says which weights :class:`BestFeasible`
+    chose, ``checkpoint`` where the weights are.
     Of every constraint there are its kappa (``kappas``, by name), h, a 95% confidence interval and the noise floor
     (:func:`fcco_lightning.analysis.intervals`) on every split, and the multiplier; those with the largest multipliers
     are in a table, and along the run in ``multipliers.png``.  The intervals know of the clusters that
@@ -130,6 +131,8 @@ class Report(Callback):
             "decisions": follows_decisions(pl_module.penalty),
         }
         self.report |= {name: value for name, value in known.items() if value}
+        lost = getattr(trainer.datamodule, "lost", None)  # type: ignore[attr-defined]
+        self.report |= {} if lost is None else _lost(pl_module.processes.everyone(lost()))
         self._conclude(pl_module.evaluation.bar, trainer.current_epoch - 1)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         self.report |= _checkpoint(trainer, pl_module, folder, chosen=bool(choice.chosen))
@@ -218,6 +221,14 @@ def _figures(module: FCCOModule, name: str, split: Split, choice: BestFeasible) 
     }
     details = module.evaluation.details(split.outputs, split.columns)
     return summary | details | {name: part for name, part in parts.items() if part}
+
+
+def _lost(found: Sequence[Mapping[str, tuple[list[int], int]]]) -> dict[str, Any]:
+    """What of the data could not be read, by the processes together."""
+    sizes = {what: of for one in found for what, (_, of) in one.items()}
+    rows = {what: {row for one in found for row in one.get(what, ([], 0))[0]} for what in sizes}
+    lost = [{"what": what, "lost": len(rows[what]), "of": of} for what, of in sizes.items()]
+    return {"lost": lost} if lost else {}
 
 
 def _checkpoint(trainer: Trainer, module: FCCOModule, folder: Path, *, chosen: bool) -> dict[str, Any]:

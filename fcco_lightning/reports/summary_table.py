@@ -154,7 +154,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
 
 
 def split_tables(report: Mapping[str, Any], most: int | None = None, width: int | None = None) -> list[Table]:
-    """All tables of a report: the summary, the records of the split "test" or else the last one, the constraints.
+    """All tables of a report: the summary, records of the split "test" or the last one, constraints, what was lost.
 
     Args:
         report: see the module.
@@ -173,7 +173,8 @@ def split_tables(report: Mapping[str, Any], most: int | None = None, width: int 
             part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
             tables.append(render_records(f"{name.capitalize()} ({split}){part}", first))
     title, constraints = constraint_records(report, most)
-    return [*tables, _of_width(title, constraints, width)] if constraints else tables
+    tables += [_of_width(title, constraints, width)] if constraints else []
+    return [*tables, render_records("Lost in the data", report["lost"])] if report.get("lost") else tables
 
 
 def _of_width(title: str, records: Sequence[Mapping[str, Any]], width: int | None) -> Table:

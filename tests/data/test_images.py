@@ -14,7 +14,7 @@ from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 from tests.images import as_bytes
 
-ROWS = 12
+ROWS = 24
 PLAIN = ToTensor()
 
 
@@ -66,10 +66,31 @@ def test_converts_to_three_channels_and_turns():
     assert table[2]["x"].shape == table[3]["x"].shape == (3, 4, 2)
 
 
-def test_refuses_sixteen_bits():
-    table = ImageTable([Image.new("I;16", (2, 2), 300)], {"y": torch.zeros(1)}, PLAIN)
-    with pytest.raises(DataError, match=r"mode is 'I;16', but only images of 8 bits"):
+@pytest.mark.parametrize(("kind", "order"), [("PNG", "<"), ("TIFF", "<"), ("TIFF", ">"), ("PPM", "<"), (None, "<")])
+def test_sixteen_bits_are_scaled(kind, order):
+    values = np.linspace(0, 65535, 64).round().astype(f"{order}u2").reshape(8, 8)
+    mode = "I;16B" if order == ">" else "I;16"
+    image = Image.frombytes(mode, (8, 8), values.tobytes()) if kind else values.astype(np.uint16)
+    x = ImageTable([as_bytes(image, kind) if kind else image], {}, PLAIN)[0]["x"]
+    expected = torch.from_numpy(values.astype(np.float64) / 65535).float().expand(3, 8, 8)
+    torch.testing.assert_close(x, expected, rtol=0, atol=0.5 / 255 + 1e-6)
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_refuses_pixels_of_unknown_range(mode):
+    table = ImageTable([Image.new(mode, (2, 2), 300)], {"y": torch.zeros(1)}, PLAIN)
+    with pytest.raises(DataError, match=rf"mode is '{mode}', of which it is not known what is white"):
         table[0]
+
+
+@pytest.mark.filterwarnings("ignore:Row")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("corrupt", ["blank", "skip"])
+def test_more_than_a_tenth_of_unreadable_images_is_refused(make, tmp_path, corrupt, workers):
+    for i in range(3):
+        (tmp_path / f"{i}.png").unlink()
+    with pytest.raises(DataError, match=r"3 of 24 images cannot be read, more than a tenth.*Row \d: the image"):
+        list(ResumableLoader(make(image_transform(8), corrupt=corrupt), UniformBatches(ROWS, 4), num_workers=workers))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -213,7 +234,7 @@ def test_augmentation_follows_the_epochs_in_any_worker(make, workers, persistent
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_within_an_epoch_goes_on_with_the_same_augmentation(make, workers):
     whole = batches_of(make(noise, seed=0), workers)
-    before, state = batches_of(make(noise, seed=0), workers, stop=4)
+    before, state = batches_of(make(noise, seed=0), workers, stop=7)
     assert (state["epoch"], state["given"]) == (1, 1)
     assert before + batches_of(make(noise, seed=0), workers, state=state) == whole
 

@@ -24,6 +24,7 @@ from fcco_lightning.data.columns import (
 )
 from fcco_lightning.data.conditions import Condition, Value, Where, comparisons, described, values_of
 from fcco_lightning.data.fingerprint import require_same
+from fcco_lightning.data.images import ImageTable
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn
 from fcco_lightning.data.sampling import Sampling, TwoDraws, UniformSampling
@@ -120,6 +121,15 @@ class SplitDataModule(LightningDataModule):
     def _summary(self) -> str:
         """Return what is said before training."""
         return ""
+
+    def lost(self) -> dict[str, tuple[list[int], int]]:
+        """Return what of the data could not be read so far -> the rows concerned, and the number of rows."""
+        images = {name: table for name, table in self.tables.items() if isinstance(table, ImageTable)}
+        return {
+            f"images of {name} that cannot be read": (rows, len(table))
+            for name, table in images.items()
+            if (rows := table.corrupt_rows)
+        }
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
         """Return part of a training batch -> table it is drawn from, and how; "target" first."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.data.columns import as_texts, holds_texts, is_number, require_columns
 from fcco_lightning.data.datamodules.labels import LabelledDataModule
-from fcco_lightning.data.encoding import Encoding, TabularEncoder
+from fcco_lightning.data.encoding import Encoding, TabularEncoder, unread
 from fcco_lightning.data.fingerprint import contents_of
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
@@ -95,6 +95,7 @@ class TabularDataModule(LabelledDataModule):
         self.encoding, self.encoder = encoding, TabularEncoder(encoding)
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
         self._numbering: dict[str, str] = {}  # columns that are no features -> why
+        self._lost: dict[str, tuple[list[int], int]] = {}
         self._digests: dict[str, str] = {}  # of the columns of the training split
 
     @property
@@ -178,7 +179,11 @@ class TabularDataModule(LabelledDataModule):
         if train is not None:
             texts = [name for name in map(str, train.columns) if holds_texts(train[name])]
             table = as_texts(table, self.sources[argument], texts)
-        return settle_types(table, self.encoding, {*self.columns.unused, *self._numbering}, f"the {argument} table")
+        where = f"the {argument} table"
+        settled = settle_types(table, self.encoding, {*self.columns.unused, *self._numbering}, where)
+        for name, rows in unread(table, settled, self.encoding.numeric).items():
+            self._lost[f"cells of {name} in {where} that are no numbers"] = rows, len(table)
+        return settled
 
     def _held_out(
         self, split: LabelledFrame, share: float, seed: int, argument: str
@@ -218,6 +223,8 @@ class TabularDataModule(LabelledDataModule):
         tables = {}
         for name, split in splits.items():
             x = self.encoder.transform(split.table, f"the {name} split")
+            if self.encoder.imputed:
+                self._lost[f"rows of {name} with missing cells, which are imputed"] = self.encoder.imputed, len(split)
             self._unseen[name] = {column: n / len(split) for column, n in self.encoder.unknown_counts.items()}
             inferred = [column for column in self.encoder.columns if column.name not in self.encoding.categorical]
             require_seen(inferred, self._unseen[name], split.table, f"the {name} split")
@@ -225,8 +232,13 @@ class TabularDataModule(LabelledDataModule):
         return tables
 
     def _summary(self) -> str:
-        told = super()._summary(), described_columns(self.encoder.columns, self._unseen, self._numbering)
+        lost = [f"  {len(rows)} of {of} {what}" for what, (rows, of) in self._lost.items()]
+        told = super()._summary(), described_columns(self.encoder.columns, self._unseen, self._numbering), *lost
         return "\n".join(filter(None, told))
+
+    def lost(self) -> dict[str, tuple[list[int], int]]:
+        """Return cells that were to be numbers and are none, and missing ones in whose place something stands."""
+        return self._lost
 
     def state_dict(self) -> dict[str, Any]:
         """Return the encoder and what identifies the training split, as plain values."""

@@ -72,6 +72,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         self.tokenizer: Any = None
         self.max_length: int | None = None
         self.cut: dict[str, int] = {}
+        self._lost: dict[str, tuple[list[int], int]] = {}
         self._learnt: str | None = None
         self._digest = ""
 
@@ -88,7 +89,11 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         self._digest = digest_of(texts["train"])
         self._samples = []  # the tokens are all that is needed from here on
         tokens = {name: tokens_of(self.tokenizer, part, self.max_length) for name, part in texts.items()}
-        self.cut = {name: found.cut for name, found in tokens.items()}
+        self.cut = {name: len(found.cut) for name, found in tokens.items()}
+        empty = {name: [i for i, text in enumerate(part) if not text.strip()] for name, part in texts.items()}
+        self._lost = {f"texts of {n} longer than max_length": (found.cut, len(texts[n])) for n, found in tokens.items()}
+        self._lost |= {f"texts of {name} that are empty": (rows, len(texts[name])) for name, rows in empty.items()}
+        self._lost = {what: (rows, of) for what, (rows, of) in self._lost.items() if rows}
         return {name: TextTable(tokens[name], split.columns) for name, split in splits.items()}
 
     @property
@@ -96,6 +101,10 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         table = self._table("train")
         assert isinstance(table, TextTable)  # noqa: S101  (_tokenised)
         return table
+
+    def lost(self) -> dict[str, tuple[list[int], int]]:
+        """Return empty texts, and those that were cut off."""
+        return self._lost
 
     def _summary(self) -> str:
         cut = ", ".join(f"{cut} of {len(self.tables[name])} texts in {name}" for name, cut in self.cut.items())
