@@ -136,9 +136,10 @@ class Estimation(Algorithm, ABC):
     def held(self, reading: Reading, estimator: Estimator) -> tuple[Tensor, Tensor, Sampling]:
         """The rows of a reading from before the step, the fresh inner values, and what is known of the rows.
 
-        A row never visited is the one that the estimator begins with.
+        A row never visited is the one that the estimator begins with.  Of rows that the batch does not contain the
+        inner value is 1, where every f and its slope are finite: they have the weight 0, and nothing of them is kept.
         """
-        term, inner = reading.term, reading.values.detach()
+        term, inner = reading.term, torch.where(reading.present.unsqueeze(1), reading.values.detach(), 1.0)
         inverse = reading.inverse if estimator.by_chance else 1.0
         if reading.held is None:
             return inner, inner, Sampling(inverse, None, term.range, term.growth)

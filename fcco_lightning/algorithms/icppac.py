@@ -34,9 +34,9 @@ class ICPPAC(Algorithm):
     whenever anyone else looks, and stages go on from one epoch to the next.
 
     Nothing is remembered of the inner values, so constraints that are not linear in them are measured with the bias of
-    a batch.  ``|s_i| <= kappa`` counts as two constraints.  A row of which a batch says nothing keeps its l, by which
-    its y goes on.  A step differentiates twice, which every operation of the network must allow.  Gradient clipping
-    acts on the outer step.
+    a batch.  ``|s_i| <= kappa`` counts as two constraints.  A row that a batch does not contain keeps its l, by which
+    its y goes on; until a batch of the stage has contained it, its y stays 0.  A step differentiates twice, which every
+    operation of the network must allow.  Gradient clipping acts on the outer step.
 
     Args:
         mu: proximal parameter, > 0; theory takes more than the weak convexity of the objective and the constraints
@@ -90,8 +90,8 @@ class ICPPAC(Algorithm):
         self._params = engine.params
         self._point, self._count = InnerPoint(engine.params), 0
         self._y: list[Tensor] = []  # of every constraint, shape (m, sides)
-        self._ahead: list[Tensor] = []  # l at the present z
-        self._before: list[Tensor] = []  # l at the z before
+        self._ahead: list[Tensor] = []  # l at the present z; NaN of rows that no batch of the stage has contained
+        self._before: list[Tensor] = []  # l at the z before, at first that at the present z
 
     def updates_in(self, batches: int) -> int:
         return batches // (self.K + 1)
@@ -116,21 +116,19 @@ class ICPPAC(Algorithm):
             now = engine.measure(engine.evaluate(batch))
             sides = [_sides(reading, _signed(reading)) for reading in now.readings]
             surrogate = Surrogate(now.direct)
-            for side in sides:
-                surrogate.plus(side.sum())  # so that it is looked at
+            for reading, side in zip(now.readings, sides, strict=True):
+                surrogate.plus(_contained(reading, side, 0.0).sum())  # so that it is looked at
         engine.descend(surrogate)
         engine.commit()
         self._y = [torch.zeros_like(side) for side in sides]
-        self._ahead, self._before = sides, sides
+        self._ahead = [_contained(*one, torch.nan) for one in zip(now.readings, sides, strict=True)]
+        self._before = self._ahead
 
     def _inner_iteration(self, engine: Engine, batch: Batch, centre: Sequence[Tensor]) -> None:
         away = torch.stack([(p.data - c).square().sum() for p, c in zip(self._params, centre, strict=True)]).sum()
         now = engine.measure(engine.evaluate(batch))
         signed = [_signed(reading) for reading in now.readings]
-        y = [
-            (y + ((1 + self.theta) * ahead - self.theta * before + self.mu * away) / self.tau).clamp(min=0)
-            for y, ahead, before in zip(self._y, self._ahead, self._before, strict=True)
-        ]
+        y = [self._risen(*one, away) for one in zip(self._y, self._ahead, self._before, strict=True)]
         surrogate = Surrogate(now.direct)
         for reading, s, multiplier in zip(now.readings, signed, y, strict=True):
             self._add(surrogate, reading, s, multiplier)
@@ -141,24 +139,30 @@ class ICPPAC(Algorithm):
             ((pull * (c - p.data) - g) / (1 / self.eta + pull)).to(p.dtype)
             for p, c, g in zip(self._params, centre, gradient, strict=True)
         ]
-        found = [self._linearised(engine, *one, step) for one in zip(now.readings, signed, self._ahead, strict=True)]
+        held = self._ahead
+        found = [self._linearised(engine, *one, step) for one in zip(now.readings, signed, held, strict=True)]
         surrogate.gradients = gradient
         engine.descend(surrogate)
         engine.commit()
-        self._y, self._before, self._ahead = y, self._ahead, found
+        self._y, self._ahead = y, found
+        self._before = [torch.where(old.isnan(), new, old) for old, new in zip(held, found, strict=True)]
         torch._foreach_add_([p.data for p in self._params], step)
 
+    def _risen(self, y: Tensor, ahead: Tensor, before: Tensor, away: Tensor) -> Tensor:
+        """The next y, (m, sides); as it was for rows whose l is not known."""
+        s = (1 + self.theta) * ahead - self.theta * before
+        return torch.where(ahead.isnan(), y, (y + (s + self.mu * away) / self.tau).clamp(min=0))
+
     def _add(self, surrogate: Surrogate, reading: Reading, s: Tensor, y: Tensor) -> None:
-        """Add ``sum_i y_i h_i`` over the rows of which the batch speaks, each divided by how likely that is."""
+        """Add ``sum_i y_i h_i`` over the rows that the batch contains, each divided by how likely that is."""
         pressure = y[:, 0] if y.shape[1] == 1 else y[:, 0] - y[:, 1]
         chance = reading.weight * reading.term.num_rows / reading.term.share  # 1/p_i
         surrogate.plus((chance * pressure * s.squeeze(1)).sum())
         surrogate.estimates.add(reading, reading.term.outer, reading.values.detach())
 
     def _linearised(self, engine: Engine, reading: Reading, s: Tensor, held: Tensor, step: Sequence[Tensor]) -> Tensor:
-        """L at the next z, (m, sides); as it was for rows of which the batch says nothing."""
-        ahead = _sides(reading, s.detach() + along(engine, s, step))
-        return torch.where(reading.present.unsqueeze(1), ahead, held)
+        """L at the next z, (m, sides); as it was for rows that the batch does not contain."""
+        return _contained(reading, _sides(reading, s.detach() + along(engine, s, step)), held)
 
     def state_dict(self) -> dict[str, Any]:
         begun = self._count > 0
@@ -178,6 +182,11 @@ def _signed(reading: Reading) -> Tensor:
     constraint = reading.term.part
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
     return constraint.number().value(reading.values).unsqueeze(1)
+
+
+def _contained(reading: Reading, values: Tensor, other: Tensor | float) -> Tensor:
+    """The values (m, sides), with others for rows that the batch does not contain."""
+    return torch.where(reading.present.unsqueeze(1), values, other)
 
 
 def _sides(reading: Reading, s: Tensor) -> Tensor:

@@ -52,7 +52,10 @@ class MSVR(Estimation):
         surrogate, changed = Surrogate(now.direct), _ChangedRows()
         for number, reading in enumerate(now.readings):
             rows, inner, _ = self.held(reading, self.estimator_of(reading.term))
-            changed.note(number, reading, rows, None if reading.apart is None else self._apart(reading, inner))
+            apart = None
+            if reading.apart is not None:
+                apart = torch.where(reading.present.unsqueeze(1), self._apart(reading, inner), reading.apart)
+            changed.note(number, reading, rows, apart)
             there = reading._replace(earlier=earlier[number] if earlier else None)
             self.add(surrogate, there, *self.track(surrogate, there))
         engine.descend(surrogate)

@@ -127,7 +127,8 @@ def surrogate(objective: Objective, outputs: Any, columns: Columns) -> Tensor | 
 
 def _mean(outer: OuterFunction, rows: Rows, names: Tensor | None) -> Tensor:
     """The mean over rows under a function of single rows; entries with one name count as one row together."""
-    chosen, at = rows.weight.nonzero().squeeze(1), rows.values.detach()
+    chosen = rows.weight.nonzero().squeeze(1)
+    at = torch.where((rows.weight != 0).unsqueeze(1), rows.values.detach(), 1.0)  # where f and its slope are finite
     each = (outer.subgradient(at)[chosen] * rows.values[chosen]).sum(1)
     if any(parameter.requires_grad for parameter in outer.parameters()):
         each = each + outer.value(at)[chosen]

@@ -96,7 +96,8 @@ def _of_gradient(engine: Running, seen: Evaluated, values: Sequence[Tensor]) -> 
     if size < _OVERFLOWS:
         return f"{unchanged} Look for a function without derivative at a value that occurs, such as sqrt or norm at 0."
     readings = engine.measure(seen.at_present()).readings
-    largest = max((float(r.values.abs().max()) for r in readings), default=size)
+    measured = [r.values[r.present].abs() for r in readings]
+    largest = max((float(values.max()) for values in measured if len(values)), default=size)
     return (
         f"{unchanged} It overflows: inner values reach {largest:.1e}, and times the slopes of the outer functions "
         f"{size:.1e}. {engine.problem.objective.against_overflow} Or lower the learning rate."

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fcco_lightning import ConfigError, Engine, HingePenalty, Range
+from fcco_lightning import ConfigError, CrossEntropy, Engine, HingePenalty, MeanNear, Range, SoftRate
 from fcco_lightning.algorithms import ICPPAC
 from fcco_lightning.constraints.base import ValueAtMost
 from fcco_lightning.models import BatchNetwork
@@ -144,6 +144,28 @@ def test_it_ends_at_a_kkt_point(name, options, stages):
     if name == "convex":
         np.testing.assert_allclose(w, np.array([2, 1]) / np.sqrt(5), atol=2e-3)
         assert multiplier == pytest.approx(np.sqrt(5) - 1, abs=5e-3)
+
+
+def test_a_multiplier_moves_once_a_batch_contains_its_group():
+    """Scores are 0 and rates 1/2, so that h = -.1 holds on both sides."""
+    network = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)).double()
+    for p in network.parameters():
+        nn.init.zeros_(p)
+    algorithm, limit = ICPPAC(mu=1e-9, eta=1e-9, tau=1.0, K=9), MeanNear(SoftRate(), 0.5, 0.1, {"group": 0})
+    problem = algorithm.pose(CrossEntropy(), [limit], num_samples=4, dtype=torch.float64)
+    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=1.0)
+    batch = {"x": torch.ones(4, 2).double(), "y": torch.tensor([0, 1, 0, 1]), "index": torch.arange(4)}
+
+    def multipliers(group):
+        engine.train_batch({**batch, "group": torch.full((4,), group)}, optimizer)
+        return algorithm._y[0].tolist()
+
+    assert [multipliers(1) for _ in range(4)] == [[[0.0, 0.0]]] * 4
+    with torch.no_grad():
+        network[0].bias.fill_(100.0)  # all are positive: h = .4 on one side
+    algorithm._point.restart()
+    multipliers(0)
+    assert multipliers(1) == [[pytest.approx(0.4), 0.0]]
 
 
 def test_what_it_does_not_take():
