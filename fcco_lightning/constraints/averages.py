@@ -52,17 +52,25 @@ class OverSides(Constraint, ABC):
 
     def check(self, outputs: Any, batch: Any) -> None:
         super().check(outputs, batch)
-        if self.strata is not None:
+        some = None if self.strata is None else self.strata.some
+        if self.strata is not None and some is None:
             return
+        members = self.members(batch)
+        ratios = members if some is None else members[:, ~some.like(members)]
         others = f" or another of {len(self.names)}" if len(self.names) > 1 else ""
-        warn_of_ratios(self.members(batch).flatten(0, 1), batch, f"the constraint {self.names[0]!r}{others}")
+        warn_of_ratios(ratios.flatten(0, 1), batch, f"the constraint {self.names[0]!r}{others}")
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch speaks of a row if it holds a sample of each of its sides, of the class."""
         return [[of_class[side] for side in sides] for of_class in self.members(columns) for sides in self._rows]
 
-    def over_strata(self, columns: Columns, strata: Tensor) -> "StrataOfSides":
-        return StrataOfSides(self.members(columns), strata)
+    def over_strata(self, columns: Columns, strata: Tensor, rows: Tensor) -> "StrataOfSides":
+        members = self.members(columns)
+        if bool(rows.all()):
+            return StrataOfSides(members, strata)
+        some = torch.zeros(members.shape[1], dtype=torch.bool)  # joined constraints have a row and sides each
+        some[[side for sides, row in zip(self._rows, rows.tolist(), strict=True) if row for side in sides]] = True
+        return StrataOfSides(members, strata, some)
 
     def shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the mean over each class and side, and of which of these the batch has enough.
@@ -76,7 +84,12 @@ class OverSides(Constraint, ABC):
         members = self.members(batch)
         if self.strata is None or KNOWN_STRATUM not in batch:
             return shares_of(members, batch, dtype)
-        return self.strata.shares(members, batch[KNOWN_STRATUM], dtype)
+        found, known = self.strata.shares(members, batch[KNOWN_STRATUM], dtype)
+        if self.strata.some is None:
+            return found, known
+        ratios, there = shares_of(members, batch, dtype)
+        some = self.strata.some.like(members)
+        return torch.where(some.unsqueeze(1), found, ratios), torch.where(some, known, there)
 
     def by_rows(self, table: Tensor) -> Tensor:
         """What belongs to the sides of every row of a class, (c, p, k, ...), from that of all sides, (c, s, ...)."""
@@ -172,9 +185,11 @@ class StrataOfSides:
     Args:
         sides: which training samples belong to each side, shape (..., n), bool.
         strata: of the training samples, shape (n,), int64; -1 for those that are never drawn.
+        some: which sides are to be measured so, shape (number of sides,), bool; None for all.
     """
 
-    def __init__(self, sides: Tensor, strata: Tensor) -> None:
+    def __init__(self, sides: Tensor, strata: Tensor, some: Tensor | None = None) -> None:
+        self.some = None if some is None else Known(some)
         number = int(strata.max()) + 1
         sizes = torch.stack(
             [torch.bincount(strata[side & (strata >= 0)], minlength=number) for side in sides.flatten(0, -2)]

@@ -107,7 +107,7 @@ class Constraint(Measurable, ABC):
         """
         return {}
 
-    def over_strata(self, columns: Columns, strata: Tensor) -> Any:  # noqa: ARG002
+    def over_strata(self, columns: Columns, strata: Tensor, rows: Tensor) -> Any:  # noqa: ARG002
         """How the training samples that the rows compare are spread over strata that are drawn apart.
 
         It is what :attr:`strata` is where batches with the column ``known_stratum`` are to be measured stratum by
@@ -116,6 +116,7 @@ class Constraint(Measurable, ABC):
         Args:
             columns: of the training samples.
             strata: stratum of each, shape (n,), int64, -1 for those that are never drawn.
+            rows: which of the rows are to be measured so, shape (m,), bool: all, or of joined constraints some.
 
         Returns: None, by default, where batches cannot be measured so.
         """

@@ -15,6 +15,8 @@ from fcco_lightning.engine.row_weights import (
     RowWeights,
     can_know,
     most_in_a_batch,
+    of_rows,
+    owner_presence,
     partner_presence,
     presence,
     require_company,
@@ -23,7 +25,7 @@ from fcco_lightning.engine.row_weights import (
 )
 from fcco_lightning.engine.terms import Term
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import KNOWN_STRATUM, Batch, dual_of
+from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, Batch, Columns, dual_of
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable, Objective, RowDomain
 from fcco_lightning.state import DualState, Layout, checked_index
@@ -102,7 +104,13 @@ class Problem(nn.Module):
             None
             if per_sample is None
             else RowParameters(
-                per_sample, num_samples, self.processes, layout, dtype, repeats=self._repeats(objective.part)
+                per_sample,
+                num_samples,
+                self.processes,
+                layout,
+                dtype,
+                repeats=self._repeats(objective.part),
+                shares=self._shares_of_samples(num_samples),
             )
         )
         self.direct_weight, self.most = self._direct_weight(), self._most()
@@ -219,7 +227,7 @@ class Problem(nn.Module):
 
     def _objective_term(self, num_samples: int, layout: Layout, of_batch: float) -> Term:
         objective, drawn = self.objective, self._drawn(self.objective.part)
-        domain = objective.row_domain(num_samples, None if drawn is None else drawn.columns)
+        domain = objective.row_domain(num_samples, None if drawn is None else _of_population(drawn, of_batch))
         outer = objective.outer  # it may depend on what the objective now knows of the rows
         assert outer is not None  # noqa: S101 - the caller has seen to it
         row_of = None if domain.owners is None else _numbered(domain.owners)
@@ -245,9 +253,9 @@ class Problem(nn.Module):
     def _weights_of_objective(self, domain: RowDomain, num_rows: int, of_batch: float) -> RowWeights:
         if not domain.per_sample:
             return self._subset_weights(self.objective, num_rows, of_batch)
-        owners, partners, drawn = domain.owners, domain.partners, self._drawn(self.objective.part)
-        if owners is None:
-            return RowWeights(num_rows, 1.0, 1.0)
+        partners, drawn = domain.partners, self._drawn(self.objective.part)
+        every, owners = domain.owners is None, domain.owners
+        owners = torch.ones(num_rows, dtype=torch.bool) if owners is None else owners
         together: Tensor | float = 1.0
         if drawn is not None and partners is not None:
             if of_batch < 1 and not getattr(drawn.plan, "halves_known", True):
@@ -258,11 +266,17 @@ class Problem(nn.Module):
                     'the algorithm\'s `jacobian` to "part" with batches: TwoDraws.'
                 )
             together = partner_presence(owners, partners, drawn, type(self.objective).__name__, of_batch)
-        return RowWeights(num_rows, together, len(owners) / num_rows)
+        owning = self._drawn_first(self.objective.part)
+        population = None if owning is None else _population(owning, of_batch)
+        if owning is None or population is None:
+            return RowWeights(num_rows, together, len(owners) / num_rows, every=every)
+        known = of_batch == 1 or getattr(owning.plan, "halves_known", True)
+        probability = together * owner_presence(owners, owning, of_batch) if known else None
+        return RowWeights(num_rows, probability, population=of_rows(population, owners))
 
     def _repeats(self, part: str | tuple[str, ...] | None) -> bool:
         """Whether a batch may hold a sample twice."""
-        drawn = self._drawn(part[0] if isinstance(part, tuple) else part)
+        drawn = self._drawn_first(part)
         return drawn is None or not getattr(drawn.plan, "distinct", False)
 
     def _constraint_term(self, constraint: Constraint, of_batch: float) -> Term:
@@ -287,9 +301,18 @@ class Problem(nn.Module):
             multipliers=multipliers,
         )
 
+    def _shares_of_samples(self, num_samples: int) -> Tensor | None:
+        """What a sample counts in a batch that holds it, (n,), where batches stand for another population."""
+        drawn = self._drawn_first(self.objective.part)
+        population = None if drawn is None else _population(drawn)
+        if drawn is None or population is None:
+            return None
+        every = torch.ones(num_samples, dtype=torch.bool)
+        return population / (num_samples * owner_presence(every, drawn).clamp(min=torch.finfo(torch.float32).tiny))
+
     def _direct_weight(self) -> float:
         drawn = self._drawn(self.objective.part)
-        subsets = None if drawn is None else self.objective.direct_subsets(drawn.columns)
+        subsets = None if drawn is None else self.objective.direct_subsets(_of_population(drawn))
         if drawn is None or subsets is None:
             return 1.0
         name = type(self.objective).__name__
@@ -307,6 +330,10 @@ class Problem(nn.Module):
         if self._sampling is None or isinstance(part, tuple):
             return None
         return next(iter(self._sampling.values())) if part is None else self._sampling.get(part)
+
+    def _drawn_first(self, part: str | tuple[str, ...] | None) -> Drawn | None:
+        """The samples of the part that own the rows, which is the first where there are several."""
+        return self._drawn(part[0] if isinstance(part, tuple) else part)
 
     def _subset_weights(self, part: Measurable, num_rows: int, of_batch: float) -> RowWeights:
         drawn = self._drawn(part.part)
@@ -328,6 +355,8 @@ class Problem(nn.Module):
     ) -> Tensor:
         """Probabilities of the rows of a constraint, measured by strata if it can be and batches often hold them all.
 
+        Constraints that were joined decide each for itself (:attr:`Constraint.together`).
+
         Args:
             part: the constraint.
             subsets: see :meth:`Measurable.subsets`.
@@ -340,16 +369,33 @@ class Problem(nn.Module):
         if strata is None or weight is None:  # else means are those over the samples as they are drawn
             return probability
         strata = torch.where(weight > 0, strata, -1)
-        cells = within_strata(subsets, strata)
-        if cells is None or all(len(parts) == len(row) for parts, row in zip(cells, subsets, strict=True)):
-            return probability
-        found = presence(cells, drawn, part.names, of_batch)
-        sides = part.over_strata(drawn.columns, strata)
-        if sides is None or bool((found < _OFTEN * probability).any()):
+        found, by_strata = probability.clone(), torch.zeros(len(subsets), dtype=torch.bool)
+        for first in range(0, len(subsets), part.together):
+            rows = slice(first, first + part.together)
+            cells = within_strata(subsets[rows], strata)
+            if cells is None or all(len(parts) == len(row) for parts, row in zip(cells, subsets[rows], strict=True)):
+                continue
+            own = presence(cells, drawn, part.names[rows], of_batch)
+            if bool((own >= _OFTEN * probability[rows]).all()):
+                found[rows], by_strata[rows] = own, True
+        sides = part.over_strata(drawn.columns, strata, by_strata) if bool(by_strata.any()) else None
+        if sides is None:
             return probability
         self._sides.append((part, sides))
         self._strata[part.part if isinstance(part.part, str) else None] = Known(strata)
         return found
+
+
+def _population(drawn: Drawn, share: float = 1.0) -> Tensor | None:
+    """For how many samples each counts in the population that ``share`` of a batch stands for; None for the data."""
+    known = getattr(drawn.plan, "population", None)
+    return None if known is None else known(share)
+
+
+def _of_population(drawn: Drawn, share: float = 1.0) -> Columns:
+    """The columns of the training samples with :data:`POPULATION`, where that is not the data."""
+    population = _population(drawn, share)
+    return drawn.columns if population is None else {**drawn.columns, POPULATION: population}
 
 
 def _numbered(owners: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.engine.estimates import Proposal
 from fcco_lightning.models.batch import DUAL, Batch, Columns
+from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import SampleParameters
 from fcco_lightning.objectives.self_weights import expected_copies
 from fcco_lightning.state import Copies, DualState, Layout, copies, replaced
@@ -28,6 +29,8 @@ class RowParameters(nn.Module):
         layout: of the rows, see :class:`DualState`.
         dtype: of the rows.
         repeats: whether a batch may hold a sample twice.
+        shares: what a sample counts in the mean over a batch that holds it, shape (n,), on average over these; None
+            where the columns of the batch say it.
 
     Attributes:
         with_previous: whether batches are measured at the previous weights, too.
@@ -43,9 +46,11 @@ class RowParameters(nn.Module):
         dtype: torch.dtype = torch.float32,
         *,
         repeats: bool = True,
+        shares: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.spec, self.repeats = spec, repeats
+        self._known = None if shares is None else Known(shares)
         self.state = DualState(num_rows, spec.width, dtype, processes, layout)
         self.leaf: Tensor | None = None
         """The parameters attached last, by which surrogates are differentiated, until :meth:`step` has been taken."""
@@ -102,6 +107,8 @@ class RowParameters(nn.Module):
     def _shares(self, again: Copies | None, leaf: Tensor) -> Tensor:
         """What a sample, all its copies together, counts in the surrogate, a mean over samples; (b, 1), or a scalar."""
         index, weight = self._columns["index"], self._columns.get("weight")
+        if self._known is not None:
+            return self._known.like(leaf, leaf.dtype).index_select(0, index).unsqueeze(1)
         if weight is None:
             alone = leaf.new_full((), 1 / len(index))
             return alone if again is None else 1 / (1 / again.count.to(leaf.dtype)).sum().round()

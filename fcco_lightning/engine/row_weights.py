@@ -3,6 +3,10 @@ r"""How much a row of a batch weighs in its term, so that the gradient is right 
 A term ``(1/n) sum_i f_i(g_i(w))`` is estimated from the rows i of which a batch speaks.  A row that is in a batch with
 probability p_i has to weigh ``1/(n p_i)`` there: then the expectation over batches of the weighted sum is the mean over
 all n rows (Horvitz and Thompson), however rare a row is.
+
+Where batches stand for another population than the data (``prevalence: batch``), in which the owner of row i counts for
+m_i samples, the term is the mean over the owners in that population, ``sum_i m_i f_i(g_i(w)) / sum_i m_i``, and row i
+weighs ``n m_i / sum_j m_j`` times as much.
 """
 
 import warnings
@@ -33,8 +37,9 @@ class BatchDraws(Protocol):
 
     It may also have ``weights()``, of the samples in means over the data, shape (n,), or None where they are means over
     the samples as they are drawn; ``distinct``, whether no batch holds a sample twice; ``most(counts)``, the largest
-    number of marked samples in a batch, of ``counts`` (S,) in every stratum; and ``by_size()``, for batches of several
-    sizes.
+    number of marked samples in a batch, of ``counts`` (S,) in every stratum; ``by_size()``, for batches of several
+    sizes; and ``population(share)``, for how many samples each counts in the population that a batch stands for, shape
+    (n,), or None where that is the data.
     """
 
     @property
@@ -73,11 +78,16 @@ class RowWeights(nn.Module):
     would then be biased.  Where a batch says something of a row only if it also holds another kind of sample, the
     weight is divided by the probability of that, given that it holds the owner.
 
+    Where batches stand for another population than the data, rows of samples have known probabilities like those of
+    groups.
+
     Args:
         num_rows: n.
         probability: p_i of every row, shape (n,), in (0, 1], or one number; of rows of samples that of a batch which
             holds the owner.  None to estimate them.
-        samples_per_row: n_samples / n_rows, where samples own the rows; None elsewhere.
+        samples_per_row: n_samples / n_rows, where samples own the rows and batches stand for the data; None elsewhere.
+        every: whether every sample owns one row, which does not follow from there being as many rows as samples.
+        population: m_i of the owner of every row, shape (n,); None where batches stand for the data.
 
     Attributes:
         number: of the term whose rows these are.
@@ -87,10 +97,16 @@ class RowWeights(nn.Module):
     number: int = 0
 
     def __init__(
-        self, num_rows: int, probability: Tensor | float | None = None, samples_per_row: float | None = None
+        self,
+        num_rows: int,
+        probability: Tensor | float | None = None,
+        samples_per_row: float | None = None,
+        *,
+        every: bool = False,
+        population: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.num_rows, self.samples_per_row = num_rows, samples_per_row
+        self.num_rows, self.samples_per_row, self.every = num_rows, samples_per_row, every
         self.counted = probability is None
         counts = torch.zeros(num_rows + 1, dtype=torch.float64) if self.counted else None  # the last one: batches
         self.register_buffer("counts", counts)
@@ -99,6 +115,9 @@ class RowWeights(nn.Module):
         self._each = None if isinstance(chance, float) else Known(chance)
         # with one more for the row that is none
         self._with_none = None if isinstance(chance, float) else Known(torch.cat([chance, chance[:1]]))
+        alike = population is None or bool((population == population[0]).all())
+        counted = None if population is None or alike else population / population.mean()
+        self._counted = None if counted is None else Known(torch.cat([counted, counted[:1]]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         kept = self.counts
@@ -125,6 +144,20 @@ class RowWeights(nn.Module):
                 chance = self._with_none.like(each, each.dtype).index_select(0, index)
         return chance if self.samples_per_row is None else chance * self._of_samples(columns, each, again)
 
+    def relevance(self, index: Tensor | None, given: Tensor | None, each: Tensor) -> Tensor | None:
+        """What each entry counts in the mean over all rows, shape (r,); None where all count alike.
+
+        Args:
+            index: as above.
+            given: what it counts for the part that measures it, shape (r,); None for 1.
+            each: as above.
+        """
+        if self._counted is None:
+            return given
+        counted = self._counted.like(each, each.dtype)
+        counted = counted[:-1] if index is None else counted.index_select(0, index)
+        return counted if given is None else given * counted
+
     def count(self, index: Tensor | None, each: Tensor) -> None:
         """Take note of what a batch has spoken of; arguments as above."""
         if self.counts is None:
@@ -139,7 +172,7 @@ class RowWeights(nn.Module):
         """The weights where a batch says something of every row whose owner it holds."""
         assert self.samples_per_row is not None  # noqa: S101 - the caller has seen to it
         size = len(columns["index"])
-        if "weight" not in columns and self.samples_per_row == 1:
+        if "weight" not in columns and self.every:
             return 1 / each.sum().clamp(min=1)
         if "weight" not in columns:
             different = size if again is None else (1 / counts(columns["index"]).to(each.dtype)).sum().round()
@@ -331,6 +364,27 @@ def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, 
     warn_of_rare_rows(torch.tensor([least]), [f"{name}, which needs samples of both classes"])
     found = given[of_owners]
     return float(found[0]) if bool((found == found[0]).all()) else found
+
+
+def owner_presence(owners: Tensor, drawn: Drawn, share: float = 1.0) -> Tensor:
+    """Probability that a batch holds the owner of each row, shape (n_rows,), float64.
+
+    Args:
+        owners: the samples that own rows, shape (n_samples,), bool, or (n_samples, T) where they do for T labels.
+        drawn: the training samples and how batches are drawn.
+        share: part of a batch that the gradient is taken on.
+    """
+    strata = drawn.plan.strata
+    strata = torch.zeros(len(owners), dtype=torch.int64) if strata is None else strata
+    one_each, number = torch.full_like(strata, -1), int(strata.max()) + 1  # the samples of a stratum are drawn alike
+    every = torch.arange(number)
+    one_each[torch.zeros_like(every).scatter_(0, strata, torch.arange(len(strata)))] = every
+    return of_rows(presence(Partition(one_each, number), drawn, [], share)[strata], owners)
+
+
+def of_rows(values: Tensor, owners: Tensor) -> Tensor:
+    """The values (n_samples,) of the owner of every row, shape (n_rows,); owners as of :func:`owner_presence`."""
+    return values.view(len(owners), *[1] * (owners.dim() - 1)).expand_as(owners)[owners]
 
 
 def require_company(probability: float, name: str) -> None:

@@ -193,9 +193,10 @@ class Term(nn.Module):
         names = self.part.rows_of(batch)
         index = names if names is None or self._row_of is None else self._row(names)
         again = copies(names) if self.repeats and names is not None else None
-        relevance = None if now.weight.dtype == torch.bool else now.weight
-        present = now.weight if relevance is None else now.weight != 0
+        given = None if now.weight.dtype == torch.bool else now.weight
+        present = now.weight if given is None else now.weight != 0
         values, each = now.values, present.to(now.values.dtype)
+        relevance = self.weights.relevance(index, given, each)
         before = None if earlier is None else earlier.values.detach()
         if again is not None:
             each = each / again.total(each).clamp(min=1)

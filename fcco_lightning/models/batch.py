@@ -31,6 +31,10 @@ IN_HALVES = "weight_in_halves"
 KNOWN_STRATUM = "known_stratum"
 """Name of the column that an engine adds for means over sides whose samples are drawn with several probabilities."""
 
+POPULATION = "population"
+"""Name of the column that an engine adds to those of the training split where batches stand for another population than
+the data: for how many of its samples each one counts, shape (n,), float64, of mean 1."""
+
 HERE = "here"
 """Name of the column that marks the samples of this process."""
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import Columns
+from fcco_lightning.models.batch import POPULATION, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.base import Objective, RowDomain, required_column
 from fcco_lightning.objectives.measurable import Rows, nan_where
@@ -120,10 +120,11 @@ class MeanAveragePrecision(Objective):
         self.missing = missing
         self.one_label_each = False
         self.labels = 0
-        # numbers of samples of which a label is known, and has the value 1, and what its rows count, shape (T,)
-        self.known = self.positives = self._relevance = Known(torch.zeros(0))
+        # numbers of samples of which a label is known, and has the value 1, what its rows count, and a mean over the
+        # samples of which it is known in units of one over all, shape (T,)
+        self.known = self.positives = self._relevance = self._to_known = Known(torch.zeros(0))
 
-    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:
         """One row for every label that a sample has.
 
         Raises:
@@ -150,7 +151,14 @@ class MeanAveragePrecision(Objective):
                 f"known training samples, but needs both classes (so do {len(empty)} labels in all). Leave them out."
             )
         self.labels, self.known, self.positives = labels, Known(known), Known(positives)
-        self._relevance = Known(int(positives.sum()) / (labels * positives.double()))
+        stand_for = torch.ones_like(y, dtype=torch.float64)  # for how many each counts in the batches' population
+        if columns is not None and POPULATION in columns:
+            stand_for *= columns[POPULATION].view(-1, *[1] * (y.dim() - 1))
+        of_known, of_positives = (
+            torch.bincount(task[of], weights=stand_for[of], minlength=labels) for of in (known_ones, y == 1)
+        )
+        self._relevance = Known(of_positives.sum() / (labels * of_positives))
+        self._to_known = Known(num_samples / of_known)
         return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.itself / int(known.max())))
 
     def rows_of(self, batch: Columns) -> Tensor:
@@ -195,8 +203,8 @@ class MeanAveragePrecision(Objective):
     def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
         scores, holds = outputs.T.contiguous(), (y == 1).T
         # from weights of a mean over all n samples those of one over the samples of which the label is known
-        n, known = at_least("num_samples", self.num_samples or 0, 1), self.known.like(y).unsqueeze(1)
-        every = torch.ones_like(scores) if self.missing is None else (y != self.missing).T * (n / known)
+        n, to_known = at_least("num_samples", self.num_samples or 0, 1), self._to_known.like(scores, scores.dtype)
+        every = torch.ones_like(scores) if self.missing is None else (y != self.missing).T * to_known.unsqueeze(1)
         if self.missing is not None:  # so that it does not matter what the network makes of a label that is not known
             scores = scores.where(every > 0, 0.0)
         masks = torch.stack([every * holds, every], dim=1).to(scores.dtype).detach()

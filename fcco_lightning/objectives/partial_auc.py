@@ -89,7 +89,7 @@ class CVaRPartialAUC(RankingObjective):
         if self.min_tpr:
             return None
         positive, negative = both_classes(columns, self)
-        self.class_sizes = int(negative.sum()), int(positive.sum())
+        self._know_sizes(columns, positive)
         return [positive, negative]
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows | None]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
-from fcco_lightning.models.batch import Columns
+from fcco_lightning.models.batch import POPULATION, Columns
 from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, require, required_column, whole_split
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
@@ -35,12 +35,13 @@ class RankingObjective(BinaryObjective, ABC):
         needs_partner: whether the owners are compared with the other class, as above, and not with all samples of the
             data, themselves included.
         itself: l(0), the loss of a sample against itself.
-        class_sizes: numbers of the negatives and of the positives, known from :meth:`row_domain` on.
+        class_sizes: numbers of the negatives and of the positives in the population that batches stand for, known from
+            :meth:`row_domain` on.
     """
 
     owner: int = 1
     needs_partner: ClassVar[bool] = True
-    class_sizes: tuple[int, int] | None = None
+    class_sizes: tuple[float, float] | None = None
 
     def __init__(self, loss: PairLoss | None = None, *, sigmoid: bool = False) -> None:
         super().__init__(sigmoid=sigmoid)
@@ -60,7 +61,7 @@ class RankingObjective(BinaryObjective, ABC):
             DataError: if ``y`` is missing, holds other values than 0 and 1, or lacks one of them.
         """
         positive, negative = both_classes(columns, self)
-        self.class_sizes = int(negative.sum()), int(positive.sum())
+        self._know_sizes(columns, positive)
         owners = positive if self.owner == 1 else negative
         return RowDomain(
             0, per_sample=True, owners=owners, range=self._range(), partners=~owners if self.needs_partner else None
@@ -75,6 +76,12 @@ class RankingObjective(BinaryObjective, ABC):
             warn_of_class_ratios(batch, self)
         elif by_strata(batch):
             Comparisons(batch, self.num_samples, owners=self._owners(batch)).check()
+
+    def _know_sizes(self, columns: Columns | None, positive: Tensor) -> None:
+        """Take the sizes of the classes from the columns of the training split."""
+        known = (columns or {}).get(POPULATION)
+        negatives, positives = torch.bincount(positive.long(), weights=known, minlength=2).tolist()
+        self.class_sizes = negatives, positives
 
     def _range(self) -> Range:
         """The interval in which the inner values lie, once :attr:`class_sizes` are known."""

@@ -146,3 +146,34 @@ def test_another_problem_with_the_same_constraint_changes_nothing(other):
     measured(*posed(other))
     assert constraint.strata is None
     assert torch.equal(measured(*first), expected)
+
+
+def test_a_neighbour_of_the_same_kind_changes_nothing():
+    """One mean is taken by strata; another, whose subset has one sample in each, is a ratio; also where they join."""
+    columns = {"y": Y, "group": GROUP, "rare": torch.isin(torch.arange(SMALL), torch.tensor([0, 6])).long()}
+    columns["index"] = torch.arange(SMALL)
+    plan, network = BalancedSampling(4, 0.25).plan(columns), nn.Linear(1, 1)
+    columns |= plan.columns()
+    x, index = torch.linspace(-2, 2, SMALL).unsqueeze(1), torch.tensor([8, 6, 0, 2, 5])
+    batch = {"x": x[index], **{name: column[index] for name, column in columns.items()}}
+
+    def rows(*constraints):
+        algorithm = SOX()
+        drawn = {"target": Drawn(columns, plan)}
+        problem = algorithm.pose(CrossEntropy(), constraints, HingePenalty(), num_samples=SMALL, sampling=drawn)
+        engine = Engine(network, problem, algorithm)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            seen = engine.evaluate({"target": batch})  # the first batch is looked at
+        (row,) = engine.measure(seen).readings
+        inverse = torch.as_tensor(row.inverse).expand(len(row.values), 1)
+        return torch.cat([row.values.detach(), inverse], dim=1), problem.constraints[0].strata, len(said)
+
+    group, rare = (MeanAtMost(SoftRate(), 0.5, {name: 1}) for name in ("group", "rare"))
+    (alone, by_strata, silent), (apart, none, warned) = rows(group), rows(rare)
+    assert by_strata is not None
+    assert none is None
+    assert (silent, warned) == (0, 1)
+    torch.testing.assert_close(rows(group, rare)[0], torch.cat([alone, apart]))
+    torch.testing.assert_close(rows(rare, group)[0], torch.cat([apart, alone]))
+    assert rows(rare, group)[2] == 1

@@ -211,11 +211,39 @@ WAYS: dict[str, Callable[[], Way]] = {
 }
 
 
+def as_drawn(way: Way) -> Way:
+    """The same batches without a word of how they are drawn, which stand for the population that they are drawn from.
+
+    That is what ``prevalence: batch`` is.
+    """
+    return way._replace(weight=None, sized=False, chosen=False, replaced=0)
+
+
+def few_of_a_class() -> Way:
+    """Five positives of three, so that some come twice, and two negatives."""
+    classes = [[i for i, label in enumerate(STRATUM) if label == kind] for kind in (1, 0)]
+    parts = [Nested([[(members, drawn)]], 1) for members, drawn in zip(classes, (5, 2), strict=True)]
+    return Way(Apart(parts), torch.tensor(STRATUM), None)
+
+
 class Plan:
     """How batches are drawn, as the package asks for it; probabilities by the formulas of the reference."""
 
     def __init__(self, way: Way) -> None:
-        self.sampler, self.strata = way.sampler, way.strata
+        self.sampler, self.strata, self.way = way.sampler, way.strata, way
+
+    def population(self, share: float = 1.0) -> Tensor | None:
+        """What samples count in weighted means over batches on average, by enumeration, in units of 1/n."""
+        assert share == 1
+        if self.strata is None and self.way.weight is None:
+            return None
+        counted = torch.zeros(len(self.strata), dtype=torch.float64)
+        for batch, chance in self.sampler.batches():
+            index = torch.tensor(batch)
+            weight = 1.0 if self.way.weight is None else self.way.weight[index]
+            counted.index_add_(0, index, torch.ones(len(index), dtype=torch.float64) * weight / len(index) * chance)
+        counted *= len(counted)
+        return None if bool((counted - 1).abs().max() < 1e-9) else counted
 
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
         assert share == 1

@@ -277,3 +277,29 @@ def test_absence_of_large_tables_is_a_probability():
     assert chances[1] == pytest.approx(1 - 100 / 1252 * 8 / 128, rel=1e-3)
     assert chances[2] == pytest.approx((1 - 8 / 128) ** 100, rel=2e-2)
     assert 0 < chances[3] < 1e-200
+
+
+@every_plan
+def test_the_population_is_what_weighted_means_over_batches_stand_for(case):
+    """By enumeration; half-positive batches of a third positives count these 1.5 times and the others .75 times."""
+    plan, found = case.tiny, case.tiny.population()
+    expected, weights = torch.zeros(plan.num_rows, dtype=torch.float64), plan.weights()
+    for chance, batch in case.outcomes:
+        for row in batch:
+            expected[row] += chance * plan.num_rows / len(batch) * (1.0 if weights is None else float(weights[row]))
+    found = torch.ones_like(expected) if found is None else found
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_second_halves_of_batches_stand_for_their_own_population():
+    """Of three positives among six, which are the even places of seven or so, two come in the second half."""
+    plan = BalancedBatches(torch.arange(20) % 4 == 0, 6, positive_fraction=0.5, prevalence="batch")
+    counted = torch.zeros(20, dtype=torch.float64)
+    for epoch in range(EPOCHS):
+        for batch in plan.batches(epoch):
+            counted[batch[3:]] += 20 / 3 / plan.num_batches / EPOCHS
+    of_positives = counted[::4].mean()
+    found = plan.population(0.5)
+    assert found[0] == pytest.approx(of_positives.item())
+    assert found.mean() == pytest.approx(1.0)
+    assert found[0] != pytest.approx(plan.population()[0])

@@ -136,6 +136,20 @@ class BatchPlan(ABC):
         """
         return None
 
+    def population(self, share: float = 1.0) -> Tensor | None:  # noqa: ARG002
+        r"""Return for how many rows m_i of the population that a batch stands for a row of the data counts.
+
+        .. math:: E \frac{1}{B} \sum_{i \in \text{batch}} w_i x_i = \frac{1}{n} \sum_{i=1}^n m_i x_i
+
+        with the :meth:`weights` w_i, or 1 where there are none.  They add up to n.
+
+        Args:
+            share: 1 for whole batches, 1/2 for their second halves.
+
+        Returns: shape (n,), float64; None where every m_i is 1, so that the population is the data.
+        """
+        return None
+
     def columns(self) -> dict[str, Tensor]:
         """Return the columns, each (n,), that training batches carry for the sake of how they are drawn.
 

@@ -53,6 +53,10 @@ class RepeatedBatches(BatchPlan):
         """Weights of the plan: every sample of a batch is repeated equally often."""
         return self.plan.weights()
 
+    def population(self, share: float = 1.0) -> Tensor | None:  # noqa: ARG002
+        """That of the plan, also of halves, which hold whole copies."""
+        return self.plan.population()
+
     def columns(self) -> dict[str, Tensor]:
         """Columns of the plan, and its strata: the pairs of a sample with itself are more likely than others.
 
@@ -129,6 +133,15 @@ class RowsOf(BatchPlan):
     def weights(self) -> Tensor | None:
         """Weights of the plan at its rows, 0 elsewhere."""
         return self.columns().get("weight")
+
+    def population(self, share: float = 1.0) -> Tensor | None:
+        """That of the plan at its rows, 0 elsewhere."""
+        inner = self.plan.population(share)
+        if inner is None and len(self.rows) == self.num_rows:
+            return None
+        population = torch.zeros(self.num_rows, dtype=torch.float64)
+        population[self.rows] = self.num_rows / len(self.rows) * (1.0 if inner is None else inner)
+        return population
 
     def columns(self) -> dict[str, Tensor]:
         """Columns of the plan at its rows, 0 elsewhere."""

@@ -129,14 +129,25 @@ class StratifiedBatches(BatchPlan):
         """
         if self._weights == "never":
             return None
+        in_data, in_batch = self._shares()
+        weights = (in_data / in_batch)[self._strata].float()
+        return None if self._weights == "if they differ" and bool((weights == 1).all()) else weights
+
+    def population(self, share: float = 1.0) -> Tensor | None:
+        """Without weights n p / B of a row that is in a batch p times on average, see :meth:`weights`."""
+        if self._weights != "never":
+            return None
+        in_data, in_batch = (self if share == 1 else self._second_half())._shares()
+        return None if torch.equal(in_data, in_batch) else (in_batch / in_data)[self._strata]
+
+    def _shares(self) -> tuple[Tensor, Tensor]:
+        """N_s U B and n c B_s of every stratum, shape (S,) each: whole numbers, whose products are exact."""
         wanted = torch.empty(len(self._units), 2, dtype=torch.float64)
         for members, count in self._choices:
             wanted[members] = torch.tensor([len(members), count], dtype=torch.float64)
-        share = wanted[self._unit]
-        # Products of whole numbers, which are exact, and one division of them.
-        of_stratum = (self._sizes * share[:, 0] * self.batch_size) / (self.num_rows * share[:, 1] * self.drawn)
-        weights = of_stratum[self._strata].float()
-        return None if self._weights == "if they differ" and bool((weights == 1).all()) else weights
+        share, first = wanted[self._unit], self._units[0]
+        size = self.chosen * int(self.drawn[first[first >= 0]].sum())  # of the batch, or of its half
+        return self._sizes * share[:, 0] * size, self.num_rows * share[:, 1] * self.drawn
 
     def columns(self) -> dict[str, Tensor]:
         """``weight`` and what corrects it in halves of batches; and the strata as far as they are told."""

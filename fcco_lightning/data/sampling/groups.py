@@ -30,8 +30,9 @@ class GroupSampling(Sampling):
         replacement: whether the samples of a group are drawn with replacement; otherwise each group is gone through in
             a random order and shuffled anew when exhausted, and no sample occurs twice in a batch.
         num_batches: number of batches of an epoch; None for as many as hold n samples.
-        prevalence: "batch" gives batches no weights, as objectives over groups need none; "data" gives rows of a group
-            of N_g of n rows the ``weight`` N_g G / n, with which means over batches estimate means over the data.
+        prevalence: "batch" gives batches no weights, as objectives over groups need none, and means over batches are
+            those of a population of equally large groups; "data" gives rows of a group of N_g of n rows the ``weight``
+            N_g G / n, with which means over batches estimate means over the data.
         column: column of the groups.
 
     Raises:

@@ -60,7 +60,8 @@ class BalancedSampling(Sampling):
         allow_repeats: whether a row may occur twice in a batch that asks for more rows of a class than there are.
         prevalence: "data" gives batches a column ``weight``, N_s B / (n B_s) for a class of N_s rows of which a batch
             holds B_s, with which means over batches estimate means over the data without bias; "batch" gives none, and
-            means over batches are those of a population with this share of positives.
+            means over batches are those of a population with this share of positives, in which the classes are as in
+            the data: a mean over one class, or over pairs of both, is the same.
 
     Raises:
         ConfigError: if a number is out of range.
