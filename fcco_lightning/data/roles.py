@@ -89,6 +89,11 @@ class Columns:
                 )
             if len(set(self.label)) < len(self.label):
                 raise ConfigError(f"columns.label={self.label!r} names a column twice. Leave one out.")
+        if isinstance(self.sensitive, list) or str(self.sensitive).startswith("["):
+            raise ConfigError(
+                f"columns.sensitive={self.sensitive!r} names several columns, and it is one of two groups. Groups of "
+                "several columns are their combinations: leave it out, and give groups.by instead."
+            )
         if (self.sensitive is None) != (self.favoured is None):
             raise ConfigError(
                 f"columns.sensitive={self.sensitive!r} and columns.favoured={self.favoured!r} go together: the column "

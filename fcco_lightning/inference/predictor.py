@@ -26,6 +26,7 @@ from fcco_lightning.inference.tables import Kind, prediction_table
 from fcco_lightning.objectives import SquaredError
 from fcco_lightning.state.checkpoint_files import load_weights, read_file
 
+_FEWEST_JUDGED = 10  # rows, of which fewer may all have new categories by chance
 _KNOWN = ("fcco_lightning", "torch")
 
 
@@ -77,7 +78,7 @@ class Predictor(nn.Module):
         Raises:
             ConfigError: if the network was not trained on a table or on texts, or has no probabilities for a threshold.
             DataError: if the table lacks a column, or cells that the encoder needs, or if more than a tenth of a column
-                of numbers are none, or more than half of one of categories are unknown.
+                of numbers are none, or of 10 rows or more over half have an unknown value in one column of categories.
         """
         if self.encoder is None:
             raise ConfigError(
@@ -97,7 +98,7 @@ class Predictor(nn.Module):
         }
         parts = [self(x) for x in self.encoder.batches(frame, at_least("batch_size", batch_size, 1))]
         elsewhere = self.decided_elsewhere if threshold is None and self.kind != "values" else []
-        if isinstance(self.encoder, TabularEncoder):
+        if isinstance(self.encoder, TabularEncoder) and len(frame) >= _FEWEST_JUDGED:
             shares = {name: count / len(frame) for name, count in self.encoder.unknown_counts.items()}
             inferred = [c for c in self.encoder.columns if c.name not in self.encoder.encoding.categorical]
             require_seen(inferred, shares, frame, "the table")

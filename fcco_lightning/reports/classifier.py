@@ -124,8 +124,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             X: features, shape (n, d): an array, a table of numbers, or a sparse matrix.
             y: labels of two or more classes, shape (n,).
             sensitive_features: the group of every sample, shape (n,), of numbers or texts, which constraints know as
-                ``group``; or a table of several such columns, which constraints name by ``by`` or ``where``.  There, as
-                for the column ``y``, values are those that are given here: ``where={"age": "<25", "sex": "f"}``.
+                ``group``; or a table of several such columns.  Of these ``group`` is the combination, such as "sex=f,
+                race=b", unless a column is called so, and constraints name single ones by ``by`` or ``where``.  There,
+                as for the column ``y``, values are those that are given here: ``where={"age": "<25", "sex": "f"}``.
 
         Raises:
             DataError: if there is one class only, or a column of groups has one group, or missing cells.

@@ -61,6 +61,8 @@ def test_further_columns_come_along_and_are_no_features():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"sensitive": ["sex", "race"]}, r"names several columns.*give groups\.by instead"),
+        ({"sensitive": "['sex', 'race']"}, r"names several columns.*give groups\.by instead"),
         ({"favoured": None}, r"columns.sensitive='race' and columns.favoured=None go together"),
         ({"sensitive": None}, r"columns.sensitive=None and columns.favoured='White' go together"),
         ({"target": "number"}, r"positive='>50K' is a class, but target='number'"),

@@ -165,6 +165,11 @@ def test_a_score_of_zero_is_no_positive_decision():
     assert prediction_table(torch.tensor([50.0]), {}, kind="labels", threshold=1)["decision"].tolist() == [0]
 
 
+def test_a_table_of_other_categories_is_refused(trained):
+    with pytest.raises(DataError, match=r"100% of the column 'job' in the table are values that the training split"):
+        load(trained).predict(table(20, seed=9).assign(job="astronaut"))
+
+
 def test_categories_that_training_lacks_are_said(trained):
     """They count as none of the known ones, so that the scores are those of all zeros."""
     new = table(4, seed=9)

@@ -1,5 +1,6 @@
 """The classifier behind scikit-learn's interface."""
 
+import itertools
 import pickle
 import warnings
 
@@ -217,6 +218,28 @@ def test_three_groups_are_compared_by_pairs(problem):
     model = ConstrainedClassifier(constraints=[DemographicParity()], **QUICK | {"max_epochs": 1})
     model.fit(X, y, sensitive_features=race)
     assert len(model.report_.figures["constraints"]) == 3
+
+
+def test_several_sensitive_features_are_crossed(problem):
+    """As by fairlearn: what is constrained is the difference of all combinations that occur."""
+    X, y, sex = problem
+    race = np.array(["a", "b"])[np.arange(len(y)) % 2]
+    table = pd.DataFrame({"sex": sex, "race": race})
+    table.loc[(table["sex"] == "f") & (table["race"] == "b"), "race"] = "a"  # a combination that does not occur
+    model = ConstrainedClassifier(constraints=[DemographicParity(kappa=0.02)], **QUICK)
+    model.fit(X, y, sensitive_features=table)
+    names = ["sex=f, race=a", "sex=m, race=a", "sex=m, race=b"]
+    crossed = "sex=" + table["sex"] + ", race=" + table["race"]
+    assert sorted(set(crossed)) == names
+    assert {name.partition(": ")[2] for name in model.report_.figures["constraints"]} == {
+        f"{later} - {earlier}" for earlier, later in itertools.combinations(names, 2)
+    }
+    again = clone(model).fit(X, y, sensitive_features=crossed)
+    np.testing.assert_array_equal(again.decision_function(X), model.decision_function(X))
+    rates = pd.Series(model.predict(X) == "yes").groupby(crossed).mean()
+    free = clone(model).set_params(constraints=[]).fit(X, y)
+    unequal = pd.Series(free.predict(X) == "yes").groupby(crossed).mean()
+    assert np.ptp(rates) < 0.5 * np.ptp(unequal)
 
 
 def test_arguments_are_not_changed(problem):

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.data.conditions import Condition, Where, values_of
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
+from fcco_lightning.data.grouping import Grouping, Groups
 from fcco_lightning.data.sampling import UniformSampling
 from fcco_lightning.errors import DataError
 
@@ -58,7 +59,9 @@ class LabelledSample(TensorDataModule):
 
 
 def groups_of_samples(sensitive: Any, n: int) -> pd.DataFrame:
-    """The sensitive features by name, n rows; the first one is called "group", too, if none is.
+    """The sensitive features by name, n rows, and as "group", if none is called so, what they are together.
+
+    Groups of several features are the combinations that occur, such as "sex=F, race=B".
 
     Raises:
         DataError: if there are missing cells, one group only, or names that are taken or occur twice.
@@ -78,7 +81,12 @@ def groups_of_samples(sensitive: Any, n: int) -> pd.DataFrame:
         )
     for name in names:
         _require_groups(name, table[name])
-    return table if "group" in names else table.assign(group=table[names[0]])
+    if "group" in names:
+        return table
+    if len(names) == 1:
+        return table.assign(group=table[names[0]])
+    grouping = Grouping(Groups([*names])).fit(table)
+    return table.assign(group=pd.Categorical.from_codes(grouping.assign(table).numpy(), grouping.names))
 
 
 def _one_column(sensitive: Any) -> pd.DataFrame:
