@@ -4,7 +4,13 @@ Each kind is an :class:`FCCOError` and also the built-in kind that a caller woul
 ``except FCCOError`` and ``except ValueError`` work.  Messages name the argument, its value, the rule and the way out.
 """
 
+import re
 from collections.abc import Sequence
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+MOST_SHOWN = 200
+"""Characters of a name from data that a table shows."""
+_MOST_OF_A_MESSAGE = 4000
 
 
 class FCCOError(Exception):
@@ -48,6 +54,29 @@ class CheckpointError(FCCOError, RuntimeError):
 
 class PeerError(FCCOError, RuntimeError):
     """Another process of the job has failed, so this one stops in the same step; the other's message says why."""
+
+
+def printable(name: object, most: int = MOST_SHOWN) -> str:
+    r"""What comes from data as a terminal, a page or a picture may show it.
+
+    Characters that command a terminal, turn the direction of writing or begin a line are written as escapes, and the
+    middle of a long text is left out.
+
+    Example:
+        >>> printable("\x1b[2Jgroup")
+        '\\x1b[2Jgroup'
+        >>> printable("abcdefghij", most=5)
+        'ab\u2026ij'
+    """
+    text = str(name)
+    if len(text) > most:
+        text = f"{text[: (most - 1) // 2]}\u2026{text[-(most // 2) :]}"
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def printable_lines(message: object) -> str:
+    """What :func:`printable` makes of the lines of a message, which stay lines."""
+    return "\n".join(printable(line, _MOST_OF_A_MESSAGE) for line in str(message).split("\n"))
 
 
 def did_you_mean(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fcco_lightning import __version__
 from fcco_lightning.cli.catalogue import KINDS, members
 from fcco_lightning.cli.named_configs import copy_config, named_configs, named_searches, summary
-from fcco_lightning.errors import ConfigError, FCCOError
+from fcco_lightning.errors import ConfigError, FCCOError, printable_lines
 
 Work = Callable[[Namespace], object]
 """What a command does with its arguments; ``of_fit`` among them are those that it hands on to ``fcco fit``."""
@@ -122,12 +122,12 @@ def _status(work: Work, given: Namespace) -> int:
     except FCCOError as error:
         if os.environ.get("FCCO_DEBUG"):
             raise
-        sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
+        sys.stderr.write(printable_lines(f"fcco: {type(error).__name__}: {error}") + "\n")
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         if isinstance(error, BrokenPipeError) or os.environ.get("FCCO_DEBUG"):
             raise  # the former of a reader who has enough
-        sys.stderr.write(f"fcco: {type(error).__name__}: {error}\n")
+        sys.stderr.write(printable_lines(f"fcco: {type(error).__name__}: {error}") + "\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("fcco: interrupted.\n")
@@ -137,7 +137,7 @@ def _status(work: Work, given: Namespace) -> int:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
     """A warning in one line, without the place in the code that gives it."""
-    sys.stderr.write(f"fcco: {category.__name__}: {message}\n")
+    sys.stderr.write(printable_lines(f"fcco: {category.__name__}: {message}") + "\n")
 
 
 def _list(parser: ArgumentParser) -> Work:
@@ -348,7 +348,7 @@ def _add_trusted(parser: ArgumentParser) -> None:
 
 
 def _say(line: object) -> None:
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{printable_lines(line)}\n")
 
 
 _TOOLS: dict[str, Callable[[ArgumentParser], Work]] = {

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import jsonargparse
 import torch.distributed as dist
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -32,7 +33,8 @@ from fcco_lightning import FAMILIES, Report, public_names
 from fcco_lightning.cli.catalogue import SECTIONS
 from fcco_lightning.cli.parser import ArgumentParser
 from fcco_lightning.cli.shorthands import written_out
-from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
+from fcco_lightning.cli.yaml_files import require_harmless
+from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError, printable, printable_lines
 from fcco_lightning.state.checkpoint_files import read_file
 from fcco_lightning.state.processes import end_processes
 from fcco_lightning.training import FCCOModule
@@ -56,8 +58,30 @@ _NOISE = (  # of libraries, about nothing a user can do
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a line of the log is of use to who reads it: Lightning advertises another vendor's logger."""
-    return "Tip: For seamless cloud" not in record.getMessage()
+    """Whether a line of the log, made printable, is of use to who reads it: Lightning advertises another's logger."""
+    record.msg, record.args = printable_lines(record.getMessage()), ()
+    return "Tip: For seamless cloud" not in record.msg
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, line: int, *_: object) -> None:
+    sys.stderr.write(printable_lines(warnings.formatwarning(message, category, filename, line)))
+
+
+@contextmanager
+def _careful_yaml() -> Iterator[None]:
+    """Values of options, and files within files, are read with the limits of configurations, too."""
+    plain = jsonargparse.get_loader("yaml")
+
+    def careful(text: str) -> Any:
+        if any(sign in text for sign in "{[*:"):
+            require_harmless(text, f"the value {printable(text, 40)!r}")
+        return plain(text)
+
+    jsonargparse.set_loader("yaml", careful, (yaml.YAMLError,))
+    try:
+        yield
+    finally:
+        jsonargparse.set_loader("yaml", plain, (yaml.YAMLError,))
 
 
 @contextmanager
@@ -272,7 +296,8 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
         args: as typed, without the program's name; None for the command line.
         callbacks: of the trainer, beside those that the configuration names.
     """
-    with warnings.catch_warnings(), _without_advertisements():
+    with warnings.catch_warnings(), _without_advertisements(), _careful_yaml():
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
         for message in _NOISE:
             warnings.filterwarnings("ignore", message)
         for module in _modules_of_families():  # what is imported can be named without its module
@@ -305,7 +330,7 @@ def explained(work: Callable[[], object]) -> int:
         status, explanation = _explain(error)
         if explanation is None:
             raise
-        sys.stderr.write(f"\nfcco: {explanation}\n")
+        sys.stderr.write(f"\nfcco: {printable_lines(explanation)}\n")
         return status
     return 0
 
@@ -350,7 +375,9 @@ def _said_by_a_part(error: BaseException) -> str | None:
     lists what all of them say: the class that was named speaks of its arguments, the others of the name.
     """
     if isinstance(error, FCCOError):
-        return f"{type(error).__name__}: {error}"
+        # of a worker process torch hands over the error with its traceback as the message
+        own = str(error).rpartition(f"\n{type(error).__module__}.{type(error).__name__}: ")[2]
+        return f"{type(error).__name__}: {own.rstrip()}"
     head, _, said = str(error).partition("\nErrors:\n")
     if not isinstance(error, ValueError) or not head.startswith("Does not validate against any of the Union"):
         return None

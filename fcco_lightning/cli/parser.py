@@ -5,11 +5,10 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import callbacks, loggers
 from lightning.pytorch.cli import LightningArgumentParser
@@ -19,8 +18,10 @@ from torch.optim import lr_scheduler
 from fcco_lightning import MERGED, public_names
 from fcco_lightning.cli.catalogue import close_to, use_of
 from fcco_lightning.cli.options import options
+from fcco_lightning.cli.yaml_files import load_yaml
 from fcco_lightning.data.datamodules import clip_parts
-from fcco_lightning.errors import did_you_mean
+from fcco_lightning.data.text_files import require_text
+from fcco_lightning.errors import ConfigError, did_you_mean, printable_lines
 from fcco_lightning.training.execution import in_place_of
 
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
@@ -62,31 +63,34 @@ class ArgumentParser(LightningArgumentParser):
         if nested is not None:
             message = message.replace(f"'{nested[1]}'", f"'{_below_classes(nested[1])}'").strip()
             message += f".{_near(nested[1], _accepted_options(ex, self))}"
-        sys.stderr.write(f"fcco: error: {message.rstrip()}\n(--help lists every option, fcco list every class)\n")
+        sys.stderr.write(
+            f"fcco: error: {printable_lines(message.rstrip())}\n(--help lists every option, fcco list every class)\n"
+        )
         sys.exit(2)
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
         """Parse the text of a configuration, of which no key may be lost for being empty."""
+        config, refused = None, ""
+        try:
+            config = load_yaml(content, self._file or "the configuration")
+        except ConfigError as error:
+            refused = str(error)
+        if refused:
+            self.error(refused)
         if "path" in kwargs:
-            self._require_mapping(content)
-        with suppress(yaml.YAMLError):  # the parser says what is wrong with it
-            self._require_known(yaml.safe_load(content))
+            self._require_mapping(config)
+        self._require_known(config)
         return super().parse_string(content, *args, **kwargs)
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse a file, whose name messages are to know."""
         self._file = str(path)
+        if Path(path).is_file():
+            require_text(Path(path), self._file)
         return super().parse_path(path, *args, **kwargs)
 
-    def _require_mapping(self, content: str) -> None:
+    def _require_mapping(self, config: Any) -> None:
         """Refuse a file that is no mapping, by its name."""
-        try:
-            config = yaml.safe_load(content)
-        except yaml.MarkedYAMLError as error:
-            line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1},"
-            tab = " Indent with blanks instead of tabs." if "\t" in content else ""
-            what = " ".join(filter(None, (error.context, error.problem)))
-            self.error(f"{self._file}{line} cannot be read as YAML: {what}.{tab}")
         if not isinstance(config, dict):
             what = "empty" if config is None else f"{config!r}"
             needed = "it must hold sections, such as `model:` and `data:`"

@@ -8,14 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from fcco_lightning.cli.named_configs import with_files
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.cli.yaml_files import load_yaml
+from fcco_lightning.data.text_files import require_text
+from fcco_lightning.errors import ConfigError, printable_lines
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_CONFIGS = (".yaml", ".yml", ".json")
 _CONSTRAINTS = "--model.constraints"
 _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
 _FEW = 256  # rows of a table, of whose training split a batch of the usual size may be more than all
@@ -42,6 +43,10 @@ def written_out(args: Sequence[str]) -> list[str]:
         >>> written_out(["fit", "--model.constraints", "EqualizedOdds", "--model.constraints.kappa", "0.02"])
         ['fit', '--model.constraints=[{"class_path": "EqualizedOdds", "init_args": {"kappa": 0.02}}]']
     """
+    for word in args:
+        path = Path(word.rpartition("=")[2])
+        if path.suffix in _CONFIGS and path.is_file():
+            require_text(path, str(path))
     given = list(_with_nulls(_with_constraints(with_files(args))))
     table = _options(given).get("--data", "")
     if table.endswith((".csv", ".parquet")):
@@ -87,7 +92,7 @@ def _with_constraints(args: Iterable[str]) -> Iterator[str]:
         if named and equals and name.startswith(f"{_CONSTRAINTS}."):
             argument = name.removeprefix(f"{_CONSTRAINTS}.").removeprefix("init_args.")
             for one in named:
-                one.setdefault("init_args", {})[argument] = yaml.safe_load(value)
+                one.setdefault("init_args", {})[argument] = load_yaml(value, name)
             continue
         if named:
             yield f"{option}={json.dumps(named[0] if option.endswith('+') else named)}"
@@ -112,7 +117,7 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
         return
     assumed = {name: value for name, value in _assumed(options) if name not in options}
     said = [f"{name} {value}" for name, value in assumed.items()]
-    print(f"Assumed, as nothing else is said: {' '.join(said)}", file=sys.stderr)  # noqa: T201 - the program's output
+    print(printable_lines(f"Assumed, as nothing else is said: {' '.join(said)}"), file=sys.stderr)  # noqa: T201 - the program's output
     decides = not {"--data.columns.target", "--model.evaluation"} & (assumed.keys() | options.keys())  # between two
     if decides and "--data.columns.sensitive" in options and not any(n.startswith(_CONSTRAINTS) for n in options):
         advice = (

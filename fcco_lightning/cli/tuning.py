@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
@@ -17,6 +16,7 @@ from fcco_lightning.checks import at_least, one_of, package
 from fcco_lightning.cli.comparison import print_rows
 from fcco_lightning.cli.lightning_cli import start
 from fcco_lightning.cli.named_configs import named_searches
+from fcco_lightning.cli.yaml_files import read_yaml
 from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.evaluation import direction
 from fcco_lightning.reports import BestFeasible
@@ -118,10 +118,7 @@ def read_search(path: str | Path) -> list[Option]:
             f"--search {path}: there is no such file, and no search of that name; fcco list searches names them. A "
             f"search has a line for every option, such as `model.optimizer.lr: {{log: [1e-3, 1]}}`; others {_KINDS}."
         )
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--search {path} is no YAML: {error}.") from error
+    found = read_yaml(file, f"--search {path}")
     if not isinstance(found, Mapping) or not found:
         raise ConfigError(f"--search {path}: must map paths of options to values, {_KINDS}; it holds {found!r}.")
     return [Option(str(option), values) for option, values in found.items()]

@@ -21,6 +21,7 @@ _TRUTH_VALUES = frozenset({"True", "False"})
 _VALUES = frozenset({"integer", "floating", "mixed-integer-float", "boolean", "empty"})  # kinds of pandas
 
 
+_MOST_SHOWN = 80  # characters of a value in a message
 MOST_LOST = 0.1
 """Share of the samples whose cell or image may be unreadable where something takes its place."""
 
@@ -189,12 +190,16 @@ def _require_comparison(value: object, column: pd.Series, known: str) -> None:
 
 def listed(values: Iterable[object]) -> str:
     """Return the values as sorted text, cut after a dozen."""
-    return listed_in_order(sorted(str(value) for value in values))
+    return listed_in_order(sorted(_shortened(str(value)) for value in values))
 
 
 def listed_in_order(values: Sequence[object]) -> str:
     """Return the values as text, cut after a dozen."""
     return f"{list(values)}" if len(values) <= 12 else f"{list(values[:12])} and {len(values) - 12} more"
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def _text(value: object) -> str:

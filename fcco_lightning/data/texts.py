@@ -1,5 +1,6 @@
 """Texts as the tokens of a tokenizer: made once, and padded to the longest text of a batch."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _SPECIAL = {
 _LEARNT_LENGTH = 512  # of a learnt tokenizer, which belongs to no model
 _UNLIMITED = 1_000_000  # transformers says 1e30 where a tokenizer has no limit
 _AT_ONCE = 4096
+_LONG_WORD = re.compile(r"[^\W_]{101,}")  # WordPiece takes none of more than 100 characters
 _FEWEST_CHARACTERS = 40  # that are learnt, each as the start of a word and within one
 
 
@@ -242,11 +244,13 @@ def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> 
 def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
     """Learn ``size`` lower-case WordPieces, five markers included; return the JSON of a tokenizer of ``tokenizers``.
 
-    Rare characters become unknown: all but the ``size // 10`` most frequent ones, or 40 if that is more.
+    Words of more than 100 characters are unknown, and so are rare characters: all but the ``size // 10`` most frequent
+    ones, or 40 if that is more.
     """
     tokenizers = package("tokenizers", "text", f"tokens.vocabulary={size}")
     learner = _of_words(tokenizers, {"[UNK]": 0})
-    counts = Counter(c for text in texts for c in learner.normalizer.normalize_str(text) if not c.isspace())
+    texts = [_LONG_WORD.sub(" ", learner.normalizer.normalize_str(text)) for text in texts]  # not known later either
+    counts = Counter(c for text in texts for c in text if not c.isspace())
     known = sorted(sorted(counts, key=lambda c: (-counts[c], c))[: max(size // 10, _FEWEST_CHARACTERS)])
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=size,

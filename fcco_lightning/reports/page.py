@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader
 from rich.table import Table
 from rich.text import Text
 
+from fcco_lightning.errors import printable, printable_lines
 from fcco_lightning.reports.summary_table import VACUOUS_WARNING
 
 _PACKAGES = ("fcco-lightning", "torch", "lightning", "numpy")
@@ -44,8 +45,8 @@ def report_page(
     loader = PackageLoader("fcco_lightning", "reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("page.html.jinja" if whole else "run.html.jinja").render(
-        name=name,
-        headline=headline,
+        name=printable(name),
+        headline=None if headline is None else printable_lines(headline),
         tables=[_plain_table(table) for table in tables if table.row_count],
         pictures=[_picture(path) for path in pictures],
         config=_text(config) if config else "",
@@ -56,7 +57,7 @@ def report_page(
 
 def _text(config: Mapping[str, Any]) -> str:
     plain = json.loads(json.dumps(config, default=str))  # paths and the like as texts
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    return printable_lines(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
 
 
 def _plain_table(table: Table) -> dict[str, Any]:

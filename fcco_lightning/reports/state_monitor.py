@@ -13,7 +13,7 @@ from torch import Tensor
 from fcco_lightning.checks import at_least
 from fcco_lightning.engine import Problem
 from fcco_lightning.engine.terms import Term
-from fcco_lightning.evaluation.pictures.style import BLUE, new_figure, quiet_frame, save
+from fcco_lightning.evaluation.pictures.style import BLUE, new_figure, quiet_frame, save, shown
 from fcco_lightning.state import DualState
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training import FCCOModule
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 T = TypeVar("T")
-_MOST_PANELS, _MOST_LINES = 6, 8
+_MOST_PANELS, _MOST_LINES, _MOST_LETTERS = 6, 8, 60
 _FEW = 30  # values of which a histogram says nothing
 
 
@@ -254,7 +254,7 @@ class Values(NamedTuple):
     def caption(self) -> str:
         """Name and share, which is 100% only if it is."""
         share = self.seen if self.seen == 1 else min(self.seen, 0.999)
-        return f"{self.title}\n{share:.1%} of {self.rows:,} row{'s' * (self.rows > 1)} written"
+        return f"{shown(self.title, _MOST_LETTERS)}\n{share:.1%} of {self.rows:,} row{'s' * (self.rows > 1)} written"
 
 
 def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import DataError, printable, printable_lines
 from fcco_lightning.evaluation import shown_split
 
 REPORT, METRICS = "report.json", "metrics.csv"
@@ -93,14 +93,15 @@ def render_records(
     Their values are numbers, words, or texts of ``rich`` as they are shown.  Words are broken into lines where the
     table is too wide, numbers are not; ``narrow`` puts every word above them on a line of its own.
     """
-    table = Table(title=title, caption=caption, caption_justify="left")
+    table = Table(title=None if title is None else Text(printable(title)), caption=caption, caption_justify="left")
     for key, value in records[0].items() if records else ():
         shown = [record[key] if isinstance(record[key], Text) else _cell(key, record[key]) for record in records]
         numbers = isinstance(value, float) or key == _INTERVAL
-        header = key.replace(" ", "\n") if narrow and numbers else key
+        name = printable(key)
+        header = name.replace(" ", "\n") if narrow and numbers else name
         needed = max(len(line) for line in [*header.split("\n"), *map(str, shown)])
         table.add_column(
-            header,
+            Text(header),
             overflow="fold",
             no_wrap=numbers,
             justify="left" if isinstance(value, str) and not numbers else "right",
@@ -197,7 +198,7 @@ def print_tables(tables: Iterable[Table], line: str | None = None) -> None:
     for table in tables:
         console.print(table)
     if line is not None:
-        console.print(line, style="bold", highlight=False, soft_wrap=True)
+        console.print(printable_lines(line), style="bold", highlight=False, markup=False, soft_wrap=True)
 
 
 def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
@@ -238,7 +239,7 @@ def read_report(folder: Path) -> Mapping[str, Any] | None:
         return None
     try:
         report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no readable report: {error}. Leave its folder out.") from error
     return report
 
@@ -281,7 +282,7 @@ def _cell(key: str, value: Any, error: Any = None) -> Text:
     if isinstance(value, bool):
         return Text("yes" if value else "no", style="bold red" if key == "vacuous" and value else "")
     if not isinstance(value, float):
-        return Text(str(value))
+        return Text(printable(value))
     if key == "worst_violation":
         return Text(f"{value:+.4f}", style="red" if value > 0 else "green")
     return Text(f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.1g}")

@@ -137,7 +137,7 @@ def test_the_grids_of_the_papers_are_read(path):
         ("a: {log: [0, 2]}", r"\[LOW, HIGH\] with 0 < LOW < HIGH, got \[0, 2\]"),
         ("a: {choice: [[1]]}", "choice of a must be a list"),
         ("[1]", "must map paths of options to values"),
-        ("a: [", "is no YAML"),
+        ("a: [", "cannot be read as YAML"),
     ],
 )
 def test_a_search_that_cannot_be_read_is_refused(text, message):

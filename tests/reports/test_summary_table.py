@@ -51,7 +51,7 @@ def test_a_row_a_metric_and_a_column_a_split():
         "constraints vacuous": ["no", "-"],
         "average_precision": ["0.7700", "-"],
     }
-    assert [column.header for column in render_summary(REPORT).columns] == ["metric", "train", "test"]
+    assert [str(column.header) for column in render_summary(REPORT).columns] == ["metric", "train", "test"]
 
 
 def test_the_bound_of_an_error_stands_beside_its_figure():
@@ -77,7 +77,7 @@ def test_records_are_rows():
     text = printed(render_records("Groups (test)", records))
     assert rows(text) == [["a", "10", "0.5000"], ["b", "7", "-"]]
     assert "Groups (test)" in text
-    assert [column.header for column in render_records("", records).columns] == ["name", "size", "accuracy"]
+    assert [str(column.header) for column in render_records("", records).columns] == ["name", "size", "accuracy"]
     assert render_records("", []).columns == []
 
 
@@ -93,7 +93,7 @@ def test_constraints_with_the_largest_multipliers_come_first():
     assert title == "Constraints, largest multipliers first (2 of 3); intervals on test: exact binomial or normal"
     title, _ = constraint_records({**report, "clusters": "patient"})
     assert title.endswith("; intervals on test: exact binomial or normal, by clusters of patient")
-    assert split_tables({**report, "clusters": "patient"})[-1].title == title
+    assert split_tables({**report, "clusters": "patient"})[-1].title.plain == title
     assert records == [
         {"constraint": "c", "h train": 0, "h test": None, "95% interval": "-", "noise floor": None, "multiplier": 2.0},
         {"constraint": "a", "h train": 0.1, "h test": 0.2, "95% interval": "[-0.0500, +0.2000]", "noise floor": 0.03,
@@ -116,7 +116,7 @@ def test_numbers_of_constraints_are_not_broken_into_lines(width, left_out):
     text = printed(table, width)
     assert "[-0.0500, +0.0936]" in text
     assert all(len(line) <= width for line in text.splitlines())
-    headers = {column.header.replace("\n", " ") for column in table.columns}
+    headers = {str(column.header).replace("\n", " ") for column in table.columns}
     assert {"noise floor", "h val"} - headers == set(left_out)
     assert (f"Too wide here: {', '.join(left_out)} " in text) == bool(left_out)
 

@@ -16,7 +16,7 @@ from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame, Labels
 from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.data.table import TensorTable
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import DataError, printable
 
 
 class LabelledDataModule(SplitDataModule):
@@ -151,8 +151,9 @@ class LabelledDataModule(SplitDataModule):
         names, sizes = self.labels.group_names, self.group_sizes["train"][: self.num_groups]
         low, high = int(sizes.argmin()), int(sizes.argmax())
         told = (
-            f"{len(names)} groups with {int(sizes.sum())} training rows: smallest {int(sizes[low])} ({names[low]}), "
-            f"largest {int(sizes[high])} ({names[high]}); {sum(self.dropped.values())} rows of no group dropped"
+            f"{len(names)} groups with {int(sizes.sum())} training rows: smallest {int(sizes[low])} "
+            f"({printable(names[low])}), largest {int(sizes[high])} ({printable(names[high])}); "
+            f"{sum(self.dropped.values())} rows of no group dropped"
         )
         if self.grouping.left_out:
             fate = "merged into one" if self.groups.small == "merge" else "left out"

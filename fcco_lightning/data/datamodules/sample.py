@@ -86,7 +86,7 @@ def groups_of_samples(sensitive: Any, n: int) -> pd.DataFrame:
     if len(names) == 1:
         return table.assign(group=table[names[0]])
     grouping = Grouping(Groups([*names])).fit(table)
-    return table.assign(group=pd.Categorical.from_codes(grouping.assign(table).numpy(), grouping.names))
+    return table.assign(group=np.array(grouping.names)[grouping.assign(table).numpy()])
 
 
 def _one_column(sensitive: Any) -> pd.DataFrame:

@@ -31,7 +31,9 @@ class _Constraint(NamedTuple):
     @property
     def label(self) -> str:
         name = self.key.partition("/")[2]
-        return name if self.threshold is None else f"{self.rate.upper()}, τ = {self.threshold:g}".replace("-", MINUS)
+        if self.threshold is None:
+            return style.shown(name)
+        return f"{style.shown(self.rate.upper())}, τ = {self.threshold:g}".replace("-", MINUS)
 
 
 def plot_objective_and_violation(history: History, path: str | Path) -> Path | None:

@@ -38,7 +38,7 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
     if not count:
         return None
     shown = _worst(tasks)
-    for_names = 0.7 + 0.07 * max(map(len, map(style.shortened, shown))) if shown else 0.0
+    for_names = 0.7 + 0.07 * max(map(len, map(style.shown, shown))) if shown else 0.0
     figure = style.new_figure(4.4 * count + for_names, 3.9)
     panels = style.row_of_axes(figure, count)
     if target:
@@ -53,7 +53,7 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
             axes.sharey(panels[0])
         for k, task in enumerate(shown):
             # One that the split lacks is drawn too, as nothing, so that the last panel's legend has them all.
-            _draw_line(axes, tasks[task].get(split, Line([], [])), k, label=style.shortened(task), **_task_style(k))
+            _draw_line(axes, tasks[task].get(split, Line([], [])), k, label=style.shown(task), **_task_style(k))
         _finish(axes, f"Protected tasks ({split}){some}")
     if panels:
         panels[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)

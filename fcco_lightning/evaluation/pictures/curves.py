@@ -82,7 +82,7 @@ def _draw_list(
     shown: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": 1.6 if look else 0.8}
     names: list[str | None] = [None, None]
     if look:
-        prefix = f"{name}: " if name else ""
+        prefix = f"{style.shown(name)}: " if name else ""
         ap, area = average_precision(scores, y).item(), partial_auc(scores, y, *region).item()
         names = [f"{prefix}AP {ap:.3f}", f"{prefix}shaded part {area:.3f}"]
         left.axhline(float(y.double().mean()), color=color, linewidth=0.8, linestyle=":")
@@ -123,7 +123,7 @@ def plot_roc_by_group(
         for k, (name, (color, dashes)) in enumerate(zip(names, _STYLES, strict=False)):
             own = scores[group == k], y[group == k]
             fpr, tpr = roc_curve(*own)
-            label = f"{name}: AUC {auc(*own).item():.3f}"
+            label = f"{style.shown(name)}: AUC {auc(*own).item():.3f}"
             axes.plot(fpr.tolist(), tpr.tolist(), dashes, color=color, linewidth=1.6, label=label)
         _draw_gap(axes, group_rates(scores, y, group, num_thresholds))
         style.unit_square(axes, aspect="equal", title=f"ROC by group ({split})", **labels)

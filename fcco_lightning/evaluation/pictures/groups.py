@@ -71,7 +71,7 @@ def plot_groups(
     if not groups:
         return None
     shown = groups[:MOST_BARS]
-    names = [style.shortened(str(group["name"])) for group in shown]
+    names = [style.shown(group["name"]) for group in shown]
     upright = sum(map(len, names)) > 70
     figure = style.new_figure(max(6.0, 1.6 + 0.24 * len(shown)), 4.6 + 0.075 * max(map(len, names)) * upright)
     accuracy, weight = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])

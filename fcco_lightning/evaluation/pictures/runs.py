@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fcco_lightning.evaluation.pictures.style import BLUE, VERMILION, new_figure, quiet_frame, save, split_style
+from fcco_lightning.evaluation.pictures.style import BLUE, VERMILION, new_figure, quiet_frame, save, shown, split_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,12 +36,12 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], figure: str, violation: s
             axes.plot(row[violation], row[figure], "o" if holds else "X", color=BLUE if holds else VERMILION)
             _name(axes, row["run"], (row[violation], row[figure]))
         axes.axvline(0, color="0.5", linewidth=1)
-        axes.set(xlabel=f"{violation} in training (constraints hold left of 0)", ylabel=figure)
+        axes.set(xlabel=f"{shown(violation)} in training (constraints hold left of 0)", ylabel=shown(figure))
     else:
         axes.plot([row[figure] for row in found], range(len(found)), "o", color=BLUE)
-        axes.set_yticks(range(len(found)), [row["run"] for row in found])
+        axes.set_yticks(range(len(found)), [shown(row["run"]) for row in found])
         axes.invert_yaxis()
-        axes.set(xlabel=figure)
+        axes.set(xlabel=shown(figure))
     return save(canvas, path)
 
 
@@ -71,10 +71,10 @@ def plot_front(points: Sequence[Mapping[str, Any]], figure: str, path: Path) -> 
         for point, place in zip(points, line, strict=True):
             _name(axes, point["point"], place)
     axes.axvline(0, color="0.5", linewidth=1)
-    axes.set(xlabel="violation at the tightest kappa (all constraints hold left of 0)", ylabel=figure)
+    axes.set(xlabel="violation at the tightest kappa (all constraints hold left of 0)", ylabel=shown(figure))
     axes.legend(frameon=False)
     return save(canvas, path)
 
 
 def _name(axes: "Axes", name: str, place: tuple[Any, Any]) -> None:
-    axes.annotate(name, place, (4, 4), textcoords="offset points", fontsize=8)
+    axes.annotate(shown(name), place, (4, 4), textcoords="offset points", fontsize=8)

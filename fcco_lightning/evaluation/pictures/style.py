@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from fcco_lightning.errors import printable
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -58,10 +60,14 @@ def split_style(split: str) -> dict[str, Any]:
     return {"color": color, "marker": marker}
 
 
-def shortened(name: str) -> str:
-    """Without its middle where it is long: names of intersections often differ in their last part."""
-    half = _MOST_LETTERS // 2
-    return name if len(name) <= _MOST_LETTERS else f"{name[: half - 1]}…{name[-half:]}"
+def shown(name: object, most: int = _MOST_LETTERS) -> str:
+    """A name from data as a picture may show it: short, without control characters, and no formula.
+
+    It is without its middle where it is long: names of intersections often differ in their last part.  A dollar would
+    begin a formula, and a legend leaves out what is empty or begins with an underscore.
+    """
+    text = printable(name, most).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") or not text else text
 
 
 def new_figure(width: float, height: float) -> "Figure":

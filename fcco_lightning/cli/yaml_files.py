@@ -1,0 +1,114 @@
+"""The one reader of YAML: what multiplies, nests without end or says a thing twice is refused before it is read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fcco_lightning.data.text_files import read_text
+from fcco_lightning.errors import ConfigError
+
+MOST_NODES, MOST_LEVELS = 20_000, 100
+"""How large a configuration may be, its aliases written out, and how deep; the whole one of a run has 500 and 10."""
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass
+class _Open:
+    """A mapping or list that is being read."""
+
+    anchor: str | None
+    keys: dict[str, int] | None = None  # of a mapping -> their lines
+    size: int = 1
+    key_next: bool = True
+
+
+def read_yaml(path: Path, where: str) -> Any:
+    """Return what a file holds, which is called ``where`` in messages.
+
+    Raises:
+        ConfigError: if it is no YAML, or none that :func:`require_harmless` allows.
+        DataError: if it is no text in UTF-8.
+    """
+    return load_yaml(read_text(path, where), where)
+
+
+def load_yaml(text: str, where: str) -> Any:
+    """Return what a text means, with the errors of :func:`read_yaml`."""
+    require_harmless(text, where)
+    return yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe one
+
+
+def require_harmless(text: str, where: str) -> None:
+    """Raise :class:`ConfigError` unless a text is YAML without a key twice in a mapping, of limited size and depth.
+
+    Aliases count with the size of what they stand for.  The parser's events are read one by one, so that nothing is
+    built, and nothing is written out, before it is known to be small.
+    """
+    try:
+        found = _Found(where)
+        for event in yaml.parse(text, Loader=_LOADER):
+            found.take(event)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f", line {mark.line + 1},"
+        tab = " Indent with blanks instead of tabs." if "\t" in text else ""
+        told = (getattr(error, name, None) for name in ("context", "problem", "reason"))
+        what = " ".join(filter(None, told)) or str(error)
+        raise ConfigError(f"{where}{line} cannot be read as YAML: {what}.{tab}") from error
+
+
+class _Found:
+    """What was met of a text so far."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._sizes: dict[str, int] = {}  # by anchor, of what is complete
+        self._opened = [_Open(None)]
+
+    def take(self, event: Any) -> None:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.NodeEvent):
+            self._pass_key(event, line)
+        if isinstance(event, yaml.CollectionStartEvent):
+            self._opened.append(_Open(event.anchor, {} if isinstance(event, yaml.MappingStartEvent) else None))
+            if len(self._opened) > MOST_LEVELS:
+                raise ConfigError(f"{self.where}, line {line}: it is nested more than {MOST_LEVELS} levels deep.")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            closed = self._opened.pop()
+            self._add(closed.size, closed.anchor, line)
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._sizes:
+                raise ConfigError(
+                    f"{self.where}, line {line}: *{event.anchor} is within what it stands for, or unknown."
+                )
+            self._add(self._sizes[event.anchor], None, line)
+        elif isinstance(event, yaml.ScalarEvent):
+            self._add(1, event.anchor, line)
+
+    def _pass_key(self, event: Any, line: int) -> None:
+        """Refuse a key that a mapping has already, of which the last would win without a word."""
+        top = self._opened[-1]
+        if top.keys is None:
+            return
+        if top.key_next and isinstance(event, yaml.ScalarEvent) and event.value != "<<":
+            if event.value in top.keys:
+                raise ConfigError(
+                    f"{self.where}, line {line}: the key {event.value!r} stands in line {top.keys[event.value]} "
+                    "already. Remove one of them."
+                )
+            top.keys[event.value] = line
+        top.key_next = not top.key_next
+
+    def _add(self, size: int, anchor: str | None, line: int) -> None:
+        """Count something that is complete where it stands."""
+        top = self._opened[-1]
+        top.size += size
+        if anchor is not None:
+            self._sizes[anchor] = size
+        if top.size > MOST_NODES:
+            raise ConfigError(
+                f"{self.where}, line {line}: it holds more than {MOST_NODES:,} values, its aliases written out. A "
+                "configuration is far smaller: is this the right file?"
+            )
