@@ -182,10 +182,11 @@ def trained(job: Mapping[str, Any], module: FCCOModule, data: Any) -> Trainer:
         callbacks=callbacks,
         default_root_dir=job.get("folder"),
         **where,
-        **QUIET,
-        **job.get("trainer", {}),
+        **{**QUIET, **job.get("trainer", {})},
     )
     trainer.fit(module, data, ckpt_path=job.get("resume"))
+    for command in job.get("then", ()):
+        getattr(trainer, command)(module, data)
     return trainer
 
 

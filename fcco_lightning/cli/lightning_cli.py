@@ -37,6 +37,7 @@ from fcco_lightning.cli.yaml_files import require_harmless
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError, printable, printable_lines
 from fcco_lightning.state.checkpoint_files import read_file
 from fcco_lightning.state.processes import end_processes
+from fcco_lightning.state.watch import is_lost
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.preemption import SAVED
 from fcco_lightning.training.resuming import find_own, job_identity
@@ -95,7 +96,6 @@ def _without_advertisements() -> Iterator[None]:
 
 
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_LOST = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "NCCL")  # of a collective
 
 
 class FCCOCLI(LightningCLI):
@@ -349,11 +349,9 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
             return 128 + signal.SIGTERM, f"told to end{_and_saved(cause)}"
         if isinstance(cause, KeyboardInterrupt):
             return 128 + signal.SIGINT, f"interrupted{_and_saved(cause)}"
-        if isinstance(cause, RuntimeError) and any(sign in str(cause) for sign in _LOST):
-            return (
-                1,
-                f"another process of the job has ended or does not answer (its own message says why); {resume}",
-            )
+        if is_lost(cause):
+            reason = cause.__cause__ or "another process of the job has ended or does not answer."
+            return 1, f"{reason} To go on, {resume}"
         of_files = isinstance(cause, OSError) and (cause.filename is not None or cause.errno in _OF_DISKS)
         if isinstance(cause, MisconfigurationException) or of_files or _raised_in_library(cause):
             return 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"

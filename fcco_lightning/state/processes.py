@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import ConfigError, PeerError
 from fcco_lightning.state.divided import is_divided
+from fcco_lightning.state.watch import Watch, is_lost
 
 _HEADER = 6  # int64: failed, bytes needed, rows, layout of the tensors, marks, unused
 _HEADER_BYTES = 8 * _HEADER
@@ -56,6 +57,7 @@ class Processes:
         bytes: sent by this process so far.
         patience: seconds that a failing process waits for the others to hear of it; None for as long as the group
             waits.  Where a network divided over the processes is evaluated, they may wait for this one instead.
+        watch: hears of failures wherever this process is; None without.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
@@ -68,11 +70,15 @@ class Processes:
         # where the backend needs all tensors; None for where they are
         self._device = torch.device("cuda") if running and "gloo" not in dist.get_backend(group) else None
         self._announced: BaseException | None = None  # the failure here that the others know of
+        self.watch: Watch | None = None
 
     @classmethod
     def apart(cls) -> "Processes":
-        """All processes, in a group of its own: what others exchange meanwhile cannot get between."""
-        return cls(dist.new_group())  # type: ignore[arg-type]
+        """All processes, in a group of its own, with a watch: what others exchange meanwhile cannot get between."""
+        watch = Watch()  # before the others have all they need to fail
+        processes = cls(dist.new_group())  # type: ignore[arg-type]
+        processes.watch = watch
+        return processes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
         """The same: a copy of what refers to processes refers to these."""
@@ -122,9 +128,12 @@ class Processes:
         They are waited for ``timeout`` seconds; :attr:`patience` if it is None.
         """
         timeout = self.patience if timeout is None else timeout
-        if self.size == 1 or any(e is self._announced or isinstance(e, PeerError) for e in _causes(error)):
+        known = (e is self._announced or isinstance(e, PeerError) or is_lost(e) for e in _causes(error))
+        if self.size == 1 or any(known):
             return
         self._announced = error
+        if self.watch is not None:
+            self.watch.tell(error)
         # if the others are gone, the own error matters, not that they could not be told
         with suppress(Exception):
             self._exchange([], [1, 0, 0, 0, 0, 0], timeout)
@@ -230,10 +239,7 @@ class Processes:
             if header[1] <= self._capacity:
                 pack(contents, buffer[_HEADER_BYTES:])
             everything, started = buffer.new_empty(self.size, len(buffer)), time.perf_counter()
-            gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the earlier name
-            work = gather(everything.view(-1), buffer, group=self.group, async_op=True)
-            if work is not None:
-                work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
+            self._gather_bytes(everything.view(-1), buffer, timeout)
             self._count(started, len(buffer))
             headers = everything[:, :_HEADER_BYTES].contiguous().view(torch.int64).tolist()
             failed, needed = [rank for rank, h in enumerate(headers) if h[0]], max(h[1] for h in headers)
@@ -244,6 +250,20 @@ class Processes:
             if failed or needed <= self._capacity:
                 return headers, everything
             self._capacity = needed
+
+    def _gather_bytes(self, everything: Tensor, buffer: Tensor, timeout: float | None) -> None:
+        if (
+            timeout is not None and self._device is None
+        ):  # by gloo, whose thread has to give up, or the process cannot end
+            options = dist.distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
+            options.timeout = timedelta(seconds=timeout)
+            group = dist.group.WORLD if self.group is None else self.group
+            group._allgather_base(everything, buffer, options).wait()  # type: ignore[union-attr]
+            return
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the earlier name
+        work = gather(everything, buffer, group=self.group, async_op=True)
+        if work is not None:
+            work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
 
     def _count(self, started: float, sent: int) -> None:
         self.seconds += time.perf_counter() - started

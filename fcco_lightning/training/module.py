@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -56,7 +57,8 @@ from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.sharding import ShardedWeights, divide, require_divisible, take_strategy
-from fcco_lightning.training.trainers import Announce, OwnSettings, require_rows
+from fcco_lightning.training.together import Announce, begin_together, joined_by_failure
+from fcco_lightning.training.trainers import OwnSettings, require_rows
 
 RECOVERED = "recovered.ckpt"
 """The checkpoint of what the recovery step of ALEXR2 has made of the last weights."""
@@ -143,8 +145,12 @@ class FCCOModule(EvaluatingModule):
 
     def configure_callbacks(self) -> list[Any]:
         """Take over Trainer flags that manual optimization would refuse; runs before Lightning's own checks."""
-        trainer = self.trainer
-        take_strategy(trainer)
+        take_strategy(self.trainer)
+        begin_together(self.trainer, self)
+        with joined_by_failure(self.trainer, self):
+            return self._own_callbacks(self.trainer)
+
+    def _own_callbacks(self, trainer: Trainer) -> list[Callback]:
         require_divisible(trainer, self)
         if trainer.state.fn == "fit" and self._compiler_ctx is not None:
             raise ConfigError(
@@ -155,10 +161,14 @@ class FCCOModule(EvaluatingModule):
         if self.average is not None:
             require_wide(trainer.precision)
         own = [OwnSettings(trainer, self)] if trainer.state.fn == "fit" else []
-        callbacks: list[Callback] = [Announce(), LoopProgress(), OneLine(), WholeColumns(), *own]
-        kinds = {Continuation, *map(type, callbacks)}  # of an earlier call: Lightning would say what it replaces
+        callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), *own]
+        kinds = {
+            Announce,
+            Continuation,
+            *map(type, callbacks),
+        }  # of an earlier call: Lightning would say what it replaces
         others = [c for c in trainer.callbacks if type(c) not in kinds]  # type: ignore[attr-defined]
-        trainer.callbacks = [self._continuation, *others]  # type: ignore[attr-defined]
+        trainer.callbacks = [Announce(), self._continuation, *others]  # type: ignore[attr-defined]
         return callbacks
 
     def setup(self, stage: str) -> None:
@@ -167,8 +177,6 @@ class FCCOModule(EvaluatingModule):
         Raises:
             ConfigError: if the processes do not have the same data and configuration.
         """
-        if self.processes.size != self.trainer.world_size:
-            self.processes = Processes.apart()
         share_statistics(self.trainer, self.processes, self.execution.micro_batch)
         install(self.trainer)
         self.phases.start = min(self.phases.start, self.trainer.current_epoch)  # of an earlier fit
@@ -288,7 +296,14 @@ class FCCOModule(EvaluatingModule):
             ConfigError: if the processes have different numbers of batches.
         """
         trainer = self.trainer
-        require_same_everywhere(self.processes, {"number of training batches": str(trainer.num_training_batches)})
+        stepping = _set_up(self._stepping)
+        said = {
+            "number of training batches": trainer.num_training_batches,
+            "validation": [bool(number) for number in trainer.num_val_batches],
+            "optimizer": (type(stepping.optimizer).__name__, stepping.typed),
+            "schedule": stepping.kind,
+        }
+        require_same_everywhere(self.processes, {name: str(value) for name, value in said.items()})
         if self._continuation.stored is not None:
             # in the middle of an epoch its start is not repeated
             _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.start)

@@ -175,14 +175,6 @@ class OwnSettings(Temporary):
             setattr(owner, name, value)
 
 
-class Announce(Callback):
-    """If this process fails outside a training step, the others are not left waiting."""
-
-    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        if hasattr(pl_module, "processes") and isinstance(exception, Exception):
-            pl_module.processes.fail(exception, timeout=10.0)
-
-
 def require_rows(trainer: Trainer | None) -> None:
     """Refuse to save in the process that launched others, after they have ended and their rows with them.
 

@@ -1,0 +1,109 @@
+"""What the processes of a job tell each other of failures beside their collectives, in the store of their group."""
+
+import json
+import os
+import sys
+import threading
+from contextlib import suppress
+from types import FrameType
+
+import torch.distributed as dist
+
+from fcco_lightning.errors import PeerError
+
+_INTERVAL = 0.5  # seconds between two looks
+_PATIENCE = 15.0  # seconds in which a process may stand still after another one has failed
+_COUNT, _FAILURE = "fcco/failures", "fcco/failure/"  # keys of the store: how many there were, and the one of a number
+_LOST = (  # in messages of collectives that others have left
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "NCCL",
+)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error only says that another process is gone, or does not answer."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST)
+
+
+class Watch:
+    """Hears of the failures of other processes, wherever this one is.
+
+    A process that fails says so in the store of the default process group (:meth:`tell`); between :meth:`start` and
+    :meth:`stop` a thread of every other one looks there twice a second, which touches neither the device nor the
+    collectives.  Most processes then learn of the failure by an exception of the collective they are in.  One that
+    stands still for 15 seconds after it has heard of a failure waits for a process that will not come, where nothing
+    can be raised; it is ended with exit status 1 and a message on stderr.
+
+    Attributes:
+        failures: of other processes since the start, by rank, as they have told them.
+    """
+
+    def __init__(self) -> None:
+        self._store = dist.distributed_c10d._get_default_store().clone()
+        self._rank = dist.get_rank()
+        self._read = self._store.add(_COUNT, 0)
+        self.failures: dict[int, str] = {}
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Watch over the thread that calls this."""
+        self.stop()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(threading.get_ident(), self._over), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no longer, and forget the failures so far."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._look()
+            self.failures.clear()
+
+    def tell(self, error: BaseException) -> None:
+        """Let the other processes know why this one fails."""
+        with suppress(RuntimeError):  # the store has gone with its process
+            number = self._store.add(_COUNT, 1) - 1
+            self._store.set(f"{_FAILURE}{number}", json.dumps([self._rank, f"{type(error).__name__}: {error}"]))
+
+    def explain(self, error: BaseException) -> None:
+        """Let an error of a lost connection say which process has failed, and why; another error stays as it is."""
+        if is_lost(error):
+            self._look()
+            reason = PeerError(self._told() or "another process has ended without a word, as one that is killed does.")
+            error.args = (f"{reason} ({error})",)
+            error.__cause__ = reason
+
+    def _told(self) -> str:
+        said = "; ".join(f"process {rank} failed with {what}" for rank, what in sorted(self.failures.items()))
+        return f"{said}. So this process stops too." if said else ""
+
+    def _look(self) -> None:
+        with suppress(RuntimeError):  # the store has gone with its process
+            for number in range(self._read, self._store.add(_COUNT, 0)):
+                rank, what = json.loads(self._store.get(f"{_FAILURE}{number}"))
+                if rank != self._rank:
+                    self.failures[rank] = what
+                self._read = number + 1
+
+    def _watch(self, worker: int, over: threading.Event) -> None:
+        place: tuple[FrameType | None, int] | None = None
+        still = 0.0
+        while not over.wait(_INTERVAL):
+            self._look()
+            if self.failures:
+                frame = sys._current_frames().get(worker)
+                before, place = place, (frame, -1 if frame is None else frame.f_lasti)
+                still = still + _INTERVAL if place == before else 0.0
+                if still >= _PATIENCE:
+                    self._end()
+
+    def _end(self) -> None:
+        sys.stderr.write(f"\nfcco: {PeerError.__name__}: {self._told()} (It has waited in vain for {_PATIENCE:g} s.)\n")
+        sys.stderr.flush()
+        os._exit(1)

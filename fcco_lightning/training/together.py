@@ -1,0 +1,121 @@
+"""What the processes of a job agree on before its first hook, and how one that fails anywhere ends all of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from inspect import signature
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+
+from fcco_lightning.state.processes import Processes, require_same_everywhere
+
+_TO_HEAR = 3.0  # seconds in which others that are on their way to an exchange hear of a failure there
+_SETTINGS = (
+    "accumulate_grad_batches",
+    "check_val_every_n_epoch",
+    "gradient_clip_algorithm",
+    "gradient_clip_val",
+    "limit_predict_batches",
+    "limit_test_batches",
+    "limit_train_batches",
+    "limit_val_batches",
+    "max_epochs",
+    "max_steps",
+    "min_epochs",
+    "min_steps",
+    "num_sanity_val_steps",
+    "precision",
+    "reload_dataloaders_every_n_epochs",
+    "val_check_interval",
+)
+_PLAIN = bool | int | float | str | timedelta
+_OF_ONE_PROCESS = ("dirpath", "folder", "verbose")  # arguments of callbacks that may differ
+
+
+class Announce(Callback):
+    """If this process fails, the others are not left waiting; if another one does, the error here says why.
+
+    To be the first of all callbacks: what others do about an exception may need all processes.
+    """
+
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        if hasattr(pl_module, "processes"):  # the Trainer may have gone over to a module of another kind
+            announce(pl_module.processes, exception)
+
+    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:  # noqa: ARG002
+        if hasattr(pl_module, "processes") and pl_module.processes.watch is not None:
+            pl_module.processes.watch.stop()
+
+
+def announce(processes: Processes, exception: BaseException) -> None:
+    """End the watch over the processes, with an exception that all are to know of."""
+    if processes.watch is not None:
+        processes.watch.explain(exception)
+    if isinstance(exception, Exception):
+        processes.fail(exception, timeout=_TO_HEAR)
+    if processes.watch is not None:
+        processes.watch.stop()
+
+
+def begin_together(trainer: Trainer, module: Any) -> None:
+    """Let the processes compare what they were told as soon as they can talk, before any hook can fail or wait.
+
+    Raises:
+        ConfigError: then, if they were told different things.
+    """
+    said, strategy = settings(trainer, module), trainer.strategy
+    join = type(strategy).setup_environment
+
+    def joined() -> None:
+        join(strategy)
+        if module.processes.size != trainer.world_size:
+            module.processes = Processes.apart()
+        if module.processes.watch is not None:
+            module.processes.watch.start()
+            require_same_everywhere(module.processes, said)
+
+    strategy.setup_environment = joined  # type: ignore[method-assign]
+
+
+@contextmanager
+def joined_by_failure(trainer: Trainer, module: Any) -> Iterator[None]:
+    """Before the processes can talk: if the body fails in one of them, it joins the others to say so."""
+    try:
+        yield
+    except Exception as error:
+        if trainer.num_nodes * trainer.num_devices > 1:
+            trainer.strategy.setup_environment()
+            announce(module.processes, error)
+        raise
+
+
+def settings(trainer: Trainer, module: Any) -> dict[str, str]:
+    """What a Trainer and a module were told that decides which steps and exchanges there are, by name."""
+    said = {name: str(getattr(trainer, name)) for name in _SETTINGS}
+    said |= {
+        "command": str(trainer.state.fn),
+        "strategy": type(trainer.strategy).__name__,
+        "ckpt_path": "given" if trainer.ckpt_path else "none",
+        "validation": str(trainer.enable_validation),
+    }
+    callbacks = [c for c in trainer.callbacks if not isinstance(c, ProgressBar)]  # type: ignore[attr-defined]
+    said["callbacks"] = str([type(c).__name__ for c in callbacks])
+    for name in ("algorithm", "objective", "evaluation", "average"):
+        part = getattr(module, name)
+        said[name] = "None" if part is None else f"{type(part).__name__} {_arguments(part)}"
+    for name in ("execution", "clipping", "schedule"):
+        said |= {f"{name}.{key}": value for key, value in _arguments(getattr(module, name)).items()}
+    for number, callback in enumerate(callbacks):
+        if type(callback).__module__.partition(".")[0] in ("lightning", "fcco_lightning"):
+            which = f"callback {number} ({type(callback).__name__})"
+            said |= {f"{which}.{key}": value for key, value in _arguments(callback).items()}
+    return said
+
+
+def _arguments(part: object) -> dict[str, str]:
+    """What a part was made with, as far as it is plain and the same wherever the process runs."""
+    names = [name for name in signature(type(part)).parameters if name not in _OF_ONE_PROCESS]
+    values = {name: getattr(part, name, getattr(part, f"_{name}", None)) for name in names}
+    return {name: str(value) for name, value in values.items() if isinstance(value, _PLAIN | None)}
