@@ -31,8 +31,8 @@ class AveragePrecision(RankingObjective):
     The estimates of both inner values are unbiased in uniform batches and in those that say how they are drawn
     (:class:`~fcco_lightning.objectives.self_weights.Comparisons`): by class or group with weights, with or without
     replacement, with copies.  Where a batch says nothing of some samples it is refused.
-    Balanced batches without weights estimate the ranks in a population with the batches' share of positives, and leave
-    i itself its weight 1/n.
+    Balanced batches without weights estimate the ranks in a population with the batches' share of positives, which is
+    then "the data" below, and leave i itself its weight 1/n.
 
     Start from a network that was trained with cross-entropy: from scratch the ratio is hard to optimise.
 

@@ -146,7 +146,8 @@ class Objective(nn.Module, Measurable, ABC):
 
         Args:
             num_samples: size of the training split.
-            columns: of the whole training split, without the network's input; None where only batches are known.
+            columns: of the whole training split, without the network's input; None where only batches are known.  They
+                have :data:`~fcco_lightning.models.batch.POPULATION` where batches stand for another population.
         """
         return RowDomain(num_samples, per_sample=True)
 

@@ -42,10 +42,10 @@ def population_of(way):
     return torch.ones(N, dtype=torch.float64) if found is None else found
 
 
-def mean_weights(bench):
-    """What every row weighs on average over all batches, shape (n,)."""
+def means_over_batches(bench):
+    """What every row weighs on average over all batches, and how often it comes times 1/p_i, shape (2, n)."""
     (term,) = bench.engine.problem.all_terms
-    total = torch.zeros(term.num_rows + 2, dtype=torch.float64)
+    total = torch.zeros(2, term.num_rows + 2, dtype=torch.float64)
     with torch.no_grad():
         chances = Counter()  # of batches whatever their order, on which nothing depends
         for index, chance in bench.way.sampler.batches():
@@ -53,9 +53,12 @@ def mean_weights(bench):
         for index, chance in chances.items():
             (reading,) = bench.measured(bench.batch(list(index))).readings
             rows = torch.arange(term.num_rows) if reading.index is None else reading.index
-            total.index_add_(0, rows, chance * reading.weight.double() * reading.present)
-    assert not total[term.num_rows :].any()
-    return total[: term.num_rows]
+            inverse = reading.each * torch.as_tensor(reading.inverse).view(-1)
+            total.index_add_(
+                1, rows, chance * reading.present * torch.stack([reading.weight.double(), inverse.double()])
+            )
+    assert not total[0, term.num_rows :].any()
+    return total[:, : term.num_rows]
 
 
 def expected_weights(case, way):
@@ -84,7 +87,8 @@ def speaks(name, way):
 @pytest.mark.parametrize(("name", "way"), [(n, way) for n in OBJECTIVES for way in EVERY if speaks(n, way)])
 def test_a_row_weighs_what_its_owner_is_in_the_population(name, way):
     case, drawn = CASES[name], EVERY[way]()
-    expected, found = expected_weights(case, drawn), mean_weights(Bench(case, drawn))
+    expected, (found, often) = expected_weights(case, drawn), means_over_batches(Bench(case, drawn))
+    torch.testing.assert_close(often, torch.ones_like(often), rtol=1e-6, atol=0)  # as estimators take it from there
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
     if not isinstance(case.make(), ListObjective):
         assert found.sum().item() == pytest.approx(1.0, rel=1e-6)
