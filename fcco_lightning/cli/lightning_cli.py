@@ -50,7 +50,6 @@ _TRAINER_DEFAULTS = {
 
 _NOISE = (  # of libraries, about nothing a user can do
     ".*LeafSpec.*",
-    "Using ModelCheckpoint with manual optimization",
     "The number of training batches .* is smaller than the logging interval",
     r"\s*By default only one JsonargparseDeprecationWarning",
     "FSDP2-wrapped module .* returned a view tensor",  # in which nothing is changed in place

@@ -210,17 +210,21 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
 def _of_labels(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The objective that fits several labels, each of which a sample has or has not."""
     yield "--model.objective", "MeanAveragePrecision"
+    if "--data.columns.missing" in options and "--model.objective" not in options:
+        yield "--model.objective.missing", "-1"
     if options.get("--model.network", _PERCEPTRON) == _PERCEPTRON:
         yield "--model.network.out_features", str(count)
 
 
 def _are_numbers(labels: "pd.Series", options: dict[str, str]) -> bool:
     """Whether labels are numbers to be predicted: if that is said, or there are too many for classes, or not whole."""
-    from fcco_lightning.data.columns import is_number  # noqa: PLC0415 - loads pandas
+    from fcco_lightning.data.columns import is_number, with_commas  # noqa: PLC0415 - loads pandas
 
     target, objective = options.get("--data.columns.target"), options.get("--model.objective")
     if target is not None or objective is not None:
         return target == "number" or (target is None and objective == _OF_NUMBERS)
+    if labels.nunique() > 2 and with_commas(labels):
+        return True  # which the data module refuses, with the way out
     if not is_number(labels.dtype) or labels.nunique() <= 2:
         return False
     return labels.nunique() > _MOST_CLASSES or bool((labels % 1 != 0).any())

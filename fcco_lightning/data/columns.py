@@ -17,7 +17,11 @@ from fcco_lightning.data.conditions import Condition, comparisons, holds, values
 from fcco_lightning.data.text_files import read_csv
 from fcco_lightning.errors import DataError
 
+MOST_ARE_NUMBERS = 0.9
+"""Share of numbers among the filled cells from which on a column of text is taken for numbers with mistakes in it."""
+_DECIMAL_COMMA, _THOUSANDS = r"[+-]?\d+,\d+", r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"
 _TRUTH_VALUES = frozenset({"True", "False"})
+_SPELT = {True: ("yes", "on"), False: ("no", "off")}  # what YAML reads as truth values, beside "true" and "false"
 _VALUES = frozenset({"integer", "floating", "mixed-integer-float", "boolean", "empty"})  # kinds of pandas
 
 
@@ -55,7 +59,8 @@ def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], wh
                 continue
             close = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise DataError(f"{argument}={name!r} is not a column of {where}.{hint} Its columns are {available}.")
+            known = listed_in_order(available)
+            raise DataError(f"{argument}={name!r} is not a column of {where}.{hint} Its columns are {known}.")
 
 
 def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.DataFrame:
@@ -98,14 +103,35 @@ def as_texts(frame: pd.DataFrame, source: object, names: Iterable[str]) -> pd.Da
     return written.assign(**{name: written[name].where(frame[name].notna()) for name in guessed})
 
 
-def require_filled(column: pd.Series, argument: str, where: str) -> None:
+def with_commas(column: pd.Series) -> str:
+    """Return what is to be said of a column of text whose numbers have commas in them, and nothing of any other.
+
+    Nearly all of its filled cells (:data:`MOST_ARE_NUMBERS`) are then numbers with or without a comma, and some with.
+    """
+    if not holds_texts(column):
+        return ""
+    counts = column.value_counts()
+    cells = counts.index.to_series().astype(str).str.strip()
+    commas = cells.str.fullmatch(f"{_DECIMAL_COMMA}|{_THOUSANDS}")
+    numbers = pd.to_numeric(cells, errors="coerce").notna() | commas
+    if not commas.any() or counts[numbers.to_numpy()].sum() < MOST_ARE_NUMBERS * counts.sum():
+        return ""
+    thousands = bool(cells[commas].str.fullmatch(_THOUSANDS).all())
+    kind, option = ("thousands separators", "thousands") if thousands else ("decimal commas", "decimal")
+    return (
+        f"is text, because its numbers have {kind}, such as {cells[commas].iloc[0]!r}. Write the table anew without "
+        f"them, pandas.read_csv(FILE, {option}=',').to_csv(NEW, index=False)"
+    )
+
+
+def require_filled(column: pd.Series, argument: str, where: str, remedy: str = "") -> None:
     """Raise :class:`DataError` if a cell of ``column`` is missing: a label or a group cannot be imputed."""
     missing = column.isna()
     if missing.any():
         raise DataError(
             f"Column {str(column.name)!r} ({argument}) of {where} has {missing.sum()} missing cells (first: row "
             f"{missing.idxmax()}). Labels and groups are never imputed: remove those rows or fill them in. (In a .csv "
-            "NA, None, null and the like are missing cells; what is called so needs another name.)"
+            f"NA, None, null and the like are missing cells; what is called so needs another name.) {remedy}".rstrip()
         )
 
 
@@ -116,12 +142,14 @@ def places(values: Iterable[str], cells: pd.Series) -> Tensor:
 
 
 def marked(column: pd.Series, values: Iterable[object]) -> Tensor:
-    """Mark the cells equal to one of ``values``; 1, 1.0, True and "1" are equal, and so are "a" and " a ".
+    """Mark the cells equal to one of ``values``; 1, 1.0, True, "true" and "1" are equal, and so are "a" and " a ".
+
+    A truth value is also equal to the words that YAML reads as one: True to "yes" and "on", False to "no" and "off".
 
     Returns:
         int64 tensor of shape (n,) with values in {0, 1}; 0 for missing cells.
     """
-    wanted = {number_or_text(_text(value)) for value in values}
+    wanted = set[str | float]().union(*map(_meanings, values))
     text = text_of(column)
     found = [cell for cell in text.dropna().unique() if number_or_text(cell) in wanted]
     return torch.from_numpy(text.isin(found).to_numpy().astype(np.int64))
@@ -154,7 +182,7 @@ def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series
     name = str(column.name)
     present = {number_or_text(text): text for text in text_of(column.dropna()).unique()}
     values = values_of(condition, name)
-    others = [value for value in values if number_or_text(_text(value)) not in present]
+    others = [value for value in values if not _meanings(value) & present.keys()]
     for value in others:
         _require_comparison(value, column, listed(present.values()))
 
@@ -208,6 +236,13 @@ def _text(value: object) -> str:
     return str(value).strip()
 
 
+def _meanings(value: object) -> set[str | float]:
+    """What a cell's :func:`number_or_text` is where it is equal to a value that a person has written."""
+    words = _SPELT[bool(value)] if isinstance(value, bool | np.bool_) else ()
+    spelt = {way for word in words for way in (word, word.capitalize(), word.upper())}
+    return {number_or_text(_text(value))} | spelt
+
+
 def is_value(text: str) -> bool:
     """Whether :func:`text_of` calls a number or a truth value so, as which it was read; '007' and '1.0' are texts."""
     value = number_or_text(text)
@@ -217,13 +252,13 @@ def is_value(text: str) -> bool:
 def as_value(text: str) -> str:
     """What :func:`text_of` calls the number that a text is; other texts as they are."""
     value = number_or_text(text)
-    return text if isinstance(value, str) or text in _TRUTH_VALUES else _text(value)
+    return text if isinstance(value, str) or text.capitalize() in _TRUTH_VALUES else _text(value)
 
 
 def number_or_text(text: str) -> str | float:
-    """What two texts are compared by: their number if they are one, so that '1', '1.0' and 'True' agree."""
-    if text in _TRUTH_VALUES:
-        return float(text == "True")
+    """What two texts are compared by: their number if they are one, so that '1', '1.0', 'True' and 'true' agree."""
+    if text.capitalize() in _TRUTH_VALUES:
+        return float(text.capitalize() == "True")
     with suppress(ValueError):
         return int(text)  # beyond 2^53 two neighbours are one float
     with suppress(ValueError):

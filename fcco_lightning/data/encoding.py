@@ -196,6 +196,7 @@ class TabularEncoder:
         columns: how every column is encoded.
         unknown_counts: column -> cells of the latest :meth:`transform` whose category was never seen in fitting.
         imputed: positions of its rows that have a missing cell, in whose place something stands.
+        empty: columns of which it has no value at all.
 
     Example:
         >>> encoder = TabularEncoder().fit(pd.DataFrame({"age": [20, 40], "job": ["cook", "smith"]}))
@@ -210,6 +211,7 @@ class TabularEncoder:
         self.columns: list[Column] = []
         self.unknown_counts: dict[str, int] = {}
         self.imputed: list[int] = []
+        self.empty: list[str] = []
         self._unread: dict[str, int] = {}
 
     @property
@@ -248,7 +250,7 @@ class TabularEncoder:
         if not self.columns:
             raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
         require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
-        self.unknown_counts, self.imputed = {}, []
+        self.unknown_counts, self.imputed, self.empty = {}, [], []
         found: dict[str, Features] = {}
         # Columns to be standardised all at once: a table may have 100,000 of them.
         standardised = [column for column in self.columns if isinstance(column, NumericColumn)]
@@ -274,16 +276,23 @@ class TabularEncoder:
     def remarks(self, rows: int) -> list[str]:
         """Say what a user should know of the latest table, of so many rows: what is unknown, unreadable or missing."""
         unknown = [
-            f"{count} of {rows} rows have a value of the column {name!r} that the training split does not have: they "
-            "count as of none of its categories. Give both tables the same words."
+            f"{count} of {rows} rows ({count / rows:.0%}) have a value of the column {name!r} that the training split "
+            "does not have: they count as of none of its categories"
+            f"{', so that nothing is decided by it' if count == rows else ''}. Give both tables the same words."
             for name, count in self.unknown_counts.items()
         ]
         unread = [
             f"{count} of {rows} cells of the column {name!r} are no numbers: the training median takes their place."
             for name, count in self._unread.items()
         ]
+        empty = [
+            f"{rows} of {rows} rows (100%) have no value of the column {name!r}: all get that of missing cells in "
+            f"training, so that nothing is decided by it. Fill it, or train without it (columns.drop=[{name!r}])."
+            for name in self.empty
+            if name not in self.unknown_counts
+        ]
         missing = [f"{len(self.imputed)} of {rows} rows have missing cells, which are imputed."]
-        return [*unknown, *unread, *(missing if self.imputed else [])]
+        return [*unknown, *unread, *empty, *(missing if self.imputed and not empty else [])]
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything learnt, as lists, dicts, texts and numbers only."""
@@ -332,23 +341,25 @@ class TabularEncoder:
         values = np.ascontiguousarray(kept.to_numpy(dtype=np.float64, na_value=np.nan).T)
         bad = ~np.isfinite(values)
         if bad.any():
-            column = int(bad.any(axis=1).argmax())
-            imputed = self.encoding.missing == "impute"
-            refused = pd.Series(bad.any(axis=0) if imputed else bad[column], frame.index)
-            self._refuse(refused, names[column], "NaN or infinite", "the training median", where)
+            marked = pd.DataFrame(bad.T, frame.index, names)
+            self._refuse(marked, "NaN or infinite", "the training median", where)
         return values
 
     def _words(self, column: pd.Series, where: str) -> pd.Series:
         text = text_of(column)
-        self._refuse(text.isna(), str(column.name), "missing", "a category of their own", where)
+        self._refuse(text.isna().to_frame(), "missing", "a category of their own", where)
         return text.fillna(MISSING)
 
-    def _refuse(self, bad: pd.Series, name: str, what: str, cure: str, where: str) -> None:
-        if not bad.any():
+    def _refuse(self, marked: pd.DataFrame, what: str, cure: str, where: str) -> None:
+        """Refuse the first column in which a cell is marked, or note what is imputed."""
+        if not marked.any(axis=None):
             return
         if self.encoding.missing == "impute":
-            self.imputed = sorted({*self.imputed, *bad.to_numpy().nonzero()[0].tolist()})
+            self.imputed = sorted({*self.imputed, *marked.any(axis=1).to_numpy().nonzero()[0].tolist()})
+            self.empty += [name for name in marked.columns[marked.all()] if name not in self.empty]
             return
+        name = str(marked.columns[marked.any()][0])
+        bad = marked[name]
         if bad.all():
             raise DataError(f"Column {name!r} of {where} has no value. Train without it (columns.drop=[{name!r}]).")
         raise DataError(

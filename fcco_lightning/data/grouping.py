@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, finite, one_of
-from fcco_lightning.data.columns import is_number, listed, require_columns, require_filled, text_of
+from fcco_lightning.data.columns import is_number, listed, require_columns, require_filled, text_of, with_commas
 from fcco_lightning.data.encoding import bin_names, bin_of
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -95,7 +95,8 @@ class GroupBy:
             if not is_number(cells.dtype):
                 raise DataError(
                     f"groups.by={self.column!r} has bins={list(self.bins)}, which cut numbers, but the column is "
-                    f"{cells.dtype} in {where}. Repair it, or use values instead of bins."
+                    f"{cells.dtype} in {where}. Repair it, or use values instead of bins. "
+                    f"{f'The column {said}.' if (said := with_commas(cells)) else ''}".rstrip()
                 )
             names = np.array(bin_names(self.bins), dtype=object)
             return pd.Series(names[bin_of(cells.to_numpy(dtype=np.float64), self.bins)], index=cells.index)

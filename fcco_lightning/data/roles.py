@@ -19,7 +19,9 @@ from fcco_lightning.data.columns import (
     require_columns,
     require_filled,
     text_of,
+    with_commas,
 )
+from fcco_lightning.data.conditions import Value
 from fcco_lightning.data.grouping import Grouping, Groups
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -39,7 +41,16 @@ RESERVED = (
 )
 """Names of batch columns that a further column must not take."""
 
-Value = str | int | float
+_MOST_CLASSES = 20  # values with decimal commas, of which more are no classes
+
+NOT_KNOWN = -1
+"""What ``y`` holds of several labels in the place of one that is not known."""
+
+_OF_SEVERAL = "Say what stands for a label that is not known: columns.missing, where '' is an empty cell."
+_OF_ONE = (
+    "Choose another column, leave columns.positive out if there are more than two, or set columns.target='number' if "
+    "it is a number."
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,10 @@ class Columns:
         label: column of the labels; a list of T columns gives every sample T labels of two classes, y (n, T).
         positive: value of a ``label`` with two classes that becomes y = 1, or a list of the values of any label that
             do, all others becoming 0; None numbers the classes 0..C-1 in sorted order.  Several label columns need it.
+            The truth values are also those that a table spells out, such as "yes" or "TRUE".
+        missing: value of several label columns, or a list of values, that says that a label is not known, "" for an
+            empty cell; ``y`` is then -1, which an objective leaves out that is told so (``missing: -1``).  None refuses
+            them.
         target: "class" if the label is one of several classes (y int64); "number" if it is a number to be predicted
             (y float32).
         sensitive: column that defines two groups; None for none.
@@ -61,12 +76,14 @@ class Columns:
             other numbers float32.
 
     Raises:
-        ConfigError: if ``positive`` is given for numbers or missing for several labels, ``sensitive`` and ``favoured``
-            are not given together, or a further column takes a name that batches use.
+        ConfigError: if ``positive`` is given for numbers or missing for several labels, ``missing`` is given for one
+            label, ``sensitive`` and ``favoured`` are not given together, or a further column takes a name that batches
+            use.
     """
 
     label: str | list[str]
     positive: Value | list[Value] | None = None
+    missing: Value | list[Value] | None = None
     target: Literal["class", "number"] = "class"
     sensitive: str | None = None
     favoured: Value | None = None
@@ -89,6 +106,11 @@ class Columns:
                 )
             if len(set(self.label)) < len(self.label):
                 raise ConfigError(f"columns.label={self.label!r} names a column twice. Leave one out.")
+        elif self.missing is not None:
+            raise ConfigError(
+                f"columns.missing={self.missing!r} is for several labels, of which a sample may lack one, but "
+                f"columns.label={self.label!r} is one. Remove the rows without a label."
+            )
         if isinstance(self.sensitive, list) or str(self.sensitive).startswith("["):
             raise ConfigError(
                 f"columns.sensitive={self.sensitive!r} names several columns, and it is one of two groups. Groups of "
@@ -171,6 +193,7 @@ class Labels:
         self.columns, self.grouping = columns, None if groups is None else Grouping(groups)
         self.class_names: list[str] = []
         self.group_names: list[str] = []
+        self._classes: list[list[str]] = []  # of every one of several labels
         self._hidden = set() if groups is None or groups.as_features else {part.column for part in groups.parts}
         if groups is not None:
             _refuse_other_roles(columns)
@@ -184,9 +207,10 @@ class Labels:
         self.require(frame, where)
         columns = self.columns
         if isinstance(columns.label, list):
-            for name in columns.label:
-                class_names(frame[name], columns.positive, where)
+            known = [frame[name][~self._missing(frame[name])] for name in columns.label]
+            self._classes = [class_names(cells, columns.positive, where, _OF_SEVERAL) for cells in known]
         elif columns.target == "class":
+            _refuse_numbers(frame[columns.label], columns.positive, where)
             self.class_names = class_names(frame[columns.label], columns.positive, where)
         if columns.sensitive is not None and columns.favoured is not None:
             cells = frame[columns.sensitive]
@@ -204,7 +228,8 @@ class Labels:
         """Raise :class:`DataError` unless ``frame`` has all columns that are named, with labels and groups filled."""
         require_columns(frame, self.columns.wanted, where)
         for name in self.columns.label_columns:
-            require_filled(frame[name], "columns.label", where)
+            cells = frame[name][~self._missing(frame[name])]
+            require_filled(cells, "columns.label", where, _OF_SEVERAL if self.columns.several else "")
         if self.columns.sensitive is not None:
             require_filled(frame[self.columns.sensitive], "columns.sensitive", where)
 
@@ -219,8 +244,8 @@ class Labels:
         self.require(frame, where)
         columns = self.columns
         if isinstance(columns.label, list):
-            every = [indicator(frame[name], columns.positive, "columns.positive", where) for name in columns.label]
-            found = {"y": torch.stack(every, dim=1)}
+            each = zip(columns.label, self._classes, strict=True)
+            found = {"y": torch.stack([self._one_of_several(frame[n], classes, where) for n, classes in each], dim=1)}
         else:
             found = {"y": self._labels(frame[columns.label], where)}
         if columns.sensitive is not None and columns.favoured is not None:
@@ -240,7 +265,7 @@ class Labels:
         left_out = self.columns.unused | self._hidden | {*others}
         features = frame[[column for column in frame.columns if column not in left_out]]
         if features.shape[1] == 0:
-            raise DataError(f"No feature column is left in {where} beside {sorted(left_out)}. Drop fewer columns.")
+            raise DataError(f"No feature column is left in {where} beside {listed(left_out)}. Drop fewer columns.")
         return features
 
     def _labels(self, column: pd.Series, where: str) -> Tensor:
@@ -249,13 +274,33 @@ class Labels:
         if isinstance(self.columns.positive, list):
             return marked(column, self.columns.positive)
         y = places(self.class_names, column)
-        if bool((y < 0).any()):
-            unknown = text_of(column)[(y < 0).numpy()].unique()
-            raise DataError(
-                f"columns.label={column.name!r} has classes {listed(unknown)} in {where} that the training "
-                f"rows do not have; theirs are {listed(self.class_names)}. Repair the table."
-            )
+        _require_classes(column, y >= 0, self.class_names, where)
         return y
+
+    def _missing(self, column: pd.Series) -> pd.Series:
+        """Mark the cells of a column of labels that ``columns.missing`` says are not known."""
+        missing = self.columns.missing
+        values = missing if isinstance(missing, list) else [] if missing is None else [missing]
+        found = pd.Series(marked(column, values).bool().numpy(), index=column.index)
+        return found | column.isna() if "" in values else found
+
+    def _one_of_several(self, column: pd.Series, classes: list[str], where: str) -> Tensor:
+        """Return one of several labels, 0 or 1, or where it is not known :data:`NOT_KNOWN`."""
+        missing, positive = torch.tensor(self._missing(column).to_numpy()), self.columns.positive
+        if isinstance(positive, list):  # all others are negative
+            return marked(column, positive).masked_fill(missing, NOT_KNOWN)
+        _require_classes(column, marked(column, classes).bool() | missing, classes, where)
+        return indicator(column, positive, "columns.positive", where).masked_fill(missing, NOT_KNOWN)
+
+
+def _require_classes(column: pd.Series, right: Tensor, classes: list[str], where: str) -> None:
+    """Refuse classes, in the rows that are not ``right`` (n,), that the training rows do not have."""
+    if not bool(right.all()):
+        unknown = text_of(column)[~right.numpy()].unique()
+        raise DataError(
+            f"columns.label={column.name!r} has classes {listed(unknown)} in {where} that the training "
+            f"rows do not have; theirs are {listed(classes)}. Repair the table."
+        )
 
 
 def _refuse_other_roles(columns: Columns) -> None:
@@ -272,8 +317,10 @@ def _refuse_other_roles(columns: Columns) -> None:
         )
 
 
-def class_names(column: pd.Series, positive: Value | list[Value] | None, where: str) -> list[str]:
-    """Return the classes of a label in the order of their numbers.
+def class_names(
+    column: pd.Series, positive: Value | list[Value] | None, where: str, remedy: str = _OF_ONE
+) -> list[str]:
+    """Return the classes of a label in the order of their numbers; ``remedy`` says what to do where they are not two.
 
     They are sorted, but the one of two that is ``positive`` comes last; several positive ones are one class, the last.
 
@@ -291,8 +338,7 @@ def class_names(column: pd.Series, positive: Value | list[Value] | None, where: 
         )
         raise DataError(
             f"columns.label={column.name!r} must have {needed}, but in {where} it has {len(classes)}: "
-            f"{listed(classes)}. Choose another column, leave columns.positive out if there are more than two, or set "
-            "columns.target='number' if it is a number."
+            f"{listed(classes)}. {remedy}"
         )
     if positive is None:
         return classes
@@ -312,11 +358,23 @@ def _merged_names(column: pd.Series, positive: list[Value], where: str) -> list[
     return [f"not {name}", name]
 
 
+def _refuse_numbers(column: pd.Series, positive: Value | list[Value] | None, where: str) -> None:
+    """Refuse labels that are numbers with decimal commas, each of which would become a class."""
+    count = column.nunique()
+    if positive is None and count > _MOST_CLASSES and (said := with_commas(column)):
+        raise DataError(
+            f"columns.label={str(column.name)!r} of {where} {said}, and set columns.target='number'. As text, its "
+            f"{count} values would be as many classes."
+        )
+
+
 def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
     """Return a column of numbers or bools: int64 if they are whole numbers by type, else float32."""
     require_filled(column, argument, where)
     if pd.api.types.is_integer_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
         return torch.from_numpy(column.to_numpy(dtype=np.int64, copy=True))
+    if said := with_commas(column):
+        raise DataError(f"{argument}={str(column.name)!r} must hold numbers, but in {where} the column {said}.")
     if not is_number(column.dtype):
         raise DataError(
             f"{argument}={str(column.name)!r} must hold numbers, but is {column.dtype} in {where}. Turn it into "

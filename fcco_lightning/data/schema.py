@@ -6,12 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fcco_lightning.data.columns import require_columns
+from fcco_lightning.data.columns import MOST_ARE_NUMBERS, require_columns, with_commas
 from fcco_lightning.data.encoding import CategoricalColumn, Column, Encoding, cells_of, with_numbers
 from fcco_lightning.errors import DataError
 
-MOST_ARE_NUMBERS = 0.9
-"""Share of numbers among the filled cells from which on a column of text is taken for numbers with mistakes in it."""
 _MANY_CATEGORIES = 20
 _MOST_NAMED = 8
 _UNNAMED = re.compile(r"|Unnamed: \d+(_level_\d+)?(\.\d+)?|__index_level_\d+__")  # by pandas and Arrow
@@ -20,7 +18,6 @@ _OF_ROWS = re.compile(
 )
 _FEWEST_NUMBERED = 10  # rows, of which fewer may have the numbers 0, 1, 2, ... by chance
 _SIGNED = r"[+-]?[$€£¥]?\s?[+-]?\d{1,3}([ ,']?\d{3})*([.,]\d+)?\s?[$€£¥%]?"
-_DECIMAL_COMMA, _THOUSANDS = r"[+-]?\d+,\d+", r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"
 
 
 def settle_types(
@@ -62,15 +59,10 @@ def _refuse_mistyped_numbers(column: pd.Series, where: str) -> None:
             f"cells are then missing, see encoding.missing) or encoding.categorical: [{name}] (a feature for each of "
             f"its {len(counts)} values)."
         )
-    with_comma = cells.str.fullmatch(f"{_DECIMAL_COMMA}|{_THOUSANDS}")
-    if with_comma.any() and counts[(numbers | with_comma).to_numpy()].sum() / counts.sum() >= MOST_ARE_NUMBERS:
-        thousands = bool(cells[with_comma].str.fullmatch(_THOUSANDS).all())
-        kind, option = ("thousands separators", "thousands") if thousands else ("decimal commas", "decimal")
+    if said := with_commas(column):
         raise DataError(
-            f"The column {name!r} of {where} is text, because its numbers have {kind}, such as "
-            f"{cells[with_comma].iloc[0]!r}. Write the table anew without them, pandas.read_csv(FILE, {option}=',')"
-            f".to_csv(NEW, index=False), or keep its {len(counts)} values as categories (encoding.categorical: "
-            f"[{name}])."
+            f"The column {name!r} of {where} {said}, or keep its {len(counts)} values as categories "
+            f"(encoding.categorical: [{name}])."
         )
     with_sign = cells.str.fullmatch(_SIGNED) & ~numbers
     if counts[(numbers | with_sign).to_numpy()].sum() / counts.sum() >= MOST_ARE_NUMBERS and with_sign.any():

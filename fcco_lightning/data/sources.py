@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fcco_lightning.data.columns import as_written
+from fcco_lightning.data.columns import as_written, listed
 from fcco_lightning.data.text_files import header_of, read_csv, require_header, require_text
 from fcco_lightning.errors import DataError
 
@@ -229,7 +229,7 @@ def _from_memory(source: Any, argument: str) -> pd.DataFrame:
         try:
             return pd.DataFrame(dict(source))
         except ValueError as error:
-            raise DataError(f"{argument}: the columns {sorted(source)} do not form a table: {error}") from error
+            raise DataError(f"{argument}: the columns {listed(source)} do not form a table: {error}") from error
     raise DataError(f"{argument} is a {type(source).__name__}. Accepted are {ACCEPTED}.")
 
 

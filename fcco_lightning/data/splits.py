@@ -9,6 +9,8 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, below_one
 from fcco_lightning.errors import ConfigError, DataError
 
+_MOST_NAMED = 12
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -157,7 +159,13 @@ def require_all_cells(
     empty = empty or [f"group {name!r}" for name, n in zip(groups, counts.sum(1), strict=True) if n == 0]
     empty = empty or [f"cell {name!r}" for name, n in rows.items() if n == 0]
     if empty:
+        first, counted = empty[:_MOST_NAMED], dict(list(rows.items())[:_MOST_NAMED])
+        more = [
+            f" and {len(every) - len(some)} more" * (len(every) > len(some))
+            for every, some in ((empty, first), (rows, counted))
+        ]
         raise DataError(
-            f"The {where} has no rows in {', '.join(empty)}, so what is measured there is undefined. Rows per group x "
-            f"class: {rows}. Use more data, or other values of positive, favoured or the fractions."
+            f"The {where} has no rows in {', '.join(first)}{more[0]}, so what is measured there is undefined. Rows per "
+            f"group x class: {counted}{more[1]}. Use more data, or other values of positive, favoured or the fractions."
+            " If the label is a number, set columns.target='number'."
         )

@@ -8,7 +8,7 @@ from fcco_lightning.engine.batches import (
     part_name,
     usable,
 )
-from fcco_lightning.engine.diagnosis import name_index, named_samples, narrow_weights
+from fcco_lightning.engine.diagnosis import name_index, named_samples, narrow_weights, require_single
 from fcco_lightning.engine.engine import Engine
 from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
 from fcco_lightning.engine.functions import InnerFunctions, outputs_of, outputs_of_columns, read, wide
@@ -40,6 +40,7 @@ __all__ = [
     "outputs_of_columns",
     "part_name",
     "read",
+    "require_single",
     "usable",
     "wide",
 ]

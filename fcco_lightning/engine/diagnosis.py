@@ -1,20 +1,23 @@
 """Why a batch was refused, in sentences."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.engine.estimates import Evaluated
 from fcco_lightning.engine.functions import read
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.running import Method, Running
-from fcco_lightning.errors import DataError, NonFiniteError
+from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import all_finite
 
 _OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
+_SMALL = 2.0**-14  # a derivative of this size overflows in no type on its way through a network
 _MOST_NAMED = 10
 
 
@@ -42,6 +45,28 @@ def check(problem: Problem, algorithm: Method, seen: Evaluated) -> None:
     algorithm.check(seen)
     for own in algorithm.measured_apart(seen):
         problem.objective.check(*read(own.outputs, own.batch, problem.objective))
+
+
+def require_single(engine: Running, seen: Evaluated) -> None:
+    """Try a batch of one sample, the first of each part, where an epoch is going to end with one.
+
+    Rows, buffers and random streams stay as they are.
+
+    Raises:
+        ConfigError: if the network, a part or the algorithm cannot do with it.
+    """
+    cut = partial(pytree.tree_map_only, Tensor, lambda leaf: leaf[:1])
+    with torch.no_grad(), engine.functions.elsewhere([p.data for p in engine.params]):
+        try:
+            outputs = engine.functions.outputs(cut(engine.given))
+            single = Evaluated(outputs, cut(seen.batch), None, None, outputs)
+            for own in (single, *engine.algorithm.measured_apart(single)):
+                engine.measure(own)
+        except (DataError, ConfigError, ValueError) as error:
+            raise ConfigError(
+                f"the last batch of every epoch holds one sample, and one alone does not do: {error} Leave that batch "
+                "out (drop_last=True of the loader, --data.batches.drop_last true), or choose another batch_size."
+            ) from error
 
 
 def name_index(engine: Running) -> None:
@@ -77,7 +102,7 @@ def refuse(engine: Running, values: Sequence[Tensor]) -> NoReturn:
         of_values = not all_finite(values)
         text = _of_value(engine, seen) if of_values else _of_gradient(engine, seen, values)
     bad_inputs = "".join(_bad_inputs(columns) for columns in engine.given.values())
-    raise NonFiniteError(text + bad_inputs + narrow_weights(engine.functions.network))
+    raise NonFiniteError(text + bad_inputs)
 
 
 def _of_value(engine: Running, seen: Evaluated) -> str:
@@ -85,7 +110,7 @@ def _of_value(engine: Running, seen: Evaluated) -> str:
         f"{_blame(engine, seen)} is not finite; no row and no weight was changed. The scores or the features hold "
         "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
         "--model.clipping.value, or set --model.execution.skip_nonfinite true to drop such batches. "
-        f"If values overflow: {engine.problem.objective.against_overflow}"
+        f"If values overflow: {engine.problem.objective.against_overflow}{_narrowness(engine, seen)}"
     )
 
 
@@ -93,6 +118,11 @@ def _of_gradient(engine: Running, seen: Evaluated, values: Sequence[Tensor]) -> 
     """Say whether the gradient overflowed, or a derivative does not exist."""
     unchanged = "the gradient is not finite although the loss is; no row and no weight was changed."
     size = max((abs(float(v)) for v in values if v.dim() == 0), default=0.0)
+    if size < _OVERFLOWS and _has_derivatives(engine, seen):
+        return (
+            f"{unchanged} It overflows on its way back through the network, all of whose derivatives exist. Lower the "
+            f"learning rate, or scale inputs and weights down.{_narrowness(engine, seen)}"
+        )
     if size < _OVERFLOWS:
         return f"{unchanged} Look for a function without derivative at a value that occurs, such as sqrt or norm at 0."
     readings = engine.measure(seen.at_present()).readings
@@ -101,7 +131,22 @@ def _of_gradient(engine: Running, seen: Evaluated, values: Sequence[Tensor]) -> 
     return (
         f"{unchanged} It overflows: inner values reach {largest:.1e}, and times the slopes of the outer functions "
         f"{size:.1e}. {engine.problem.objective.against_overflow} Or lower the learning rate."
+        f"{_narrowness(engine, seen)}"
     )
+
+
+def _has_derivatives(engine: Running, seen: Evaluated) -> bool:
+    """Whether the outputs have finite derivatives by the weights, and what is measured by the outputs."""
+    with torch.enable_grad():
+        outputs = pytree.tree_leaves(engine.functions.outputs(engine.given))
+        small = [(leaf.float() * _SMALL).sum() for leaf in outputs if leaf.requires_grad]
+        found = torch.autograd.grad(small, engine.params, allow_unused=True)
+        leaves = pytree.tree_map_only(Tensor, lambda leaf: leaf.detach().requires_grad_(), seen.outputs)
+        measured = engine.measure(seen._replace(outputs=leaves).at_present())
+        values = [reading.values.sum() for reading in measured.readings]
+        values += [] if measured.direct is None else [measured.direct]
+        by_outputs = torch.autograd.grad(values, pytree.tree_leaves(leaves), allow_unused=True)
+    return all_finite([g for g in (*found, *by_outputs) if g is not None])
 
 
 def _blame(engine: Running, seen: Evaluated) -> str:
@@ -124,6 +169,17 @@ def narrow_weights(network: nn.Module) -> str:
     return (
         " The weights are float16 (precision 16-true), which holds nothing above 65504 or below 6e-8: use "
         "--trainer.precision bf16-mixed or 32-true."
+    )
+
+
+def _narrowness(engine: Running, seen: Evaluated) -> str:
+    """As :func:`narrow_weights`, also where the network only computes in float16."""
+    of_weights = narrow_weights(engine.functions.network)
+    if of_weights or all(leaf.dtype != torch.float16 for leaf in pytree.tree_leaves(seen.outputs)):
+        return of_weights
+    return (
+        " The network computes in float16 (autocast), which holds nothing above 65504: use bfloat16 "
+        "(--trainer.precision bf16-mixed), or a loss scaler, which drops such steps (16-mixed)."
     )
 
 

@@ -96,6 +96,7 @@ class Engine:
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
         self.compiled = Compiled(self) if compiled else None
         self.checked = False  # whether the parts have looked at a batch
+        self.onlookers: list[Callable[[Engine, Evaluated], None]] = []  # who look at it beside them
         self._estimates = Estimates(None)
         self._new_estimates: Estimates | None = None  # of a step that has not been committed
         self.network_alone = self._only_network()
@@ -258,6 +259,8 @@ class Engine:
         self.seen = seen = seen._replace(batch=self.problem.attach(columns))
         if not self.checked:
             check(self.problem, self.algorithm, seen)
+            for look_at in self.onlookers:
+                look_at(self, seen)
             self.checked = True
         return seen
 

@@ -86,6 +86,17 @@ class Evaluation(ABC):
                 do not fit, or a value is out of range.
         """
 
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: B027
+        """Refuse outputs of which there would be no figures once an epoch is trained; by default none.
+
+        Args:
+            outputs: The network's outputs on the first training batch.
+            batch: Its columns.
+
+        Raises:
+            DataError: naming the shape and the way out.
+        """
+
     def tally(self, outputs: Tensor) -> Tally | None:  # noqa: ARG002
         """Return what counts figures batch by batch, for splits of which not all outputs are kept.
 

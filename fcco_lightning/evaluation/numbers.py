@@ -1,5 +1,7 @@
 """Figures of predicted numbers, and of a value function on transitions."""
 
+from typing import Any
+
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
@@ -22,14 +24,18 @@ class NumberEvaluation(Evaluation):
     bar = ("rmse", "r2")
     merit = "r2"
 
-    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+    def check(self, outputs: Any, batch: Columns) -> None:
         require_columns(batch, "y", figures="figures of predicted numbers")
-        y = batch["y"].double()
-        if outputs.numel() != y.numel():
+        if isinstance(outputs, Tensor) and outputs.numel() != batch["y"].numel():
             raise DataError(
                 f"figures of predicted numbers need one output for every label, got outputs {tuple(outputs.shape)} for "
-                f"{y.numel()} labels. Give the network one output, or choose another evaluation (--model.evaluation)."
+                f"{batch['y'].numel()} labels. Give the network one output, or choose another evaluation "
+                "(--model.evaluation)."
             )
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+        self.check(outputs, batch)
+        y = batch["y"].double()
         y = y.reshape(len(y), -1)
         apart = outputs.double().reshape(y.shape) - y
         figures = {"rmse": apart.square().mean().sqrt().item(), "mae": apart.abs().mean().item()}

@@ -66,6 +66,10 @@ class BinaryEvaluation(Evaluation):
             figures["roc_gap"] = float(roc_gap(scores, y, batch["group"], self.num_thresholds)) if known else math.nan
         return figures
 
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        if isinstance(outputs, Tensor):
+            _scores(outputs)
+
     def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
         """Return what counts all of the figures, those of the ROC curve with a bound of their error."""
         return ScoreTally(self.num_thresholds, with_range=True)
@@ -319,8 +323,9 @@ def _scores(outputs: Tensor) -> Tensor:
         return scores if scores.dtype == torch.float64 else scores.float()
     raise DataError(
         f"BinaryEvaluation needs one score per sample, shape (n,) or (n, 1), got outputs of shape "
-        f"{tuple(outputs.shape)}. Choose the evaluation that fits them with --model.evaluation, for example "
-        "GroupEvaluation for classes and groups, or give the network a single output."
+        f"{tuple(outputs.shape)}. Name the evaluation that fits them: evaluation=ClassEvaluation() (--model.evaluation "
+        "ClassEvaluation) for one score per class, also of two, GroupEvaluation for classes and groups. Or give the "
+        "network a single output."
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import fraction, one_of
+from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.row_files import new_file
 
@@ -50,7 +51,7 @@ def prediction_table(
     several = scores.shape[1]
     classes = max(several, 2) if kind == "classes" else several
     if names and len(names) != classes:
-        raise ConfigError(f"names must name the {classes} {kind}, got {list(names)}.")
+        raise ConfigError(f"names must name the {classes} {kind}, got {listed_in_order(names)}.")
     called: list[Any] = list(names) if names else list(range(classes))
     ends = [""] if several == 1 else [f"_{name}" for name in called]
     table = _columns("score", ends, scores)

@@ -84,17 +84,21 @@ class LogisticLoss(Quantity):
     range = Range(least=0.0)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
-        y = one_label_each(batch, self)
-        remedy = (
-            "The loss of others is unbounded below. Recode them, (y + 1) // 2 for -1 and 1, or give the network one "
-            "output per class."
-        )
-        require((y >= 0) & (y <= 1), y, f"{type(self).__name__} needs labels y in [0, 1]", remedy)
+        _check_logistic(batch, self)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
         y = required_column(batch, "y", self).to(scores.dtype)
         return binary_cross_entropy_with_logits(scores, y, reduction="none")
+
+
+def _check_logistic(batch: Columns, needed_by: object) -> None:
+    y = one_label_each(batch, needed_by)
+    remedy = (
+        "The loss of others is unbounded below. Recode them, (y + 1) // 2 for -1 and 1, or give the network one output "
+        "per class."
+    )
+    require((y >= 0) & (y <= 1), y, f"{type(needed_by).__name__} needs labels y in [0, 1]", remedy)
 
 
 @dataclass(frozen=True)
@@ -137,10 +141,11 @@ class CrossEntropyLoss(Quantity):
 
     def check(self, outputs: Tensor, batch: Columns) -> None:
         if outputs.dim() != 2 or outputs.shape[1] == 1:
-            LogisticLoss().check(outputs, batch)
+            _check_logistic(batch, self)
             return
         y, classes = required_column(batch, "y", self), outputs.shape[1]
-        if y.dim() == 1:  # and not probabilities of classes
+        if y.shape != outputs.shape:  # which are probabilities of classes
+            y = one_label_each(batch, self)
             rule = f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}"
             remedy = "Number the classes from 0, or give the network one output per class."
             require((y >= 0) & (y < classes), y, rule, remedy)

@@ -172,9 +172,13 @@ def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
     """
     y, name = known_labels(columns, objective), type(objective).__name__
     if y.dim() != 1:
+        alone = y.dim() == 2 and y.shape[1] == 1
+        remedy = (
+            "Return y.squeeze(1)" if alone else "Name a single label column, or use MeanAveragePrecision for several"
+        )
         raise DataError(
-            f"{name} needs one label per sample, shape (n,), the training split has y of shape {tuple(y.shape)}. Name "
-            "a single label column, or use MeanAveragePrecision for several."
+            f"{name} needs one label per sample, shape (n,), the training split has y of shape {tuple(y.shape)}. "
+            f"{remedy}."
         )
     positive = y == 1
     if bool(positive.all()) or not bool(positive.any()):
@@ -223,6 +227,7 @@ def known_labels(columns: Columns | None, objective: Objective, missing: float |
         (y == 0) | (y == 1) | (y == missing),
         y,
         f"{type(objective).__name__} needs the labels 0 and 1 in `y`",
-        "Map the labels, for example -1 and 1, to 0 and 1 (`columns.positive` names the value that becomes 1).",
+        "Map the labels, for example -1 and 1, to 0 and 1 (`columns.positive` names the value that becomes 1)"
+        + (", or name the value of labels that are not known by `missing`." if hasattr(objective, "missing") else "."),
     )
     return y

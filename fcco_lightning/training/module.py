@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Engine, Problem
+from fcco_lightning.engine import Engine, Evaluated, Problem, read, require_single
 from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
 from fcco_lightning.estimators import AdamType
 from fcco_lightning.evaluation import Evaluation, default_evaluation
@@ -45,6 +45,7 @@ from fcco_lightning.training.optimizers import Stepping
 from fcco_lightning.training.posing import (
     datamodule_of,
     description,
+    ends_with_one,
     fit_to_data,
     require_same_problem,
     training_split,
@@ -58,7 +59,7 @@ from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.sharding import ShardedWeights, divide, require_divisible, take_strategy
 from fcco_lightning.training.together import Announce, begin_together, joined_by_failure
-from fcco_lightning.training.trainers import OwnSettings, require_rows
+from fcco_lightning.training.trainers import OwnSettings, WithoutAdvice, require_rows
 
 RECOVERED = "recovered.ckpt"
 """The checkpoint of what the recovery step of ALEXR2 has made of the last weights."""
@@ -160,7 +161,7 @@ class FCCOModule(EvaluatingModule):
             )
         if self.average is not None:
             require_wide(trainer.precision)
-        own = [OwnSettings(trainer, self)] if trainer.state.fn == "fit" else []
+        own = [OwnSettings(trainer, self), WithoutAdvice()] if trainer.state.fn == "fit" else []
         callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), *own]
         kinds = {
             Announce,
@@ -285,9 +286,17 @@ class FCCOModule(EvaluatingModule):
             self.execution.micro_batch,
             compiled=self.execution.compiled,
         )
+        self._engine.onlookers = [self._look_at_outputs]
+        if self.processes.size == 1 and ends_with_one(self.trainer):
+            self._engine.onlookers.append(require_single)
         self._engine.functions.by_all = self.processes.largest if self.backend.divided else None
         self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
         self.backend.idle = self.phases.idle
+
+    def _look_at_outputs(self, engine: Any, seen: Evaluated) -> None:
+        with torch.no_grad():
+            engine.measure(seen.at_present())  # the parts of the problem have the first word
+        self.evaluation.check(*read(seen.outputs, seen.batch, self.objective))
 
     def on_train_start(self) -> None:
         """Continue the random streams of the checkpoint, and let what the user changed win over it.

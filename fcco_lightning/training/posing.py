@@ -19,6 +19,7 @@ from fcco_lightning.constraints import (
 )
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.indexed import drawn_by
+from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
@@ -83,6 +84,17 @@ def training_split(trainer: Trainer, known: int | None) -> tuple[int, Mapping[st
     if hasattr(datamodule, "sampling"):
         return int(n), datamodule.sampling()
     return int(n), None if loader is None else drawn_by(loader, trainer.world_size)
+
+
+def ends_with_one(trainer: Trainer) -> bool:
+    """Whether the last batch of an epoch holds a single sample, where others hold more; False where it is not known."""
+    datamodule = datamodule_of(trainer)
+    if hasattr(datamodule, "sampling"):
+        plans = [drawn.plan for drawn in datamodule.sampling().values()]
+        return any(plan.smallest == 1 < plan.batch_size for plan in plans if isinstance(plan, UniformBatches))
+    loader = None if hasattr(datamodule, "num_train") else _training_loader(trainer)
+    size = None if loader is None or loader.drop_last else loader.batch_size
+    return loader is not None and size is not None and (sized_len(loader.sampler) or 0) % size == 1 < size
 
 
 def _training_loader(trainer: Trainer) -> DataLoader[Any] | None:

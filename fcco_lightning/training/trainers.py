@@ -175,6 +175,28 @@ class OwnSettings(Temporary):
             setattr(owner, name, value)
 
 
+class WithoutAdvice(Temporary):
+    """Keeps to itself, during a fit, what Lightning warns of checkpoints in manual optimization.
+
+    They hold the weights after the step, at which the rows are, too: those before it would be no state to go on from.
+    """
+
+    _MESSAGE = "Using ModelCheckpoint with manual optimization and every_n_train_steps"
+
+    def __init__(self) -> None:
+        self._filter: Any = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Filter that one message."""
+        warnings.filterwarnings("ignore", self._MESSAGE)
+        self._filter = warnings.filters[0]
+
+    def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
+        self._filter = None
+
+
 def require_rows(trainer: Trainer | None) -> None:
     """Refuse to save in the process that launched others, after they have ended and their rows with them.
 

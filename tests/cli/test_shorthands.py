@@ -194,3 +194,26 @@ def test_null_of_a_record_of_the_data_is_none():
     assert written_out(given)[1:] == expected
     others = ["predict", "--model.average.decay", "null", "--data.batches.drop_last=null", "--data.splits.seed", "1"]
     assert written_out(others) == others
+
+
+def test_numbers_with_decimal_commas_are_numbers_which_the_data_module_refuses(table):
+    cells = [f'"{k % 50},{k % 7}"' for k in range(300)]
+    words = f"fit --data.train {table(cells)} --data.columns.label y"
+    found = listed(written_out(words.split()))
+    assert found["--data.columns.target"] == "number"
+    assert "--model.network.out_features" not in found
+
+
+def test_labels_that_are_not_known(table):
+    words = [
+        "fit",
+        "--data.train",
+        table([0, 1] * 200),
+        "--data.columns.label",
+        "[sex,y]",
+        "--data.columns.missing",
+        "-1",
+    ]
+    assert listed(written_out(words))["--model.objective.missing"] == "-1"
+    assert "--model.objective.missing" not in listed(written_out([*words, "--model.objective", "AUC"]))
+    assert "--model.objective.missing" not in listed(written_out(words[:-2]))

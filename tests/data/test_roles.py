@@ -3,7 +3,9 @@ import pandas as pd
 import pytest
 import torch
 
+from fcco_lightning.data.columns import condition_on, require_columns
 from fcco_lightning.data.roles import Columns, Labels
+from fcco_lightning.data.splits import require_all_cells
 from fcco_lightning.errors import ConfigError, DataError
 
 FRAME = pd.DataFrame(
@@ -115,3 +117,58 @@ def test_values_are_compared_by_meaning_not_by_type(cells, positive):
 def test_rejects(frame, changes, message):
     with pytest.raises(DataError, match=message):
         read(frame, **changes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "value"),
+    [
+        ([True, False, True], True),
+        (["yes", "no", "yes"], True),
+        (["No", "Yes", "No"], False),
+        (["TRUE", "FALSE", "TRUE"], True),
+        (["on", "off", "on"], True),
+        ([1, 0, 1], True),
+        ([1.0, 0.0, 1.0], "true"),
+        ([True, False, True], "true"),
+        (["true", "false", "true"], True),
+        (["t", "f", "t"], "t"),
+        ([0.5, 1.5, 0.5], 0.5),
+    ],
+)
+def test_a_value_is_compared_with_cells_as_a_person_would(cells, value):
+    frame = pd.DataFrame({"age": [1, 2, 3], "y": cells})
+    changes = {"label": "y", "positive": value, "sensitive": "y", "favoured": value}
+    labels, columns, _ = read(frame, **changes)
+    assert columns["y"].tolist() == columns["group"].tolist() == [1, 0, 1]
+    assert labels.class_names == [str(cells[1]).removesuffix(".0"), str(cells[0]).removesuffix(".0")]
+    assert condition_on(frame["y"], value)(frame["y"]).tolist() == [1, 0, 1]
+
+
+def test_words_that_are_no_truth_values_are_only_equal_to_themselves():
+    frame = pd.DataFrame({"age": [1, 2], "y": ["yes", "no"]})
+    for value in ("true", 1):
+        with pytest.raises(DataError, match="is not a value of column 'y'"):
+            read(frame, label="y", positive=value, sensitive=None, favoured=None)
+
+
+def test_numbers_with_decimal_commas_are_no_classes():
+    numbers = np.random.default_rng(0).normal(size=240)
+    frame = pd.DataFrame({"age": range(240), "y": [f"{v:.2f}".replace(".", ",") for v in numbers]})
+    roles = {"label": "y", "positive": None, "sensitive": None, "favoured": None}
+    for changes in ({}, {"target": "number"}, {"label": "age", "positive": [3], "extra": {"amount": "y"}}):
+        with pytest.raises(DataError, match=r"numbers have decimal commas, .*decimal=','") as error:
+            read(frame, **{**roles, **changes})
+        assert len(str(error.value)) < 400
+    few = frame.assign(y=["3,5", "4,0", "4,5"] * 80)  # grades are classes
+    assert read(few, **roles)[0].class_names == ["3,5", "4,0", "4,5"]
+
+
+def test_lists_in_messages_are_cut():
+    names = [f"c{k}" for k in range(500)]
+    with pytest.raises(DataError, match="and 488 more") as error:
+        require_columns(pd.DataFrame(columns=names), {"label": ["y"]}, "the table")
+    assert len(str(error.value)) < 300
+    y = torch.arange(499)
+    with pytest.raises(DataError, match=r"class 'c499'.*and 488 more") as error:
+        require_all_cells(y, None, names, [], "test split")
+    assert len(str(error.value)) < 600

@@ -10,11 +10,13 @@ from fcco_lightning import (
     ALEXR,
     ALEXR2,
     MSVR,
+    SGD,
     SOAP,
     SONEX,
     SOX,
     AveragePrecision,
     Constraint,
+    CrossEntropy,
     Engine,
     HeavyBall,
     Hinge,
@@ -391,3 +393,47 @@ def test_problems_with_one_objective_know_their_own_data():
     for batch in batches:
         for (one, its), (other, others) in zip(shared, apart, strict=True):
             assert one.train_batch(batch, its)["objective"] == other.train_batch(batch, others)["objective"]
+
+
+class Steep(nn.Module):
+    """Outputs of moderate size, whose gradient by the weights is about 6e4 times the slope."""
+
+    def __init__(self, slope):
+        super().__init__()
+        self.weights, self.slope = nn.Linear(3, 1, bias=False), slope
+        nn.init.constant_(self.weights.weight, 1e-6)
+
+    def forward(self, x):
+        return self.slope * self.weights(x)
+
+
+class Rooted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return (0 * self.weights(x)).sqrt()
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["weights", "autocast"])
+def test_a_gradient_that_overflows_float16_is_told_from_one_that_does_not_exist(autocast):
+    def refused(network, size):
+        network = network if autocast else network.half()
+        x = torch.full((8, 3), size, dtype=torch.float32 if autocast else torch.float16)
+        algorithm = SGD()
+        engine = Engine(network, algorithm.pose(CrossEntropy(), num_samples=8), algorithm)
+        batch = {"x": x, "y": torch.zeros(8), "index": torch.arange(8)}
+        with torch.autocast("cpu", dtype=torch.float16, enabled=autocast), pytest.raises(NonFiniteError) as error:
+            engine.train_batch(batch, torch.optim.SGD(network.parameters(), lr=0.1))
+        return str(error.value)
+
+    overflow = refused(Steep(64), 6e4)  # 64 * 6e4 / 2 > 65504
+    assert "It overflows on its way back through the network, all of whose derivatives exist" in overflow
+    assert "float16" in overflow
+    assert "bf16-mixed" in overflow
+    assert "sqrt" not in overflow
+    no_derivative = refused(Rooted(), 1.0)
+    assert "such as sqrt or norm at 0" in no_derivative
+    assert "overflow" not in no_derivative
+    assert "65504" not in no_derivative

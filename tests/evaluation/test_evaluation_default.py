@@ -4,6 +4,9 @@ import math
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fcco_lightning import (
     AUC,
@@ -11,15 +14,19 @@ from fcco_lightning import (
     AUCMargin,
     AveragePrecision,
     BinaryEvaluation,
+    ClassEvaluation,
     ConfigError,
     ContinualEvaluation,
     CoxPartialLikelihood,
     CrossEntropy,
     CVaRGroupDRO,
     CVaRPartialAUC,
+    DataError,
     Evaluation,
+    FCCOModule,
     GlobalContrastive,
     GroupEvaluation,
+    IndexedDataset,
     InfoNCE,
     KLGroupDRO,
     KLPartialAUC,
@@ -31,10 +38,12 @@ from fcco_lightning import (
     RankingEvaluation,
     RecallAtK,
     RetrievalEvaluation,
+    SquaredError,
     SurvivalEvaluation,
     TaskEvaluation,
     default_evaluation,
 )
+from tests.conftest import QUIET
 
 
 class NewObjective(CrossEntropy):
@@ -122,3 +131,34 @@ def test_a_split_without_a_positive_is_named_once():
 )
 def test_as_many_groups_are_the_worst_ones_as_for_the_objective(objective, alpha):
     assert default_evaluation(objective).alpha == alpha
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize(
+    ("objective", "outputs", "said"),
+    [
+        (CrossEntropy(), 2, r"BinaryEvaluation needs one score per sample.*\(8, 2\).*ClassEvaluation"),
+        (CrossEntropy(), 3, r"BinaryEvaluation needs one score per sample.*\(8, 3\).*ClassEvaluation"),
+        (AUC(), 2, r"need one score per sample, shape \(B,\) or \(B, 1\), got \(8, 2\)"),
+        (SquaredError(), 3, "figures of predicted numbers need one output for every label"),
+    ],
+)
+def test_outputs_of_which_there_are_no_figures_are_refused_at_the_first_batch(objective, outputs, said, tmp_path):
+    data = IndexedDataset(TensorDataset(torch.randn(24, 3), torch.arange(24) % 2))
+    loader, test = DataLoader(data, 8, shuffle=True), DataLoader(data, 8)
+
+    def fit(**changes):
+        module = FCCOModule(nn.Linear(3, outputs), objective, **changes)
+        trainer = Trainer(**QUIET, max_epochs=1, accelerator="cpu", default_root_dir=tmp_path)
+        try:
+            trainer.fit(module, loader, test)
+        finally:
+            updates.append(trainer.global_step)
+        return trainer.callback_metrics
+
+    updates = []
+    with pytest.raises(DataError, match=said):
+        fit()
+    assert updates == [0]
+    if isinstance(objective, CrossEntropy):
+        assert 0 < fit(evaluation=ClassEvaluation())["val_loss"] < 5

@@ -17,7 +17,7 @@ from torch import nn
 
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli import run
-from fcco_lightning.data.encoding import TabularEncoder
+from fcco_lightning.data.encoding import Encoding, TabularEncoder
 from fcco_lightning.data.texts import TextEncoder, TextTokens
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.inference import Predictor, export, load, prediction_table, write_table
@@ -152,7 +152,7 @@ def test_warnings_and_files_that_cannot_be_written_are_a_line_each(trained, tmp_
             assert run(["predict", str(trained), str(tmp_path / "new.csv"), "--out", str(out)]) == status
     said = capsys.readouterr().err.splitlines()
     assert all(line.startswith("fcco: ") for line in said)
-    assert sum("UserWarning: 4 of 4 rows have a value of the column 'job'" in line for line in said) == 2
+    assert sum("UserWarning: 4 of 4 rows (100%) have a value of the column 'job'" in line for line in said) == 2
     assert "Error" in said[-1]
 
 
@@ -175,7 +175,7 @@ def test_categories_that_training_lacks_are_said(trained):
     new = table(4, seed=9)
     new.loc[[0, 2], "job"] = "astronaut"
     with pytest.warns(
-        UserWarning, match=r"2 of 4 rows have a value of the column 'job' that the training split does not"
+        UserWarning, match=r"2 of 4 rows \(50%\) have a value of the column 'job' that the training split does not"
     ):
         found = load(trained).predict(new)
     np.testing.assert_allclose(found["score"], by_hand(trained, new), atol=1e-5)
@@ -352,3 +352,27 @@ def test_tables_of_predictions(tmp_path):
         prediction_table(logits[:, 0], {"score": [7, 8]})
     with pytest.raises(ConfigError, match="names must name the 3 labels"):
         prediction_table(logits, {}, kind="labels", names=["x"])
+
+
+def test_a_column_that_says_nothing_is_named():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"age": rng.normal(size=50), "pay": rng.normal(size=50), "job": rng.choice(["a", "b"], 50)})
+    frame.loc[:4, "pay"] = np.nan
+    encoder = TabularEncoder(Encoding(missing="impute")).fit(frame)
+    predictor = Predictor(nn.Linear(4, 1), encoder, "classes", ["no", "yes"])
+    empty = frame.assign(age=np.nan, job=[None] * 50)
+    with pytest.warns(UserWarning, match="rows") as said:
+        predictor.predict(empty)
+    (age,) = (str(one.message) for one in said if "'age'" in str(one.message))
+    (job,) = (str(one.message) for one in said if "'job'" in str(one.message))
+    for text in (age, job):
+        assert "50 of 50 rows (100%)" in text
+        assert "nothing is decided by it" in text
+    assert len(said) == 2
+    with pytest.warns(UserWarning, match=r"^50 of 50 rows \(100%\) have a value of .*'job' .*nothing is decided"):
+        predictor.predict(frame.assign(job="c"))
+    with pytest.warns(UserWarning, match=r"^25 of 50 rows \(50%\) have a value of the column 'job'"):
+        predictor.predict(frame.assign(job=["a", "c"] * 25))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predictor.predict(frame)

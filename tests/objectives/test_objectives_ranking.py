@@ -22,6 +22,7 @@ from fcco_lightning import (
     SOX,
     AUCMargin,
     AveragePrecision,
+    CrossEntropy,
     CVaRPartialAUC,
     Drawn,
     Engine,
@@ -473,3 +474,22 @@ def test_auc_of_single_samples_is_refused():
     drawn = Drawn({"y": Y, "index": torch.arange(N)}, UniformBatches(N, 1))
     with pytest.raises(DataError, match=r"AUC compares samples of two kinds.*BalancedSampling, or larger"):
         SOX().pose(AUC(), num_samples=N, sampling={"target": drawn})
+
+
+@pytest.mark.parametrize("objective", [AveragePrecision(), PNormPush(), KLPartialAUC()], ids=lambda o: type(o).__name__)
+def test_the_way_out_of_labels_of_another_shape(objective):
+    y = torch.tensor([0, 1, 0, 1])
+    for shape, way, other in (
+        ((4, 1), "squeeze", "MeanAverage"),
+        ((2, 2), "MeanAveragePrecision for several", "squeeze"),
+    ):
+        with pytest.raises(DataError, match=way) as error:
+            objective.row_domain(len(y), {"y": y.reshape(shape), "index": torch.arange(4)})
+        assert other not in str(error.value)
+
+
+def test_labels_of_cross_entropy_of_another_shape():
+    for outputs, y in ((torch.zeros(4, 1), torch.zeros(4, 1)), (torch.zeros(4, 3), torch.zeros(4, 1).long())):
+        with pytest.raises(DataError, match=r"CrossEntropyLoss needs one label.*squeeze\(1\)"):
+            CrossEntropy().check(outputs, {"y": y})
+    CrossEntropy().check(torch.zeros(4, 3), {"y": torch.full((4, 3), 1 / 3)})  # probabilities of classes

@@ -1,6 +1,7 @@
 """Every callback that Lightning ships works, resume included, or is refused by name with what to use instead."""
 
 import inspect
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -226,3 +227,14 @@ def test_a_trainer_that_is_used_again_is_not_told_what_it_replaces(make_module, 
         kinds = [type(callback) for callback in trainer.callbacks]
     assert len(set(kinds)) == len(kinds)
     assert "will override" not in caplog.text
+
+
+def test_nothing_is_warned_of_checkpoints_after_every_step(make_module, make_trainer, tmp_path, recwarn):
+    """That they hold the weights after the step is how they are meant."""
+    before = list(warnings.filters)
+    saver = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1)
+    trainer = make_trainer(max_epochs=1, callbacks=[saver], enable_checkpointing=True)
+    trainer.fit(make_module(), make_data(**DATA))
+    assert len(saved(tmp_path)) == BATCHES
+    assert not [str(one.message) for one in recwarn if "AFTER optimization" in str(one.message)]
+    assert warnings.filters == before

@@ -7,21 +7,27 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from fcco_lightning import (
     AveragePrecision,
+    CrossEntropy,
     Execution,
+    FCCOModule,
     IndexedDataset,
     LinearWarmUp,
     ResumableLoader,
     Schedule,
     TabularMLP,
+    TensorDataModule,
+    UniformSampling,
 )
 from fcco_lightning.data import TensorTable
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import collate
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.training import module as training_module
 from tests.jobs import everything, save_at
 
 ROWS, BATCHES = 40, 5
@@ -197,3 +203,50 @@ def test_a_loader_without_a_batch_is_refused(make_module, make_trainer):
         make_trainer().fit(
             make_module(execution=Execution(num_samples=ROWS), network=TabularMLP([8], in_features=7)), few
         )
+
+
+def with_one_left(objective, network, *, own, drop_last=False, size=8):
+    x = torch.randn(33, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(33) % 2
+    if own:
+        data = IndexedDataset(TensorDataset(x, y))
+        return {"train_dataloaders": DataLoader(data, size, shuffle=True, drop_last=drop_last)}
+    splits, batches = {"x": x, "y": y}, UniformSampling(size, drop_last=drop_last)
+    return {"datamodule": TensorDataModule({"train": splits, "test": splits}, batches=batches)}
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("own", [True, False], ids=["loader", "datamodule"])
+@pytest.mark.parametrize("kind", ["batch norm", "pairs"])
+def test_a_last_batch_of_one_sample_is_refused_before_anything_is_trained(kind, own, make_trainer):
+    def fit(**options):
+        torch.manual_seed(0)
+        layers = [nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1)]
+        network = nn.Sequential(*layers) if kind == "batch norm" else nn.Linear(3, 1)
+        module = FCCOModule(network, CrossEntropy() if kind == "batch norm" else AveragePrecision())
+        trainer = make_trainer(max_epochs=1, limit_val_batches=0)
+        try:
+            trainer.fit(module, **with_one_left(module.objective, network, own=own, **options))
+        finally:
+            module.updates = trainer.global_step
+        return module
+
+    with pytest.raises(ConfigError, match=r"holds one sample.*(Expected more than 1 value|compared with).*drop_last"):
+        fit()
+    assert fit(drop_last=True).updates == 4
+    assert fit(size=11).updates == 3
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_last_batch_of_one_sample_is_trained_on_where_that_is_possible(make_trainer, monkeypatch):
+    def fit():
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+        module, trainer = FCCOModule(network, CrossEntropy()), make_trainer(max_epochs=1, limit_val_batches=0)
+        trainer.fit(module, **with_one_left(module.objective, network, own=False))
+        assert trainer.global_step == 5
+        return [p.detach().clone() for p in network.parameters()]
+
+    tried = fit()
+    monkeypatch.setattr(training_module, "ends_with_one", lambda trainer: False)
+    assert all(torch.equal(a, b) for a, b in zip(tried, fit(), strict=True))  # the trial leaves nothing behind

@@ -16,6 +16,8 @@ from torch.utils.data import DataLoader
 from fcco_lightning.checks import at_least
 from fcco_lightning.data.columns import (
     condition_on,
+    listed,
+    listed_in_order,
     number_or_text,
     places,
     require_columns,
@@ -281,7 +283,7 @@ class SplitDataModule(LightningDataModule):
         if column not in known:
             raise DataError(
                 f"feasible.clusters={column!r} is not a column of the data, whose columns are "
-                f"{sorted(there - {'index'} | known)}. Name the one that says which samples belong together, or leave "
+                f"{listed(there - {'index'} | known)}. Name the one that says which samples belong together, or leave "
                 "it out if all of them are independent."
             )
         for split, frame in frames.items():
@@ -314,7 +316,8 @@ class SplitDataModule(LightningDataModule):
         unknown = [v for v in found if isinstance(v, str) and not comparisons(v)]
         if names and unknown:
             raise DataError(
-                f"where={{{column}: {condition!r}}}: {unknown[0]!r} is none of {names}, nor a number. Use one of them."
+                f"where={{{column}: {condition!r}}}: {unknown[0]!r} is none of {listed_in_order(names)}, nor a number. "
+                "Use one of them."
             )
         return found if len(found) > 1 else found[0]
 

@@ -125,3 +125,45 @@ def test_what_does_not_fit_several_labels_is_refused():
         )
     with pytest.raises(DataError, match="one label per row"):
         data(BalancedSampling(16)).train_dataloader()
+
+
+def with_holes(mark):
+    """A table of three labels, some of which are not known, and the cells that are not."""
+    table, holes = frame(), np.random.default_rng(1).random((300, 3)) < 0.2
+    table[NAMES] = table[NAMES].astype(object).mask(pd.DataFrame(holes, columns=NAMES), mark)
+    return table, holes
+
+
+@pytest.mark.parametrize(("mark", "missing"), [(-1, -1), (-1, [-1, ""]), (np.nan, ""), ("?", ["", "?"])])
+@pytest.mark.parametrize("positive", ["yes", ["yes"]])
+def test_labels_that_a_table_does_not_know(mark, missing, positive):
+    table, holes = with_holes(mark)
+    columns = Columns(label=NAMES, positive=positive, missing=missing)
+    module = TabularDataModule(table, columns=columns, test=table, splits=Splits(), batches=UniformSampling(16))
+    module.setup("fit")
+    expected = np.where(holes, -1, (frame()[NAMES] == "yes").to_numpy())
+    assert np.array_equal(module.tables["train"].columns["y"].numpy(), expected)
+
+
+def test_labels_that_nobody_says_are_not_known_are_refused_with_the_way_out():
+    for mark, said in ((-1, "has 3: .*columns.missing"), (np.nan, "missing cells .*columns.missing")):
+        module = TabularDataModule(with_holes(mark)[0], columns=Columns(NAMES, "yes"), splits=Splits(test_fraction=0.2))
+        with pytest.raises(DataError, match=said):
+            module.setup("fit")
+    module = TabularDataModule(frame(), columns=Columns(NAMES, "yes"), test=with_holes("?")[0], splits=Splits())
+    with pytest.raises(DataError, match=r"columns.label='rare' has classes \['\?'\] in the test table"):
+        module.setup("fit")
+    with pytest.raises(ConfigError, match=r"columns\.missing=-1 is for several labels"):
+        Columns("rare", "yes", missing=-1)
+
+
+def test_an_objective_must_be_told_of_labels_that_are_not_known(tmp_path):
+    columns = Columns(NAMES, "yes", missing="")
+    table = with_holes(np.nan)[0]
+    module = TabularDataModule(table, columns=columns, test=table, splits=Splits(), batches=UniformSampling(50))
+    with pytest.raises(DataError, match=r"got -1 .*by `missing`"):
+        quiet(tmp_path, max_epochs=1).fit(FCCOModule(TabularMLP(out_features=3), MeanAveragePrecision()), module)
+    told = FCCOModule(TabularMLP(out_features=3), MeanAveragePrecision(missing=-1))
+    trainer = quiet(tmp_path, max_epochs=2)
+    trainer.fit(told, module)
+    assert 0 < trainer.test(told, module)[0]["test_average_precision/rare"] < 1
