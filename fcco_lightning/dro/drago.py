@@ -1,24 +1,27 @@
 """DRAGO: primal-dual steps by blocks, with coupled variance reduction."""
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, get_args
 
 import numpy as np
+from sklearn.exceptions import ConvergenceWarning
 
 from fcco_lightning.ambiguity import KLPenalty
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.dro.compiled import Loop
 from fcco_lightning.dro.kernel import Growth, Pace, next_look
 from fcco_lightning.dro.losses import Array
-from fcco_lightning.dro.paces import Start, default_alpha, paces, regularised, unregularised
+from fcco_lightning.dro.paces import Start, default_alpha, expected_passes, paces, regularised, unregularised
 from fcco_lightning.dro.problem import LinearProblem, Need, Progress, blocks_of, weigh
 from fcco_lightning.errors import ConfigError, NonFiniteError
 
 _DIVERGED = 1e6  # times the objective at w = 0
 _PATIENCE = 20  # over alpha: iterations in which the gap should fall by e^20
 _RETRIES = 12
+_FAR, _MANY = 2, 1000  # times the passes that are allowed, and passes, beyond which it is said before how many it takes
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class DRAGO:
     The table of ``qhat_i ghat_i`` holds the scalar ``q_i phi'_i`` (k of them for k classes), since ``grad l_i = phi'_i
     x_i``.  A block that was evaluated at the same w is not evaluated again; with b = n an iteration is one pass.
     Errata DRAGO-1 to 10 and 21.
+
+    **Small mu.** The passes grow like L/mu, with L the curvature of the losses, which no step size changes: four times
+    the default alpha diverged in most cases tried.  Where those that are allowed are far from enough, a fit begins with
+    a warning that says about how many it would take (:func:`expected_passes`).  Those of L-BFGS hardly depend on mu.
 
     **mu = 0 or nu = 0.** ``|w' - w|^2`` and Delta(p, q) then have weights of their own, see :func:`unregularised`, and
     the gap of the averaged iterates falls like 1/t (paper, C.4).  What is kept and certified are the last iterates:
@@ -84,6 +91,7 @@ class DRAGO:
             raise ConfigError(
                 f"block_size={b} is larger than the {problem.n} samples. Use None, or a number up to {problem.n}."
             )
+        self._warn_if_slow(problem, progress, b)
         loop = Loop(progress, b, self._most_growth) if self.compiled else None
         failure: NonFiniteError | None = None
         for attempt in self._attempts(problem, b):
@@ -98,6 +106,22 @@ class DRAGO:
                 failure = error
         if failure is not None:
             raise failure
+
+    def _warn_if_slow(self, problem: LinearProblem, progress: Progress, b: int) -> None:
+        """Warn before the first iteration where the passes allowed are not half of the many that the step needs."""
+        if problem.mu == 0 or problem.penalty.nu == 0 or progress.tol <= 0:
+            return
+        alpha, at_zero = self.alpha or default_alpha(problem, b), problem.point(problem.zeros())
+        needed = expected_passes(problem, b, alpha, (at_zero.value - at_zero.lower) / progress.tol)
+        allowed = progress.max_calls / problem.n
+        if needed > max(_FAR * allowed, _MANY):
+            warnings.warn(
+                f"DRAGO will take about {float(f'{needed:.1g}'):,.0f} passes over the data to a gap of "
+                f"{progress.tol:.2g}, and {allowed:.0f} are allowed: they grow like the curvature of the losses over "
+                f"mu={problem.mu:g}. Use solver='lbfgs', whose passes hardly depend on mu, or a larger mu.",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
 
     @property
     def _most_growth(self) -> float:

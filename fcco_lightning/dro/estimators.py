@@ -94,9 +94,11 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         if progress.gap > tol:
             given = isinstance(solver, DRAGO) and solver.alpha is not None
             slower = "give DRAGO a smaller alpha, " if given else ""
+            smooth = np.isfinite(problem.loss.curvature) and problem.penalty.nu > 0 and ball is None
+            other = "solver='lbfgs'" if smooth and not isinstance(solver, LBFGS) else "another solver"
             warnings.warn(
                 f"the duality gap is {progress.gap:.3g} after {progress.calls / problem.n:.0f} passes over the data, "
-                f"not {tol:.3g}. Raise max_passes or tol, standardise the features, {slower}or use another solver.",
+                f"not {tol:.3g}. Raise max_passes or tol, standardise the features, {slower}or use {other}.",
                 ConvergenceWarning,
                 stacklevel=3,
             )

@@ -82,3 +82,18 @@ def default_alpha(problem: LinearProblem, block_size: int) -> float:
     if coupling > 0:
         bounds.append(math.sqrt(problem.mu * problem.penalty.nu) / coupling)
     return min(bounds)
+
+
+def expected_passes(problem: LinearProblem, block_size: int, alpha: float, fall: float) -> float:
+    r"""Passes over the data in which the gap falls by a factor ``fall`` >= 1 where mu > 0 and nu > 0, roughly.
+
+    An iteration evaluates three blocks (one, if a block is all samples), and the gap is taken to fall like
+    ``(1+alpha)^{-4t}``.  The proof has the exponent t.  But K is four times the curvature, and with alpha = mu/K, where
+    this matters, passes were 0.8 to 1.2 of that on the diabetes data for mu from 1 to 0.01.  They grow like L/mu, as
+    the theory has it, ``(M + kappa L/mu + M sqrt(n G^2/(mu nu))) log(1/eps)`` iterations with ``kappa = n max_q q_i``:
+    that is n on the whole simplex, where the method is no better than subgradients of all samples.
+
+    Source: DRAGO paper, eq. (4) and App. B.
+    """
+    blocks = 1 if block_size >= problem.n else 3
+    return blocks * block_size / problem.n * math.log(max(fall, 1.0)) / (4 * math.log1p(alpha))

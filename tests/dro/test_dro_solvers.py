@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from scipy.special import logsumexp
+from sklearn.exceptions import ConvergenceWarning
 
 from fcco_lightning.ambiguity import (
     CappedSimplex,
@@ -18,11 +19,11 @@ from fcco_lightning.ambiguity import (
     Simplex,
     SpectralRisk,
 )
-from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD, Subgradient
+from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD, Subgradient, drago
 from fcco_lightning.dro.dual import DualSteps
 from fcco_lightning.dro.kernel import LOOKS, next_look
 from fcco_lightning.dro.losses import Hinge, Logistic, Multinomial, Squared
-from fcco_lightning.dro.paces import default_alpha
+from fcco_lightning.dro.paces import default_alpha, expected_passes
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress, blocks_of
 from fcco_lightning.dro.sgd import Levels, worst
 from fcco_lightning.errors import ConfigError, NonFiniteError
@@ -416,3 +417,82 @@ def test_without_a_ridge_what_has_no_minimum_has_no_proof():
         assert found.lower <= 1e-9 <= found.value < 0.1  # all six are fitted at the minimum, 0
     nothing = LinearProblem(np.zeros((4, 2)), np.ones(4), Squared(), Simplex(), ChiSquarePenalty(0.0), 0.0)
     assert solve(DRAGO(), nothing, 1e-9, 50).value == pytest.approx(0.5)
+
+
+def published(posed, b, alpha, draws, start):
+    """The iterates w_1, w_2, ... of the paper's Algorithm 1, with every table of every iteration kept whole.
+
+    The dual step for the chi-square penalty on the simplex is a projection, by sorting.
+    """
+    n, mu, nu, blocks = N, posed.mu, posed.penalty.nu, [range(N)[k : k + b] for k in range(0, N, b)]
+    m = len(blocks)
+    losses = lambda w: (X @ w - Y) ** 2 / 2  # noqa: E731
+    gradients = lambda w: (X @ w - Y)[:, None] * X  # noqa: E731
+    w, q = [np.zeros(D)] * m, [np.full(n, 1 / n)]  # w: also w_{-1}, w_{-2}, ..., all of them 0
+    lhat, ghat, qhat = [losses(w[-1])], [gradients(w[-1])], [q[0]]
+    a = [0.0, *((1 + alpha) ** t for t in range(len(draws)))]
+    for t, (i, j) in enumerate(draws, 1):
+        r, beta = a[t - 1] / a[t], sum(a[1:t]) / a[t]
+        if start == "steady":  # what both tend to
+            r, beta = 1 / (1 + alpha), 1 / alpha
+        c = min(1 / (16 * alpha * (1 + alpha) * (m - 1) ** 2), beta / (m - 1)) if m > 1 else 0.0
+        v = ghat[-1].T @ qhat[-1]
+        now, older = gradients(w[-1]), max(len(ghat) - 2, 0)
+        v = v + r * m * sum((q[-1][s] * now[s] - qhat[older][s] * ghat[older][s] for s in blocks[i]), np.zeros(D))
+        others = w[-m:-1]  # w_{t-M}, ..., w_{t-2}
+        anchor = (beta - c * (m - 1)) * w[-1] + c * sum(others, np.zeros(D))
+        w.append((mu * anchor - v) / (mu * (1 + beta)))
+        block = list(blocks[t % m])
+        lhat.append(lhat[-1].copy())
+        ghat.append(ghat[-1].copy())
+        lhat[-1][block], ghat[-1][block] = losses(w[-1])[block], gradients(w[-1])[block]
+        v = lhat[-1].copy()
+        for s in blocks[j]:
+            v[s] += r * m * (losses(w[-1])[s] - lhat[-2][s])
+        u = (v / (2 * n * nu) + 1 / n + beta * q[-1]) / (1 + beta)
+        ordered = np.sort(u)[::-1]
+        levels = (np.cumsum(ordered) - 1) / np.arange(1, n + 1)
+        q.append(np.maximum(u - levels[(ordered > levels).nonzero()[0][-1]], 0))
+        qhat.append(qhat[-1].copy())
+        qhat[-1][block] = q[-1][block]
+    return np.stack(w[m:])
+
+
+@pytest.mark.parametrize(("start", "mu", "alpha"), [("steady", 1e-3, 1e-4), ("practice", 0.5, 0.02)])
+@pytest.mark.parametrize("b", [7, 14, N])
+def test_drago_takes_the_steps_of_the_published_algorithm_on_the_whole_simplex(b, start, mu, alpha, monkeypatch):
+    posed, steps, found = problem(ambiguity=Simplex(), penalty=ChiSquarePenalty(1.0), mu=mu), 60, []
+    keep = drago._Window.keep
+    monkeypatch.setattr(drago._Window, "keep", lambda self, k, w: (found.append(w.copy()), keep(self, k, w)))
+    solver = DRAGO(b, alpha=alpha, start=start)
+    with suppress(Done):
+        solver.solve(posed, Progress(posed, 0.0, 10.0 * steps), np.random.default_rng(0))
+    random = np.random.default_rng(0)
+    draws = [random.integers(-(-N // b), size=2).tolist() for _ in range(steps)]
+    expected = published(posed, b, alpha, draws, start)
+    np.testing.assert_allclose(np.stack(found[:steps]), expected, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("b", [N // D, N])
+def test_drago_says_before_that_a_small_mu_takes_too_many_passes_and_lbfgs_does_not(b):
+    posed = problem(ambiguity=Simplex(), penalty=ChiSquarePenalty(1.0), mu=1e-4)
+    with pytest.warns(ConvergenceWarning, match=r"DRAGO will take about [\d,]+ passes .*mu=0.0001.* solver='lbfgs'"):
+        slow = solve(DRAGO(b), posed, 1e-9, 50)
+    best = solve(LBFGS(), posed, 1e-9, 100)
+    assert best.gap <= 1e-9
+    assert slow.gap > 1e-6
+    assert slow.value >= best.lower
+
+
+@pytest.mark.parametrize("mu", [0.3, 0.03])
+@pytest.mark.parametrize("b", [N // D, N])
+def test_the_passes_that_drago_is_said_to_take(mu, b, recwarn):
+    """A badly conditioned table, whose least curvature is far below mu."""
+    x = np.concatenate([X, 1e-3 * X[:, :1] ** 2], axis=1)
+    posed = LinearProblem(x, Y, Squared(), Simplex(), ChiSquarePenalty(1.0), mu)
+    at_zero = posed.point(posed.zeros())
+    expected = expected_passes(posed, b, default_alpha(posed, b), (at_zero.value - at_zero.lower) / 1e-9)
+    found = solve(DRAGO(b), posed, 1e-9, 2 * expected)
+    assert found.gap <= 1e-9
+    assert expected / 3 < found.calls / N < 2 * expected
+    assert not recwarn.list
