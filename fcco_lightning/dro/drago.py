@@ -91,8 +91,8 @@ class DRAGO:
             raise ConfigError(
                 f"block_size={b} is larger than the {problem.n} samples. Use None, or a number up to {problem.n}."
             )
-        self._warn_if_slow(problem, progress, b)
         loop = Loop(progress, b, self._most_growth) if self.compiled else None
+        self._warn_if_slow(problem, progress, b)
         failure: NonFiniteError | None = None
         for attempt in self._attempts(problem, b):
             try:

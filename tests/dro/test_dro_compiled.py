@@ -130,6 +130,7 @@ def retrying():
     return LinearProblem(x, x[:, 0] + NOISE, Squared(), CappedSimplex(0.1), ChiSquarePenalty(1e-3), 1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:DRAGO will take about")
 def test_where_the_iterates_diverge_the_steady_start_is_tried(numba):
     """It goes on with the blocks that were drawn and not used."""
     for size in (16, N):
