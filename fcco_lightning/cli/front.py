@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fcco_lightning.checks import non_negative, positive
 from fcco_lightning.cli.comparison import LARGEST, Row, figures_of, print_rows, write_rows
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.evaluation.pictures import plot_front
+from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.summary_table import METRICS, read_report
 
 
@@ -47,8 +49,11 @@ def print_front(options: Sequence[str], kappas: str | None, factors: str, out: s
     (folder / "front.json").write_text(json.dumps(rows, indent=2) + "\n")
     of_test = [name.removeprefix("test ") for name in rows[0] if name.startswith("test ")]
     figure = next((name for name in of_test if name != "violation"), None)
-    drawn = None if figure is None else plot_front(rows, figure, folder / "front.png")
-    Console().print(f"Picture: {drawn}" if drawn else "No picture: the points have no figure of the test split.")
+    left_out = LeftOut()
+    draw = None if figure is None else partial(plot_front, rows, figure, folder / "front.png")
+    drawn = left_out.make("front.png", draw, None) if draw else None
+    if not left_out:
+        Console().print(f"Picture: {drawn}" if drawn else "No picture: the points have no figure of the test split.")
 
 
 def points(config: Mapping[str, Any], kappas: Sequence[float] | None, factors: Sequence[float]) -> dict[str, Any]:

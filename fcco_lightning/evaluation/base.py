@@ -3,9 +3,10 @@
 import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -17,6 +18,11 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.base import require
 from fcco_lightning.state.processes import Processes
+
+Final: TypeAlias = Mapping[str, tuple[Tensor, Columns]]
+"""The outputs and the columns of every split, by its name."""
+Pictures: TypeAlias = dict[str, Callable[[Path], Path | None]]
+"""What draws the pictures of a run, by the names of their files."""
 
 
 class Tally(ABC):
@@ -137,18 +143,23 @@ class Evaluation(ABC):
         """
         return {}
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:  # noqa: ARG002
-        """Draw the pictures of a finished run.
+    def pictures(self, history: History, final: Final) -> Pictures:  # noqa: ARG002
+        """Say how the pictures of a finished run are drawn; nothing is drawn here, and an error in one spoils no other.
 
         Args:
             history: The figures of every validation, see :mod:`fcco_lightning.evaluation.pictures.style`.
             final: The outputs and the columns of every split, computed with the final weights.
-            folder: The folder in which the pictures are written.
 
         Returns:
-            The files that were written.  By default that is a picture of the constraints, if there are any.
+            By the name of a PNG file, a function that draws it into the path that it is given and returns that path, or
+            None if there is nothing to show.  By default that is a picture of the constraints.
         """
-        return written(plot_constraints(history, folder / "constraints.png"))
+        return {"constraints.png": partial(plot_constraints, history)}
+
+    def draw(self, history: History, final: Final, folder: Path) -> list[Path]:
+        """Draw all :meth:`pictures` into a folder, and return the files that were written."""
+        drawn = [picture(folder / name) for name, picture in self.pictures(history, final).items()]
+        return [path for path in drawn if path is not None]
 
     def warn_of_undefined(self, figures: str, reason: str) -> None:
         """Warn, the first time, that figures of a split are NaN.
@@ -198,11 +209,6 @@ def direction(figure: str) -> Literal["max", "min"]:
         ['max', 'max', 'min', 'min', 'min']
     """
     return "min" if {"loss", "error", "gap"} & set(re.split(r"[_/]", figure)) else "max"
-
-
-def written(*paths: Path | None) -> list[Path]:
-    """Return the pictures that were drawn, leaving out those that had nothing to show (None)."""
-    return [path for path in paths if path is not None]
 
 
 def shown_split(names: Iterable[str]) -> str:

@@ -1,7 +1,6 @@
 """What a model has learnt of a target task and forgotten of the tasks that it already knew."""
 
-from collections.abc import Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, require_columns, written
+from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, correct_and_loss, require_columns
 from fcco_lightning.evaluation.metrics.ranking import same_rows
 from fcco_lightning.evaluation.pictures import plot_continual
 from fcco_lightning.evaluation.pictures.style import History
@@ -109,9 +108,9 @@ class ContinualEvaluation(Evaluation):
         shown = ("name", "size", "accuracy", "old_accuracy", "change", "loss", "old_loss", "loss_change")
         return {"tasks": ordered[[name for name in shown if name in tasks]].to_dict("records")}
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
-        """Draw ``continual.png`` and ``constraints.png``, which shows the constraints in the surrogate loss."""
-        return written(plot_continual(history, folder / "continual.png"), *super().draw(history, final, folder))
+    def pictures(self, history: History, final: Final) -> Pictures:
+        """``continual.png`` and ``constraints.png``, which shows the constraints in the surrogate loss."""
+        return {"continual.png": partial(plot_continual, history), **super().pictures(history, final)}
 
 
 def _samples(outputs: Tensor, batch: Columns) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """Figures of the groups of a split, above all of the worst ones, of one task or of several."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ from torch.nn.functional import pad
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, Tally, correct_and_loss, require_columns, shown_split, written
+from fcco_lightning.evaluation.base import (
+    Evaluation,
+    Final,
+    Pictures,
+    Tally,
+    correct_and_loss,
+    require_columns,
+    shown_split,
+)
 from fcco_lightning.evaluation.metrics.group_accuracy import (
     cvar,
     cvar_weights,
@@ -103,13 +112,20 @@ class GroupEvaluation(Evaluation):
         table = pd.DataFrame({k: c.cpu() if isinstance(c, Tensor) else c for k, c in columns.items()})
         return {"groups": table.sort_values(["accuracy", "loss"], ascending=[True, False]).to_dict("records")}
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
-        """Draw ``group_curves.png``, ``constraints.png`` and ``groups.png``, of the test split or else the last one."""
-        paths = [plot_group_curves(history, folder / "group_curves.png"), *super().draw(history, final, folder)]
-        if split := shown_split(final):
-            groups, average = self.details(*final[split])["groups"], self(*final[split])["accuracy"]
-            paths.append(plot_groups(groups, folder / "groups.png", average=average, split=split))
-        return written(*paths)
+    def pictures(self, history: History, final: Final) -> Pictures:
+        """``group_curves.png``, ``constraints.png`` and ``groups.png``, of the test split or else the last one."""
+        return {
+            "group_curves.png": partial(plot_group_curves, history),
+            **super().pictures(history, final),
+            "groups.png": partial(self._draw_groups, final),
+        }
+
+    def _draw_groups(self, final: Final, path: Path) -> Path | None:
+        split = shown_split(final)
+        if not split:
+            return None
+        groups, average = self.details(*final[split])["groups"], self(*final[split])["accuracy"]
+        return plot_groups(groups, path, average=average, split=split)
 
 
 class TaskEvaluation(Evaluation):

@@ -1,7 +1,8 @@
 """Figures of one score, or one score for each of several labels, that ranks the positives above the negatives."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, below_one, fraction
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, Tally, require_columns, shown_split, written
+from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, Tally, require_columns, shown_split
 from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, partial_auc, precision_recall_at, roc_gap
 from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
 from fcco_lightning.evaluation.pictures import plot_objective_and_violation, plot_ranking, plot_roc_by_group
@@ -74,8 +75,15 @@ class BinaryEvaluation(Evaluation):
         """Return what counts all of the figures, those of the ROC curve with a bound of their error."""
         return ScoreTally(self.num_thresholds, with_range=True)
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
-        """Draw ``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""
+    def pictures(self, history: History, final: Final) -> Pictures:
+        """``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""
+        return {
+            "auc_and_violation.png": partial(plot_objective_and_violation, history),
+            **super().pictures(history, final),
+            "roc_by_group.png": partial(self._draw_groups, final),
+        }
+
+    def _draw_groups(self, final: Final, path: Path) -> Path | None:
         known = self.group_names
         names = (str(known[0]), str(known[1])) if len(known) > 1 else ("group 0", "group 1")
         splits = {
@@ -83,11 +91,7 @@ class BinaryEvaluation(Evaluation):
             for split, (outputs, batch) in final.items()
             if _two_groups(batch)
         }
-        return written(
-            plot_objective_and_violation(history, folder / "auc_and_violation.png"),
-            *super().draw(history, final, folder),
-            plot_roc_by_group(splits, folder / "roc_by_group.png", names=names, num_thresholds=self.num_thresholds),
-        )
+        return plot_roc_by_group(splits, path, names=names, num_thresholds=self.num_thresholds)
 
 
 class RankingEvaluation(Evaluation):
@@ -162,17 +166,16 @@ class RankingEvaluation(Evaluation):
         table.insert(2, "positives", [int(y.sum()) for _, y in lists])
         return {"labels": table.dropna().sort_values("average_precision", kind="stable").to_dict("records")}
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
-        """Draw ``constraints.png`` and ``ranking.png``, of the test split or else the last one."""
+    def pictures(self, history: History, final: Final) -> Pictures:
+        """``constraints.png`` and ``ranking.png``, of the test split or else the last one."""
+        return {**super().pictures(history, final), "ranking.png": partial(self._draw_ranking, final)}
+
+    def _draw_ranking(self, final: Final, path: Path) -> Path | None:
         split = shown_split(final)
         lists = self._lists(*final[split]) if split else []
         names = [self.label_name(t) if len(lists) > 1 else "" for t in range(len(lists))]
         drawn = {name: one for name, one in zip(names, lists, strict=True) if _both(one[1])}
-        region = self.max_fpr, self.min_tpr
-        return written(
-            *super().draw(history, final, folder),
-            plot_ranking(drawn, folder / "ranking.png", region=region, split=split),
-        )
+        return plot_ranking(drawn, path, region=(self.max_fpr, self.min_tpr), split=split)
 
     def _warn_of_absent(self, lists: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Say once which labels have no figures in a split."""
@@ -245,9 +248,9 @@ class BagEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         return self.figures(*self._bags(outputs, batch))
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
-        """Draw ``constraints.png`` and ``ranking.png``."""
-        return self.figures.draw(history, {name: self._bags(*split) for name, split in final.items()}, folder)
+    def pictures(self, history: History, final: Final) -> Pictures:
+        """``constraints.png`` and ``ranking.png``."""
+        return self.figures.pictures(history, {name: self._bags(*split) for name, split in final.items()})
 
     def _bags(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, Columns]:
         """The pooled scores and the labels of the bags."""

@@ -1,7 +1,7 @@
 """Figures of survival times that may be censored."""
 
 import math
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, positive
-from fcco_lightning.evaluation.base import Evaluation, require_columns, written
+from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, require_columns
 from fcco_lightning.evaluation.metrics.survival import (
     StepFunction,
     breslow_log_hazard,
@@ -90,17 +90,19 @@ class SurvivalEvaluation(Evaluation):
             "calibration": self._calibration(time, event, risk, breslow_log_hazard(time, event, risk), middle),
         }
 
-    def draw(self, history: History, final: Mapping[str, tuple[Tensor, Columns]], folder: Path) -> list[Path]:
-        """Draw ``calibration.png`` with the baseline hazard of the training split, and ``constraints.png``."""
+    def pictures(self, history: History, final: Final) -> Pictures:
+        """``calibration.png`` with the baseline hazard of the training split, and ``constraints.png``."""
+        return {"calibration.png": partial(self._draw_calibration, final), **super().pictures(history, final)}
+
+    def _draw_calibration(self, final: Final, path: Path) -> Path | None:
         samples = {name: _sample(*split) for name, split in final.items()}
         samples = {name: sample for name, sample in samples.items() if bool(sample[1].any())}
         if not samples:
-            return super().draw(history, final, folder)
+            return None
         time, event, risk = samples["train"] if "train" in samples else next(iter(samples.values()))
         log_hazard, middle = breslow_log_hazard(time, event, risk), float(time[event].median())
         groups = {name: self._calibration(*sample, log_hazard, middle) for name, sample in samples.items()}
-        picture = plot_calibration(groups, folder / "calibration.png", horizon=middle)
-        return [*written(picture), *super().draw(history, final, folder)]
+        return plot_calibration(groups, path, horizon=middle)
 
     def _horizon(self, time: Tensor, event: Tensor) -> float:
         if self.horizon is not None:

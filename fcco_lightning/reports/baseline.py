@@ -17,7 +17,7 @@ from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.engine import as_batch, outputs_of, read, usable
 from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation import summarise
+from fcco_lightning.evaluation import Split, summarise
 from fcco_lightning.objectives import Objective
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.optimizers import build_optimizer
@@ -154,8 +154,8 @@ class Baseline(Callback):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    def summary(self, module: FCCOModule, loader: Iterable[dict[str, Tensor]]) -> dict[str, float]:
-        """Figures of the copy on a split, as the module's evaluation and constraints measure them.
+    def split(self, module: FCCOModule, loader: Iterable[dict[str, Tensor]]) -> Split:
+        """The outputs of the copy on a split; all processes call it.
 
         Args:
             module: of the run.
@@ -167,7 +167,10 @@ class Baseline(Callback):
         if self.network is None:
             raise ConfigError("there is no unconstrained model: fit with Baseline(enabled=True) first.")
         module.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
-        split = module.split_of(loader, self.network)
+        return module.split_of(loader, self.network)
+
+    def summary(self, module: FCCOModule, split: Split) -> dict[str, float]:
+        """Figures of the copy on a :meth:`split`, as the module's evaluation and constraints measure them."""
         figures, _ = summarise(
             module.evaluation,
             module.constraints,

@@ -1,6 +1,7 @@
 """What theory says of the solution, measured: at the end of a fit, or of a checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -32,6 +33,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import TARGET, Batch
 from fcco_lightning.objectives import GroupObjective
 from fcco_lightning.outer import MoreauSmoothing
+from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.summary_table import PRINTED_ROWS, print_tables, render_records, write_report
 from fcco_lightning.training import FCCOModule
 
@@ -60,6 +62,8 @@ class Diagnostics(Callback):
     Where objective and constraints are measured on different data, as image-text pairs and labelled images are, the
     certificate is of all that is trained on (``split`` "train"), for which the datamodule has ``part_loaders``: the
     pairs with the first of their captions' draws and without augmentation.
+
+    What cannot be measured at the end of a fit on one process is left out of its report, with a warning.
 
     Temperatures of single samples are what they are at the end of a fit; a checkpoint is continued for that, as
     ``fcco test`` does not load them.
@@ -91,9 +95,11 @@ class Diagnostics(Callback):
         self.lam = None if lam is None else positive("lam", lam)
         self.max_values = positive("max_values", max_values)
         self.diagnosis: dict[str, Any] = {}
+        self.left_out = LeftOut()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out now, not after hours, what is not possible."""
+        self.left_out = LeftOut()
         if self._applies(pl_module):
             self._check(trainer, pl_module)
 
@@ -106,7 +112,11 @@ class Diagnostics(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the final weights, or those of the checkpoint."""
-        if self._applies(pl_module) and not trainer.interrupted:
+        if not self._applies(pl_module) or trainer.interrupted:
+            return
+        if trainer.state.fn == "fit" and pl_module.processes.size == 1:
+            self.left_out.make("diagnostics", partial(self._measure, trainer, pl_module), None)
+        else:
             self._measure(trainer, pl_module)
 
     on_test_end = on_fit_end

@@ -26,6 +26,7 @@ def report_page(
     tables: Iterable[Table],
     pictures: Iterable[Path] = (),
     config: Mapping[str, Any] | None = None,
+    left_out: Mapping[str, str] | None = None,
     *,
     whole: bool = True,
 ) -> str:
@@ -37,6 +38,7 @@ def report_page(
         tables: of ``rich``, as the terminal shows them; those without rows are left out.
         pictures: PNG files, which become part of the page.
         config: as in the report.
+        left_out: names of tables, pictures and figures that could not be made, and why.
         whole: False for a part of another page, such as a notebook, without configuration and versions.
 
     Returns:
@@ -50,6 +52,7 @@ def report_page(
         tables=[_plain_table(table) for table in tables if table.row_count],
         pictures=[_picture(path) for path in pictures],
         config=_text(config) if config else "",
+        left_out=left_out or {},
         versions={package: importlib.metadata.version(package) for package in _PACKAGES}
         | {"Python": platform.python_version()},
     )

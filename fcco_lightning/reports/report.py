@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,19 +11,23 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
+from rich.table import Table
 
 from fcco_lightning.analysis import intervals
 from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Evaluation, Split
+from fcco_lightning.evaluation.base import Pictures
 from fcco_lightning.evaluation.pictures import plot_multipliers
 from fcco_lightning.reports.baseline import Baseline
 from fcco_lightning.reports.diagnostics import Diagnostics, diagnosis_tables
 from fcco_lightning.reports.feasible import FEASIBLE, BestFeasible, kappas_of
+from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.run import Run
-from fcco_lightning.reports.summary_table import PRINTED_ROWS, REPORT, print_tables, split_tables, write_report
+from fcco_lightning.reports.state_monitor import StateMonitor
+from fcco_lightning.reports.summary_table import PRINTED_ROWS, REPORT, as_json, print_tables, table_makers, write_report
 from fcco_lightning.reports.verdict import chosen_line, headline, reached_line, verdict
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.module import RECOVERED
@@ -49,6 +54,9 @@ class Report(Callback):
     :class:`Diagnostics` has measured, the configuration and the versions.  It is written last, when all callbacks have
     done their work.
 
+    A figure, table or picture that cannot be made, as on a full disk or with a split that a constraint cannot be
+    measured on, ends no run: it is left out, and a warning, ``left_out`` in the file and the page say which and why.
+
     Args:
         enabled: report at the end of ``fit``.
         pictures: write the PNGs too.
@@ -67,6 +75,7 @@ class Report(Callback):
         self.config: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
         self.report: dict[str, Any] = {}
+        self.left_out = LeftOut()
         self._started = self._began = 0.0  # of a clock that is never set back, and of that of files
         self._folder: Path | None = None
         self._unseen: set[str] = set()
@@ -97,7 +106,7 @@ class Report(Callback):
             except OSError as error:
                 raise ConfigError(f"report.folder {self.folder!r} cannot be made: {error}.") from error
         self._started, self._began = time.perf_counter(), time.time()
-        self._folder = None
+        self._folder, self.left_out = None, LeftOut()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the figures of every split, as logged."""
@@ -119,13 +128,12 @@ class Report(Callback):
         splits = loaders()
         with pl_module.where_trained():
             final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
-            beside = {name: b.summary(pl_module, loader) for b in baselines for name, loader in splits.items()}
-            unconstrained = {split: _as_reported(summary) for split, summary in beside.items()}
-        self.report = {split: _figures(pl_module, split, found, choice) for split, found in final.items()}
+            beside = {name: (b, b.split(pl_module, loader)) for b in baselines for name, loader in splits.items()}
+        self.report = {split: self._figures(pl_module, split, found, choice) for split, found in final.items()}
         self.report |= {"seconds": round(seconds, 3), "config": self.config}
         known = {
             "kappas": kappas_of(pl_module),
-            "unconstrained": unconstrained,
+            "unconstrained": {name: self._unconstrained(pl_module, name, *found) for name, found in beside.items()},
             "clusters": choice.clusters,
             "selected": choice.chosen,
             "decisions": follows_decisions(pl_module.penalty),
@@ -133,7 +141,8 @@ class Report(Callback):
         self.report |= {name: value for name, value in known.items() if value}
         lost = getattr(trainer.datamodule, "lost", None)  # type: ignore[attr-defined]
         self.report |= {} if lost is None else _lost(pl_module.processes.everyone(lost()))
-        self._conclude(pl_module.evaluation.bar, trainer.current_epoch - 1)
+        conclude = partial(self._conclude, pl_module.evaluation.bar, trainer.current_epoch - 1)
+        self.left_out.make("the last line", conclude, None)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         self.report |= _checkpoint(trainer, pl_module, folder, chosen=bool(choice.chosen))
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
@@ -143,14 +152,25 @@ class Report(Callback):
         """Write the page, now that the other callbacks have drawn and measured, too."""
         if stage != "fit" or self._folder is None:
             return
-        tables = split_tables(self.report)
+        tables = self.left_out.make_all(table_makers(self.report))
         for diagnostics in _callbacks(trainer, Diagnostics):
-            tables += diagnosis_tables(diagnostics.diagnosis) if diagnostics.diagnosis else []
-        drawn = [p for p in sorted(self._folder.glob("*.png")) if p.stat().st_mtime >= self._began]
+            self.left_out.update(diagnostics.left_out)
+            if diagnostics.diagnosis:
+                made = partial(diagnosis_tables, diagnostics.diagnosis)
+                tables += self.left_out.make("the tables of the diagnostics", made, [])
+        for monitor in _callbacks(trainer, StateMonitor):
+            self.left_out.update(monitor.left_out)
+        self.left_out.make("report.html", partial(self._write_page, self._folder, tables), None)
+        if self.left_out:
+            self.report["left_out"] = dict(self.left_out)
+            self.left_out.make(REPORT, partial(write_report, self.report, self._folder / REPORT), None)
+
+    def _write_page(self, folder: Path, tables: Sequence[Table]) -> None:
+        drawn = [p for p in sorted(folder.glob("*.png")) if p.stat().st_mtime >= self._began]
         line = self.report.get("verdict") or self.report.get("headline")
-        name = self.config.get("name") or f"Run {self._folder.name}"
-        page = report_page(name, line, tables, drawn, self.config)
-        (self._folder / "report.html").write_text(page, encoding="utf-8")
+        name = self.config.get("name") or f"Run {folder.name}"
+        page = report_page(name, line, tables, drawn, self.config, self.left_out)
+        (folder / "report.html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
 
     def _conclude(self, figures: Sequence[str], epoch: int) -> None:
         """Say in one line what the weights achieve, and which they are."""
@@ -180,15 +200,41 @@ class Report(Callback):
                     "(`batches: GroupSampling`), or use larger batches."
                 )
 
+    def _figures(self, module: FCCOModule, name: str, split: Split, choice: BestFeasible) -> dict[str, Any]:
+        """What the report says of a split: figures, details, multipliers and intervals."""
+
+        def bounds() -> dict[str, Any]:
+            clusters = choice.clusters_in(split.columns)
+            found = intervals(module.constraints, split.outputs, split.columns, clusters=clusters)
+            return {constraint: one._asdict() for constraint, one in found.items()}
+
+        def details() -> dict[str, Any]:
+            return as_json(module.evaluation.details(split.outputs, split.columns))
+
+        make, nothing = self.left_out.make, dict[str, Any]()
+        summary = make(f"figures ({name})", lambda: _as_reported(module.summarise(name, split)), nothing)
+        described = make(f"details ({name})", details, nothing)
+        parts = {"multipliers": module.multipliers(), "intervals": make(f"intervals ({name})", bounds, nothing)}
+        return {**summary, **described, **{part: found for part, found in parts.items() if found}}
+
+    def _unconstrained(self, module: FCCOModule, name: str, baseline: Baseline, split: Split) -> dict[str, Any]:
+        nothing: dict[str, Any] = {}
+        figures = partial(baseline.summary, module, split)
+        return self.left_out.make(f"unconstrained figures ({name})", lambda: _as_reported(figures()), nothing)
+
     def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, Split]) -> None:
         self._folder = folder
-        write_report(self.report, folder / REPORT)
+        self.left_out.make(REPORT, partial(write_report, self.report, folder / REPORT), None)
         if self.pictures:
-            evaluation.draw(self.history, {name: (s.outputs, s.columns) for name, s in final.items()}, folder)
-            plot_multipliers(self.history, folder / "multipliers.png")
+            found = {name: (split.outputs, split.columns) for name, split in final.items()}
+            nothing: Pictures = {}
+            pictures = self.left_out.make("pictures", partial(evaluation.pictures, self.history, found), nothing)
+            pictures |= {"multipliers.png": partial(plot_multipliers, self.history)}
+            self.left_out.make_all({name: partial(picture, folder / name) for name, picture in pictures.items()})
         if self.table:
-            tables = split_tables(self.report, PRINTED_ROWS, Console().width)
-            print_tables(tables, self.report.get("verdict"))
+            tables = self.left_out.make_all(table_makers(self.report, PRINTED_ROWS, Console().width))
+            printed = partial(print_tables, tables, self.report.get("verdict"))
+            self.left_out.make("what the terminal shows", printed, None)
         rank_zero_info(f"Report and pictures: {folder} (report.html shows all)")
         saved = self.report.get("checkpoint")
         if saved is not None and Path(saved).name in (FEASIBLE, RECOVERED):
@@ -209,18 +255,6 @@ def unseen_rows(problem: Problem) -> list[str]:
         if term.state is not None and not term.state.divided
         for i in (~term.state.seen).nonzero().flatten().tolist()
     ]
-
-
-def _figures(module: FCCOModule, name: str, split: Split, choice: BestFeasible) -> dict[str, Any]:
-    """What the report says of a split: figures, details, multipliers and intervals."""
-    summary = _as_reported(module.summarise(name, split))
-    bounds = intervals(module.constraints, split.outputs, split.columns, clusters=choice.clusters_in(split.columns))
-    parts = {
-        "multipliers": module.multipliers(),
-        "intervals": {name: one._asdict() for name, one in bounds.items()},
-    }
-    details = module.evaluation.details(split.outputs, split.columns)
-    return summary | details | {name: part for name, part in parts.items() if part}
 
 
 def _lost(found: Sequence[Mapping[str, tuple[list[int], int]]]) -> dict[str, Any]:

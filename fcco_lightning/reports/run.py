@@ -3,6 +3,7 @@
 import functools
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from fcco_lightning.errors import CheckpointError, DataError
 from fcco_lightning.evaluation import Evaluation
 from fcco_lightning.inference import Predictor, load
+from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
-from fcco_lightning.reports.summary_table import METRICS, PRINTED_ROWS, read_report, split_tables
+from fcco_lightning.reports.summary_table import METRICS, PRINTED_ROWS, read_report, split_tables, table_makers
 from fcco_lightning.training.resuming import by_age
 
 
@@ -118,8 +120,9 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        tables = split_tables(self.report, PRINTED_ROWS) if self.report else []
-        return report_page(self.name, self.headline, tables, self.pictures, whole=False)
+        left_out = LeftOut(self.report.get("left_out", {}))
+        tables = left_out.make_all(table_makers(self.report, PRINTED_ROWS)) if self.report else []
+        return report_page(self.name, self.headline, tables, self.pictures, left_out=left_out, whole=False)
 
 
 load_run = Run
@@ -159,5 +162,9 @@ class TrainingReport:
         return self.headline
 
     def _repr_html_(self) -> str:
+        left_out = LeftOut()
         with tempfile.TemporaryDirectory() as folder:
-            return report_page("Training", self.headline, self.tables, self.draw(folder), whole=False)
+            pictures = self._evaluation.pictures(list(self._history), self._final)
+            drawn = left_out.make_all({name: partial(draw, Path(folder, name)) for name, draw in pictures.items()})
+            tables = left_out.make_all(table_makers(self._report))
+            return report_page("Training", self.headline, tables, drawn, left_out=left_out, whole=False)

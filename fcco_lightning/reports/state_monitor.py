@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fcco_lightning.checks import at_least
 from fcco_lightning.engine import Problem
 from fcco_lightning.engine.terms import Term
 from fcco_lightning.evaluation.pictures.style import BLUE, new_figure, quiet_frame, save, shown
+from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.state import DualState
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training import FCCOModule
@@ -137,6 +140,7 @@ class StateMonitor(Callback):
         self.every_n_steps = at_least("every_n_steps", every_n_steps, 1)
         self.sample, self.seed = at_least("sample", sample, 1), at_least("seed", seed, 0)
         self.enabled, self.picture, self.folder = enabled, picture, folder
+        self.left_out = LeftOut()
         self._watches: list[Watch] | None = None  # while training is watched
         self._problem: Problem | None = None  # whose states these are
         self._looked_at = 0  # the step of the look before
@@ -144,7 +148,7 @@ class StateMonitor(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose the rows."""
-        self._watches = None
+        self._watches, self.left_out = None, LeftOut()
         if not self.enabled or not isinstance(pl_module, FCCOModule) or pl_module.problem is None:
             return
         self._problem = pl_module.problem
@@ -207,7 +211,8 @@ class StateMonitor(Callback):
                 Values(watch.title, torch.cat(values), share, watch.state.num_rows)
                 for watch, (values, share) in zip(watched, parts, strict=True)
             ]
-            plot_dual_states(states, folder / "dual_state.png")
+            name = "dual_state.png"
+            self.left_out.make(name, partial(plot_dual_states, states, folder / name), None)
 
 
 def watches(problem: Problem, sample: int, seed: int) -> list[Watch]:
@@ -251,19 +256,30 @@ class Values(NamedTuple):
     rows: int
 
     @property
+    def drawn(self) -> NDArray[np.float64]:
+        """The values that have a place on an axis."""
+        values: NDArray[np.float64] = self.written.numpy()
+        return values[np.isfinite(values)]
+
+    @property
     def caption(self) -> str:
-        """Name and share, which is 100% only if it is."""
+        """Name and share, which is 100% only if it is; and how many values are not drawn."""
         share = self.seen if self.seen == 1 else min(self.seen, 0.999)
-        return f"{shown(self.title, _MOST_LETTERS)}\n{share:.1%} of {self.rows:,} row{'s' * (self.rows > 1)} written"
+        bad = len(self.written) - len(self.drawn)
+        not_drawn = f"\n{bad:,} of {len(self.written):,} values are NaN or infinite" if bad else ""
+        rows = f"{self.rows:,} row{'s' * (self.rows > 1)}"
+        return f"{shown(self.title, _MOST_LETTERS)}\n{share:.1%} of {rows} written{not_drawn}"
 
 
-def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
+def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path | None:
     """Draw a histogram of the values of every dual state; those with few values share one panel, a dot for each.
 
-    Beyond six panels, or eight lines of dots, the last ones are drawn as one.
+    Beyond six panels, or eight lines of dots, the last ones are drawn as one.  Values that are not finite are counted.
 
-    Returns: the PNG file written.
+    Returns: the PNG file written, or None without a state.
     """
+    if not states:
+        return None
     small = _at_most(_MOST_LINES, [state for state in states if len(state.written) < _FEW])
     large = _at_most(_MOST_PANELS - bool(small), [state for state in states if len(state.written) >= _FEW])
     panels = [[state] for state in large] + ([small] if small else [])
@@ -282,17 +298,26 @@ def plot_dual_states(states: Sequence[Values], path: str | Path) -> Path:
 
 
 def _draw_histogram(axes: "Axes", state: Values) -> None:
-    count = len(state.written)
-    bins = min(50, int(2 * count ** (1 / 3)))  # the rule of Rice
-    shares = np.full(count, 100 / count)
-    axes.hist(state.written.numpy(), bins, weights=shares, color=BLUE, edgecolor="white", linewidth=0.4)
+    values = state.drawn
+    shares = np.full(len(values), 100 / max(1, len(values)))
+    axes.hist(values, _bins(values).tolist(), weights=shares, color=BLUE, edgecolor="white", linewidth=0.4)
     axes.set_title(state.caption, fontsize=10)
     axes.set_ylabel("% of values")
 
 
+def _bins(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The edges of the bins of a histogram: one bin around values that are too near to each other to be divided."""
+    if not len(values):
+        return np.array([0.0, 1.0])
+    low, high, number = values.min(), values.max(), min(50, int(2 * len(values) ** (1 / 3)))  # the rule of Rice
+    edges: NDArray[np.float64] = np.linspace(low, high, number + 1)
+    around = max(0.5, 1e-3 * abs(low))
+    return edges if bool((edges[1:] > edges[:-1]).all()) else np.array([low - around, high + around])
+
+
 def _draw_dots(axes: "Axes", states: Sequence[Values]) -> None:
     for line, state in enumerate(states):
-        axes.plot(state.written.numpy(), np.full(len(state.written), line), "o", color=BLUE, alpha=0.6)
+        axes.plot(state.drawn, np.full(len(state.drawn), line), "o", color=BLUE, alpha=0.6)
     axes.set_yticks(range(len(states)), [state.caption for state in states], fontsize=8 if len(states) < 6 else 6)
     axes.set_ylim(len(states) - 0.5, -0.5)  # the first on top
     axes.set_title("every value of the states with few rows" if len(states) > 1 else "every value", fontsize=10)

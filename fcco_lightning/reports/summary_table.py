@@ -12,7 +12,8 @@ columns beside the model's.  A split may also hold lists of records, such as ``"
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from fcco_lightning.evaluation import shown_split
 REPORT, METRICS = "report.json", "metrics.csv"
 """Names of files in a run's folder: its report, and the log of all figures."""
 PRINTED_ROWS = 10  # of a table in the terminal or a notebook
-_NOT_SPLITS = ("config", "kappas", "selected", "unconstrained")
+_NOT_SPLITS = ("config", "kappas", "left_out", "selected", "unconstrained")
 TITLES = {
     "target_accuracy": "accuracy, target",
     "delta_target": "change of accuracy, target",
@@ -163,19 +164,47 @@ def split_tables(report: Mapping[str, Any], most: int | None = None, width: int 
         width: characters in a line, where a table of constraints that is too wide does without some columns; None for
             any number.
     """
+    made = (table() for table in table_makers(report, most, width).values())
+    return [table for table in made if table is not None]
+
+
+def table_makers(
+    report: Mapping[str, Any], most: int | None = None, width: int | None = None
+) -> dict[str, Callable[[], Table | None]]:
+    """What makes the tables of :func:`split_tables`, by what they are called; None has nothing to show."""
     splits = splits_of(report)
-    others = {name: _scalars(part) for name, part in report.get("unconstrained", {}).items()}
-    shown = {**report, **{name: _scalars(part) for name, part in splits.items()}, "unconstrained": others}
-    tables = [render_summary(shown)]
     split = shown_split(splits)
-    for name, records in splits.get(split, {}).items():
-        if isinstance(records, list) and records:
-            first = [{key.replace("_", " "): value for key, value in record.items()} for record in records[:most]]
-            part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
-            tables.append(render_records(f"{name.capitalize()} ({split}){part}", first))
-    title, constraints = constraint_records(report, most)
-    tables += [_of_width(title, constraints, width)] if constraints else []
-    return [*tables, render_records("Lost in the data", report["lost"])] if report.get("lost") else tables
+    return {
+        "the table of the summary": partial(_summary, report),
+        **{
+            f"the table of {name} ({split})": partial(_records, f"{name.capitalize()} ({split})", records, most)
+            for name, records in splits.get(split, {}).items()
+            if isinstance(records, list) and records
+        },
+        "the table of constraints": partial(_constraints, report, most, width),
+        "the table of what was lost": partial(_lost, report),
+    }
+
+
+def _summary(report: Mapping[str, Any]) -> Table:
+    parts = {name: _scalars(part) for name, part in splits_of(report).items()}
+    others = {name: _scalars(part) for name, part in report.get("unconstrained", {}).items()}
+    return render_summary({**report, **parts, "unconstrained": others})
+
+
+def _records(title: str, records: Sequence[Mapping[str, Any]], most: int | None) -> Table:
+    first = [{key.replace("_", " "): value for key, value in record.items()} for record in records[:most]]
+    part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
+    return render_records(title + part, first)
+
+
+def _constraints(report: Mapping[str, Any], most: int | None, width: int | None) -> Table | None:
+    title, records = constraint_records(report, most)
+    return _of_width(title, records, width) if records else None
+
+
+def _lost(report: Mapping[str, Any]) -> Table | None:
+    return render_records("Lost in the data", report["lost"]) if report.get("lost") else None
 
 
 def _of_width(title: str, records: Sequence[Mapping[str, Any]], width: int | None) -> Table:
@@ -226,6 +255,16 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return target
+
+
+def as_json(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a report as :func:`write_report` writes it.
+
+    Raises:
+        TypeError: if a value has no form in JSON.
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(_plain(part), allow_nan=False))
+    return plain
 
 
 def read_report(folder: Path) -> Mapping[str, Any] | None:

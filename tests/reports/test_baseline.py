@@ -173,7 +173,7 @@ def test_no_constraint_that_is_penalised():
     jobs.fit({"before": unconstrained, "epochs": 1, "callbacks": [baseline]})
     assert baseline.network is None
     with pytest.raises(ConfigError, match="there is no unconstrained model"):
-        baseline.summary(None, [])
+        baseline.split(None, [])
 
 
 def test_an_objective_of_all_rows_together_is_refused():

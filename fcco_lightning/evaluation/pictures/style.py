@@ -118,8 +118,12 @@ def label_epochs(axes: "Axes", unit: str, title: str) -> None:
 
 
 def save(figure: "Figure", path: str | Path) -> Path:
-    """Write the PNG; its folder is created."""
+    """Write the PNG, whole or not at all; its folder is created."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=DPI, format="png")
+    try:
+        figure.savefig(target, dpi=DPI, format="png")
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
     return target

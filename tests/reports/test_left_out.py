@@ -1,0 +1,266 @@
+"""What of a report cannot be made ends no run: it is left out and said, and all else is there.
+
+Warnings are errors in the tests, so an item that is left out where nothing is expected to be fails every other test.
+"""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.loggers import CSVLogger
+
+from fcco_lightning import FCCOModule, MeanAtMost, SoftRate, SyntheticDataModule, TabularMLP
+from fcco_lightning.evaluation import BinaryEvaluation
+from fcco_lightning.evaluation.pictures import (
+    plot_calibration,
+    plot_comparison,
+    plot_constraints,
+    plot_continual,
+    plot_front,
+    plot_group_curves,
+    plot_groups,
+    plot_multipliers,
+    plot_objective_and_violation,
+    plot_ranking,
+    plot_roc_by_group,
+    style,
+)
+from fcco_lightning.reports import Diagnostics, Report, StateMonitor
+from fcco_lightning.reports.left_out import LeftOut
+from fcco_lightning.reports.page import report_page
+from fcco_lightning.reports.state_monitor import Values, plot_dual_states
+from fcco_lightning.reports.summary_table import print_tables, table_makers, write_report
+from tests import drawing
+from tests.drawing import heights
+
+drawn = drawing.drawn
+
+
+class Broken(BinaryEvaluation):
+    """Whose details and one of whose pictures cannot be made."""
+
+    def details(self, outputs, batch):
+        raise ZeroDivisionError("details of nothing")
+
+    def pictures(self, history, final):
+        return {"odd.png": self.odd, **super().pictures(history, final)}
+
+    def odd(self, path):
+        raise KeyError("odd")
+
+
+class Unwritable(BinaryEvaluation):
+    def details(self, outputs, batch):
+        return {"object": object()}
+
+
+def fit(report, evaluation=None, *callbacks):
+    seed_everything(0, verbose=False)
+    constraint = MeanAtMost(SoftRate(), kappa=0.9)
+    module = FCCOModule(TabularMLP([4]), constraints=[constraint], evaluation=evaluation)
+    trainer = Trainer(
+        max_epochs=1, callbacks=[report, *callbacks], logger=CSVLogger("runs", name=""), accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=1, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(module, SyntheticDataModule(num_train=400, num_test=100))
+    return Path(trainer.log_dir)
+
+
+def written(folder):
+    return json.loads((folder / "report.json").read_text()), (folder / "report.html").read_text()
+
+
+def raising(*args, **kwargs):
+    raise RuntimeError("no such thing")
+
+
+@pytest.mark.filterwarnings("ignore:.* is left out of the report")
+@pytest.mark.parametrize("pictures", [True, False])
+def test_a_run_ends_with_all_that_can_be_made(pictures, monkeypatch):
+    for name in ("reports.report.intervals", "reports.state_monitor.plot_dual_states", "reports.diagnostics._samples"):
+        monkeypatch.setattr(f"fcco_lightning.{name}", raising)
+    report = Report(pictures=pictures)
+    folder = fit(report, Broken(), StateMonitor(picture=pictures), Diagnostics(enabled=True))
+    content, page = written(folder)
+    of_splits = {f"{item} ({split})" for item in ("details", "intervals") for split in ("train", "test")}
+    of_pictures = {"odd.png", "dual_state.png"} if pictures else set()
+    assert content["left_out"].keys() == of_splits | of_pictures | {"diagnostics"}
+    assert content["left_out"]["details (test)"] == "ZeroDivisionError: details of nothing"
+    assert 0 < content["test"]["auc"] < 1
+    assert "Summary of the run" in page
+    assert all(f"{item}: " in page for item in content["left_out"])
+    assert page.count("data:image/png") == len([*folder.glob("*.png")])
+    assert ((folder / "constraints.png").exists(), (folder / "odd.png").exists()) == (pictures, False)
+
+
+def test_details_that_json_does_not_hold_are_left_out():
+    with pytest.warns(UserWarning, match=r"details \((train|test)\) is left out of the report: TypeError"):
+        content, _ = written(fit(Report(table=False), Unwritable()))
+    assert content["left_out"].keys() == {"details (train)", "details (test)"}
+
+
+@pytest.mark.parametrize("item", ["figures", "the last line", "the table of the summary", "pictures"])
+def test_each_item_is_left_out_by_itself(item, monkeypatch):
+    place = {
+        "figures": "training.FCCOModule.summarise",
+        "the last line": "reports.report.verdict",
+        "the table of the summary": "reports.summary_table.render_summary",
+        "pictures": "evaluation.BinaryEvaluation.pictures",
+    }[item]
+    report = Report()
+    make = report._figures if item == "figures" else None
+    if make is None:
+        monkeypatch.setattr(f"fcco_lightning.{place}", raising)
+    else:  # of the final weights only
+
+        def figures(module, *args):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"fcco_lightning.{place}", raising)
+                return make(module, *args)
+
+        report._figures = figures
+    with pytest.warns(UserWarning, match=f"{item}.* is left out of the report: RuntimeError: no such thing"):
+        content, page = written(fit(report))
+    assert all(name.startswith(item) for name in content["left_out"])
+    assert ("auc" in content["test"]) == (item != "figures")
+    assert "no such thing" in page
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="takes a device that is always full")
+def test_a_full_disk_costs_what_lies_on_it(tmp_path):
+    """The report's own files are written again at the end, when there may be room."""
+    for name in ("constraints.png", "report.html"):
+        (tmp_path / name).symlink_to("/dev/full")
+    (tmp_path / "report.json").mkdir()
+    report = Report(folder=str(tmp_path))
+    with pytest.warns(UserWarning, match="is left out of the report") as warned:
+        fit(report)
+    said = " ".join(str(one.message) for one in warned)
+    assert "constraints.png is left out of the report: OSError: [Errno 28] No space left on device" in said
+    assert "report.json is left out of the report: IsADirectoryError" in said
+    assert "report.html is left out of the report: OSError: [Errno 28]" in said
+    assert report.left_out.keys() == {"constraints.png", "report.html", "report.json"}
+    assert not (tmp_path / "constraints.png").exists()  # nor half of it
+    assert (tmp_path / "auc_and_violation.png").exists()
+
+
+def test_an_interrupt_is_no_error_of_an_item():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LeftOut().make("an item", interrupted, None)
+
+
+# ------------------------------------------------------------------------------------------------- degenerate values
+
+TINY = 5e-324
+COLUMNS = {  # 60 values each
+    "constant": [0.7] * 60,
+    "zero": [0.0] * 60,
+    "nearly equal": [1.0, 1.0 + 2**-52, 1.0 + 2**-51] * 20,
+    "nearly equal in float32": [0.1 + k * 2**-27 for k in range(60)],
+    "nearly equal and large": [1e300, float(np.nextafter(1e300, 2e300))] * 30,
+    "huge": [-1e300, 1e300] * 30,
+    "largest": [-1.7e308, 1.7e308] * 30,
+    "denormal": [0.0, TINY, 2 * TINY] * 20,
+    "NaN": [math.nan] * 60,
+    "some NaN": [math.nan, 1.0] * 30,
+    "infinite": [math.inf, -math.inf, 1.0] * 20,
+    "one": [0.3],
+    "none": [],
+}
+
+
+@pytest.mark.parametrize("name", [name for name in COLUMNS if name not in ("one", "none", "largest")])
+def test_a_histogram_has_all_finite_values(name, tmp_path, drawn):
+    values = torch.tensor(COLUMNS[name], dtype=torch.float64)
+    finite = int(values.isfinite().sum())
+    plot_dual_states([Values("objective", values, 1.0, 60)], tmp_path / "state.png")
+    (axes,) = drawn[0].axes
+    assert sum(heights(axes)) == pytest.approx(100.0 if finite else 0.0)
+    assert (f"{60 - finite} of 60 values are NaN or infinite" in axes.get_title()) == (finite < 60)
+
+
+DEGENERATE = ("constant", "zero", "nearly equal", "largest", "denormal", "some NaN", "infinite", "one", "none")
+HOSTILE = ["", "$\\frac{x$", "a" * 300, "<b>&\udc80\x00[bold]\n" * 3]
+
+
+def histories(values, names):
+    """Of all keys that a picture looks for."""
+    known = ("auc", "worst_violation", "accuracy", "tail_accuracy", "loss", "cvar_loss", "delta_target")
+    keys = [*known, *(f"{kind}/{name}" for kind in ("h", "nu", "change") for name in names)]
+    return [
+        {"epoch": epoch, "split": split, **dict.fromkeys(keys, value)}
+        for epoch, value in enumerate(values)
+        for split in ("train", "test")
+    ]
+
+
+def makers(values, names):
+    """All pictures and tables of these values and names, by name."""
+    column = torch.tensor(values, dtype=torch.float64)
+    history, some = histories(values[:4], names), values[:3] or [0.0]
+    labels, groups = torch.arange(len(column)) % 2, torch.arange(len(column)) // 2 % 2
+    grouped = [{"name": name, "size": 1, "accuracy": v, "weight": v} for name in names for v in some]
+    rows = [{"run": name, "point": name, "auc": v, "h": v, "test violation": v, "test auc": v}
+            for name in names for v in some]  # fmt: skip
+    shares = [{"predicted": v, "observed": v} for v in some]
+    interval = {"low": some[0], "high": some[0], "noise": some[0], "method": "normal"}
+    part = {
+        "auc": some[0], "worst_violation": some[0], "vacuous": True, "groups": grouped,
+        "constraints": dict.fromkeys(names, some[0]), "multipliers": dict.fromkeys(names, some[0]),
+        "intervals": dict.fromkeys(names, interval),
+    }  # fmt: skip
+    report = {"train": part, "test": part, "seconds": some[0], "config": {"names": names}}
+    pictures = {
+        "objective and violation": partial(plot_objective_and_violation, history),
+        "constraints": partial(plot_constraints, history),
+        "multipliers": partial(plot_multipliers, history),
+        "many constraints": partial(plot_constraints, histories(values[:4], [f"{names[0]}{i}" for i in range(15)])),
+        "continual": partial(plot_continual, history),
+        "group curves": partial(plot_group_curves, history),
+        "groups": partial(plot_groups, grouped, average=some[0], split=names[0]),
+        "calibration": partial(plot_calibration, {names[0]: shares}, horizon=some[0]),
+        "comparison": partial(plot_comparison, rows, "auc", "h"),
+        "comparison without constraints": partial(plot_comparison, rows, "auc", "none"),
+        "front": partial(plot_front, rows, "auc"),
+        "ranking": partial(plot_ranking, dict.fromkeys(names, (column, labels)), split=names[0]),
+        "ranking of one class": partial(plot_ranking, {names[0]: (column, labels * 0)}),
+        "groups' ROC": partial(plot_roc_by_group, {names[0]: (column, labels, groups)}, names=(names[0], names[0])),
+        "dual states": partial(plot_dual_states, [Values(name, column, 0.5, 60) for name in names]),
+    }  # fmt: skip
+    return pictures, table_makers(report), report
+
+
+@pytest.mark.filterwarnings("ignore")  # what is left out here is what the test is about
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [*((COLUMNS[name], ["a"]) for name in DEGENERATE), *(([0.25, 0.5], [name]) for name in HOSTILE)],
+    ids=[*DEGENERATE, *(repr(name)[:12] for name in HOSTILE)],
+)
+def test_all_is_made_or_left_out_in_words(values, names, tmp_path, monkeypatch):
+    monkeypatch.setattr(style, "DPI", 30)
+    left_out = LeftOut()
+    pictures, tables, report = makers(values, names)
+    for number, (item, picture) in enumerate(pictures.items()):
+        path = tmp_path / f"{number}.png"
+        made = left_out.make(item, partial(picture, path), None)
+        assert path.exists() == (made is not None)
+        assert made is None or path.read_bytes().endswith(b"IEND\xaeB`\x82")
+    found = left_out.make_all(tables)
+    left_out.make("terminal", partial(print_tables, found), None)
+    write_report(report, tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text()).keys() == report.keys()
+    page = report_page(names[0], names[0], found, sorted(tmp_path.glob("*.png")), report["config"], left_out)
+    (tmp_path / "report.html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+    assert all(left_out.values())
+    named = set(left_out) & set(tables)
+    assert not named  # every table can be made
+    if values in [COLUMNS[name] for name in ("constant", "zero", "nearly equal")]:
+        assert left_out.keys() <= {"ranking of one class"}
