@@ -379,7 +379,7 @@ def _said_by_a_part(error: BaseException) -> str | None:
     if not isinstance(error, ValueError) or not head.startswith("Does not validate against any of the Union"):
         return None
     lines = said.partition("\nGiven value type:")[0].removeprefix("  - ").split("\n  - ")
-    others = ("Expected a ", "Expected an instantiatable class", "Import path ")
+    others = ("Expected a ", "Expected an instantiatable class", "Import path ", "Does not validate")
     meant = [line for line in lines if not line.startswith(others)]
     return f"{ConfigError.__name__}: {meant[0]}" if len(meant) == 1 else None
 

@@ -42,7 +42,7 @@ _IN_WORDS = {
     "dict": "a mapping",
     "NoneType": "null",
 }
-_TYPE = r"typing\.Literal\[([^]]*)\]|<class '(?:[\w.]*\.)?(\w+)'>|([^\s,][^,]*)"
+_TYPE = r"typing\.Literal\[([^]]*)\]|(?:<class '(?:[\w.]*\.)?|\b(?=(?:list|dict)\[))(\w+)(?:'>|\[[^]]*\])|([^\s,][^,]*)"
 _ANY = re.DOTALL | re.MULTILINE
 
 

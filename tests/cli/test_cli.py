@@ -619,3 +619,41 @@ def test_interrupts_end_the_run_and_leave_whole_checkpoints(number, status):
     last = next(Path("runs").rglob("last.ckpt"))
     epochs = torch.load(last, weights_only=True)["epoch"] + 2
     assert fit("--ckpt_path", last, f"--trainer.max_epochs={epochs}") == 0
+
+
+def with_positive(positive, folder, cells=("True", "False")):
+    """A configuration for a table whose label has two values, of which ``positive`` is to be 1."""
+    rows = "".join(f"{i * i % 7},{cells[i % 3 == 0]}\n" for i in range(90))
+    (folder / "t.csv").write_text(f"a,y\n{rows}")
+    config = folder / "own.yaml"
+    config.write_text(
+        f"""
+        model: {{network: {{class_path: TabularMLP, init_args: {{hidden: [2]}}}}, objective: CrossEntropy}}
+        data:
+          class_path: TabularDataModule
+          init_args:
+            train: {folder / "t.csv"}
+            columns: {{label: y, positive: {positive}}}
+            splits: {{test_fraction: 0.3}}
+            batches: {{class_path: UniformSampling, init_args: {{batch_size: 20}}}}
+        trainer: {{max_epochs: 1, accelerator: cpu, default_root_dir: {folder}}}
+        report: {{enabled: false}}
+        """
+    )
+    return str(config)
+
+
+@pytest.mark.parametrize("positive", ["true", "yes", "[true]", "1", "'True'"])
+def test_a_truth_value_in_yaml_is_one_of_a_column(positive, tmp_path, capsys):
+    """Of words, too, which YAML reads as truth values."""
+    config = with_positive(positive, tmp_path, ("yes", "no") if positive == "yes" else ("True", "False"))
+    assert run(["fit", "--config", config]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("positive", ["{a: 1}", "[true, {a: 1}]"])
+def test_what_is_no_value_of_a_column_is_refused_in_words(positive, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(["fit", "--config", with_positive(positive, tmp_path)])
+    said = capsys.readouterr().err
+    assert "--data.columns.positive must be a text, true or false, a whole number" in said
+    assert "Subtypes" not in said
