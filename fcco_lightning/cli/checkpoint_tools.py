@@ -107,10 +107,11 @@ def _rows(path: Path, name: str, described: Mapping[str, Any], content: Mapping[
         step = _rows_at_once(inside.shape[1], inside.dtype)
         shape = (len(inside), inside.shape[1])
         return StoredRows(name, shape, inside.dtype, described["checksum"], 0, partial(inside.split, step))
-    save_id = content["fcco"].get("save_id", "")
+    save_id = content["fcco"]["save_id"]
     folder = rows_folder(path) / save_id
     shape, dtype = (described["num_rows"], described["width"]), getattr(torch, described["dtype"])
     manifest = read_manifest(folder, save_id)
+    read_rows(folder, manifest, name, 0, torch.empty(0, shape[1], dtype=dtype), shape[0])  # none: their shape is right
     files = sum(part.table == name for part in manifest.parts)
     read = partial(_from_files, folder, manifest, name, shape, dtype)
     return StoredRows(name, shape, dtype, described["checksum"], files, read)

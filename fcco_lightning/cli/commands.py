@@ -343,7 +343,7 @@ def _add_checkpoint(parser: ArgumentParser) -> None:
 
 def _add_trusted(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--trusted", nargs="+", default=[], metavar="PACKAGE", help="packages of networks of your own, to be imported"
+        "--trusted", nargs="+", default=[], metavar="CLASS", help="full names of networks of your own, to be imported"
     )
 
 

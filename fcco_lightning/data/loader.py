@@ -11,6 +11,7 @@ from torch.utils.data.distributed import DistributedSampler
 from fcco_lightning.data.plans.base import BatchPlan
 from fcco_lightning.data.table import collate
 from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state.checkpoint_schema import LoaderPlace, require
 
 
 class RankBatches(DistributedSampler[Any]):
@@ -137,8 +138,10 @@ class ResumableLoader(DataLoader[Any]):
         which is then given from its start.
 
         Raises:
-            CheckpointError: if the union batch has another size, so that the position would mean other rows.
+            CheckpointError: if the union batch has another size, so that the position would mean other rows, or the
+                state is incomplete.
         """
+        require(state, LoaderPlace, "the loader's state")
         size = self.sampler.plan.batch_size
         if state["batch_size"] != size:
             raise CheckpointError(

@@ -287,7 +287,7 @@ def _of_pieces(learnt: str) -> Any:
 def _pretrained(name: str) -> Any:
     transformers = package("transformers", "text", f"tokens.tokenizer={name!r}")
     try:
-        return transformers.AutoTokenizer.from_pretrained(name)
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # whatever the hub's client, or the reader of a format, raises: it is of no common kind
         fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
         raise ConfigError(

@@ -1,5 +1,6 @@
 """The verbs of which the iterations of algorithms are made, independent of who runs the loop."""
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -18,10 +19,12 @@ from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.running import Method
 from fcco_lightning.engine.terms import Reading, Term
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models.batch import TARGET, Batch, Columns
 from fcco_lightning.numerics import all_finite, look
 from fcco_lightning.objectives.measurable import Measurable, Rows
+from fcco_lightning.state.checkpoint_files import in_words
+from fcco_lightning.state.checkpoint_schema import EngineState, require
 from fcco_lightning.state.divided import parts_of
 
 _Found = tuple[Tensor | None, Rows | None]  # g_0, and the rows
@@ -207,13 +210,25 @@ class Engine:
         return {"algorithm": self.algorithm.state_dict(), "samples_before": before, "estimates": estimates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly where :meth:`state_dict` was taken."""
-        self.algorithm.load_state_dict(state["algorithm"])
-        device, estimates = self.params[0].device, state.get("estimates", {})
-        self._estimates = Estimates(None, [(name, value.to(device)) for name, value in estimates.items()])
+        """Continue exactly where :meth:`state_dict` was taken.
+
+        Raises:
+            CheckpointError: naming the entry, if the state is incomplete or of another algorithm; nothing changes then.
+        """
+        require(state, EngineState, "the engine's state")
+        device, before = self.params[0].device, copy.deepcopy(self.algorithm.state_dict())
+        with in_words("the engine's estimates"):
+            estimates = [(name, value.to(device).reshape(())) for name, value in state.get("estimates", {}).items()]
+        try:
+            with in_words("the state of the algorithm"):
+                self.algorithm.load_state_dict(state["algorithm"])
+        except CheckpointError:
+            self.algorithm.load_state_dict(before)
+            raise
+        self._estimates = Estimates(None, estimates)
         if self.problem.row_parameters is not None:
-            before = state.get("samples_before", {})
-            self.problem.row_parameters.before = {name: column.to(device) for name, column in before.items()}
+            columns = state.get("samples_before", {})
+            self.problem.row_parameters.before = {name: column.to(device) for name, column in columns.items()}
 
     # ------------------------------------------------------------------------------------------------- for iterations
 

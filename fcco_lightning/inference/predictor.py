@@ -1,8 +1,6 @@
 """A trained network with what a checkpoint knows of its inputs and outputs."""
 
-import json
 import math
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
@@ -11,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
 from fcco_lightning.checks import at_least
@@ -22,12 +19,12 @@ from fcco_lightning.data.sources import read_table, with_features
 from fcco_lightning.data.texts import TextEncoder
 from fcco_lightning.engine import outputs_of_columns
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.inference.networks import network_of
 from fcco_lightning.inference.tables import Kind, prediction_table
 from fcco_lightning.objectives import SquaredError
-from fcco_lightning.state.checkpoint_files import load_weights, read_file
+from fcco_lightning.state.checkpoint_files import in_words, load_weights, read_file, weights_of_network
 
 _FEWEST_JUDGED = 10  # rows, of which fewer may all have new categories by chance
-_KNOWN = ("fcco_lightning", "torch")
 
 
 class Predictor(nn.Module):
@@ -139,26 +136,32 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
     Args:
         path: of a checkpoint.
         network: of the architecture that was trained; its weights are replaced.
-        trusted: packages beside fcco_lightning and torch whose classes the checkpoint may name, for networks of one's
-            own: making them runs their code.
+        trusted: full names of classes of one's own, such as my_package.MyNetwork, that the checkpoint may name beside
+            the package's networks and layers of ``torch.nn``: making them runs their code.
 
     Raises:
         CheckpointError: if the file is no checkpoint, or its weights are those of another network.
-        ConfigError: if the network is not known, or of a package that is not trusted.
+        ConfigError: if the network is not known, or of a class that is not trusted.
 
     Example:
         >>> load("last.ckpt").predict("new.csv")  # doctest: +SKIP
     """
-    content = read_file(path, whole=True)
+    content, file = read_file(path, whole=True), f"checkpoint {path}"
     header = content["fcco"]
     config = header.get("config") or {}
-    network = network if network is not None else _made(config, [*_KNOWN, *trusted], path)
-    load_weights(network, content, f"checkpoint {path}")
-    encoder = _encoder(content)
-    if isinstance(encoder, TabularEncoder):
-        x = torch.zeros(1, len(encoder.feature_names))
-        with torch.no_grad():
-            outputs_of_columns(network.eval(), {"x": x})  # layers of unknown width take theirs
+    if network is None:
+        described = config.get("model", {}).get("network")
+        if described is None:
+            raise ConfigError(
+                f"{file} does not say how its network is made: it was not written by `fcco fit`. Pass network=..., of "
+                "the architecture that was trained."
+            )
+        network = network_of(described, weights_of_network(content), trusted, file)
+    load_weights(network, content, file)
+    with torch.no_grad(), in_words(f"{file}: how a table becomes inputs of the network"):
+        encoder = _encoder(content)
+        if isinstance(encoder, TabularEncoder):  # layers of unknown width take theirs
+            outputs_of_columns(network.eval(), {"x": torch.zeros(1, len(encoder.feature_names))})
     model = config.get("model", {})
     kind, names, groups = _described(config.get("data"), header.get("classes") or [])
     objective = model.get("objective")
@@ -167,33 +170,6 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
         kind = "values"  # numbers that are fitted are no logits
     elsewhere = list(_decided_elsewhere(model.get("constraints") or []))
     return Predictor(network, encoder, kind, names, groups, elsewhere)
-
-
-def _made(config: Mapping[str, Any], trusted: Sequence[str], path: str | Path) -> nn.Module:
-    described = config.get("model", {}).get("network")
-    if described is None:
-        raise ConfigError(
-            f"checkpoint {path} does not say how its network is made: it was not written by `fcco fit`. Pass "
-            "network=..., of the architecture that was trained."
-        )
-    for name in re.findall(r"class_path\W+([\w.]+)", json.dumps(described, default=str)):  # in texts, too
-        if name.partition(".")[0] not in trusted:
-            raise ConfigError(
-                f"checkpoint {path} asks for the class {name}. If you trust it, pass trusted=[{name.split('.')[0]!r}] "
-                f"(--trusted {name.split('.')[0]})."
-            )
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--network", type=nn.Module)
-    made: nn.Module = parser.instantiate_classes(parser.parse_object({"network": _without_download(described)})).network
-    return made
-
-
-def _without_download(described: Mapping[str, Any]) -> dict[str, Any]:
-    """The same network without weights of its own, which those of the checkpoint replace."""
-    arguments = dict(described.get("init_args") or {})
-    if "pretrained" in arguments:
-        arguments["pretrained"] = False if isinstance(arguments["pretrained"], bool) else None
-    return {**described, "init_args": arguments}
 
 
 def _encoder(content: Mapping[str, Any]) -> TabularEncoder | TextEncoder | None:
@@ -211,7 +187,7 @@ def _encoder(content: Mapping[str, Any]) -> TabularEncoder | TextEncoder | None:
 
 def _described(data: Mapping[str, Any] | None, classes: Sequence[str]) -> tuple[Kind, list[str], list[str]]:
     """What the outputs are scores of, of which classes or labels, and the columns that define groups."""
-    arguments = (data or {}).get("init_args", {})
+    arguments = (data or {}).get("init_args") or {}
     columns = arguments.get("columns") or {}
     by = (arguments.get("groups") or {}).get("by") or []
     groups = [one if isinstance(one, str) else one.get("column") for one in by]
@@ -221,21 +197,28 @@ def _described(data: Mapping[str, Any] | None, classes: Sequence[str]) -> tuple[
     return ("classes" if classes else "values"), list(classes), groups
 
 
+def _arguments(part: Any) -> Mapping[str, Any]:
+    """What a part of a configuration is made with; nothing where it has no arguments."""
+    found = part.get("init_args") if isinstance(part, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
 def _decided_elsewhere(constraints: Sequence[Any]) -> Iterator[str]:
     """What to say of every constraint whose rates are of other decisions than those for a positive score."""
     for constraint in constraints:
-        arguments = constraint.get("init_args") or {} if isinstance(constraint, Mapping) else {}
+        arguments = _arguments(constraint)
         for rate in (arguments.get("rate"), arguments.get("quantity")):
             if not isinstance(rate, Mapping):
                 continue
-            own, name = rate.get("init_args") or {}, str(constraint["class_path"]).rpartition(".")[2]
-            if score := own.get("threshold"):
-                probability = 1 / (1 + math.exp(-score))
+            own, name = _arguments(rate), str(constraint["class_path"]).rpartition(".")[2]
+            score = own.get("threshold")
+            if isinstance(score, int | float) and score != 0:
+                probability = (1 + math.tanh(score / 2)) / 2
                 yield (
                     f"{name} was enforced on decisions for scores above {score:g}, and a row is decided positive here "
                     f"above a probability of 0.5. --threshold {probability:.4g} (threshold=) takes the same."
                 )
-            elif "share" in own:
+            elif isinstance(own.get("share"), int | float):
                 yield (
                     f"{name} was enforced on decisions for the highest {own['share']:g} of the scores, and a row is "
                     "decided positive here above a probability of 0.5. Take the highest scores of the table instead."

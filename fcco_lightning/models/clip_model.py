@@ -17,7 +17,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.base import BatchNetwork, ParameterGroup
 from fcco_lightning.models.clip_config import CLIPConfig, clip_config
 from fcco_lightning.models.outputs import Embeddings
-from fcco_lightning.state.checkpoint_files import rows_folder
+from fcco_lightning.state.checkpoint_files import opened, rows_folder
 from fcco_lightning.state.divided import is_gathered, put_back
 
 _BLOCK = re.compile(r"(?:resblocks|blocks?|layers?)\.?(\d+)\.")  # of transformers, ResNets and Hugging Face's texts
@@ -326,7 +326,7 @@ def _load_from_hub(model: nn.Module, config: CLIPConfig, tag: str, weights: dict
 
 def _network_of(path: str) -> dict[str, Tensor]:
     """The weights of the CLIP network in a checkpoint of ``fcco fit``."""
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    content = opened(Path(path))
     put_back(content, rows_folder(path))
     state = content["state_dict"]
     prefix = "network.model."

@@ -99,7 +99,7 @@ def _random(settings: dict[str, Any]) -> Any:
     kind = settings.pop("model_type", None)
     try:
         config = transformers.AutoConfig.for_model(kind, **settings)
-        return transformers.AutoModelForSequenceClassification.from_config(config)
+        return transformers.AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     except (ValueError, TypeError, KeyError) as error:  # each kind of network checks its configuration in its own way
         raise ConfigError(
             f"config={{'model_type': {kind!r}, ...}} makes no network that scores texts ({_short(error)}). Name one of "
@@ -110,11 +110,11 @@ def _random(settings: dict[str, Any]) -> Any:
 def _named(name: str, settings: dict[str, Any], *, pretrained: bool) -> Any:
     transformers = package("transformers", "text", f"name={name!r}")
     try:
-        config = transformers.AutoConfig.from_pretrained(name, **settings)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **settings)
         kind = transformers.AutoModelForSequenceClassification
         if not pretrained:
-            return kind.from_config(config)
-        return kind.from_pretrained(name, config=config, ignore_mismatched_sizes=True)
+            return kind.from_config(config, trust_remote_code=False)
+        return kind.from_pretrained(name, config=config, ignore_mismatched_sizes=True, trust_remote_code=False)
     except Exception as error:  # whatever the hub's client, or the reader of a format, raises: it is of no common kind
         fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
         raise ConfigError(

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fcco_lightning.errors import CheckpointError
+from fcco_lightning.errors import CheckpointError, FCCOError
+from fcco_lightning.state.checkpoint_schema import misfit_of_checkpoint
 from fcco_lightning.state.divided import put_back
 
 CHECKPOINT_VERSION = 5
@@ -22,17 +23,8 @@ STRUCTURE = "structure"
 _MISSING = "is missing"
 _MOST_MEMBERS = 1000  # of a part that is described member by member
 _PLAIN = (int, float, bool, str)
-_CONTENT: dict[str, type] = {"state_dict": Mapping, "epoch": int, "global_step": int}
-_CONTINUED: dict[str, type] = {
-    "pytorch-lightning_version": str, "loops": Mapping, "callbacks": Mapping, "optimizer_states": list,
-    "lr_schedulers": list,
-}  # fmt: skip
-_HEADER: dict[str, type] = {
-    "algorithm": str, "world_size": int, "num_samples": int, "skipped_batches": int, "optimizer": Mapping,
-    "tables": Mapping,
-}  # fmt: skip
-_CONTINUED_HEADER: dict[str, type] = {"engine": Mapping, "random": Mapping}
-_TABLE: dict[str, type] = {"num_rows": int, "width": int, "dtype": str, "checksum": str}
+_HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments")  # of Lightning
+_DEEPEST, _MOST_VALUES = 100, 1_000_000  # of nested parts, and of values that are no numbers in a row
 WEIGHTS_ALONE = (
     "has no optimizer_states: saved with save_weights_only=True, it can be evaluated, but not continued. Continue one "
     "that was saved whole, or start without --ckpt_path."
@@ -95,20 +87,59 @@ def read_file(path: str | Path, *, to_continue: bool = False, whole: bool = Fals
     """
     path = Path(path)
     content = opened(path)
+    require_sound(content, path, to_continue=to_continue)
+    if whole:
+        put_back(content, rows_folder(path))
+    return content
+
+
+def require_sound(content: Mapping[str, Any], path: str | Path, *, to_continue: bool = False) -> None:
+    """Refuse content that is not what :mod:`~fcco_lightning.state.checkpoint_schema` says a checkpoint holds.
+
+    Args:
+        content: of a checkpoint.
+        path: of its file.
+        to_continue: whether a training is to be continued, which needs more than weights and rows.
+
+    Raises:
+        CheckpointError: naming the file, the entry, what is there and what belongs there.
+    """
     header = content.get("fcco")
     if header is None:
         raise _foreign(path, "it has no state of an algorithm")
+    if not isinstance(header, Mapping):
+        raise _foreign(path, "its entry `fcco` is no mapping")
     if header.get("version") != CHECKPOINT_VERSION:
         raise CheckpointError(f"checkpoint {path}: {another_format(header)}")
     if to_continue and "optimizer_states" not in content:
         raise CheckpointError(f"checkpoint {path} {WEIGHTS_ALONE}")
-    _require_entries(path, content, _CONTENT | (_CONTINUED if to_continue else {}))
-    _require_entries(path, header, _HEADER | (_CONTINUED_HEADER if to_continue else {}))
-    for described in header["tables"].values():
-        _require_entries(path, described, _TABLE)
-    if whole:
-        put_back(content, rows_folder(path))
-    return content
+    wrong = misfit_of_checkpoint(content, to_continue=to_continue)
+    if wrong is not None:
+        raise _foreign(path, wrong)
+
+
+@contextmanager
+def in_words(what: str) -> Iterator[None]:
+    """Inside, a part takes over its state; an error that it raises instead is told as one of the checkpoint.
+
+    Only the owner of a state, such as an optimizer, knows its form.
+
+    Args:
+        what: how a message names the state.
+
+    Raises:
+        CheckpointError: with the owner's own words.
+    """
+    try:
+        yield
+    except FCCOError:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        raise CheckpointError(
+            f"{what} cannot be taken over ({type(error).__name__}: {said}): it is incomplete, or of another part. Use "
+            "another checkpoint, or start without --ckpt_path."
+        ) from error
 
 
 def in_memory(path: str | Path) -> io.BytesIO:
@@ -145,8 +176,8 @@ def opened(path: Path) -> dict[str, Any]:
         raise _foreign(path, type(error).__name__) from error
     if not isinstance(content, dict):
         raise _foreign(path, f"it holds a {type(content).__name__}, not a mapping")
-    if not isinstance(content.get("fcco", {}), dict):
-        raise _foreign(path, "its entry `fcco` is no mapping")
+    _require_tree(path, content)
+    _require_plain_arguments(path, content)
     changed = difference(content)
     if changed is not None:
         raise CheckpointError(
@@ -156,17 +187,48 @@ def opened(path: Path) -> dict[str, Any]:
     return content
 
 
-def _require_entries(path: Path, record: Any, entries: Mapping[str, type]) -> None:
-    for name, kind in entries.items():
-        if not isinstance(record, Mapping) or not isinstance(record.get(name), kind):
-            raise _foreign(path, f"its entry `{name}` is missing, or of another type")
+def _require_plain_arguments(path: Path, content: Mapping[Any, Any]) -> None:
+    """Refuse hyper parameters of which Lightning would make a module by code that the file names."""
+    for name in _HYPER_PARAMETERS:
+        found = content.get(name, {})
+        if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+            raise _foreign(path, f"its entry `{name}` is no mapping of texts")
+        if "_instantiator" in found:
+            raise CheckpointError(
+                f"checkpoint {path}: its entry `{name}` names code that is to make the module. Take the entry out, and "
+                "pass the module's parts."
+            )
 
 
-def _foreign(path: Path, why: str) -> CheckpointError:
+def _require_tree(path: Path, content: Mapping[Any, Any]) -> None:
+    """Refuse content that is no tree of a sane size, such as a list that holds itself, or larger than its file."""
+    size, count = path.stat().st_size, 0
+    todo: list[tuple[Any, int]] = [(content, 0)]
+    while todo:
+        value, depth = todo.pop()
+        count += 1
+        if depth > _DEEPEST or count > _MOST_VALUES:
+            raise _foreign(path, f"it holds more than {_DEEPEST} levels, or {_MOST_VALUES} values")
+        if isinstance(value, Tensor) and not is_lazy(value) and not value.is_meta:
+            if value.layout != torch.strided or value.nbytes > size:
+                raise _foreign(path, f"it holds a tensor of shape {tuple(value.shape)} whose values it does not have")
+        elif isinstance(value, Mapping):
+            todo += [(member, depth + 1) for member in value.values()]
+        elif isinstance(value, list | tuple) and not set(map(type, value)) <= set(_PLAIN):
+            todo += [(member, depth + 1) for member in value]
+
+
+def _foreign(path: str | Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or not completely: {why}. "
         "Give one that was."
     )
+
+
+def weights_of_network(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights and buffers of the network in a checkpoint, by their names in the network."""
+    stored = content["state_dict"]
+    return {k.removeprefix("network."): v for k, v in stored.items() if k.startswith("network.")}
 
 
 def load_weights(network: nn.Module, content: Mapping[str, Any], file: str, way_out: str = "") -> None:
@@ -181,8 +243,7 @@ def load_weights(network: nn.Module, content: Mapping[str, Any], file: str, way_
     Raises:
         CheckpointError: if the weights are those of another network.
     """
-    stored = content["state_dict"]
-    weights = {k.removeprefix("network."): v for k, v in stored.items() if k.startswith("network.")}
+    weights = weights_of_network(content)
     with whole_or_not(network, weights, file, way_out):
         network.load_state_dict(weights)
 
@@ -207,8 +268,10 @@ def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_ou
     try:
         yield
     except RuntimeError as error:
-        if not differing:
+        if not differing and isinstance(error, FCCOError):
             raise
+        if not differing:
+            raise CheckpointError(f"{file} holds weights that cannot be loaded: {error}.{way_out}") from error
         for name, value in kept.items():
             own[name].copy_(value)
         name, more = differing[0], len(differing) - 1

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state.row_files import Manifest, read_manifest, read_rows
 
 TABLE = "weights"
@@ -157,7 +158,15 @@ def put_back(checkpoint: dict[str, Any], folder: Path, mesh: Any = None) -> None
     if not tensors:
         return
     header = checkpoint["fcco"]
+    if "save_id" not in header:
+        raise CheckpointError("the checkpoint has weights without values, and names no files that hold them.")
     manifest = read_manifest(folder / header["save_id"], header["save_id"])
+    there, here = sum(tensor.numel() for tensor in tensors), manifest.tables.get(TABLE, 0)
+    if there != here:  # before memory is taken for them
+        raise CheckpointError(
+            f"the checkpoint has {there} values of weights in files beside it, and `{folder}` holds {here}. Copy the "
+            "folder again from where it was saved."
+        )
     size, rank = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank())
     wanted = [_share(t.shape, size, rank) for t in tensors]
     values = iter(_read(tensors, wanted, folder / header["save_id"], manifest, header["world_size"]))

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state.checkpoint_schema import ManifestFile, require
 
 FORMAT_VERSION = 2
 CHUNK_BYTES = 4 << 20  # part of the format: files written with another value are refused
@@ -171,6 +172,10 @@ def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
         )
     if _manifest_bytes(content) != stored:
         raise _damaged(path, "it does not match its digest")
+    require(content, ManifestFile, f"`{path}`")
+    strange = [part["file"] for part in content["parts"] if Path(part["file"]).name != part["file"]]
+    if strange:
+        raise _damaged(path, f"it names the file {strange[0]!r} in another folder")
     if save_id not in (None, content["save_id"]):
         raise _damaged(path, f"it is of save {content['save_id']!r}, the checkpoint of save {save_id!r}")
     return Manifest(content["save_id"], content["tables"], tuple(Part(**part) for part in content["parts"]))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import CheckpointError, NonFiniteError, StateIndexError
+from fcco_lightning.state.checkpoint_schema import RowsState, require
 from fcco_lightning.state.processes import Processes
 
 STATE_VERSION = 2
@@ -183,11 +184,12 @@ class DualState(nn.Module):
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Refuse rows of another format or of another part of a table, before any is read."""
-        if state.get("version") != STATE_VERSION:
+        if isinstance(state, Mapping) and state.get("version") != STATE_VERSION:
             raise CheckpointError(
                 f"the checkpoint's dual state has format version {state.get('version')!r}, this installation reads "
                 f"version {STATE_VERSION}. Load it with the version of fcco_lightning that wrote it."
             )
+        require(state, RowsState, "the state of rows")
         if (state["num_rows"], state["first"]) != (self.num_rows, self.first):
             raise CheckpointError(
                 f"the stored part of a dual state starts at row {state['first']} of {state['num_rows']}, this process "
@@ -202,6 +204,8 @@ class DualState(nn.Module):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         others = dict(state_dict)
         stored = others.pop(f"{prefix}rows", None)
+        if stored is not None:
+            require(stored, Tensor, f"the state's `{prefix}rows`")
         if stored is not None and stored.shape != self.rows.shape:
             raise CheckpointError(
                 f"the checkpoint's dual state `{prefix}rows` has shape {tuple(stored.shape)} (rows, width), this "

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fcco_lightning.checks import one_of, positive
 from fcco_lightning.engine.backend import Backend, hooked
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.state.checkpoint_files import in_words
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.schedules import Schedule
@@ -66,6 +68,7 @@ class LightningBackend(Backend):
         self.module, self.clipping, self.schedule = module, clipping, schedule
         self.of_steps: set[str] = set()
         self.idle: list[Tensor] = []
+        self.continued = False
 
     @property
     def drops_overflows(self) -> bool:  # type: ignore[override]
@@ -243,11 +246,13 @@ class LightningBackend(Backend):
 
     def _step(self, optimizer: Optimizer, *, from_backward: bool) -> None:
         scaler = self._scaler
-        if scaler is None or not from_backward:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
+        with in_words("the optimizer's state in the checkpoint") if self.continued else nullcontext():
+            if scaler is None or not from_backward:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+        self.continued = False
 
     @property
     def _scaler(self) -> torch.amp.GradScaler | None:

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fcco_lightning.engine import Engine
 from fcco_lightning.errors import CheckpointError
+from fcco_lightning.state.checkpoint_files import in_words
 from fcco_lightning.training.optimizers import Hyperparameters, Stepping
 from fcco_lightning.training.random_streams import (
     loader_streams,
@@ -92,12 +93,14 @@ class Continuation(Callback):
         """
         if self.stored is None:
             return
-        apply_changes(stepping.optimizer, stepping.typed, self.stored["optimizer"]["typed"])
-        if self._schedule is not None:
-            _continue_schedule(trainer.lr_scheduler_configs[0].scheduler, self._schedule, stepping.optimizer, again)
+        with in_words(f"checkpoint {trainer.ckpt_path}: its schedule"):
+            apply_changes(stepping.optimizer, stepping.typed, self.stored["optimizer"]["typed"])
+            if self._schedule is not None:
+                _continue_schedule(trainer.lr_scheduler_configs[0].scheduler, self._schedule, stepping.optimizer, again)
         _place_loaders(trainer)
-        set_random_streams(self.stored["random"])
-        set_loader_streams(_loaders(trainer), self.stored["random"].get("loaders", ()))
+        with in_words(f"checkpoint {trainer.ckpt_path}: its random streams"):
+            set_random_streams(self.stored["random"])
+            set_loader_streams(_loaders(trainer), self.stored["random"].get("loaders", ()))
         _draw_the_epoch_again(trainer)
         self.stored = None
 

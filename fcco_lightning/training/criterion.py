@@ -1,5 +1,6 @@
 """An objective as the loss of a training loop of one's own, with automatic optimization."""
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
 from fcco_lightning.objectives import Objective
+from fcco_lightning.state.checkpoint_files import whole_or_not
+from fcco_lightning.state.checkpoint_schema import CriterionState, require
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.optimizers import require_one_evaluation
 
@@ -195,8 +198,11 @@ class Criterion(nn.Module):
         """Continue where :meth:`get_extra_state` was taken.
 
         Raises:
-            CheckpointError: if the rows are those of another problem or algorithm.
+            CheckpointError: if the rows are those of another problem or algorithm, or the state is incomplete; what was
+                remembered is as it was.
         """
+        if state:
+            require(state, CriterionState, "the criterion's state")
         self._stored = state
         if self._engine is None:
             return
@@ -210,8 +216,17 @@ class Criterion(nn.Module):
                 f"the rows were written by {written_by}, this criterion uses {self.algorithm.name}: their rows mean "
                 f"different things. Use {written_by}, or load without the criterion."
             )
-        self._engine.problem.load_state_dict(state["problem"])
-        self._engine.load_state_dict(state["engine"])
+        before = copy.deepcopy(self.get_extra_state())
+        try:
+            self._continue(self._engine, state)
+        except CheckpointError:
+            self._continue(self._engine, before)
+            raise
+
+    def _continue(self, engine: Engine, state: dict[str, Any]) -> None:
+        with whole_or_not(engine.problem, state["problem"], "the criterion's state"):
+            engine.problem.load_state_dict(state["problem"])
+        engine.load_state_dict(state["engine"])
 
     def _pose(self) -> Problem:
         processes = Processes()

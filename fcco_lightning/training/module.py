@@ -28,6 +28,7 @@ from fcco_lightning.state.checkpoint_files import (
     WEIGHTS_ALONE,
     another_format,
     in_memory,
+    in_words,
     read_file,
     whole_or_not,
 )
@@ -268,7 +269,8 @@ class FCCOModule(EvaluatingModule):
         self._continuation.freeze_as_then(self.trainer, self.network)
         self._continuation.stop_as_then(self.trainer)
         if self.average is not None:
-            self.average.begin(self.network, self._continuation.get("average"))
+            with in_words("the checkpoint's averaged weights"):
+                self.average.begin(self.network, self._continuation.get("average"))
         if self._stepping is None:
             raise ConfigError(
                 f"{type(self).__name__}.configure_optimizers is overridden, but the algorithm must know the optimizer. "
@@ -318,6 +320,7 @@ class FCCOModule(EvaluatingModule):
             _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.start)
             again = partial(self.phases.stepping, self.network, self.schedule, trainer)
             self._continuation.go_on(trainer, _set_up(self._stepping), again)
+            self.backend.continued = True
 
     @property
     def engine(self) -> Engine:

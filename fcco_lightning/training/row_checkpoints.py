@@ -13,13 +13,21 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import DualState
-from fcco_lightning.state.checkpoint_files import STRUCTURE, opened, rows_folder, structure_of
+from fcco_lightning.state.checkpoint_files import (
+    STRUCTURE,
+    in_words,
+    opened,
+    require_sound,
+    rows_folder,
+    structure_of,
+)
 from fcco_lightning.state.divided import TABLE, gathered, place_of, put_back, rows_here, take_out
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import (
@@ -34,6 +42,12 @@ from fcco_lightning.state.row_files import (
 from fcco_lightning.training.sharding import ShardedWeights
 
 _ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
+_RESTORED = {  # methods of Lightning, and what they hand to its owner
+    "restore_model": "its weights and rows",
+    "restore_datamodule": "the state of its datamodule",
+    "restore_callbacks": "the state of its callbacks",
+    "restore_training_state": "the state of its loops, optimizers and schedules",
+}
 FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
 
 
@@ -45,6 +59,7 @@ class RowsCheckpointIO(CheckpointIO):
 
     def __init__(self, inner: CheckpointIO, trainer: Trainer) -> None:
         self.inner, self.trainer = inner, trainer
+        self._written: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write the file, at once or not at all.
@@ -52,6 +67,7 @@ class RowsCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: if it cannot be written; an earlier file of that name is as it was.
         """
+        self._written.add(str(path))
         if type(self.inner) is not TorchCheckpointIO or "://" in str(path):
             self.inner.save_checkpoint(checkpoint, path, storage_options)
             return
@@ -60,11 +76,18 @@ class RowsCheckpointIO(CheckpointIO):
         _remove_abandoned(Path(path))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read the file; what it holds also says where its rows are."""
+        """Read the file; what it holds also says where its rows are.
+
+        Raises:
+            CheckpointError: if it is damaged, or not what a checkpoint holds.
+        """
         if "://" not in str(path):
             opened(Path(path))
+        if "weights_only" in kwargs and kwargs["weights_only"] is None:
+            kwargs["weights_only"] = True  # Lightning runs what it finds behind an address
         checkpoint = self.inner.load_checkpoint(path, *args, **kwargs)
         if "fcco" in checkpoint:
+            require_sound(checkpoint, path, to_continue=self.trainer.state.fn == "fit")
             checkpoint["fcco"][FOLDER] = str(rows_folder(path))
             self._fill(checkpoint)
         return checkpoint
@@ -78,22 +101,31 @@ class RowsCheckpointIO(CheckpointIO):
             put_back(checkpoint, Path(checkpoint["fcco"][FOLDER]), mesh)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove the file and its rows."""
+        """Remove the file and its rows, if they are this run's: a callback has their name perhaps from a stranger."""
+        if not self._is_own(Path(path)):
+            rank_zero_warn(f"{path} is not removed: no callback of this run has written it.")
+            return
         linked = Path(path).is_symlink()
         folder = rows_folder(path)
         self.inner.remove_checkpoint(path)
         if not linked:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _is_own(self, path: Path) -> bool:
+        """Whether this trainer has written a file, or it lies below the folder of a callback for checkpoints."""
+        callbacks: list[Any] = self.trainer.checkpoint_callbacks
+        folders = {Path(one.dirpath).resolve() for one in callbacks if getattr(one, "dirpath", None)}
+        return str(path) in self._written or bool(folders & {path.parent.resolve(), *path.parent.resolve().parents})
+
     def teardown(self) -> None:
         self.inner.teardown()
 
 
 def install(trainer: Trainer) -> None:
-    """Let every process of ``trainer`` take part in saving.
+    """Let every process of ``trainer`` take part in saving, and tell in words what cannot be restored.
 
     Lightning's strategies hand a checkpoint to the ``CheckpointIO`` of the first process only, so the method that all
-    processes do call is wrapped.
+    processes do call is wrapped; so are those that hand states to their owners.
     """
     strategy = trainer.strategy
     if isinstance(strategy.checkpoint_io, RowsCheckpointIO):
@@ -110,6 +142,17 @@ def install(trainer: Trainer) -> None:
             plain()
 
     strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
+    connector = trainer._checkpoint_connector
+    for name, state in _RESTORED.items():
+        setattr(connector, name, _told(getattr(connector, name), trainer, state))
+
+
+def _told(restore: Callable[..., None], trainer: Trainer, state: str) -> Callable[..., None]:
+    def restore_in_words(*args: Any, **kwargs: Any) -> None:
+        with in_words(f"checkpoint {trainer.ckpt_path}: {state}"):
+            restore(*args, **kwargs)
+
+    return restore_in_words
 
 
 def save(

@@ -62,7 +62,8 @@ def handmade(path, states, **weights):
     """A checkpoint of one process, as a Trainer would write it."""
     own = {"version": CHECKPOINT_VERSION, "world_size": 1, "algorithm": "SOX", "num_samples": 5, "skipped_batches": 3}
     rows = {f"{name}.rows": state.rows for name, state in states.items()}
-    checkpoint = {"epoch": 1, "global_step": 7, "state_dict": {**weights, **rows}}
+    checkpoint = {"epoch": 1, "global_step": 7, "pytorch-lightning_version": "2.6.6"}
+    checkpoint["state_dict"] = {**weights, **rows}
     checkpoint["fcco"] = own | {"optimizer": {"class": "Adam", "typed": []}}
     save(states, checkpoint, path, lambda: torch.save(checkpoint, path), Processes())
     return path

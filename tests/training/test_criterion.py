@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from fcco_lightning import (
@@ -31,8 +32,18 @@ from fcco_lightning import (
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.criterion import _NOT_FOLLOWED
-from tests.algorithms.toy_problem import BATCH, HingeMargin, N, flat, make_batches, make_constraints, make_network
+from tests.algorithms.toy_problem import (
+    BATCH,
+    HingeMargin,
+    N,
+    flat,
+    make_batches,
+    make_constraints,
+    make_engine,
+    make_network,
+)
 from tests.conftest import QUIET
+from tests.forgeries import VALUES, forged, paths
 from tests.state import pool as pools
 
 pool = pools.pool  # the fixture
@@ -182,6 +193,53 @@ def test_with_the_state_from_before_the_first_fit_nothing_is_remembered():
     torch.testing.assert_close(rows(criterion), before, rtol=0, atol=0, equal_nan=True)
     step(criterion, network, optimizer, make_batches(1)[0])  # with the same optimizer
     assert not torch.equal(rows(criterion)[0].nan_to_num(9), before[0].nan_to_num(9))
+
+
+@pytest.mark.parametrize("make_algorithm", [SOX, lambda: SONEX(gamma_prime=0)], ids=["SOX", "SONEX"])
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_state_that_is_not_whole_is_refused_in_words_and_changes_nothing(make_algorithm, kind):
+    network = make_network()
+    criterion, optimizer = make(make_algorithm(), network)
+    step(criterion, network, optimizer, make_batches(1)[0])
+    whole = copy.deepcopy(criterion.get_extra_state())
+    refused = 0
+    for _ in range(2):
+        step(criterion, network, optimizer, make_batches(1)[0])
+    now = rows(criterion)
+    for at in paths(whole):
+        try:
+            criterion.set_extra_state(forged(copy.deepcopy(whole), at, VALUES[kind]))
+        except CheckpointError:
+            refused += 1
+            torch.testing.assert_close(rows(criterion), now, rtol=0, atol=0, equal_nan=True)
+        else:
+            step(criterion, network, optimizer, make_batches(1)[0])
+            now = rows(criterion)
+    assert refused >= 3
+
+
+def same(value, other):
+    if isinstance(value, torch.Tensor):
+        return torch.allclose(value, other, rtol=0, atol=0, equal_nan=True)
+    return repr(value) == repr(other)  # NaN, too
+
+
+@pytest.mark.parametrize("make_algorithm", [MSVR, ALEXR2, SONEX], ids=["MSVR", "ALEXR2", "SONEX"])
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_state_of_the_engine_that_is_not_whole_is_refused_in_words(make_algorithm, kind):
+    network = make_network()
+    engine, optimizer = make_engine(make_algorithm(), network), torch.optim.SGD(network.parameters(), lr=0.05)
+    for batch in make_batches(3):
+        engine.train_batch(batch, optimizer)
+    whole, refused = copy.deepcopy(engine.state_dict()), 0
+    for at in paths(whole):
+        before = copy.deepcopy(engine.state_dict())
+        try:
+            engine.load_state_dict(forged(copy.deepcopy(whole), at, VALUES[kind]))
+        except CheckpointError:
+            refused += 1
+            assert all(map(same, tree_leaves(engine.state_dict()), tree_leaves(before)))
+    assert refused >= 3
 
 
 def test_a_batch_that_says_nothing_has_gradient_zero():

@@ -10,35 +10,18 @@ from torch.optim.lr_scheduler import ExponentialLR
 from fcco_lightning import FCCOModule, Schedule, TabularMLP
 from fcco_lightning.cli.checkpoint_tools import convert, describe
 from fcco_lightning.errors import CheckpointError, FCCOError
+from fcco_lightning.inference import export, load
 from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file, structure_of
 from tests.evidence import count
+from tests.forgeries import DELETED, VALUES, forged, paths
 from tests.tables import make_data, make_frame
 
 DATA = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}
-DELETED = object()
-VALUES = {"deleted": DELETED, "None": None, "int": 7, "text": "x", "list": [], "tensor": torch.zeros(3, 2, 1)}
-
-
-def paths(value, at=()):
-    """Where all entries of a nested structure are."""
-    if at:
-        yield at
-    members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    for key, member in members:
-        yield from paths(member, (*at, key))
-
-
-def forged(value, at, other):
-    """A copy with another value at one place."""
-    key, *further = at
-    made = dict(value) if isinstance(value, dict) else list(value)
-    if further:
-        made[key] = forged(value[key], further, other)
-    elif other is DELETED:
-        del made[key]
-    else:
-        made[key] = other
-    return tuple(made) if isinstance(value, tuple) else made
+CONFIG = {
+    "model": {"network": {"class_path": "fcco_lightning.TabularMLP", "init_args": {"hidden": [8], "dropout": 0.2}}},
+    "data": {"init_args": {"columns": {"label": "y"}, "groups": {"by": ["sex"]}}},
+}
+"""As ``fcco fit`` would write it down."""
 
 
 @pytest.fixture
@@ -54,7 +37,9 @@ def saved(make_module, make_trainer, tmp_path):
         return trainer
 
     path, data = tmp_path / "whole.ckpt", partial(make_data, **DATA)
-    fit(None, 3).save_checkpoint(path)
+    trainer = fit(None, 3)
+    trainer.lightning_module.config = CONFIG
+    trainer.save_checkpoint(path)
     width = torch.load(path, weights_only=True)["state_dict"]["network.layers.0.weight"].shape[1]
     ways = {
         "fit": fit,
@@ -62,6 +47,8 @@ def saved(make_module, make_trainer, tmp_path):
         "predict": lambda path: make_trainer().predict(module(), data(), ckpt_path=path),
         "inspect": describe,
         "convert": lambda path: convert(path, tmp_path / "out.npz", force=True),
+        "network": load,
+        "export": lambda path: export(path, tmp_path / "out.pt"),
         "load": lambda path: FCCOModule.load_from_checkpoint(
             path, network=TabularMLP(hidden=[8], dropout=0.2, in_features=width)
         ),
@@ -79,13 +66,24 @@ def attempt(way, path):
     return None
 
 
-def try_forgeries(saved, chosen, trials, seed):
-    """Forge at random and open in every way; the number of forgeries refused."""
+def every_forgery(whole, seed):
+    """All entries, each with every other value, in an order of chance; of a long list the first entries."""
+    at = [path for path in paths(whole) if not (isinstance(path[-1], int) and path[-1] > 2)]
+    every = [(path, kind) for path in at for kind in VALUES]
+    random.Random(seed).shuffle(every)  # noqa: S311
+    return every
+
+
+def try_forgeries(saved, chosen, trials, seed, *, sealed=True):
+    """Forge and open in every way; the number of forgeries refused.
+
+    Of a checkpoint that is not sealed what it says it is made of is left out, as where it was changed on purpose.
+    """
     path, ways = saved
-    whole, target = torch.load(path, weights_only=True), path.with_name("forged.ckpt")
-    every, chance, refused = list(paths(whole)), random.Random(seed), 0  # noqa: S311
-    for _ in range(trials):
-        at, kind = chance.choice(every), chance.choice(list(VALUES))
+    whole, target, refused = torch.load(path, weights_only=True), path.with_name("forged.ckpt"), 0
+    if not sealed:
+        del whole["fcco"]["structure"]
+    for at, kind in every_forgery(whole, seed)[:trials]:
         torch.save(forged(whole, at, VALUES[kind]), target)
         for name in chosen:
             try:
@@ -168,11 +166,84 @@ def test_structure_of_nested_values():
     assert len(found) == 9
 
 
+FAST = ("inspect", "convert", "network", "export", "load", "command line")
+
+
 def test_a_few_forgeries(saved):
-    assert try_forgeries(saved, ["inspect", "command line"], 25, 0) > 30
+    assert try_forgeries(saved, FAST, 15, 0) > 45
+
+
+def test_a_few_forgeries_of_what_does_not_say_what_it_is_made_of(saved):
+    assert try_forgeries(saved, FAST, 60, 1, sealed=False) > 60
+    assert try_forgeries(saved, ["fit", "test"], 6, 2, sealed=False) > 3
 
 
 @pytest.mark.slow
-def test_many_forgeries(saved):
+@pytest.mark.parametrize("sealed", [True, False])
+def test_many_forgeries(saved, sealed):
     trials = count(60, 400)
-    assert try_forgeries(saved, list(saved[1]), trials, 1) > 4 * trials
+    assert try_forgeries(saved, list(saved[1]), trials, 1, sealed=sealed) > 3 * trials
+
+
+@pytest.mark.parametrize(
+    ("at", "kind", "said"),
+    [
+        (("epoch",), "NaN", "its entry `epoch` is nan, and must be a whole number"),
+        (("state_dict",), "keys that are no texts", "its entry `state_dict` has the key 5, and keys must be a text"),
+        (("state_dict", "network.layers.0.bias"), "text", "network.layers.0.bias` is 'x', and must be a tensor"),
+        (("fcco", "config"), "list", "its entry `fcco.config` is a list, and must be a mapping"),
+        (("fcco", "config", "model", "network", "class_path"), "None", "class_path` is None, and must be a text"),
+        (
+            ("fcco", "random", "python", 0),
+            "list of None",
+            "fcco.random.python.0.0` is None, and must be a whole",
+        ),
+        (("fcco", "random", "torch"), "deleted", "its entry `fcco.random.torch` is missing"),
+        (
+            ("fcco", "engine", "algorithm"),
+            "tensor",
+            r"engine.algorithm` is a tensor of shape \(3, 2, 1\), and must",
+        ),
+        (("loops", "fit_loop"), "text", "its entry `loops.fit_loop` is 'x', and must be a mapping"),
+        (
+            ("optimizer_states", 0, "state"),
+            "list",
+            "entry `optimizer_states.0.state` is a list, and must be a mapping",
+        ),
+        (("optimizer_states", 0, "param_groups", 0, "params"), "deleted", "param_groups.0.params` is missing"),
+        (("TabularDataModule", "encoder", "columns", 0, "name"), "int", "columns.0.name` is 7, and must be a text"),
+        (("pytorch-lightning_version",), "text", "its entry `pytorch-lightning_version` is 'x', no version"),
+    ],
+)
+def test_what_is_there_and_what_belongs_there_are_told(saved, at, kind, said):
+    path, ways = saved
+    content = torch.load(path, weights_only=True)
+    del content["fcco"]["structure"]
+    torch.save(forged(content, at, VALUES[kind]), path)
+    for way in ways.values():
+        with pytest.raises(CheckpointError, match=f"checkpoint {path}: .*{said}"):
+            way(path)
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_rows_are_those_that_the_header_describes(saved, kind):
+    path, ways = saved
+    content = torch.load(path, weights_only=True)
+    del content["fcco"]["structure"]
+    (name, *_) = content["fcco"]["tables"]
+    for at in (("state_dict", f"{name}.rows"), *((("fcco", "tables", name, key)) for key in ("num_rows", "width"))):
+        torch.save(forged(content, at, VALUES[kind]), path)
+        for way in ways.values():
+            with pytest.raises(CheckpointError, match=f"checkpoint {path}: .*{name}"):
+                way(path)
+
+
+@pytest.mark.parametrize("kind", ["deleted", "None", "int", "text", "tensor"])
+def test_what_an_optimizer_misses_is_told_when_it_steps(saved, kind):
+    """Nothing but the optimizer knows what it remembers of a parameter."""
+    path, ways = saved
+    content = torch.load(path, weights_only=True)
+    del content["fcco"]["structure"]
+    torch.save(forged(content, ("optimizer_states", 0, "state", 0, "exp_avg"), VALUES[kind]), path)
+    with pytest.raises(CheckpointError, match=r"optimizer.* cannot be taken over"):
+        ways["fit"](path)

@@ -3,7 +3,8 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import pandas as pd
 import torch
@@ -33,6 +34,7 @@ from fcco_lightning.data.sampling import Sampling, TwoDraws, UniformSampling
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import dual_of
+from fcco_lightning.state.checkpoint_files import opened
 
 INPUTS = frozenset({"x", "x2", "text"})
 """Columns that are a network's input."""
@@ -333,6 +335,17 @@ class SplitDataModule(LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """Return what identifies the training split, as plain values."""
         return {"train_split": self._identified}
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Lightning's, which makes a datamodule with hyper parameters that a checkpoint holds; none of them is code.
+
+        Raises:
+            CheckpointError: naming the file and what is wrong with it.
+        """
+        opened(Path(checkpoint_path))
+        made: Self = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        return made
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make sure that the rows of a checkpoint's dual state mean the same samples.

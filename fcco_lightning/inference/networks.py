@@ -1,0 +1,144 @@
+"""The network that a checkpoint describes, made of listed classes only: nothing else that its file names is run."""
+
+import importlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
+from fcco_lightning.models import (
+    ClassVectorNetwork,
+    CLIPModel,
+    GaussianPerturbation,
+    LatentMixture,
+    TabularMLP,
+    TextClassifier,
+    TimmModel,
+    TwoViews,
+)
+
+NETWORKS: tuple[type[nn.Module], ...] = (
+    ClassVectorNetwork, CLIPModel, GaussianPerturbation, LatentMixture, TabularMLP, TextClassifier, TimmModel, TwoViews,
+)  # fmt: skip
+"""The package's networks: what a file may name without being trusted, beside :data:`LAYERS`."""
+LAYERS: tuple[type[nn.Module], ...] = (
+    nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Dropout,
+    nn.ELU, nn.Embedding, nn.Flatten, nn.GELU, nn.GRU, nn.Identity, nn.LayerNorm, nn.LazyConv2d, nn.LazyLinear,
+    nn.LeakyReLU, nn.Linear, nn.LSTM, nn.MaxPool2d, nn.MultiheadAttention, nn.ReLU, nn.RNN, nn.Sigmoid, nn.SiLU,
+    nn.Softmax, nn.Softplus, nn.Tanh, nn.TransformerEncoder, nn.TransformerEncoderLayer,
+)  # fmt: skip
+"""Layers of ``torch.nn`` that are made of plain numbers and words."""
+_WITHOUT_WEIGHTS: dict[type[nn.Module], dict[str, Any]] = {  # whose place those of the checkpoint take
+    CLIPModel: {"pretrained": None},
+    TextClassifier: {"pretrained": False},
+    TimmModel: {"pretrained": False, "checkpoint_path": None},
+}
+_REFERENCE = re.compile(r"[/\\:]|[^\W\d]\w*\.\w")  # of a text that is a path, an address or a dotted name
+_MAKERS = frozenset({"empty", "full", "ones", "rand", "randint", "randn", "zeros"})  # of a tensor of a given shape
+_SPARE = 1 << 22  # values that a network may need beside its weights
+
+
+def network_of(
+    described: Mapping[str, Any], weights: Mapping[str, Tensor], trusted: Sequence[str], file: str
+) -> nn.Module:
+    """Make a network from its description in a checkpoint.
+
+    The class of every part, at every depth, is looked up in a list: the networks of this package, :data:`LAYERS`, and
+    the classes that the user trusts.  Arguments stay the numbers and words that they are.  Weights are neither fetched
+    nor read from other files, since those of the checkpoint take their place; TextClassifier and CLIPModel look up
+    the architecture that their ``name`` says, as JSON.
+
+    Args:
+        described: ``class_path``, ``init_args`` and ``dict_kwargs``, as ``fcco fit`` has written them down.
+        weights: of the checkpoint, by name; no network that is much larger is made.
+        trusted: full names of further classes, each a subclass of ``torch.nn.Module``.
+        file: how a message names the checkpoint.
+
+    Raises:
+        ConfigError: if a class is not in the list, or a trusted one is no class of networks.
+        CheckpointError: if the description makes no network, or one that is larger than the weights.
+    """
+    known = _names(NETWORKS, "fcco_lightning", "fcco_lightning.models") | _names(LAYERS, "torch.nn")
+    known |= {name: found for one in trusted for name, found in _trusted(one).items()}
+    try:
+        with _Bounded(4 * sum(weight.numel() for weight in weights.values()) + _SPARE, file):
+            return _made(described, known, set(trusted), file)
+    except FCCOError:
+        raise
+    except Exception as error:  # whatever a class does with arguments that are not meant for it
+        raise CheckpointError(
+            f"{file} describes a network that cannot be made ({type(error).__name__}: {error}). Pass network=..., of "
+            "the architecture that was trained."
+        ) from error
+
+
+def _names(classes: Sequence[type[nn.Module]], *homes: str) -> dict[str, type[nn.Module]]:
+    return {f"{home}.{one.__name__}": one for one in classes for home in (one.__module__, *homes)}
+
+
+def _trusted(name: str) -> dict[str, type[nn.Module]]:
+    """The class of that name, under it and under the one of its home."""
+    module, _, last = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), last, None) if module else None
+    except ImportError:
+        found = None
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise ConfigError(
+            f"trusted={name!r} must be the full name of a class of networks that can be imported here, such as "
+            "my_package.MyNetwork; a package, a function or another class makes none."
+        )
+    return {name: found, f"{found.__module__}.{found.__qualname__}": found}
+
+
+def _made(
+    described: Mapping[str, Any], known: Mapping[str, type[nn.Module]], trusted: set[str], file: str
+) -> nn.Module:
+    name = described["class_path"]
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(
+            f"{file} asks for {name!r}, which is none of this package's networks and the layers that may come from a "
+            f"file. If it is a class of yours, pass trusted=[{name!r}] (--trusted {name}); else network=..., of the "
+            "architecture that was trained."
+        )
+    kind, arguments = known[name], {**(described.get("init_args") or {}), **(described.get("dict_kwargs") or {})}
+    listed = kind in NETWORKS + LAYERS and name not in trusted
+
+    def value_of(value: Any, key: str) -> Any:
+        if isinstance(value, Mapping):
+            if "class_path" in value:
+                return _made(value, known, trusted, file)
+            return {k: value_of(v, f"{key}.{k}") for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [value_of(member, key) for member in value]
+        if listed and isinstance(value, str) and key != "name" and _REFERENCE.search(value):
+            raise ConfigError(
+                f"{file} gives {name} the argument {key}={value!r}, which refers to something outside the file. If you "
+                f"trust it, pass trusted=[{name!r}] (--trusted {name})."
+            )
+        return value
+
+    arguments |= _WITHOUT_WEIGHTS.get(kind, {})
+    return kind(**{key: value_of(value, key) for key, value in arguments.items()})
+
+
+class _Bounded(TorchFunctionMode):
+    """Refuses to take memory for more values than the network of a file can have."""
+
+    def __init__(self, values: int, file: str) -> None:
+        super().__init__()
+        self._left, self._file = values, file
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _MAKERS:
+            shapes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, list | tuple)]
+            numbers = [arg for arg in args if isinstance(arg, int)]
+            self._left -= max(map(math.prod, shapes or [numbers]))
+            if self._left < 0:
+                raise CheckpointError(f"{self._file} describes a network that is much larger than its weights.")
+        return func(*args, **kwargs)

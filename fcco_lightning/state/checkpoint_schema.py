@@ -1,0 +1,565 @@
+"""What a checkpoint holds: the type of every entry that this package reads, and how a value that differs is told.
+
+Entries that Lightning, torch and user code read by themselves are mappings of whatever they wrote; what they cannot
+take over is told by :func:`~fcco_lightning.state.checkpoint_files.in_words`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from torch import Tensor
+
+from fcco_lightning.errors import CheckpointError
+
+# --------------------------------------------------------------------------------------------------------- the schema
+
+
+class _Part(TypedDict):
+    class_path: str
+    init_args: NotRequired[dict[str, Any] | None]
+
+
+class _Named(TypedDict):
+    name: str
+
+
+class _Stored(TypedDict):
+    table: str
+    file: str
+    first: int
+    count: int
+    width: int
+    dtype: Literal["float32", "float64"]
+    sums: list[int]
+
+
+class ManifestFile(TypedDict):
+    """``manifest.json`` of the row files of a save, see :class:`~fcco_lightning.state.row_files.Manifest`."""
+
+    save_id: str
+    tables: dict[str, int]
+    parts: list[_Stored]
+
+
+class _Table(TypedDict):
+    """A dual state; its rows are ``state_dict["NAME.rows"]``, or lie in files beside the checkpoint."""
+
+    num_rows: int
+    width: int
+    dtype: Literal["float32", "float64"]
+    checksum: str
+
+
+class RowsState(TypedDict):
+    """Which rows a :class:`~fcco_lightning.state.DualState` has held."""
+
+    version: int
+    num_rows: int
+    first: int
+
+
+class EngineState(TypedDict):
+    """What an :class:`~fcco_lightning.Engine` remembers beside rows; what an algorithm remembers is its own affair."""
+
+    algorithm: _Named
+    samples_before: NotRequired[dict[str, Tensor]]
+    estimates: NotRequired[dict[str, Tensor]]
+
+
+class CriterionState(TypedDict):
+    """What a :class:`~fcco_lightning.Criterion` remembers."""
+
+    problem: dict[str, Any]
+    engine: EngineState
+
+
+class _Columns(TypedDict, total=False):
+    """The columns of a table by their roles, as far as a prediction needs them."""
+
+    label: str | list[str] | None
+    sensitive: str | None
+
+
+class _Group(TypedDict, total=False):
+    column: str
+
+
+class _Groups(TypedDict, total=False):
+    """The columns of a table by which groups are made."""
+
+    by: list[str | _Group] | None
+
+
+class _DataArguments(TypedDict, total=False):
+    """Arguments of a datamodule that a prediction needs."""
+
+    columns: _Columns | None
+    groups: _Groups | None
+
+
+class _Data(TypedDict, total=False):
+    """A datamodule in a configuration."""
+
+    init_args: _DataArguments | None
+
+
+class _Model(TypedDict, total=False):
+    """The model in a configuration, as far as it is read."""
+
+    network: _Part
+    objective: _Part | str | None
+    constraints: list[_Part | str] | None
+
+
+class _Config(TypedDict, total=False):
+    """The configuration of ``fcco fit``."""
+
+    model: _Model
+    data: _Data | None
+
+
+class _Random(TypedDict):
+    """The streams that training draws from."""
+
+    torch: Tensor
+    python: tuple[list[int], float | None]
+    numpy: tuple[str, Tensor, int, int, float]
+    loaders: NotRequired[list[Any]]
+    cuda: NotRequired[list[Tensor]]
+
+
+_ScheduleKind = TypedDict("_ScheduleKind", {"class": str, "interval": str})
+_OptimizerKind = TypedDict("_OptimizerKind", {"class": str, "typed": NotRequired[list[dict[str, Any]]]})
+
+
+class _Problem(TypedDict):
+    """What the rows belong to."""
+
+    objective: str
+    constraints: list[tuple[str, list[str]]]
+    enforcement: str
+
+
+class _Phase(TypedDict):
+    """The phase of a run, and the epoch in which it began."""
+
+    name: Literal["main", "pretraining"]
+    epoch: int
+
+
+class _Average(TypedDict):
+    """An average of weights: how many they were, and the last ones."""
+
+    count: int
+    weights: dict[str, Tensor]
+
+
+class _Header(TypedDict):
+    """The entry ``fcco``."""
+
+    version: int
+    world_size: int
+    algorithm: str
+    num_samples: int
+    skipped_batches: int
+    optimizer: _OptimizerKind
+    tables: dict[str, _Table]
+    save_id: NotRequired[str]
+    config: NotRequired[_Config]
+    classes: NotRequired[list[str]]
+    engine: NotRequired[EngineState]
+    random: NotRequired[_Random]
+    problem: NotRequired[_Problem]
+    phase: NotRequired[_Phase]
+    trained: NotRequired[list[str]]
+    schedule: NotRequired[_ScheduleKind | None]
+    of_steps: NotRequired[list[str]]
+    finished: NotRequired[bool]
+    average: NotRequired[_Average | None]
+    references: NotRequired[tuple[dict[str, str], dict[str, dict[str, Tensor]] | None] | None]
+
+
+class _Count(TypedDict):
+    """How many batches or epochs a loop of Lightning has gone through."""
+
+    ready: int
+    completed: int
+    started: int
+    processed: int
+
+
+class _Updates(TypedDict):
+    """How many updates a loop of Lightning has made."""
+
+    ready: int
+    completed: int
+
+
+class _Counts(TypedDict):
+    total: _Count
+    current: _Count
+
+
+class _Batches(_Counts):
+    is_last_batch: bool
+
+
+class _Steps(TypedDict):
+    total: _Updates
+    current: _Updates
+
+
+class LoaderPlace(TypedDict):
+    """Where a :class:`~fcco_lightning.ResumableLoader` stands in its data."""
+
+    epoch: int
+    given: int
+    batch_size: int
+
+
+class _Loaders(TypedDict, total=False):
+    combined_loader: list[Any]
+
+
+class _Stepped(TypedDict, total=False):
+    _batches_that_stepped: int
+
+
+_FitLoop = TypedDict(
+    "_FitLoop",
+    {
+        "state_dict": _Loaders,
+        "epoch_progress": _Counts,
+        "epoch_loop.state_dict": _Stepped,
+        "epoch_loop.batch_progress": _Batches,
+        "epoch_loop.val_loop.batch_progress": _Batches,
+        "epoch_loop.manual_optimization.optim_step_progress": _Steps,
+    },
+)
+
+
+class _Evaluation(TypedDict):
+    batch_progress: _Counts
+
+
+class _Loops(TypedDict):
+    fit_loop: _FitLoop
+    validate_loop: NotRequired[_Evaluation]
+    test_loop: NotRequired[_Evaluation]
+    predict_loop: NotRequired[_Evaluation]
+
+
+class _ParameterGroup(TypedDict):
+    params: list[int | str]
+
+
+class _OptimizerState(TypedDict):
+    """What every optimizer of torch remembers; what it remembers of a parameter is its own affair."""
+
+    state: dict[int | str, dict[str, Any]]
+    param_groups: list[_ParameterGroup]
+
+
+class _Schedule(TypedDict, total=False):
+    """What schedules of torch count; all else that they know, a chain's schedules among it, is their own affair."""
+
+    last_epoch: int
+    base_lrs: list[float | Tensor]
+    _step_count: int
+    _last_lr: list[float | Tensor]
+
+
+class _Best(TypedDict):
+    """What a ``ModelCheckpoint`` remembers of the files that it has written."""
+
+    best_model_path: str
+    best_model_score: Tensor | None
+    best_k_models: dict[str, Tensor]
+    kth_best_model_path: str
+    kth_value: Tensor
+    last_model_path: str
+
+
+class _Stopping(TypedDict):
+    """What an ``EarlyStopping`` has seen."""
+
+    wait_count: int
+    stopped_epoch: int
+    best_score: Tensor
+    patience: int
+
+
+class _History(TypedDict):
+    """What a ``Report`` has seen."""
+
+    history: list[dict[str, Any]]
+    kappas: dict[str, Any]
+
+
+class _Beside(TypedDict, total=False):
+    """The model without constraints of a ``Baseline``: nothing, or all of it."""
+
+    network: dict[str, Any]
+    objective: dict[str, Any]
+    optimizer: _OptimizerState
+    gradients: list[Tensor | None]
+    batches: int
+
+
+class _Chosen(TypedDict, total=False):
+    """The weights that a ``BestFeasible`` has chosen: nothing, or all of it."""
+
+    chosen: dict[str, Any]
+    weights: dict[str, Tensor]
+    margins: list[float]
+    asked: dict[str, Any]
+
+
+_CALLBACKS: dict[str, Any] = {
+    "Checkpoints": _Best, "ModelCheckpoint": _Best, "EarlyStopping": _Stopping, "Report": _History,
+    "Baseline": _Beside, "BestFeasible": _Chosen,
+}  # fmt: skip
+
+
+class _Numbers(_Named):
+    mean: float
+    std: float
+    median: float
+    ends: NotRequired[list[float]]
+
+
+class _Bins(_Named):
+    edges: list[float]
+    median: float
+
+
+class _Categories(_Named):
+    categories: list[str]
+
+
+class _Encoder(TypedDict):
+    """How the columns of a table become features."""
+
+    missing: str
+    columns: list[_Numbers | _Bins | _Categories]
+    quantiles: NotRequired[int | None]
+    pieces: NotRequired[int | str]
+    categorical: NotRequired[list[str]]
+    numeric: NotRequired[list[str]]
+
+
+class _Texts(TypedDict):
+    """How texts become tokens."""
+
+    column: str
+    max_length: int
+    pretrained: str | None
+    tokenizer: str | None
+
+
+class _DataState(TypedDict):
+    """The state of a datamodule, an entry under the name of its class."""
+
+    train_split: dict[str, Any]
+    encoder: NotRequired[_Encoder]
+    texts: NotRequired[_Texts]
+
+
+_Content = TypedDict(
+    "_Content",
+    {
+        "state_dict": dict[str, Any],
+        "epoch": int,
+        "global_step": int,
+        "pytorch-lightning_version": str,
+        "fcco": _Header,
+        "loops": NotRequired[_Loops],
+        "callbacks": NotRequired[dict[str, dict[str, Any]]],
+        "optimizer_states": NotRequired[list[_OptimizerState]],
+        "lr_schedulers": NotRequired[list[_Schedule]],
+        "logged_results": NotRequired[dict[str, Tensor]],
+    },
+)
+_TO_CONTINUE = ("loops", "callbacks", "optimizer_states", "lr_schedulers"), ("engine", "random", "problem")
+"""What a checkpoint and its entry ``fcco`` must hold, too, if a training is to be continued."""
+_VERSION = re.compile(r"[2-9]\d*(\.\d+)*((a|b|rc|\.?dev|\.?post)\d+)*(\+[\w.]+)?")
+
+
+def misfit_of_checkpoint(content: Mapping[str, Any], *, to_continue: bool) -> str | None:
+    """What is wrong with the content of a checkpoint, naming the entry; None if nothing is.
+
+    Args:
+        content: of the file.
+        to_continue: whether a training is to be continued, which needs more than weights and rows.
+    """
+    return next(_misfits_of_checkpoint(content, to_continue), None)
+
+
+def _misfits_of_checkpoint(content: Mapping[str, Any], to_continue: bool) -> Iterator[str]:
+    yield from _misfits(content, _Content, "")
+    header, (required, of_header) = content["fcco"], _TO_CONTINUE if to_continue else ((), ())
+    yield from (f"its entry `{name}` is missing" for name in required if name not in content)
+    yield from (f"its entry `fcco.{name}` is missing" for name in of_header if name not in header)
+    if to_continue and "typed" not in header["optimizer"]:
+        yield "its entry `fcco.optimizer.typed` is missing"
+    if not _VERSION.fullmatch(content["pytorch-lightning_version"]):
+        yield f"its entry `pytorch-lightning_version` is {_short(content['pytorch-lightning_version'])}, no version"
+    if not header.get("save_id", "0").isalnum():  # it is the name of a folder beside the checkpoint
+        yield f"its entry `fcco.save_id` is {_short(header['save_id'])}, and must be letters and digits"
+    yield from _misfits_of_parts(content)
+
+
+def _misfits_of_parts(content: Mapping[str, Any]) -> Iterator[str]:
+    """What differs in the entries whose names only the run knows."""
+    for name, value in content["state_dict"].items():
+        if not isinstance(value, Tensor) and not name.endswith("_extra_state"):
+            yield _told(f"state_dict.{name}", value, Tensor)
+    for name, table in content["fcco"]["tables"].items():
+        yield from _misfits_of_rows(name, table, content)
+    parts: list[tuple[str, Any, Any]] = [
+        (name, state, _DataState) for name, state in content.items() if "train_split" in _mapping(state)
+    ]
+    for name, state in content.get("callbacks", {}).items():
+        parts.append((f"callbacks.{name}", state, _CALLBACKS.get(name.partition("{")[0], dict[str, Any])))
+    loaders = content["loops"]["fit_loop"]["state_dict"].get("combined_loader", ()) if "loops" in content else ()
+    place = "loops.fit_loop.state_dict.combined_loader"
+    parts += [(place, loader, LoaderPlace) for loader in loaders if "given" in _mapping(loader)]
+    for name, state, form in parts:
+        yield from _misfits(state, form, name)
+
+
+def _mapping(value: Any) -> Mapping[Any, Any]:
+    """The value if it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _misfits_of_rows(name: str, table: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[str]:
+    """The rows of a dual state are those that the header describes, or in files that it names."""
+    rows, shape = content["state_dict"].get(f"{name}.rows"), (table["num_rows"], table["width"])
+    if min(shape) < 1:
+        yield f"its entry `fcco.tables.{name}` says {shape[0]} rows of width {shape[1]}, and both must be at least 1"
+    elif rows is None and "save_id" not in content["fcco"]:
+        yield f"its entry `state_dict.{name}.rows` is missing"
+    elif rows is not None and (tuple(rows.shape) != shape or str(rows.dtype) != f"torch.{table['dtype']}"):
+        kind = f"{rows.dtype} of shape {tuple(rows.shape)}".removeprefix("torch.")
+        yield f"its entry `state_dict.{name}.rows` is {kind}, and must be {table['dtype']} of shape {shape}"
+
+
+# ------------------------------------------------------------------------------------------------------- the checking
+
+
+def require(value: Any, form: Any, what: str) -> None:
+    """Refuse a state that has not the form it must have.
+
+    Args:
+        value: the state.
+        form: a type, of those that :mod:`typing` describes and this module uses.
+        what: how a message names the state.
+
+    Raises:
+        CheckpointError: naming the first entry that differs, what is there and what belongs there.
+    """
+    for wrong in _misfits(value, form, ""):
+        raise CheckpointError(f"{what}: {wrong}. Give a state that was saved whole.")
+
+
+def _misfits(value: Any, form: Any, at: str) -> Iterator[str]:
+    """What differs in a value from a type, entry by entry."""
+    origin, inner = get_origin(form), get_args(form)
+    if origin in (Union, UnionType):
+        yield from _of_either(value, inner, at)
+    elif not _is(value, form):
+        yield _told(at, value, form)
+    elif is_typeddict(form):
+        yield from _of_entries(value, form, at)
+    elif origin is dict:
+        for key, member in value.items():
+            if _is(key, inner[0]):
+                yield from _misfits(member, inner[1], _below(at, key))
+            else:
+                yield _key_told(at, key, inner[0])
+    elif origin in (list, tuple):
+        kinds = inner if origin is tuple else inner * len(value)
+        for place, (member, kind) in enumerate(zip(value, kinds, strict=True)):
+            yield from _misfits(member, kind, _below(at, place))
+
+
+def _of_entries(value: Mapping[Any, Any], form: Any, at: str) -> Iterator[str]:
+    yield from (_key_told(at, key, str) for key in value if not isinstance(key, str))
+    for key, kind in _entries(form).items():
+        if key in value:
+            yield from _misfits(value[key], kind, _below(at, key))
+        elif key in form.__required_keys__:
+            yield f"its entry `{_below(at, key)}` is missing"
+
+
+def _of_either(value: Any, kinds: tuple[Any, ...], at: str) -> Iterator[str]:
+    """The misfits from the kind that comes closest: of the value's own type, if there is one, with the fewest."""
+    found = [list(_misfits(value, kind, at)) for kind in kinds]
+    if all(found):
+        near = [wrong for kind, wrong in zip(kinds, found, strict=True) if _is(value, kind)]
+        yield from min(near, key=len) if near else [_told(at, value, Union[kinds])]  # noqa: UP007 - of kinds in a variable
+
+
+@cache
+def _entries(form: Any) -> dict[str, Any]:
+    return get_type_hints(form)
+
+
+def _is(value: Any, form: Any) -> bool:
+    """Whether a value is of a type, whatever its members are."""
+    origin, inner = get_origin(form), get_args(form)
+    if origin in (Union, UnionType):
+        return any(_is(value, kind) for kind in inner)
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
+    if origin is tuple:
+        return isinstance(value, list | tuple) and len(value) == len(inner)
+    if form in (int, float):
+        return isinstance(value, int if form is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, _PYTHON.get(origin or form, Mapping if is_typeddict(form) else form))
+
+
+_PYTHON: dict[Any, Any] = {Any: object, dict: Mapping, list: (list, tuple)}
+
+
+def _told(at: str, value: Any, form: Any) -> str:
+    return f"{f'its entry `{at}`' if at else 'it'} is {_short(value)}, and must be {_words(form)}"
+
+
+def _key_told(at: str, key: Any, form: Any) -> str:
+    return f"{f'its entry `{at}`' if at else 'it'} has the key {_short(key)}, and keys must be {_words(form)}"
+
+
+def _words(form: Any) -> str:
+    origin, inner = get_origin(form), get_args(form)
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_words, inner)))
+    if origin is tuple:
+        return f"a list of {len(inner)}"
+    return _NAMES.get(origin or form, "a mapping")
+
+
+_NAMES: dict[Any, str] = {
+    int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list", Tensor: "a tensor",
+    type(None): "None",
+}  # fmt: skip
+
+
+def _short(value: Any) -> str:
+    """A value in a few words."""
+    if isinstance(value, str | int | float | None):
+        text = repr(value)
+        return text if len(text) <= 40 else f"{text[:36]}..."
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "a mapping" if isinstance(value, Mapping) else f"a {type(value).__name__}"
+
+
+def _below(at: str, key: Any) -> str:
+    return f"{at}.{key}" if at else str(key)
