@@ -245,4 +245,4 @@ def only_of(shares: Tensor, values: Tensor) -> Tensor:
         values: theirs, shape (B, ...).
     """
     nowhere = shares.sum(list(range(shares.dim() - 1))) == 0
-    return values.masked_fill(nowhere if values.dim() == 1 else nowhere.unsqueeze(1), 0.0)
+    return values.masked_fill(nowhere.view(-1, *(1 for _ in values.shape[1:])), 0.0)

@@ -11,7 +11,7 @@ from fcco_lightning.checks import one_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives import required_column
+from fcco_lightning.objectives.base import one_label_each
 
 _NUMBERED = ["0", "1"]  # two groups of which no names are known
 Against = Literal["pairs", "rest", "whole"]
@@ -109,7 +109,7 @@ class GroupComparisons:
         Raises:
             DataError: if the batch lacks the column.
         """
-        groups = required_column(batch, self.column, needed_by)
+        groups = one_label_each(batch, needed_by, self.column)
         single = groups == self._numbers.like(groups)
         if self._groups_only:
             return single
@@ -122,7 +122,7 @@ class GroupComparisons:
         Raises:
             DataError: naming the value.
         """
-        groups = required_column(batch, self.column, needed_by)
+        groups = one_label_each(batch, needed_by, self.column)
         wrong = groups[(groups < -1) | (groups >= len(self.names)) | (groups != groups.round())]
         if wrong.numel():
             raise DataError(

@@ -13,7 +13,8 @@ from fcco_lightning.constraints.averages import only_of, shares_of
 from fcco_lightning.constraints.base import ValueAtMost
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives import CrossEntropyLoss, Quantity
+from fcco_lightning.objectives import CrossEntropyLoss, Quantity, required_column
+from fcco_lightning.objectives.base import one_label_each, one_tensor
 from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.outer import Range
 
@@ -68,8 +69,9 @@ class ProtectedTasks(ValueAtMost, ABC):
         """A batch speaks of a task if it holds a sample of it of which the old model's part is known."""
         if "task" not in columns:
             return None
-        known = None if self.remembered not in columns else _known(columns[self.remembered])
-        return [[of_task if known is None else of_task & known] for of_task in self._of_tasks(columns["task"])]
+        known = None if self.remembered not in columns else _known(required_column(columns, self.remembered, self))
+        tasks = self._of_tasks(one_label_each(columns, self, "task"))
+        return [[of_task if known is None else of_task & known] for of_task in tasks]
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         task, size = self._columns(batch)[0], len(self.names)
@@ -105,7 +107,7 @@ class ProtectedTasks(ValueAtMost, ABC):
                     f"tasks, such as ContinualCLIPDataModule; to evaluate, a checkpoint of a fit with {own}, which "
                     "remembers the old model."
                 )
-        return batch["task"], batch[self.remembered]
+        return one_label_each(batch, self, "task"), required_column(batch, self.remembered, self)
 
 
 class NonForgetting(ProtectedTasks):
@@ -132,10 +134,15 @@ class NonForgetting(ProtectedTasks):
         """``protected_loss``, shape (n,), float64."""
         return {self.remembered: self.loss(outputs.double(), batch).detach()}
 
+    def check(self, outputs: Any, batch: Columns) -> None:
+        super().check(outputs, batch)
+        own = one_label_each(batch, self, "task") >= 0
+        self.loss.check(one_tensor(outputs)[own], {name: column[own] for name, column in batch.items()})
+
     def change(self, outputs: Any, batch: Columns, old: Tensor) -> Tensor:
         """``loss(w) - loss(w_old)``."""
         loss = self.loss(outputs, batch)
-        return loss - old.to(loss.dtype)
+        return loss - one_label_each({self.remembered: old}, self, self.remembered).to(loss.dtype)
 
 
 class Distillation(ProtectedTasks):
@@ -176,6 +183,11 @@ class Distillation(ProtectedTasks):
             got = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
             raise DataError(
                 f"Distillation needs class logits, shape (B, C), got {got}. Use a network that returns them."
+            )
+        if old.shape != outputs.shape:
+            raise DataError(
+                f"Distillation compares logits of shape {tuple(outputs.shape)} with the column `{self.remembered}` of "
+                f"shape {tuple(old.shape)}. They must have the same shape: remember the old model's again."
             )
         now, before = (log_softmax(z / self.temperature, 1) for z in (outputs, old.to(outputs.dtype)))
         return kl_div(now, before, reduction="none", log_target=True).sum(1)

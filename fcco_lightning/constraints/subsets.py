@@ -12,6 +12,7 @@ from fcco_lightning.data.conditions import Condition, Where, described, holds, v
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
+from fcco_lightning.objectives.base import one_label_each
 
 
 class Subset:
@@ -66,7 +67,7 @@ class Subset:
             )
         mask = _everyone(next(iter(batch.values())))
         for name, condition in self.conditions.items():
-            mask = mask & holds(batch[name], condition, name)
+            mask = mask & holds(one_label_each(batch, self, name), condition, name)
         return mask
 
     def of_split(self, columns: Columns) -> Tensor:
@@ -133,7 +134,7 @@ class Subsets:
                 subset.mask(batch)  # says what is missing
         if not self._columns:
             return _everyone(next(iter(batch.values()))).expand(len(self._subsets), -1)
-        return reduce(operator.and_, (asked.holds(batch[asked.name]) for asked in self._columns))
+        return reduce(operator.and_, (asked.holds(one_label_each(batch, self, asked.name)) for asked in self._columns))
 
 
 class _Asked:

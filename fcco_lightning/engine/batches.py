@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import TARGET, Batch, Columns
+from fcco_lightning.objectives.base import require
 
 _REMEDIES = {
     "index": "Give the position 0..n-1 of every sample in the training split, shape (B,): IndexedDataset(dataset) adds "
@@ -19,7 +20,9 @@ _REMEDIES = {
     "y": "Number the labels: 0 and 1, or 0..C-1 for C classes.",
 }
 _PLAIN = frozenset((torch.float32, torch.int64, torch.float64))
-_NUMBERS = ("y", "group", "index")  # reckoned with, as in 2 y - 1, which small integers do not hold
+_WHOLE = frozenset(("group", "task", "query", "bag", "event"))  # one whole number per sample, (B,) int64
+_ONE_EACH = _WHOLE | {"time", "weight"}  # one number per sample, (B,)
+_NUMBERS = ("y", "index", *sorted(_WHOLE))  # reckoned with, as in 2 y - 1, which small integers do not hold
 _NARROW = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32))
 
 
@@ -35,9 +38,11 @@ def fields_of(given: Any) -> Any:
 
 
 def as_columns(given: Mapping[str, Any]) -> Columns:
-    """One part of a batch as columns: arrays and lists of numbers become tensors, all else stays as it is.
+    """One part of a batch, or a whole split, as columns: arrays and lists of numbers become tensors.
 
-    Lists of tensors stay, too: there are networks that take images of different sizes so.
+    ``group``, ``task``, ``query``, ``bag``, ``event``, ``time`` and ``weight`` of shape (B, 1) become (B,), and the
+    first five, where they are floats, int64, if all of their numbers are whole.  All else stays as it is, also lists of
+    tensors: there are networks that take images of different sizes so.
 
     Args:
         given: columns by name, of one first dimension B where they are tensors.
@@ -45,8 +50,8 @@ def as_columns(given: Mapping[str, Any]) -> Columns:
     Returns: the same mapping where nothing is to be converted.
 
     Raises:
-        DataError: if ``index`` or ``y`` are complex or texts, ``index`` has not one dimension, or tensors differ in
-            length.
+        DataError: if ``index`` or ``y`` are complex or texts, ``index`` has not one dimension, tensors differ in
+            length, or a number that must be whole is not.
     """
     if _is_plain(given):
         return given
@@ -57,6 +62,9 @@ def as_columns(given: Mapping[str, Any]) -> Columns:
     if narrow:
         columns = {**columns, **{name: columns[name].long() for name in narrow}}
     _require_real(columns)
+    for name in _ONE_EACH & columns.keys():
+        if (column := _one_each(name, columns[name])) is not columns[name]:
+            columns = {**columns, name: column}
     _require_one_length(columns)
     return columns
 
@@ -64,11 +72,31 @@ def as_columns(given: Mapping[str, Any]) -> Columns:
 def _is_plain(given: Mapping[str, Any]) -> bool:
     """Whether there is nothing to do, as with most loaders: seen at little cost, as every step asks."""
     sizes = set()
-    for column in given.values():
+    for name, column in given.items():
         if not isinstance(column, Tensor) or column.dtype not in _PLAIN or not column.ndim:
+            return False
+        if name in _ONE_EACH and (column.ndim > 1 or (name in _WHOLE and column.dtype is not torch.int64)):
             return False
         sizes.add(column.size(0))
     return len(sizes) == 1 and ("index" not in given or given["index"].ndim == 1)
+
+
+def _one_each(name: str, column: Any) -> Any:
+    """A column of one number per sample as a vector, and of whole numbers as these.
+
+    Raises:
+        DataError: naming a number that is not whole, and its position.
+    """
+    if not isinstance(column, Tensor):
+        return column
+    if column.ndim == 2 and column.shape[1] == 1:
+        column = column.squeeze(1)
+    if name not in _WHOLE or not column.is_floating_point():
+        return column
+    rule = f"the column `{name}` of a batch must hold whole numbers"
+    whole = column.isfinite() & (column == column.round())
+    require(whole, column, rule, "Number what it names from 0, for example with pandas.factorize.")
+    return column.long()
 
 
 def described(column: Any) -> str:
@@ -193,6 +221,15 @@ def columns_of(given: Any) -> Columns:
         DataError: as of :func:`as_batch`.
     """
     return next(iter(as_batch(given).values()))
+
+
+def as_read(given: Mapping[str, Any]) -> Columns:
+    """The columns of a whole split as those of a batch are read, without what is no tensor then.
+
+    Raises:
+        DataError: see :func:`as_columns`.
+    """
+    return {name: column for name, column in as_columns(given).items() if isinstance(column, Tensor)}
 
 
 def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fcco_lightning.engine.batches import part_name
 from fcco_lightning.engine.estimates import Evaluated
 from fcco_lightning.engine.functions import read
 from fcco_lightning.engine.problem import Problem
@@ -82,7 +83,8 @@ def name_index(engine: Running) -> None:
         check(engine.problem, engine.algorithm, engine.seen)
         return
     for term in engine.problem.all_terms if batch else ():
-        term.check_index(read(batch, batch, term.part)[1])
+        part = term.part.part
+        term.check_index(batch if isinstance(part, tuple) else batch[part_name(batch, part)])
 
 
 def refuse(engine: Running, values: Sequence[Tensor]) -> NoReturn:

@@ -135,13 +135,25 @@ def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
         batch: parts by name, see :func:`usable`.
     """
     if isinstance(network, BatchNetwork):
-        return dict(network(batch))
+        found = network(batch)
+        if not isinstance(found, Mapping):
+            raise DataError(
+                f"{type(network).__name__} must return its outputs by the parts of a batch, {sorted(batch)}, and "
+                f"returned {described(found)}. Return {{name: outputs of that part}}."
+            )
+        return dict(found)
     if len(batch) == 1:
         ((name, columns),) = batch.items()
         return {name: _call(network, columns["x"])}
     inputs = [columns["x"] for columns in batch.values()]
     sizes = [len(x) for x in inputs]
-    leaves, structure = pytree.tree_flatten(_call(network, torch.cat(inputs)))
+    found = _call(network, torch.cat(inputs))
+    leaves, structure = pytree.tree_flatten(found)
+    if any(not isinstance(leaf, Tensor) or leaf.shape[:1] != (sum(sizes),) for leaf in leaves):
+        raise DataError(
+            f"the network returned {described(found)} for {sum(sizes)} samples of the parts {sorted(batch)}. Return "
+            "tensors with a row for every sample."
+        )
     pieces = zip(*(torch.split(leaf, sizes) for leaf in leaves), strict=True)
     return {name: pytree.tree_unflatten(list(one), structure) for name, one in zip(batch, pieces, strict=True)}
 
@@ -198,15 +210,35 @@ def _in_full(device: str) -> Iterator[None]:
 
 
 def read(outputs: Mapping[str, Any], batch: Batch, measured: Measurable) -> tuple[Any, Any]:
-    """Outputs, at least in float32, and columns of the part on which something is measured; by name of several."""
+    """Outputs, at least in float32, and columns of the part on which something is measured; by name of several.
+
+    Raises:
+        DataError: if there are none for the part, or they are one tensor, but not of real numbers with a row for every
+            sample.
+    """
     part = measured.part
     if isinstance(part, tuple):
         names = [part_name(batch, name) for name in part]
-        return {n: wide(outputs[n]) for n in names}, {n: batch[n] for n in names}
+        return {n: wide(_of_part(outputs, n)) for n in names}, {n: batch[n] for n in names}
     name = next(iter(batch)) if part is None else part_name(batch, part)
-    found = outputs[name]
-    narrow = not isinstance(found, Tensor) or found.dtype in _HALF
-    return wide(found) if narrow else found, batch[name]
+    found, columns = _of_part(outputs, name), batch[name]
+    if not isinstance(found, Tensor):
+        return wide(found), columns
+    if not found.is_floating_point() or not found.ndim or len(found) != len(next(iter(columns.values()))):
+        raise DataError(
+            f"the network returned {described(found)} for {len(next(iter(columns.values())))} samples, where real "
+            "numbers are needed, with a row for every sample. Do not average, round or decide in the network."
+        )
+    return found.float() if found.dtype in _HALF else found, columns
+
+
+def _of_part(outputs: Mapping[str, Any], name: str) -> Any:
+    if name not in outputs:
+        raise DataError(
+            f"the network returned outputs for the parts {sorted(outputs)} of a batch only, and not for {name!r}. "
+            "Return {name: outputs of that part} for every part."
+        )
+    return outputs[name]
 
 
 def wide(outputs: Any) -> Any:

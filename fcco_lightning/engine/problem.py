@@ -1,16 +1,18 @@
 """The problem: all terms together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, kept_together, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.engine.batches import as_read
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_parameters import RowParameters
 from fcco_lightning.engine.row_weights import (
+    BatchDraws,
     Drawn,
     RowWeights,
     can_know,
@@ -86,7 +88,8 @@ class Problem(nn.Module):
         self.processes, self.penalty = processes or Processes(), penalty or AdaptivePenalty()
         self.__dict__["objective"] = objective  # no submodule: its parameters are not the problem's
         self.constraints = kept_together(constraints) if self.penalty.acts else []
-        self._sampling, self._dtype = sampling, dtype
+        self._sampling = None if sampling is None else {name: _as_read(drawn) for name, drawn in sampling.items()}
+        self._dtype = dtype
         self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
         self._sides: list[tuple[Constraint, Any]] = []  # how those that they compare are spread over them
         objective.prepare(num_samples)
@@ -396,6 +399,17 @@ def _of_population(drawn: Drawn, share: float = 1.0) -> Columns:
     """The columns of the training samples with :data:`POPULATION`, where that is not the data."""
     population = _population(drawn, share)
     return drawn.columns if population is None else {**drawn.columns, POPULATION: population}
+
+
+class _Drawn(NamedTuple):
+    """How batches are drawn of training samples, with the columns as they are read from a batch."""
+
+    columns: Columns
+    plan: BatchDraws
+
+
+def _as_read(drawn: Drawn) -> Drawn:
+    return _Drawn(as_read(drawn.columns), drawn.plan)
 
 
 def _numbered(owners: Tensor) -> Tensor:

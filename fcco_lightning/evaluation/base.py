@@ -16,7 +16,7 @@ from fcco_lightning.evaluation.pictures import plot_constraints
 from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
-from fcco_lightning.objectives.base import require
+from fcco_lightning.objectives.base import one_tensor, require
 from fcco_lightning.state.processes import Processes
 
 Final: TypeAlias = Mapping[str, tuple[Tensor, Columns]]
@@ -235,7 +235,7 @@ def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         outputs: One score per sample, shape (n,) or (n, 1), for the classes 0 and 1, or C scores, shape (n, C).
-        y: The classes, shape (n,), whole numbers.
+        y: The classes, shape (n,) or (n, 1), whole numbers.
 
     Returns:
         ``(correct, loss)``, both of shape (n,): truth values, and losses in nats as float64.
@@ -249,8 +249,9 @@ def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         >>> correct.tolist(), [round(value, 3) for value in loss.tolist()]
         ([False, True], [0.693, 0.127])
     """
-    several = outputs.dim() == 2 and outputs.shape[1] > 1
+    several = one_tensor(outputs).dim() == 2 and outputs.shape[1] > 1
     scores = outputs.double() if several else binary_scores(outputs).double()
+    y = y.squeeze(1) if y.dim() == 2 and y.shape[1] == 1 else y
     classes = scores.shape[1] if several else 2
     if y.shape != scores.shape[:1]:
         raise DataError(f"y must have one class per sample, shape {tuple(scores.shape[:1])}, got {tuple(y.shape)}.")

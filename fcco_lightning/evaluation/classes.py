@@ -10,6 +10,7 @@ from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, require_columns
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.base import one_label_each, one_tensor
 
 _AT_ONCE = 1024  # rows of the matrix of similarities that are formed together
 
@@ -34,7 +35,7 @@ class ClassEvaluation(Evaluation):
         correct, loss = correct_and_loss(outputs, batch["y"])
         figures = {"accuracy": correct.double().mean().item(), "loss": loss.mean().item()}
         if outputs.dim() == 2 and outputs.shape[1] > 5:
-            own = outputs.gather(1, batch["y"].long().unsqueeze(1))
+            own = outputs.gather(1, one_label_each(batch, self).long().unsqueeze(1))
             above, equal = (outputs > own).sum(1), (outputs == own).sum(1)  # none is equal to NaN
             figures["top5_accuracy"] = ((5 - above) / equal).nan_to_num(0, 0).clamp(0, 1).mean().item()
         return figures
@@ -67,6 +68,7 @@ class NeighbourEvaluation(Evaluation):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "y", figures="figures of neighbours")
+        outputs = one_tensor(outputs)
         if outputs.dim() != 2 or len(outputs) < 2:
             raise DataError(
                 f"figures of neighbours need embeddings of two samples or more, shape (n, d), got "
@@ -75,7 +77,7 @@ class NeighbourEvaluation(Evaluation):
         cosine = self.distance == "cosine"
         points = outputs.float()
         points = normalize(points, dim=1) if cosine else points - points.mean(0)  # an offset would cost digits
-        names, y = torch.unique(batch["y"].long(), return_inverse=True)
+        names, y = torch.unique(one_label_each(batch, self).long(), return_inverse=True)
         correct = 0
         for rows in torch.split(torch.arange(len(points), device=points.device), _AT_ONCE):
             closeness = points[rows] @ points.T if cosine else -torch.cdist(points[rows], points)

@@ -31,6 +31,7 @@ from fcco_lightning.evaluation.metrics.group_accuracy import (
 from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
 from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.base import one_tensor
 from fcco_lightning.state.processes import Processes
 
 
@@ -147,7 +148,7 @@ class TaskEvaluation(Evaluation):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "y", "group", figures="figures by task")
-        y, group = batch["y"], batch["group"]
+        y, group, outputs = batch["y"], batch["group"], one_tensor(outputs)
         if outputs.dim() != 2 or y.shape != outputs.shape:
             raise DataError(
                 f"figures by task need outputs and y of one shape (n, T), got {tuple(outputs.shape)} and "

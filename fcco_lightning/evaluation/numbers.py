@@ -7,6 +7,7 @@ from torch import Tensor
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.base import one_tensor
 from fcco_lightning.objectives.bellman import TemporalDifference, mean_residuals, state_values
 
 
@@ -35,7 +36,7 @@ class NumberEvaluation(Evaluation):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         self.check(outputs, batch)
-        y = batch["y"].double()
+        y, outputs = batch["y"].double(), one_tensor(outputs)
         y = y.reshape(len(y), -1)
         apart = outputs.double().reshape(y.shape) - y
         figures = {"rmse": apart.square().mean().sqrt().item(), "mae": apart.abs().mean().item()}

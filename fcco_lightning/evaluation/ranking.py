@@ -19,7 +19,7 @@ from fcco_lightning.evaluation.pictures import plot_objective_and_violation, plo
 from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Pooling, binary_scores
-from fcco_lightning.objectives.base import require
+from fcco_lightning.objectives.base import one_label_each, one_tensor, require
 from fcco_lightning.objectives.pooling import bags_of
 from fcco_lightning.state.processes import Processes
 
@@ -51,7 +51,7 @@ class BinaryEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         scores = _scores(outputs)
         require_columns(batch, "y", figures="binary figures")
-        y = batch["y"]
+        y = one_label_each(batch, self)
         if not _both(y):
             self.warn_of_undefined(
                 "the figures of the ROC curve (auc)",
@@ -63,7 +63,7 @@ class BinaryEvaluation(Evaluation):
             "score_max": scores.max().item(),
         }
         if "group" in batch and _both(batch["group"]):
-            known = _two_groups(batch)
+            known = _two_groups(batch, y)
             figures["roc_gap"] = float(roc_gap(scores, y, batch["group"], self.num_thresholds)) if known else math.nan
         return figures
 
@@ -87,9 +87,9 @@ class BinaryEvaluation(Evaluation):
         known = self.group_names
         names = (str(known[0]), str(known[1])) if len(known) > 1 else ("group 0", "group 1")
         splits = {
-            split: (_scores(outputs), batch["y"], batch["group"])
+            split: (_scores(outputs), one_label_each(batch, self), batch["group"])
             for split, (outputs, batch) in final.items()
-            if _two_groups(batch)
+            if _two_groups(batch, one_label_each(batch, self))
         }
         return plot_roc_by_group(splits, path, names=names, num_thresholds=self.num_thresholds)
 
@@ -211,7 +211,9 @@ class RankingEvaluation(Evaluation):
     def _lists(self, outputs: Tensor, batch: Columns) -> list[tuple[Tensor, Tensor]]:
         """Scores and labels of every label, where they are known."""
         require_columns(batch, "y", figures="ranking figures")
-        y, scores = batch["y"], outputs
+        y, scores = batch["y"], one_tensor(outputs)
+        if scores.dim() == 1 and y.dim() == 2 and y.shape[1] == 1:
+            y = y.squeeze(1)
         if scores.dim() == 2 and scores.shape[1] == 1 and y.dim() == 1:
             scores = scores.squeeze(1)
         if scores.dim() not in (1, 2) or scores.shape != y.shape or not len(scores):
@@ -291,7 +293,7 @@ class ScoreTally(Tally):
         groups = batch.get("group") if self.num_thresholds is not None and len(self._groups) < 3 else None
         if groups is not None:
             self._groups |= set(torch.unique(groups)[:3].tolist())
-        self._counts.update(scores, batch["y"], groups if self._groups <= {0, 1} else None)
+        self._counts.update(scores, one_label_each(batch, self), groups if self._groups <= {0, 1} else None)
         if self.with_range:
             low, high = torch.stack(scores.aminmax()).tolist()
             self._low, self._high = min(self._low, low), max(self._high, high)
@@ -321,6 +323,7 @@ class ScoreTally(Tally):
 
 def _scores(outputs: Tensor) -> Tensor:
     """Return the scores, shape (n,), float32 or float64."""
+    outputs = one_tensor(outputs)
     if outputs.dim() == 1 or (outputs.dim() == 2 and outputs.shape[1] == 1):
         scores = binary_scores(outputs)
         return scores if scores.dtype == torch.float64 else scores.float()
@@ -332,11 +335,11 @@ def _scores(outputs: Tensor) -> Tensor:
     )
 
 
-def _two_groups(batch: Columns) -> bool:
+def _two_groups(batch: Columns, y: Tensor) -> bool:
     """Return whether there are the groups 0 and 1 and no other, each with both classes."""
     if "group" not in batch or not _both(batch["group"]):
         return False
-    return all(_both(batch["y"][batch["group"] == g]) for g in (0, 1))
+    return all(_both(y[batch["group"] == g]) for g in (0, 1))
 
 
 def _both(values: Tensor) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import BinaryObjective, RowDomain, require_binary_labels, required_column
+from fcco_lightning.objectives.base import BinaryObjective, RowDomain, one_label_each, require_binary_labels
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pair_sums import pair_mean
 from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
@@ -47,7 +47,7 @@ class AUC(BinaryObjective):
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:
         """The mean over the pairs of the batch."""
-        scores, is_positive = self.scores(outputs), required_column(batch, "y", self) == 1
+        scores, is_positive = self.scores(outputs), one_label_each(batch, self) == 1
         (w, v), _ = class_shares(is_positive, batch.get("weight"), scores.dtype)
         return pair_mean(self.loss, scores, v, w, few(is_positive, self.most)), None
 
@@ -102,7 +102,7 @@ class AUCMargin(BinaryObjective):
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows]:
         """The mean squared distances from a and b, and the mean scores; nothing of a batch that lacks a class."""
-        scores, is_positive = self.scores(outputs), required_column(batch, "y", self) == 1
+        scores, is_positive = self.scores(outputs), one_label_each(batch, self) == 1
         shares, totals = class_shares(is_positive, batch.get("weight"), scores.dtype)
         known = (totals > 0).all()
         scores = scores.where(known, 0.0)

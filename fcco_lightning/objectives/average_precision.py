@@ -9,11 +9,11 @@ from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import POPULATION, Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives.base import Objective, RowDomain, required_column
+from fcco_lightning.objectives.base import Objective, RowDomain, one_label_each, one_tensor, required_column
 from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.pair_sums import Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
-from fcco_lightning.objectives.ranking import RankingObjective, known_labels, sums_over_data
+from fcco_lightning.objectives.ranking import RankingObjective, known_labels, require_known, sums_over_data
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata
 from fcco_lightning.outer import Range, Ratio
 
@@ -175,6 +175,7 @@ class MeanAveragePrecision(Objective):
             DataError: if a batch holds of a label with a positive no negative, or one positive where two are needed, or
                 see :meth:`Comparisons.check`.
         """
+        require_known(batch, self, self.missing)
         if not self.one_label_each:
             if by_strata(batch):
                 Comparisons(batch, self.num_samples, owners=(batch["y"] == 1).any(1)).check()
@@ -190,7 +191,7 @@ class MeanAveragePrecision(Objective):
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """The two sums of every pair of a sample and a label, or of every sample for its label."""
-        y = required_column(batch, "y", self)
+        y, outputs = required_column(batch, "y", self), one_tensor(outputs)
         labels = () if self.one_label_each else (self.labels,)
         if y.shape != (len(y), *labels) or outputs.shape != (len(y), self.labels):
             raise DataError(
@@ -214,7 +215,7 @@ class MeanAveragePrecision(Objective):
         return Rows(sums.flatten(0, 1), (holds * relevance).flatten())
 
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
-        task, positive, dtype = required_column(batch, "task", self), y == 1, outputs.dtype
+        task, positive, dtype = one_label_each(batch, self, "task"), y == 1, outputs.dtype
         known, positives = (one.like(y)[task].to(dtype) for one in (self.known, self.positives))
         of_negatives, of_positives, lonely = self._held(batch)
         # of the mean over the n_t samples of the label: each of the other positives, each of the negatives

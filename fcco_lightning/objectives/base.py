@@ -202,18 +202,15 @@ class BinaryObjective(Objective, ABC):
         return scores.sigmoid() if self.sigmoid else scores
 
 
-def whole_numbers(columns: Columns, name: str, needed_by: object, remedy: str) -> Tensor:
-    """A column of one whole number per sample, shape (n,).
+def whole_numbers(columns: Columns, name: str, needed_by: object, remedy: str, *, look: bool = True) -> Tensor:
+    """A column of one whole number per sample, shape (n,), in the type that it has.
 
     Raises:
-        DataError: if the column is missing, or holds something else.
+        DataError: if the column is missing, has another shape or, where one looks at the numbers, holds another number.
     """
-    values = required_column(columns, name, needed_by)
-    if values.is_floating_point() or values.dim() != 1:
-        raise DataError(
-            f"`{name}` must hold one whole number per sample, got {values.dtype} of shape {tuple(values.shape)}. "
-            f"{remedy}"
-        )
+    values = one_label_each(columns, needed_by, name)
+    if look and values.is_floating_point():
+        require(values == values.round(), values, f"`{name}` must hold one whole number per sample", remedy)
     return values
 
 
@@ -221,29 +218,37 @@ def required_column(batch: Columns, name: str, needed_by: object) -> Tensor:
     """A column of a batch.
 
     Raises:
-        DataError: if the batch lacks it, naming the class of ``needed_by``.
+        DataError: if the batch lacks it, or it is no tensor of real numbers, naming the class of ``needed_by``.
     """
-    if name not in batch:
+    column = batch.get(name)
+    if column is None:
         option = "columns.sensitive or groups.by" if name == "group" else "columns.extra"
         raise DataError(
             f"{type(needed_by).__name__} needs the column `{name}`, the batch has {sorted(batch)}. Use a datamodule "
             f"that gives it, or name the column in the data (of a table: {option})."
         )
-    return batch[name]
+    if not isinstance(column, Tensor) or column.is_complex():
+        got = column.dtype if isinstance(column, Tensor) else f"a {type(column).__name__}"
+        raise DataError(
+            f"{type(needed_by).__name__} needs the column `{name}` as a tensor of real numbers, got {got}. Number what "
+            "it names, for example with pandas.factorize."
+        )
+    return column
 
 
 def one_label_each(batch: Columns, needed_by: object, column: str = "y") -> Tensor:
-    """The labels of a batch, shape (B,).
+    """A column of one number per sample, shape (B,), such as the labels; of shape (B, 1) it loses the last dimension.
 
     Raises:
-        DataError: if the column is missing, or is no tensor of that shape.
+        DataError: if the column is missing, or is no tensor of these shapes.
     """
     y = required_column(batch, column, needed_by)
-    if not isinstance(y, Tensor) or y.dim() != 1:
-        got = f"shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+    if y.dim() == 2 and y.shape[1] == 1:
+        return y.squeeze(1)
+    if y.dim() != 1:
         raise DataError(
-            f"{type(needed_by).__name__} needs one label `{column}` per sample, a tensor of shape (B,), got {got}. "
-            f"Return {column}.squeeze(1) where there is a second dimension of 1, and numbers in the place of texts."
+            f"{type(needed_by).__name__} needs one number `{column}` per sample, a tensor of shape (B,), got shape "
+            f"{tuple(y.shape)}. Give one column of it, {column}[:, 0], or choose what takes several labels."
         )
     return y
 
@@ -326,12 +331,30 @@ def mean_over_data(values: Tensor, batch: Columns) -> Tensor:
     return values.mean() if weight is None else (weight.to(values.dtype) * values).sum() / len(values)
 
 
+def one_tensor(outputs: Any) -> Tensor:
+    """The network's outputs, which must be one tensor.
+
+    Raises:
+        DataError: if they are something else, saying how a network returns one tensor.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    keys = f" with the keys {list(outputs)}" if isinstance(outputs, Mapping) else ""
+    place = repr(next(iter(outputs))) if isinstance(outputs, Mapping) and outputs else "0"
+    raise DataError(
+        f"the network returned a {type(outputs).__name__}{keys} where one tensor is needed, with a row for every "
+        "sample. Return that tensor, if need be from a network around it: class Scores(nn.Sequential): def "
+        f"forward(self, x): return super().forward(x)[{place}], with Scores(network)."
+    )
+
+
 def binary_scores(outputs: Tensor) -> Tensor:
     """Network outputs of shape (B,) or (B, 1) as scores of shape (B,).
 
     Raises:
-        DataError: for any other shape.
+        DataError: for any other shape, or outputs that are not one tensor.
     """
+    outputs = one_tensor(outputs)
     if outputs.dim() == 2 and outputs.shape[1] == 1:
         return outputs.squeeze(1)
     if outputs.dim() != 1:

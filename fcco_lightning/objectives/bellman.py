@@ -9,7 +9,7 @@ from torch import Tensor
 from fcco_lightning.checks import below_one
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import RowDomain, require_binary_labels, required_column
+from fcco_lightning.objectives.base import RowDomain, one_label_each, require_binary_labels
 from fcco_lightning.objectives.group_dro import GroupObjective
 from fcco_lightning.objectives.quantities import Quantity
 from fcco_lightning.outer import Square
@@ -40,8 +40,8 @@ class TemporalDifference(Quantity):
         values = state_values(outputs)
         later = self.discount * values[:, 1]
         if "terminal" in batch:
-            later = later * (1 - batch["terminal"].to(values.dtype))
-        return values[:, 0] - required_column(batch, "reward", self).to(values.dtype) - later
+            later = later * (1 - one_label_each(batch, self, "terminal").to(values.dtype))
+        return values[:, 0] - one_label_each(batch, self, "reward").to(values.dtype) - later
 
 
 class BellmanResidual(GroupObjective):

@@ -9,7 +9,7 @@ from fcco_lightning.checks import one_of
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known, counts, exp_with_tangent
-from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, require, required_column, whole_split
+from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, one_label_each, require, whole_split
 from fcco_lightning.objectives.lists import equals_before
 from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.self_weights import Comparisons
@@ -95,8 +95,8 @@ def survival(columns: Columns, needed_by: object, *, look: bool = True) -> tuple
         DataError: if a column is missing, or, where one looks at the numbers, times are negative or not finite, or
             events are not 0 and 1.
     """
-    time, event = required_column(columns, "time", needed_by), required_column(columns, "event", needed_by)
-    if time.dim() != 1 or event.shape != time.shape:
+    time, event = one_label_each(columns, needed_by, "time"), one_label_each(columns, needed_by, "event")
+    if event.shape != time.shape:
         raise DataError(
             f"there must be one time and one event per sample, got shapes {tuple(time.shape)} and {tuple(event.shape)}."
         )

@@ -13,7 +13,15 @@ from fcco_lightning.checks import at_least, finite, one_of, positive
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives.base import Objective, Partition, RowDomain, agreed, require, required_column
+from fcco_lightning.objectives.base import (
+    Objective,
+    Partition,
+    RowDomain,
+    agreed,
+    one_label_each,
+    require,
+    required_column,
+)
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import MOST_ROWS, CrossEntropyLoss, Quantity, means_by_part, parts_of
 from fcco_lightning.outer import (
@@ -62,7 +70,7 @@ class GroupObjective(Objective, ABC):
     def check(self, outputs: Any, batch: Columns) -> None:
         """Refuse group labels that are out of range, and what the loss would misread."""
         self.loss.check(outputs, batch)
-        group, last = required_column(batch, "group", self), self._known_groups() - 1
+        group, last = one_label_each(batch, self, "group"), self._known_groups() - 1
         rule = f"group labels must lie in 0..{last}"
         require((group >= 0) & (group <= last), group, rule, "Number the groups from 0.")
 
@@ -82,8 +90,9 @@ class GroupObjective(Objective, ABC):
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
         """A batch speaks of group i if it holds a sample of it."""
-        groups = columns.get("group")
-        return None if groups is None else Partition(groups, self._known_groups())
+        if "group" not in columns:
+            return None
+        return Partition(one_label_each(columns, self, "group"), self._known_groups())
 
     def _known_groups(self) -> int:
         if self.num_groups is None:
@@ -115,14 +124,14 @@ class GroupObjective(Objective, ABC):
 
     def _position(self, batch: Columns) -> Tensor:
         """The group of every sample, shape (B,), int64; the nearest one for a label that is out of range."""
-        return required_column(batch, "group", self).long().clamp(0, self._known_groups() - 1)
+        return one_label_each(batch, self, "group").long().clamp(0, self._known_groups() - 1)
 
     def _members(self, batch: Columns, losses: Tensor) -> tuple[Tensor, Tensor]:
         """The group of every sample, and its weight, shape (B,).
 
         A label that is out of range has the weight NaN on a device that cannot refuse it, as the host does.
         """
-        group = required_column(batch, "group", self)
+        group = one_label_each(batch, self, "group")
         weight = batch["weight"].to(losses.dtype) if "weight" in batch else torch.ones_like(group, dtype=losses.dtype)
         if group.device.type == "cpu":
             return group.long(), weight
@@ -343,7 +352,7 @@ class MultiTaskGroupDRO(GroupObjective):
         """Refuse groups and tasks that are out of range, and what the loss would misread."""
         super().check(outputs, batch)
         if "task" in batch and self.loss(outputs, batch).dim() == 1:
-            task, last = batch["task"], self.num_tasks - 1
+            task, last = one_label_each(batch, self, "task"), self.num_tasks - 1
             rule = f"tasks must lie in 0..{last}"
             require((task >= 0) & (task <= last), task, rule, "Number the tasks from 0, and check num_tasks.")
 
@@ -370,6 +379,6 @@ class MultiTaskGroupDRO(GroupObjective):
                     "a column `task`. Set `all_tasks = True` in that class, or rename the column."
                 )
             return group.unsqueeze(1) + self._first.like(group), weight.unsqueeze(1).expand_as(losses)
-        given = required_column(batch, "task", self)  # or a loss that gives the losses of all tasks
+        given = one_label_each(batch, self, "task")  # or a loss that gives the losses of all tasks
         task = given.clamp(0, self.num_tasks - 1)
         return group + self.width * task, torch.where(task == given, weight, torch.nan)

@@ -142,7 +142,8 @@ def graded(columns: Columns, needed_by: object, *, look: bool = True) -> tuple[T
         DataError: if a column is missing, queries are not whole numbers, or, where one looks at the numbers, a grade is
             negative or not finite.
     """
-    query = whole_numbers(columns, "query", needed_by, "Number the lists, for example with pandas.factorize.")
+    remedy = "Number the lists, for example with pandas.factorize."
+    query = whole_numbers(columns, "query", needed_by, remedy, look=look)
     grade = one_label_each(columns, needed_by)
     if look:
         rule = "grades in `y` must be finite and >= 0 (0 is irrelevant)"

@@ -6,7 +6,7 @@ from torch import Tensor
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import Objective, RowDomain, whole_numbers
+from fcco_lightning.objectives.base import Objective, RowDomain, one_tensor, whole_numbers
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.self_weights import Comparisons
 from fcco_lightning.outer import Range, Ratio
@@ -69,7 +69,8 @@ class NeighbourhoodComponents(Objective):
         Raises:
             DataError: if e_ij is 0 for all pairs of a batch, or it holds one sample of a class that has more.
         """
-        if outputs.dim() != 2 or len(outputs) < 2:
+        _classes(batch, self)
+        if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) < 2:
             return  # refused by name where it is measured
         distance = _squared_distances(outputs.detach().double())
         distance.fill_diagonal_(torch.inf)
@@ -83,12 +84,13 @@ class NeighbourhoodComponents(Objective):
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """Estimates for all samples of a batch, each from all others."""
+        outputs = one_tensor(outputs)
         if outputs.dim() != 2:
             raise DataError(
                 f"NeighbourhoodComponents needs embeddings, shape (B, d), got {tuple(outputs.shape)}. Give the network "
                 "several outputs."
             )
-        y, stands = _classes(batch, self), Comparisons(batch, self.num_samples).table()
+        y, stands = _classes(batch, self, look=False), Comparisons(batch, self.num_samples).table()
         near = stands * (_squared_distances(outputs.double()) / -self.temperature).exp()
         sums = torch.stack([(near * (y.unsqueeze(1) == y)).sum(1), near.sum(1)], dim=1)
         return None, Rows(sums / ((self.num_samples or len(y)) - 1), torch.ones_like(y, dtype=torch.bool))
@@ -100,5 +102,6 @@ def _squared_distances(z: Tensor) -> Tensor:
     return (length.unsqueeze(1) + length - 2 * z @ z.T).clamp(min=0)
 
 
-def _classes(columns: Columns, needed_by: object) -> Tensor:
-    return whole_numbers(columns, "y", needed_by, "Set target='class', as samples of one class are compared.")
+def _classes(columns: Columns, needed_by: object, *, look: bool = True) -> Tensor:
+    remedy = "Set target='class', as samples of one class are compared."
+    return whole_numbers(columns, "y", needed_by, remedy, look=look)

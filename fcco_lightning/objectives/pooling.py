@@ -12,7 +12,13 @@ from fcco_lightning.checks import positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import bounded_exp
-from fcco_lightning.objectives.base import binary_scores, require_binary_labels, whole_numbers
+from fcco_lightning.objectives.base import (
+    binary_scores,
+    one_label_each,
+    one_tensor,
+    require_binary_labels,
+    whole_numbers,
+)
 from fcco_lightning.objectives.quantities import means_by_part
 from fcco_lightning.outer import Range
 
@@ -42,7 +48,7 @@ class Bags(NamedTuple):
             DataError: if ``y`` is missing or not (n,), holds another value, or differs within a bag.
         """
         require_binary_labels(columns, needed_by)
-        y = columns["y"].long()
+        y = one_label_each(columns, needed_by).long()
         some = y.new_zeros(len(self.names)).index_add(0, self.of, y)
         mixed = (some > 0) & (some < torch.bincount(self.of, minlength=len(self.names)))
         if bool(mixed.any()):
@@ -139,6 +145,7 @@ class AttentionPooling(Pooling):
     width = 2
 
     def terms(self, outputs: Any) -> Tensor:
+        outputs = one_tensor(outputs)
         if outputs.dim() != 2 or outputs.shape[1] != 2:
             raise DataError(
                 f"AttentionPooling needs two outputs per instance, shape (B, 2), its score and the logit of its "

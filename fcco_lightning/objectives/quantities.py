@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fcco_lightning.numerics import first_of_equals
 from fcco_lightning.objectives.base import (
     binary_scores,
     one_label_each,
+    one_tensor,
     require,
     require_binary_labels,
     required_column,
@@ -88,7 +89,7 @@ class LogisticLoss(Quantity):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
-        y = required_column(batch, "y", self).to(scores.dtype)
+        y = one_label_each(batch, self).to(scores.dtype)
         return binary_cross_entropy_with_logits(scores, y, reduction="none")
 
 
@@ -120,7 +121,7 @@ class HingeLoss(Quantity):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores = binary_scores(outputs)
-        signs = 2 * required_column(batch, "y", self).to(scores.dtype) - 1
+        signs = 2 * one_label_each(batch, self).to(scores.dtype) - 1
         return (self.margin - signs * scores).clamp(min=0)
 
 
@@ -140,7 +141,7 @@ class CrossEntropyLoss(Quantity):
         fraction("1 - label_smoothing", 1 - self.label_smoothing)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:
-        if outputs.dim() != 2 or outputs.shape[1] == 1:
+        if not _of_classes(outputs):
             _check_logistic(batch, self)
             return
         y, classes = required_column(batch, "y", self), outputs.shape[1]
@@ -148,12 +149,13 @@ class CrossEntropyLoss(Quantity):
             y = one_label_each(batch, self)
             rule = f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}"
             remedy = "Number the classes from 0, or give the network one output per class."
-            require((y >= 0) & (y < classes), y, rule, remedy)
+            require((y >= 0) & (y < classes) & (y == y.round()), y, rule, remedy)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        if outputs.dim() == 2 and outputs.shape[1] > 1:
+        if _of_classes(outputs):
             y = required_column(batch, "y", self)
-            return cross_entropy(outputs, y, reduction="none", label_smoothing=self.label_smoothing)
+            target = y.to(outputs.dtype) if y.shape == outputs.shape else one_label_each(batch, self).long()
+            return cross_entropy(outputs, target, reduction="none", label_smoothing=self.label_smoothing)
         return LogisticLoss()(outputs, batch)
 
 
@@ -181,17 +183,18 @@ class ErrorProbability(Quantity):
         CrossEntropyLoss().check(outputs, batch)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        y = required_column(batch, "y", self)
-        if outputs.dim() == 2 and outputs.shape[1] > 1:
-            return 1 - torch.softmax(outputs / self.temperature, dim=1).gather(1, y.unsqueeze(1)).squeeze(1)
+        y = one_label_each(batch, self)
+        if _of_classes(outputs):
+            own = torch.softmax(outputs / self.temperature, dim=1).gather(1, y.long().unsqueeze(1))
+            return 1 - own.squeeze(1)
         scores = binary_scores(outputs) / self.temperature
         y = y.to(scores.dtype)
         return y * torch.sigmoid(-scores) + (1 - y) * torch.sigmoid(scores)
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
         """Whether the decision is wrong: that for the largest output, or for the sign of a single one."""
-        if outputs.dim() == 2 and outputs.shape[1] > 1:
-            return (outputs.argmax(1) != required_column(batch, "y", self)).to(outputs.dtype)
+        if _of_classes(outputs):
+            return (outputs.argmax(1) != one_label_each(batch, self)).to(outputs.dtype)
         return super().decided(outputs, batch)
 
 
@@ -202,8 +205,14 @@ class SquaredLoss(Quantity):
     range = Range(least=0.0)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        y = required_column(batch, "y", self).to(outputs.dtype)
-        return (outputs.reshape(len(outputs), -1) - y.reshape(len(outputs), -1)).square().sum(1)
+        values = one_tensor(outputs).reshape(len(outputs), -1)
+        y = required_column(batch, "y", self).to(values.dtype)
+        if y.numel() != values.numel() or len(y) != len(values):
+            raise DataError(
+                f"SquaredLoss needs a number `y` for every output, got outputs of shape {tuple(outputs.shape)} and y "
+                f"of shape {tuple(y.shape)}. Give the network as many outputs as there are numbers in y."
+            )
+        return (values - y.reshape(values.shape)).square().sum(1)
 
 
 @dataclass(frozen=True)
@@ -218,14 +227,25 @@ class MultiLabelLoss(Quantity):
     range = Range(least=0.0)
     all_tasks = True
 
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
+        y = required_column(batch, self.column, self)
+        rule = f"{type(self).__name__} needs labels `{self.column}` in [0, 1]"
+        require((y >= 0) & (y <= 1), y, rule, "The loss of others is unbounded below. Recode them.")
+
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        labels = required_column(batch, self.column, self)
+        labels, outputs = required_column(batch, self.column, self), one_tensor(outputs)
         if labels.shape != outputs.shape:
             raise DataError(
                 f"outputs have shape {tuple(outputs.shape)}, the labels `{self.column}` {tuple(labels.shape)}: both "
                 "must be (B, T). Give the network one output per task."
             )
         return binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
+
+
+def _of_classes(outputs: Any) -> bool:
+    """Whether the outputs are a score for each of several classes, (B, C), and not one score per sample."""
+    scores = one_tensor(outputs)
+    return scores.dim() == 2 and scores.shape[1] > 1
 
 
 def means_by_part(part: Tensor, num_parts: int, weighted: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

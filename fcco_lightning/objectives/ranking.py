@@ -9,7 +9,16 @@ from torch import Tensor
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import POPULATION, Columns
-from fcco_lightning.objectives.base import BinaryObjective, Objective, RowDomain, require, required_column, whole_split
+from fcco_lightning.objectives.base import (
+    BinaryObjective,
+    Objective,
+    RowDomain,
+    one_label_each,
+    require,
+    require_binary_labels,
+    required_column,
+    whole_split,
+)
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
 from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ratios import warn_of_ratios
@@ -72,6 +81,7 @@ class RankingObjective(BinaryObjective, ABC):
 
         See :func:`warn_of_class_ratios`; and where samples are compared with all others :meth:`Comparisons.check`.
         """
+        require_binary_labels(batch, self)
         if self.needs_partner:
             warn_of_class_ratios(batch, self)
         elif by_strata(batch):
@@ -89,7 +99,7 @@ class RankingObjective(BinaryObjective, ABC):
 
     def _owners(self, batch: Columns) -> Tensor:
         """Which samples of a batch own rows, shape (B,), bool."""
-        return required_column(batch, "y", self) == self.owner
+        return one_label_each(batch, self) == self.owner
 
     def _classes(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Owners, if a batch holds both classes; and shares in means over owners and over the others, (B,) each."""
@@ -171,6 +181,8 @@ def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
         DataError: if ``y`` is missing or not (n,), holds other values than 0 and 1, or lacks one of them.
     """
     y, name = known_labels(columns, objective), type(objective).__name__
+    if y.dim() == 2 and y.shape[1] == 1:
+        y = y.squeeze(1)
     if y.dim() != 1:
         alone = y.dim() == 2 and y.shape[1] == 1
         remedy = (
@@ -211,7 +223,7 @@ def warn_of_class_ratios(batch: Columns, objective: Objective) -> None:
     Raises:
         DataError: if the batch lacks ``y``.
     """
-    y = required_column(batch, "y", objective)
+    y = one_label_each(batch, objective)
     warn_of_ratios(torch.stack([y == 0, y == 1]), batch, type(objective).__name__)
 
 
@@ -222,7 +234,18 @@ def known_labels(columns: Columns | None, objective: Objective, missing: float |
         ConfigError: if the columns are not known.
         DataError: if ``y`` is missing, or holds another value than 0, 1 and the one for a ``missing`` label.
     """
-    y = required_column(whole_split(columns, objective, "labels"), "y", objective)
+    columns = whole_split(columns, objective, "labels")
+    require_known(columns, objective, missing)
+    return required_column(columns, "y", objective)
+
+
+def require_known(columns: Columns, objective: Objective, missing: float | None = None) -> None:
+    """Refuse labels that are neither 0, 1 nor the one that stands for a missing label.
+
+    Raises:
+        DataError: naming the first such label.
+    """
+    y = required_column(columns, "y", objective)
     require(
         (y == 0) | (y == 1) | (y == missing),
         y,
@@ -230,4 +253,3 @@ def known_labels(columns: Columns | None, objective: Objective, missing: float |
         "Map the labels, for example -1 and 1, to 0 and 1 (`columns.positive` names the value that becomes 1)"
         + (", or name the value of labels that are not known by `missing`." if hasattr(objective, "missing") else "."),
     )
-    return y

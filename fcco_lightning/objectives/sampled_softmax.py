@@ -12,7 +12,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.models.outputs import ClassVectors
 from fcco_lightning.numerics import bounded_exp
-from fcco_lightning.objectives.base import Objective, RowDomain, agreed, require, required_column, vectors
+from fcco_lightning.objectives.base import Objective, RowDomain, agreed, one_label_each, require, vectors
 from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.outer import Log, Range
 
@@ -85,7 +85,7 @@ class SampledSoftmax(Objective):
 
     def _numbers(self, batch: Mapping[str, Columns]) -> tuple[Tensor, Tensor]:
         """The labels of the samples, shape (B,), and the classes that were drawn, (M,)."""
-        return required_column(batch["target"], "y", self), required_column(batch[CLASSES], "index", self)
+        return one_label_each(batch["target"], self), one_label_each(batch[CLASSES], self, "index")
 
     def _outside(self, number: Tensor) -> Tensor:
         """Which numbers are none of a class."""

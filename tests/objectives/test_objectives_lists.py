@@ -66,7 +66,7 @@ def test_the_least_inner_value_is_that_of_the_last_of_the_ties():
         ({"event": [1, -1, 1]}, r"`event` must be 1 \(observed\) or 0 \(censored\), got -1 at position 1"),
         ({"time": [1.0, math.nan, 2.0]}, r"`time` must be finite and >= 0, got nan at position 1"),
         ({"time": [-1.0, -3.0, -2.0]}, r"`time` must be finite and >= 0, got -1.0 at position 0"),
-        ({"time": [[1.0], [2.0], [3.0]]}, r"one time and one event per sample, got shapes \(3, 1\) and \(3,\)"),
+        ({"time": [[1.0, 2.0]] * 3}, r"one number `time` per sample, a tensor of shape \(B,\), got shape \(3, 2\)"),
     ],
 )
 def test_survival_tables_that_say_nothing(columns, message):
@@ -168,8 +168,8 @@ def test_neighbours_need_classes():
     z = scores(8).view(4, 2)
     with pytest.raises(DataError, match="needs a class with two samples, but the 4 training samples are of 4"):
         full_value(NeighbourhoodComponents(), z, y=torch.arange(4))
-    with pytest.raises(DataError, match="Set target='class'"):
-        full_value(NeighbourhoodComponents(), z, y=torch.ones(4))
+    with pytest.raises(DataError, match=r"whole number per sample, got 0.5 at position 1. Set target='class'"):
+        full_value(NeighbourhoodComponents(), z, y=torch.tensor([1.0, 0.5, 1.0, 0.5]))
 
 
 def test_separate_classes_reach_the_least_value():
