@@ -5,7 +5,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
 
 from fcco_lightning.data.loader import RankBatches
 from fcco_lightning.data.plans import Drawn, ShuffledBatches
@@ -24,7 +32,8 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         names: of the parts of a sample that is a tuple, in its order.
         columns: what is known of all samples without loading them, name -> (n,): the labels ``y``, if objectives
             such as average precision must know which samples own rows.  By default the ``targets`` of torchvision's
-            data sets, as their ``target_transform`` makes them, and the tensors of a ``TensorDataset``.
+            data sets, as their ``target_transform`` makes them, and the tensors of a ``TensorDataset``; also of a
+            ``Subset`` and a ``ConcatDataset`` of these.
 
     Attributes:
         columns: as given or found, with ``index``.
@@ -94,7 +103,51 @@ def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | Non
     return data.drawn(size * world_size, drop_last=loader.drop_last)
 
 
+def require_own_index(dataset: Any) -> None:
+    """Refuse a data set made of an :class:`IndexedDataset` whose samples do not carry their position in it.
+
+    A ``ConcatDataset`` of two would let two samples share a row, and a ``Subset`` of one leave rows without a sample.
+
+    Raises:
+        DataError: with the data set to use.
+    """
+    if not isinstance(dataset, ConcatDataset | Subset) or (numbers := _numbers(dataset)) is None:
+        return
+    wrong = (numbers != torch.arange(len(numbers))).nonzero().flatten()
+    if len(wrong):
+        at, kind = int(wrong[0]), type(dataset).__name__
+        inside = "dataset, rows" if isinstance(dataset, Subset) else "[first, second]"
+        raise DataError(
+            f"sample {at} of the training data, a {kind} of {len(numbers)} samples, carries the index "
+            f"{int(numbers[at])}, by which an IndexedDataset inside numbers it: {len(set(numbers.tolist()))} indices are "
+            f"different, and rows would not belong to samples. Number the whole training split, "
+            f"IndexedDataset({kind}({inside}))."
+        )
+
+
+def _numbers(dataset: Any) -> Tensor | None:
+    """The ``index`` that every sample carries; None where no :class:`IndexedDataset` gives it."""
+    if isinstance(dataset, IndexedDataset):
+        return torch.arange(len(dataset))
+    if isinstance(dataset, Subset):
+        inside = _numbers(dataset.dataset)
+        return None if inside is None else inside[torch.as_tensor(list(dataset.indices), dtype=torch.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [part for part in map(_numbers, dataset.datasets) if part is not None]
+        return torch.cat(parts) if len(parts) == len(dataset.datasets) else None
+    return None
+
+
 def _known(dataset: Any, names: Sequence[str]) -> Mapping[str, Tensor]:
+    if isinstance(dataset, IndexedDataset):
+        return {name: column for name, column in dataset.columns.items() if name != "index"}
+    if isinstance(dataset, Subset):
+        rows = torch.as_tensor(list(dataset.indices), dtype=torch.int64)
+        return {name: column[rows] for name, column in _known(dataset.dataset, names).items()}
+    if isinstance(dataset, ConcatDataset):
+        parts = [_known(part, names) for part in dataset.datasets]
+        common = [name for name in parts[0] if all(name in part for part in parts)]
+        return {name: torch.cat([part[name] for part in parts]) for name in common}
     if isinstance(dataset, TensorDataset):
         return dict(list(zip(names, dataset.tensors, strict=False))[1:])
     if "y" not in names or not hasattr(dataset, "targets"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fcco_lightning.engine.arrivals import Arrivals
 from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.compiling import Compiled
@@ -61,6 +62,7 @@ class Engine:
         answer: to what was asked in the last :meth:`commit`.
         given: the batch that is being trained on, of this process, until the commit.
         seen: the same, evaluated.
+        arrivals: compares the first batches with what was declared of them.
 
     Example:
         >>> import torch
@@ -98,6 +100,7 @@ class Engine:
         self.backend = backend or Backend(self.processes)
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
         self.compiled = Compiled(self) if compiled else None
+        self.arrivals = Arrivals(problem)
         self.checked = False  # whether the parts have looked at a batch
         self.onlookers: list[Callable[[Engine, Evaluated], None]] = []  # who look at it beside them
         self._estimates = Estimates(None)
@@ -132,6 +135,7 @@ class Engine:
             multipliers.follow(optimizer)
         with self.processes.guard():
             columns = self.received(batch)
+        self.arrivals.look(columns)
         promised = vars(self.problem.objective)  # torch looks through all of a module's members to set one
         promised["most"] = self.problem.most
         try:
@@ -147,6 +151,7 @@ class Engine:
         finally:
             promised["most"] = ()
             self.discard()
+        self.arrivals.learn(self._estimates, last_batch=last_batch)
         return self._estimates
 
     def close_inner_loop(self, optimizer: Optimizer) -> None:

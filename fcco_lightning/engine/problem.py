@@ -59,8 +59,13 @@ class Problem(nn.Module):
         processes: of the job; this one alone by default.
         layout: of the rows of samples, see :class:`DualState`; constraints follow "auto".
 
+    Raises:
+        ConfigError: if ``sampling`` is of another number of samples.
+
     Attributes:
         direct_weight: what a batch's estimate of g_0 is multiplied by: more than 1 where some batches have none.
+        num_samples: n, size of the training split.
+        declared: the ``sampling``, with which the first batches are compared.
         compositional: whether the objective has inner functions, and with them the first of the terms.
         most: what the plan promises the objective of its batches, see :attr:`Objective.most`.
         terms: the objective's, if it has inner functions, then one of each constraint.
@@ -88,8 +93,9 @@ class Problem(nn.Module):
         self.processes, self.penalty = processes or Processes(), penalty or AdaptivePenalty()
         self.__dict__["objective"] = objective  # no submodule: its parameters are not the problem's
         self.constraints = kept_together(constraints) if self.penalty.acts else []
-        self._sampling = None if sampling is None else {name: _as_read(drawn) for name, drawn in sampling.items()}
-        self._dtype = dtype
+        self.num_samples, self._dtype = num_samples, dtype
+        self.declared = {name: _as_read(drawn) for name, drawn in (sampling or {}).items()}
+        self._require_one_size(objective)
         self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
         self._sides: list[tuple[Constraint, Any]] = []  # how those that they compare are spread over them
         objective.prepare(num_samples)
@@ -117,7 +123,6 @@ class Problem(nn.Module):
             )
         )
         self.direct_weight, self.most = self._direct_weight(), self._most()
-        self._sampling = None  # the columns of the data are not needed any more
         for number, term in enumerate(terms):
             term.weights.number = number
         self._noted = {k: v for k, v in vars(objective).items() if k not in vars(nn.Module())}
@@ -330,9 +335,18 @@ class Problem(nn.Module):
         return most_in_a_batch(kinds, drawn) if kinds and drawn is not None else ()
 
     def _drawn(self, part: str | tuple[str, ...] | None) -> Drawn | None:
-        if self._sampling is None or isinstance(part, tuple):
+        if not self.declared or isinstance(part, tuple):
             return None
-        return next(iter(self._sampling.values())) if part is None else self._sampling.get(part)
+        return next(iter(self.declared.values())) if part is None else self.declared.get(part)
+
+    def _require_one_size(self, objective: Objective) -> None:
+        drawn = self._drawn(objective.part)
+        size = None if drawn is None else next((len(column) for column in drawn.columns.values()), None)
+        if size is not None and size != self.num_samples:
+            raise ConfigError(
+                f"num_samples={self.num_samples}, but `sampling` says how batches of {size} samples are drawn. Give "
+                "both the size of the training split, whose samples the column `index` numbers from 0."
+            )
 
     def _drawn_first(self, part: str | tuple[str, ...] | None) -> Drawn | None:
         """The samples of the part that own the rows, which is the first where there are several."""

@@ -27,6 +27,7 @@ from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction, Range
 from fcco_lightning.state.processes import Processes
 
 _SMALL_TAU = 0.02  # below it rows are often wrong by more than `growth` when a pair is seen again
+_ROUNDED = 0.05  # by what lengths of unit vectors may differ from 1, with room for half precision
 LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
 
 
@@ -66,6 +67,17 @@ class PairObjective(Objective, ABC):
             return None
         own = batch[HERE].nonzero().flatten().tolist() or [0, -1]  # a column of the CPU: nothing waits for a device
         return slice(own[0], own[-1] + 1)
+
+    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+        """Warn of embeddings of another length than 1, whose inner products are no similarities in [-1, 1]."""
+        off = max(float((vector.detach().norm(dim=1) - 1).abs().max()) for vector in embeddings(outputs))
+        if off > _ROUNDED:
+            warnings.warn(
+                f"{type(self).__name__} compares embeddings of length 1, and those of the first batch differ from that "
+                f"by up to {off:.3g}: inner values then reach exp(length^2 / tau), and longer vectors lower the loss "
+                "without any learning. Let the network return torch.nn.functional.normalize(vectors, dim=1).",
+                stacklevel=2,
+            )
 
 
 class GlobalContrastive(PairObjective):
@@ -186,7 +198,8 @@ class GlobalContrastive(PairObjective):
         outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
         return None, Rows(values, values.new_ones(len(values), dtype=torch.bool), outer)
 
-    def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
+    def check(self, outputs: Any, batch: Columns) -> None:
+        super().check(outputs, batch)
         if self.positive != "batch" and by_strata(batch):
             Comparisons(batch, self.num_samples).check()
 

@@ -162,6 +162,7 @@ class Criterion(nn.Module):
             )
         self._end(write=self._accumulates())
         columns = engine.received(batch)
+        engine.arrivals.look(columns)
         size = len(next(iter(next(iter(columns.values())).values())))
         if isinstance(outputs, Tensor) and (outputs.dim() == 0 or len(outputs) != size):
             raise DataError(
@@ -178,6 +179,7 @@ class Criterion(nn.Module):
             raise
         self._backend.surrogate = surrogate.value
         surrogate.estimates = self.estimates = Estimates(None, surrogate.estimates.computed())  # without the graph
+        engine.arrivals.learn(self.estimates, last_batch=False)
         engine.descend(surrogate)
         value = self._backend.surrogate
         del self._backend.surrogate  # as the outputs once rows are written: nothing keeps the graph

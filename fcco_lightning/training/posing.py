@@ -8,6 +8,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from fcco_lightning.constraints import (
@@ -18,7 +19,7 @@ from fcco_lightning.constraints import (
     require_compatible,
 )
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.data.indexed import drawn_by
+from fcco_lightning.data.indexed import IndexedDataset, drawn_by, require_own_index
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
@@ -71,12 +72,16 @@ def training_split(trainer: Trainer, known: int | None) -> tuple[int, Mapping[st
     ``known`` is the number where no datamodule says it; without, it is the size of the loader's data set.
 
     Raises:
-        ConfigError: if the number is not known.
-        DataError: if the loader has no batch.
+        ConfigError: if the number is not known, or the data have another one.
+        DataError: if the loader has no batch, or its samples do not carry their position.
     """
     datamodule = datamodule_of(trainer)
     loader = None if hasattr(datamodule, "num_train") else _training_loader(trainer)
-    n = getattr(datamodule, "num_train", None) or known or (None if loader is None else sized_len(loader.dataset))
+    found = getattr(datamodule, "num_train", None)
+    if found is None and loader is not None:
+        found = sized_len(loader.dataset)
+    n = known or found
+    _require_one_number(known, found, loader)
     if n is None:
         raise ConfigError(
             "num_samples is not known: pass execution=Execution(num_samples=len(train_split)), or use a datamodule."
@@ -97,14 +102,31 @@ def ends_with_one(trainer: Trainer) -> bool:
     return loader is not None and size is not None and (sized_len(loader.sampler) or 0) % size == 1 < size
 
 
+def _require_one_number(known: int | None, found: int | None, loader: DataLoader[Any] | None) -> None:
+    """Refuse a number of samples that is not that of the data.
+
+    A data set of one's own may give a sample several times, or whole batches, and have another length for that.
+    """
+    if known is None or found is None or known == found:
+        return
+    if loader is None or isinstance(loader.dataset, IndexedDataset) or (known > found and loader.batch_sampler):
+        raise ConfigError(
+            f"execution.num_samples={known}, and the training split has {found} samples: the objective is a mean over "
+            "them, and each has a row. Leave num_samples out."
+        )
+
+
 def _training_loader(trainer: Trainer) -> DataLoader[Any] | None:
     """The loader that a fit is going to draw from, where it is a single one; None otherwise.
 
     Raises:
-        DataError: if it has no batch, with which Lightning would train nothing.
+        DataError: if it has no batch, with which Lightning would train nothing; of one or several, if samples do not
+            carry their position in its data set.
     """
     source = trainer.fit_loop._data_source
     loader = source.dataloader() if source.is_defined() else None
+    for each in pytree.tree_leaves(getattr(loader, "iterables", loader)):
+        require_own_index(getattr(each, "dataset", None))
     if not isinstance(loader, DataLoader):
         return None
     if sized_len(loader) == 0:

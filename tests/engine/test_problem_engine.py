@@ -375,8 +375,8 @@ def test_tied_weights_are_all_replaced_and_a_module_held_twice_comes_back():
 
 def test_problems_with_one_objective_know_their_own_data():
     """A prevalence that is given weighs the classes by how many of each this problem's data has."""
-    batches = [{"x": torch.randn(16, 3), "y": torch.arange(16) % 2, "index": torch.arange(16)} for _ in range(3)]
-    objective = AveragePrecision(prevalence=0.5)
+    inputs, objective = [torch.randn(16, 3) for _ in range(3)], AveragePrecision(prevalence=0.5)
+    y = (torch.arange(16) < 8).long()
 
     def posed(objective, n, share):
         columns = {"y": (torch.arange(n) < share * n).long(), "index": torch.arange(n)}
@@ -390,8 +390,9 @@ def test_problems_with_one_objective_know_their_own_data():
     posed(objective, 60, 0.5)  # which has written some of the same numbers already
     shared = [posed(objective, 60, 0.5), posed(objective, 200, 0.3)]
     apart = [posed(AveragePrecision(prevalence=0.5), 60, 0.5), posed(AveragePrecision(prevalence=0.5), 200, 0.3)]
-    for batch in batches:
-        for (one, its), (other, others) in zip(shared, apart, strict=True):
+    for x in inputs:
+        for (one, its), (other, others), n in zip(shared, apart, (60, 200), strict=True):
+            batch = {"x": x, "y": y, "index": torch.cat([torch.arange(8), torch.arange(n - 8, n)])}
             assert one.train_batch(batch, its)["objective"] == other.train_batch(batch, others)["objective"]
 
 

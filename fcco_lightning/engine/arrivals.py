@@ -1,0 +1,290 @@
+"""What is declared of the batches, compared with the first of them that arrive."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.data.plans import ShuffledBatches
+from fcco_lightning.engine.problem import Problem
+from fcco_lightning.engine.row_weights import Drawn
+from fcco_lightning.errors import DataError
+from fcco_lightning.models.batch import Batch, Columns
+
+WATCHED = 32
+"""Batches that are looked at."""
+_LABELS = ("y", "group", "event")  # columns that belong to a sample, whenever it comes
+_FEWEST = 4  # batches, for a word on how many of them are of a kind
+_OFTEN = 1 / 4  # of the batches
+_MOST_STRATA = 64
+_AWAITED = 40  # samples that ought to have come
+
+
+class Arrivals:
+    """Watches the first batches, of all processes together, and refuses what contradicts what was declared.
+
+    Declared are the number of samples, and with ``sampling`` the size of batches, which samples are different, their
+    labels, and how many of every stratum a batch holds.  Every one of these numbers enters the weights of rows, so that
+    other batches would train another problem without a word.  What need not be an error, such as batches that contain
+    one class, is warned of, with how often it was seen.  It costs an exchange between the processes for each of the
+    batches that are watched, and nothing afterwards.
+
+    Args:
+        problem: with what was declared.
+
+    Attributes:
+        left: number of batches that are still to be watched.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._processes = problem, problem.processes
+        self.left = WATCHED
+        self._other_size = set[str]()  # parts whose batch before had another size than declared
+        self._silent, self._came = 0, list[_Came]()
+        self._bounds: dict[str, tuple[Tensor, Tensor]] = {}
+        self._same_everywhere = False
+
+    def look(self, batch: Batch) -> None:
+        """Compare a batch, of which this process has a part, with what was declared; all processes call it together.
+
+        Raises:
+            DataError: with what was declared, what came, and the way out.
+        """
+        if not self.left:
+            return
+        self.left -= 1
+        for number, (name, part) in enumerate(batch.items()):
+            names = [n for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))]
+            size = len(next(iter(part.values())))
+            given = [part[n] for n in names] or [torch.empty(size, 0)]
+            union = self._processes.gather(given)
+            columns = {n: column.cpu() for n, column in zip(names, union.tensors, strict=False)}
+            came = _Came(columns, union.sizes)
+            self._compare(name, came, self._problem.declared.get(name), labelled="task" not in part)
+            if number == 0:
+                self._came.append(came)
+
+    def learn(self, estimates: Mapping[str, Tensor], *, last_batch: bool) -> None:
+        """Take note of what a batch said; behind the last one that is watched, warn of what is strange.
+
+        Args:
+            estimates: of the parts of F on the batch.
+            last_batch: whether the epoch ends with it.
+        """
+        if not self._came:
+            return
+        value, labels = estimates.get("objective"), self._came[-1].columns.get("y")
+        if value is not None:
+            one_class = labels is not None and len(labels.unique()) == 1
+            self._silent += bool(value.isnan()) or (one_class and float(value) == 0)
+        if last_batch or not self.left:
+            if self._processes.rank == 0:
+                self._judge()
+            self.left, self._came = 0, []
+
+    # ------------------------------------------------------------------------------------------- what is an error
+
+    def _compare(self, name: str, came: "_Came", drawn: Drawn | None, *, labelled: bool) -> None:
+        plan = None if drawn is None else drawn.plan
+        self._compare_size(name, came.size, getattr(plan, "batch_size", None))
+        index = came.columns.get("index")
+        if index is None:
+            return
+        if labelled:
+            _require_own_index(came.columns, index)
+        self._compare_different(came, index, plan)
+        if drawn is None or len(index) == 0 or not 0 <= int(index.min()) <= int(index.max()) < _rows(drawn.columns):
+            return  # of an index that is none the engine says more
+        if labelled:
+            _require_labels(came.columns, index, drawn.columns)
+        self._compare_strata(name, index, drawn)
+
+    def _compare_size(self, name: str, size: int, declared: int | None) -> None:
+        """A single batch may have another size, as the last one of an epoch; two in a row tell that all have."""
+        other = declared is not None and size != declared
+        if other and name in self._other_size:
+            raise DataError(
+                f"the batches{self._everywhere} hold {size} samples, and were declared to hold {declared}. With "
+                "several processes the batch size counts the samples of all of them: declare "
+                f"sampling=data.drawn(batch_size={size}), or let the loader give batches as declared."
+            )
+        self._other_size = self._other_size | {name} if other else self._other_size - {name}
+
+    def _compare_different(self, came: "_Came", index: Tensor, plan: object) -> None:
+        """Refuse copies where samples were declared to be different, and warn where all processes have the same."""
+        copies, parts = len(index) - len(index.unique()), torch.split(index, came.sizes)
+        first = parts[0].sort().values
+        same = len(parts) > 1 and len(first) > 1 and all(torch.equal(first, p.sort().values) for p in parts[1:])
+        allowed = self._most_copies(plan)
+        if allowed is not None and copies > allowed:
+            raise DataError(
+                f"a batch{self._everywhere} holds {len(index)} samples, of which {len(index) - copies} are different, "
+                "and was declared to hold different ones. "
+                + (_GIVEN_TWICE if len(parts) > 1 else _ONE_INDEX + " Or declare how the loader draws.")
+            )
+        whole = len(first) >= (self._problem.num_samples or 0)
+        if same and allowed is None and not whole and not self._same_everywhere and self._processes.rank == 0:
+            self._same_everywhere = True
+            warnings.warn(
+                f"all {len(parts)} processes have been given the same {len(first)} samples, so that a batch holds "
+                f"{len(first)} different ones and not {len(index)}. {_GIVEN_TWICE}",
+                stacklevel=6,
+            )
+
+    def _most_copies(self, plan: object) -> int | None:
+        """Of samples in a batch; None where it may hold any number.
+
+        torch's DistributedSampler fills up the processes' shares of an epoch with samples that it has given before.
+        """
+        if getattr(plan, "distinct", False):
+            return 0
+        return self._processes.size - 1 if isinstance(plan, ShuffledBatches) else None
+
+    def _compare_strata(self, name: str, index: Tensor, drawn: Drawn) -> None:
+        plan, strata = drawn.plan, getattr(drawn.plan, "strata", None)
+        if strata is None or not hasattr(plan, "most") or name in self._other_size:
+            return
+        sizes = torch.bincount(strata)
+        if len(sizes) > _MOST_STRATA:
+            return
+        if name not in self._bounds:
+            each = torch.diag(sizes)
+            least = torch.tensor([plan.absence(counts) == 0 for counts in each]).long()
+            self._bounds[name] = least, torch.tensor([plan.most(counts) for counts in each])
+        least, most = self._bounds[name]
+        found = torch.bincount(strata[index], minlength=len(sizes))
+        for stratum in ((found < least) | (found > most)).nonzero().flatten().tolist():
+            declared = f"at most {int(most[stratum])}" if found[stratum] > most[stratum] else "at least one"
+            raise DataError(
+                f"a batch{self._everywhere} holds {int(found[stratum])} samples of stratum {stratum} (the class or "
+                f"group by which batches are drawn), and was declared to hold {declared}. Let the loader draw as "
+                "`sampling` says, ResumableLoader(table, plan), or declare how it draws."
+            )
+
+    @property
+    def _everywhere(self) -> str:
+        size = self._processes.size
+        return f" of all {size} processes together" if size > 1 else ""
+
+    # -------------------------------------------------------------------------------------------- what is strange
+
+    def _judge(self) -> None:
+        number = len(self._came)
+        if number < _FEWEST:
+            return
+        name = type(self._problem.objective).__name__
+        known = self._problem.direct_weight > 2  # rare by how batches are drawn, of which there was a word
+        if self._silent > number / 2 and not known:
+            warnings.warn(
+                f"{self._silent} of the first {number} batches contain nothing that {name} measures, such as samples "
+                f"of one class only: they train nothing. {_MIXED}",
+                stacklevel=5,
+            )
+        else:
+            self._judge_labels()
+        self._judge_range()
+
+    def _judge_labels(self) -> None:
+        """Warn where many batches contain one class or group only, which chance would not explain."""
+        drawn = next(iter(self._problem.declared.values()), None)
+        if drawn is not None and getattr(drawn.plan, "strata", None) is not None:
+            return
+        for name in _LABELS:
+            columns = [came.columns[name] for came in self._came if name in came.columns]
+            if not columns:
+                continue
+            values, counts = torch.cat(columns).unique(return_counts=True)
+            alone = sum(len(column.unique()) == 1 for column in columns)
+            chance = sum(float((counts / counts.sum()).pow(len(column)).sum()) for column in columns)
+            if len(values) > 1 and alone > _OFTEN * len(columns) and chance < _OFTEN * alone:
+                warnings.warn(
+                    f"{alone} of the first {len(columns)} batches contain one value of `{name}` only, and together "
+                    f"they contain {len(values)}; of shuffled batches it would be {chance:.1g}. {_MIXED}",
+                    stacklevel=6,
+                )
+                return
+
+    def _judge_range(self) -> None:
+        """Warn where the samples end before the declared number does, unless they come in their order."""
+        n, every = self._problem.num_samples, [came.columns.get("index") for came in self._came]
+        index = torch.cat([column for column in every if column is not None])
+        if not self._problem.needs_index or n is None or not len(index):
+            return
+        last, half = int(index.max()), int(index[: len(index) // 2].max())
+        awaited = len(index) * (1 - (last + 1) / n)
+        if awaited > _AWAITED and half > 0.9 * last:
+            warnings.warn(
+                f"the {len(index)} samples of the first {len(self._came)} batches have the indices 0..{last}, and "
+                f"num_samples={n} declares 0..{n - 1}: the objective is a mean over {n} samples, of which "
+                f"{n - 1 - last} seem not to come. Declare the size of the training split; {_ONE_INDEX}",
+                stacklevel=6,
+            )
+
+
+class _Came(NamedTuple):
+    """A batch of all processes.
+
+    Attributes:
+        columns: ``index`` and labels, as far as the batch has them, on the CPU.
+        sizes: number of samples of every process.
+    """
+
+    columns: Columns
+    sizes: Sequence[int]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+
+_ONE_INDEX = (
+    "if two data sets were joined, number the samples of both together, IndexedDataset(ConcatDataset([first, second]))."
+)
+_GIVEN_TWICE = (
+    "Give every process samples of its own: leave Trainer(use_distributed_sampler=True), or pass "
+    "DataLoader(..., sampler=DistributedSampler(dataset))."
+)
+_MIXED = (
+    "Shuffle the training data, DataLoader(..., shuffle=True), or draw batches that contain some samples of every "
+    "class or group (data.batches: BalancedSampling or GroupSampling)."
+)
+
+
+def _is_whole_numbers(column: object) -> bool:
+    return isinstance(column, Tensor) and column.dim() == 1 and not (column.is_floating_point() or column.is_complex())
+
+
+def _rows(columns: Columns) -> int:
+    return len(next(iter(columns.values())))
+
+
+def _require_own_index(columns: Columns, index: Tensor) -> None:
+    """Refuse a batch in which samples with different labels carry one index."""
+    order = index.argsort(stable=True)
+    again = index[order][1:] == index[order][:-1]
+    for name in columns.keys() - {"index"}:
+        labels = columns[name][order]
+        wrong = (again & (labels[1:] != labels[:-1])).nonzero().flatten()
+        if len(wrong):
+            at = int(wrong[0])
+            raise DataError(
+                f"two samples of a batch carry the index {int(index[order][at])}, and have the {name} "
+                f"{int(labels[at])} and {int(labels[at + 1])}: they would share a row. The index is the position of a "
+                f"sample in the whole training split; {_ONE_INDEX}"
+            )
+
+
+def _require_labels(columns: Columns, index: Tensor, declared: Columns) -> None:
+    """Refuse samples whose labels are not those that were declared of their index."""
+    for name in columns.keys() & {n for n in _LABELS if _is_whole_numbers(declared.get(n))}:
+        expected, found = declared[name].cpu()[index], columns[name]
+        wrong = (expected != found).nonzero().flatten()
+        if len(wrong):
+            at = int(wrong[0])
+            raise DataError(
+                f"{len(wrong)} of {len(index)} samples of a batch have another {name} than was declared: that with "
+                f"index {int(index[at])} has {int(found[at])}, declared is {int(expected[at])}. Let the columns of "
+                "`sampling` be those of the training split that the loader draws from, in the same order."
+            )

@@ -1,0 +1,307 @@
+"""What is declared of the data is compared with what comes: no batch trains another problem without a word."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+
+from fcco_lightning import (
+    AUC,
+    SGD,
+    SOX,
+    AveragePrecision,
+    CoxPartialLikelihood,
+    Criterion,
+    CVaRGroupDRO,
+    Engine,
+    Execution,
+    GlobalContrastive,
+    IndexedDataset,
+    InfoNCE,
+    RobustLogistic,
+    ViewContrastive,
+)
+from fcco_lightning.data import BalancedSampling, Drawn, UniformBatches
+from fcco_lightning.engine.arrivals import WATCHED
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.outputs import Embeddings
+from tests.contracts import declared_jobs as jobs
+from tests.contracts.declared_jobs import BATCH, N, X, Y, indexed, trained
+from tests.jobs import SoftRank
+from tests.launch import Ended, launch, values
+
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:.*no logger configured")
+
+
+def engine_for(objective=None, algorithm=None, sampling=None, n=N):
+    algorithm, network = algorithm or SOX(), nn.Linear(3, 1)
+    problem = algorithm.pose(objective or AveragePrecision(), num_samples=n, sampling=sampling)
+    return Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
+
+
+def batch_of(index, **columns):
+    return {"x": X[index], "y": Y[index], "index": index} | columns
+
+
+def train(made, batches, *, ends=True):
+    engine, optimizer = made
+    batches = list(batches)
+    for number, batch in enumerate(batches, 1):
+        engine.train_batch(batch, optimizer, last_batch=ends and number == len(batches))
+    return engine
+
+
+def shuffled(size=BATCH, n=N):
+    return torch.randperm(n, generator=torch.Generator().manual_seed(0)).split(size)
+
+
+# ----------------------------------------------------------------------------------------------- several processes
+
+
+def refused(function, *args):
+    """What every process says that refuses by itself."""
+    ended = launch(function, 2, *args)
+    assert all(isinstance(one, Ended) for one in ended), ended
+    return [one.message for one in ended if one.error == "DataError"]
+
+
+@pytest.mark.parametrize("objective", ["auc", "average precision"])
+def test_processes_that_draw_the_same_samples_are_refused(objective):
+    said = refused(jobs.fit_shared, False, objective)
+    assert said
+    assert all("holds 32 samples, of which 16 are different" in text for text in said)
+    assert all("use_distributed_sampler=True" in text for text in said)
+
+
+def test_processes_with_the_same_samples_are_warned_of_where_nothing_is_declared():
+    first, second = values(launch(jobs.fit_shared, 2, False, "auc", False))
+    assert sum("given the same 16 samples, so that a batch holds 16" in text for text in first) == 1
+    assert not any("given the same" in text for text in second)
+
+
+def test_samples_that_are_shared_out_are_as_declared():
+    assert not any(
+        "samples" in text for said in values(launch(jobs.fit_shared, 2, True, "average precision")) for text in said
+    )
+
+
+def test_a_batch_size_counts_the_samples_of_all_processes():
+    said = refused(jobs.criterion_told_of, BATCH, BATCH)
+    assert said
+    assert all("of all 2 processes together hold 32 samples, and were declared to hold 16" in text for text in said)
+    assert values(launch(jobs.criterion_told_of, 2, 2 * BATCH, BATCH)) == [WATCHED - 7] * 2
+
+
+# ----------------------------------------------------------------------------------------------- sizes and numbers
+
+
+@pytest.mark.parametrize(("declared", "given"), [(64, 16), (16, 64), (16, 15)])
+def test_a_size_of_batches_that_was_not_declared_is_refused(declared, given):
+    made = engine_for(sampling=indexed().drawn(declared))
+    with pytest.raises(DataError, match=f"hold {given} samples, and were declared to hold {declared}"):
+        train(made, [batch_of(i) for i in shuffled(given)])
+
+
+def test_short_last_batches_are_as_declared():
+    made = engine_for(sampling=indexed().drawn(48))
+    engine = train(made, [batch_of(i) for _ in range(3) for i in shuffled(48)], ends=False)
+    assert engine.arrivals.left == WATCHED - 15
+
+
+@pytest.mark.parametrize("n", [100, 1000])
+def test_a_number_of_samples_other_than_that_of_the_sampling_is_refused(n):
+    with pytest.raises(ConfigError, match=f"num_samples={n}, but `sampling` says how batches of 200 samples"):
+        engine_for(sampling=indexed().drawn(BATCH), n=n)
+    criterion = Criterion(AveragePrecision(), SOX(), num_samples=n, sampling=indexed().drawn(BATCH))
+    with pytest.raises(ConfigError, match=f"num_samples={n}, but"):
+        criterion.follow(torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("n", [100, 1000])
+def test_a_number_of_samples_other_than_that_of_the_loader_is_refused(n):
+    with pytest.raises(ConfigError, match=f"execution.num_samples={n}, and the training split has 200 samples"):
+        trained(DataLoader(indexed(), BATCH, shuffle=True), execution=Execution(num_samples=n))
+
+
+def test_samples_that_end_before_the_declared_number_are_warned_of():
+    made = engine_for(SoftRank(), n=1000)
+    with pytest.warns(UserWarning, match=r"have the indices 0\.\.199, and num_samples=1000 declares 0\.\.999"):
+        train(made, [batch_of(i) for i in shuffled()])
+    every = torch.arange(1000)
+    in_order = [{"x": X[i % N], "y": Y[i % N], "index": i} for i in every.split(20)]
+    train(engine_for(SoftRank(), n=1000), in_order[:20])  # of an epoch that has just begun
+
+
+# ----------------------------------------------------------------------------------------------- which samples
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: ConcatDataset([indexed(X[:100], Y[:100]), indexed(X[100:], Y[100:])]),
+        lambda: Subset(indexed(), range(50, 150)),
+        lambda: torch.utils.data.random_split(indexed(), [150, 50], torch.Generator().manual_seed(0))[0],
+        lambda: ConcatDataset([Subset(indexed(), range(100)), indexed()]),
+    ],
+    ids=["joined", "part", "random split", "joined parts"],
+)
+def test_data_sets_made_of_indexed_ones_are_refused_before_training(made):
+    with pytest.raises(
+        DataError, match=r"carries the index \d+, by which an IndexedDataset inside .* Number the whole"
+    ):
+        trained(DataLoader(made(), BATCH, shuffle=True), AUC(), SGD())
+
+
+def test_the_way_out_knows_the_labels():
+    parts = [TensorDataset(X[:100], Y[:100]), TensorDataset(X[100:], Y[100:])]
+    for data, y in (
+        (IndexedDataset(ConcatDataset(parts)), Y),
+        (IndexedDataset(Subset(ConcatDataset(parts), [3, 150, 20])), Y[[3, 150, 20]]),
+        (IndexedDataset(Subset(indexed(), [3, 150, 20])), Y[[3, 150, 20]]),
+    ):
+        assert torch.equal(data.columns["y"], y)
+        assert [data[i]["index"] for i in range(len(data))] == list(range(len(data)))
+        assert all(int(data[i]["y"]) == y[i] for i in range(len(data)))
+    trained(DataLoader(IndexedDataset(ConcatDataset(parts)), BATCH, shuffle=True))
+
+
+class Joined(Dataset):
+    """Two data sets in a way that nobody can look into."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __len__(self):
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, i):
+        first = self.parts[0]
+        return first[i] if i < len(first) else self.parts[1][i - len(first)]
+
+
+@pytest.mark.filterwarnings("error")
+def test_two_samples_with_one_index_are_refused_when_they_meet():
+    joined = Joined(indexed(X[:100], Y[:100]), indexed(X[100:], Y[100:]))
+    torch.manual_seed(0)
+    with pytest.raises(DataError, match=r"two samples of a batch carry the index \d+, and have the y 0 and 1"):
+        trained(DataLoader(joined, 64, shuffle=True), SoftRank(), SOX())
+
+
+def test_two_samples_with_one_index_and_alike_labels_are_warned_of():
+    y = torch.ones(N, dtype=torch.int64)
+    joined = Joined(indexed(X[:100], y[:100]), indexed(X[100:], y[100:]))
+    said = trained(DataLoader(joined, BATCH, shuffle=True), RobustLogistic(), SOX())[1]
+    assert any("have the indices 0..99, and num_samples=200" in text for text in said)
+
+
+def test_copies_are_refused_where_samples_were_declared_to_be_different():
+    index = torch.arange(N).view(-1, BATCH // 2).repeat(1, 2)
+    made = engine_for(sampling=indexed().drawn(BATCH))
+    with pytest.raises(DataError, match="a batch holds 16 samples, of which 8 are different"):
+        train(made, [batch_of(i) for i in index])
+
+
+def test_labels_that_are_not_those_declared_are_refused():
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(1))
+    sampling = {"target": Drawn({"y": Y[order], "index": torch.arange(N)}, UniformBatches(N, BATCH))}
+    made = engine_for(AUC(), SGD(), sampling)
+    with pytest.raises(DataError, match=r"of 16 samples of a batch have another y than was declared: that with index"):
+        train(made, [batch_of(i) for i in shuffled()])
+
+
+def test_batches_without_the_declared_classes_are_refused():
+    columns = {"y": Y, "index": torch.arange(N)}
+    plan = BalancedSampling(BATCH).plan(columns, 0)
+    train(engine_for(sampling={"target": Drawn(columns, plan)}), [batch_of(i) for i in plan.batches(0)])
+    made = engine_for(sampling={"target": Drawn(columns, plan)})
+    with pytest.raises(DataError, match=r"samples of stratum \d .* was declared to hold at most 8"):
+        train(made, [batch_of(i) for i in shuffled()])
+
+
+# ----------------------------------------------------------------------------------------------- what is strange
+
+
+def sorted_loader(y, shuffle=False, **columns):
+    order = y.argsort(stable=True)
+    names = ("x", "y", *columns)
+    data = TensorDataset(X[order], y[order], *(column[order] for column in columns.values()))
+    return DataLoader(IndexedDataset(data, names), 8, shuffle=shuffle)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_of_one_class_are_counted(shuffle):
+    said = trained(sorted_loader(Y, shuffle), AUC(), SGD())[1]
+    empty = sum(len(part.unique()) == 1 for part in Y.sort().values.split(8))
+    assert empty == 24
+    warned = [text for text in said if "24 of the first 25 batches contain nothing that AUC measures" in text]
+    assert len(warned) == (not shuffle)
+    assert all("shuffle=True" in text for text in warned)
+
+
+def test_batches_without_events_are_counted():
+    time, event = X[:, 0].exp(), Y
+    order = event.argsort(stable=True)
+    survival = IndexedDataset(TensorDataset(X, event, time), ("x", "event", "time"))
+    made = engine_for(CoxPartialLikelihood(), SOX(), survival.drawn(8))
+    batches = [{"x": X[i], "event": event[i], "time": time[i], "index": i} for i in order.split(8)]
+    silent = sum(not bool(batch["event"].any()) for batch in batches)
+    with pytest.warns(UserWarning, match=f"{silent} of the first 25 batches contain nothing that CoxPartialLikelihood"):
+        train(made, batches)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_batches_of_one_group_are_counted(in_order):
+    group = torch.arange(N) * 4 // N
+    made = engine_for(CVaRGroupDRO(0.5, num_groups=4), SOX())
+    order = torch.arange(N) if in_order else torch.cat(shuffled())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(made, [batch_of(i, group=group[i]) for i in order.split(8)])
+    said = [
+        str(w.message)
+        for w in caught
+        if "contain one value of `group` only, and together they contain 4" in str(w.message)
+    ]
+    assert len(said) == in_order
+    assert all(text.startswith("22 of the first 25 batches") for text in said)
+
+
+class Towers(nn.Module):
+    def __init__(self, unit):
+        super().__init__()
+        self.unit, self.image, self.text = unit, nn.Linear(3, 4), nn.Linear(3, 4)
+
+    def forward(self, x):
+        both = self.image(x), self.text(x)
+        return Embeddings(*(nn.functional.normalize(v, dim=1) for v in both)) if self.unit else Embeddings(*both)
+
+
+@pytest.mark.parametrize("objective", [InfoNCE, GlobalContrastive, ViewContrastive])
+@pytest.mark.parametrize("unit", [True, False])
+def test_embeddings_of_another_length_are_named(objective, unit):
+    torch.manual_seed(0)
+    algorithm, network = SOX() if objective is not InfoNCE else SGD(), Towers(unit)
+    engine = Engine(network, algorithm.pose(objective(tau=1.0), num_samples=N), algorithm)
+    batch = {"x": 2 * X[:BATCH], "index": torch.arange(BATCH)}
+    off = max(float((v.detach().norm(dim=1) - 1).abs().max()) for v in network(batch["x"]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engine.train_batch(batch, torch.optim.SGD(network.parameters(), lr=0.0))
+    said = [str(w.message) for w in caught if "embeddings of length 1" in str(w.message)]
+    assert len(said) == (not unit)
+    assert all(f"by up to {off:.3g}" in text for text in said)
+
+
+# ----------------------------------------------------------------------------------------------- what it costs
+
+
+def test_after_the_first_batches_nothing_is_looked_at(monkeypatch):
+    engine, optimizer = engine_for(sampling=indexed().drawn(BATCH))
+    for index in (shuffled() * 4)[: WATCHED + 1]:
+        engine.train_batch(batch_of(index), optimizer)
+    monkeypatch.setattr(engine.arrivals, "_compare", None)
+    for index in shuffled():
+        engine.train_batch(batch_of(index), optimizer)
+    assert engine.arrivals.left == 0
