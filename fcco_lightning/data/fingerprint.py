@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import ConcatDataset, Subset
 
 from fcco_lightning.data.columns import listed
@@ -93,12 +94,18 @@ def digest_of(texts: Iterable[str]) -> str:
 
 
 def require_same(
-    stored: Mapping[str, Any], here: Mapping[str, Any], identifying: str, *, allow_changed: bool | None = None
+    stored: Mapping[str, Any],
+    here: Mapping[str, Any],
+    identifying: str,
+    *,
+    allow_changed: bool | None = None,
+    option: str = "allow_changed (--data.allow_changed true)",
 ) -> None:
     """Check that a checkpoint was trained on the split that is here, as far as its fingerprint ``stored`` knows.
 
     Files that were modified at another time, but have the same names and sizes, are only warned of: a copy is such.
-    With ``allow_changed`` all differences are only warned of; None says that this is not to choose.
+    With ``allow_changed`` all differences are only warned of; None says that this is not to choose.  ``option`` is how
+    it is given.
 
     Raises:
         DataError: naming what differs, and the arguments that identify a split.
@@ -122,8 +129,36 @@ def require_same(
     if allow_changed or only_times:
         warnings.warn(f"{told} The rows of the dual state go to the samples now in their places.", stacklevel=2)
         return
-    option = "" if allow_changed is None else "; or go on all the same with allow_changed (--data.allow_changed true)"
-    raise DataError(f"{told} Pass the same {identifying}, or start without the checkpoint{option}.")
+    choice = "" if allow_changed is None else f"; or go on all the same with {option}"
+    raise DataError(f"{told} Pass the same {identifying}, or start without the checkpoint{choice}.")
+
+
+def require_same_where_known(
+    stored: Mapping[str, Any], here: Mapping[str, Any], *, allow_changed: bool = False
+) -> None:
+    """The same of data in loaders of one's own, of which more may be known at one time than at another.
+
+    Raises:
+        DataError: naming what differs.
+    """
+    both = sorted(stored["contents"].keys() & here["contents"].keys())
+    there, now = ({**known, "contents": {n: known["contents"][n] for n in both}} for known in (stored, here))
+    require_same(there, now, "samples in the same order", allow_changed=allow_changed, option="allow_changed=True")
+
+
+def contents_of_samples(samples: Sequence[Any]) -> str:
+    """Return a digest of samples as a data set gives them, by their tensors, arrays, images, numbers and texts."""
+    return digest_of(
+        identity_of(_bytes_of(leaf))
+        for leaf in pytree.tree_leaves(samples)
+        if isinstance(leaf, Tensor | str | bytes | int | float) or hasattr(leaf, "tobytes")
+    )
+
+
+def _bytes_of(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.detach().to_dense().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _told_apart(name: str, there: Any, here: Any) -> str:

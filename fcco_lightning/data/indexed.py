@@ -119,8 +119,8 @@ def require_own_index(dataset: Any) -> None:
         inside = "dataset, rows" if isinstance(dataset, Subset) else "[first, second]"
         raise DataError(
             f"sample {at} of the training data, a {kind} of {len(numbers)} samples, carries the index "
-            f"{int(numbers[at])}, by which an IndexedDataset inside numbers it: {len(set(numbers.tolist()))} indices are "
-            f"different, and rows would not belong to samples. Number the whole training split, "
+            f"{int(numbers[at])}, by which an IndexedDataset inside numbers it: {len(set(numbers.tolist()))} indices "
+            "are different, and rows would not belong to samples. Number the whole training split, "
             f"IndexedDataset({kind}({inside}))."
         )
 

@@ -1,7 +1,7 @@
 """What is declared of the batches, compared with the first of them that arrive."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -77,7 +77,7 @@ class Arrivals:
             return
         value, labels = estimates.get("objective"), self._came[-1].columns.get("y")
         if value is not None:
-            one_class = labels is not None and len(labels.unique()) == 1
+            one_class = labels is not None and _different(labels) == 1
             self._silent += bool(value.isnan()) or (one_class and float(value) == 0)
         if last_batch or not self.left:
             if self._processes.rank == 0:
@@ -114,7 +114,7 @@ class Arrivals:
 
     def _compare_different(self, came: "_Came", index: Tensor, plan: object) -> None:
         """Refuse copies where samples were declared to be different, and warn where all processes have the same."""
-        copies, parts = len(index) - len(index.unique()), torch.split(index, came.sizes)
+        copies, parts = len(index) - _different(index), torch.split(index, came.sizes)
         first = parts[0].sort().values
         same = len(parts) > 1 and len(first) > 1 and all(torch.equal(first, p.sort().values) for p in parts[1:])
         allowed = self._most_copies(plan)
@@ -195,8 +195,8 @@ class Arrivals:
             columns = [came.columns[name] for came in self._came if name in came.columns]
             if not columns:
                 continue
-            values, counts = torch.cat(columns).unique(return_counts=True)
-            alone = sum(len(column.unique()) == 1 for column in columns)
+            values, counts = torch.unique(torch.cat(columns), return_counts=True)
+            alone = sum(_different(column) == 1 for column in columns)
             chance = sum(float((counts / counts.sum()).pow(len(column)).sum()) for column in columns)
             if len(values) > 1 and alone > _OFTEN * len(columns) and chance < _OFTEN * alone:
                 warnings.warn(
@@ -232,7 +232,7 @@ class _Came(NamedTuple):
     """
 
     columns: Columns
-    sizes: Sequence[int]
+    sizes: list[int]
 
     @property
     def size(self) -> int:
@@ -254,6 +254,11 @@ _MIXED = (
 
 def _is_whole_numbers(column: object) -> bool:
     return isinstance(column, Tensor) and column.dim() == 1 and not (column.is_floating_point() or column.is_complex())
+
+
+def _different(column: Tensor) -> int:
+    """How many different values a column holds."""
+    return len(torch.unique(column))
 
 
 def _rows(columns: Columns) -> int:

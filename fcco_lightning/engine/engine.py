@@ -212,15 +212,27 @@ class Engine:
         samples = self.problem.row_parameters
         before = {} if samples is None else {name: column.clone() for name, column in samples.before.items()}
         estimates = {name: value.cpu() for name, value in self._estimates.computed()}  # of batches that make none
-        return {"algorithm": self.algorithm.state_dict(), "samples_before": before, "estimates": estimates}
+        return {
+            "algorithm": self.algorithm.state_dict(),
+            "samples_before": before,
+            "estimates": estimates,
+            "data": self.problem.data,
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, allow_changed: bool = False) -> None:
         """Continue exactly where :meth:`state_dict` was taken.
+
+        Args:
+            state: what it gave.
+            allow_changed: whether the training split may be another one, with a warning: of another number of samples,
+                or with other labels, as far as ``sampling`` tells.
 
         Raises:
             CheckpointError: naming the entry, if the state is incomplete or of another algorithm; nothing changes then.
+            DataError: if the training split is another one.
         """
         require(state, EngineState, "the engine's state")
+        self.problem.require_same_data(state.get("data"), allow_changed=allow_changed)
         device, before = self.params[0].device, copy.deepcopy(self.algorithm.state_dict())
         with in_words("the engine's estimates"):
             estimates = [(name, value.to(device).reshape(())) for name, value in state.get("estimates", {}).items()]

@@ -1,6 +1,7 @@
 """The problem: all terms together."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, kept_together, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data.fingerprint import contents_of, require_same_where_known
 from fcco_lightning.engine.batches import as_read
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.row_parameters import RowParameters
@@ -338,6 +340,29 @@ class Problem(nn.Module):
         if not self.declared or isinstance(part, tuple):
             return None
         return next(iter(self.declared.values())) if part is None else self.declared.get(part)
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """What identifies the training split: its number of rows, and digests of the columns that are known of it."""
+        several = len(self.declared) > 1
+        contents: dict[str, str] = {}
+        for part, drawn in self.declared.items():
+            of_part = contents_of({name: c for name, c in drawn.columns.items() if isinstance(c, Tensor)})
+            contents |= {f"{part}.{name}" if several else name: digest for name, digest in of_part.items()}
+        return {"rows": self.num_samples, "contents": contents}
+
+    def require_same_data(self, stored: Mapping[str, Any] | None, *, allow_changed: bool = False) -> None:
+        """Refuse rows of other samples.
+
+        Args:
+            stored: what :attr:`data` was when they were; None if that is not known.
+            allow_changed: whether a difference is only warned of.
+
+        Raises:
+            DataError: naming what differs.
+        """
+        if stored is not None:
+            require_same_where_known(stored, self.data, allow_changed=allow_changed)
 
     def _require_one_size(self, objective: Objective) -> None:
         drawn = self._drawn(objective.part)

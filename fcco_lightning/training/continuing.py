@@ -80,7 +80,7 @@ class Continuation(Callback):
                 f"the checkpoint holds the state of {stored}, this run uses {own}. Use --model.optimizer {stored}, "
                 "or start without --ckpt_path."
             )
-        engine.load_state_dict(self.stored["engine"])
+        engine.load_state_dict(self.stored["engine"] | {"data": None})  # which was compared when it was loaded
         then, states = self.stored.get("schedule", stepping.kind), self.stored["lr_schedulers"]
         require_same_kind(stepping.kind, then)
         if stepping.kind != then and states:  # Lightning would restore the old arguments, too

@@ -58,6 +58,7 @@ class Criterion(nn.Module):
             :class:`~fcco_lightning.IndexedDataset` says it of shuffled ones.  Objectives in which only some samples own
             rows must know which.
         dtype: of the rows.
+        allow_changed: whether the state of a criterion for another training split is continued, with a warning.
 
     Attributes:
         objective: as the algorithm poses it; its parameters (a CVaR threshold) are for the optimizer, too.
@@ -88,12 +89,14 @@ class Criterion(nn.Module):
         penalty: Enforcement | None = None,
         sampling: Mapping[str, Drawn] | None = None,
         dtype: torch.dtype = torch.float32,
+        allow_changed: bool = False,
     ) -> None:
         super().__init__()
         self.algorithm = _with_one_forward(algorithm)
         self.objective = algorithm.posed(objective, constraints)[0]
         self.constraints, self.penalty = list(constraints), penalty
         self.num_samples, self.sampling, self.dtype = at_least("num_samples", num_samples, 1), sampling, dtype
+        self.allow_changed = allow_changed
         self.estimates = Estimates(None)
         self._outputs, self._backend = _Outputs(), _Deferred()
         self._engine: Engine | None = None
@@ -202,6 +205,7 @@ class Criterion(nn.Module):
         Raises:
             CheckpointError: if the rows are those of another problem or algorithm, or the state is incomplete; what was
                 remembered is as it was.
+            DataError: if they are those of another training split, as far as ``num_samples`` and ``sampling`` tell.
         """
         if state:
             require(state, CriterionState, "the criterion's state")
@@ -218,6 +222,7 @@ class Criterion(nn.Module):
                 f"the rows were written by {written_by}, this criterion uses {self.algorithm.name}: their rows mean "
                 f"different things. Use {written_by}, or load without the criterion."
             )
+        self._engine.problem.require_same_data(state["engine"].get("data"), allow_changed=self.allow_changed)
         before = copy.deepcopy(self.get_extra_state())
         try:
             self._continue(self._engine, state)
@@ -228,7 +233,7 @@ class Criterion(nn.Module):
     def _continue(self, engine: Engine, state: dict[str, Any]) -> None:
         with whole_or_not(engine.problem, state["problem"], "the criterion's state"):
             engine.problem.load_state_dict(state["problem"])
-        engine.load_state_dict(state["engine"])
+        engine.load_state_dict(state["engine"] | {"data": None})  # which was compared
 
     def _pose(self) -> Problem:
         processes = Processes()

@@ -53,6 +53,9 @@ class Execution:
             dual state lie when several processes train, see :class:`DualState`.
         skip_nonfinite: drop a batch with a NaN or infinite value, and count it, instead of stopping.
         num_samples: size of the training split; None takes it from the datamodule, or the training loader's data set.
+        allow_changed: whether a checkpoint is continued although a loader of one's own gives other samples, with a
+            warning: another number of them, other labels, or other contents of 16 samples that are looked at.  (A
+            datamodule of this package has an argument of that name.)
 
     Raises:
         ConfigError: if a number is no whole number >= 1.
@@ -64,6 +67,7 @@ class Execution:
     state_layout: Layout = "auto"
     skip_nonfinite: bool = False
     num_samples: int | None = None
+    allow_changed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "kept_outputs", "num_samples"):

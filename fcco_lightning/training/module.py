@@ -44,10 +44,12 @@ from fcco_lightning.training.finite_weights import require_finite_weights, stati
 from fcco_lightning.training.old_model import OldModel
 from fcco_lightning.training.optimizers import Stepping
 from fcco_lightning.training.posing import (
+    contents_of_some,
     datamodule_of,
     description,
     ends_with_one,
     fit_to_data,
+    own_loader,
     require_same_problem,
     training_split,
     what_is_solved,
@@ -215,7 +217,8 @@ class FCCOModule(EvaluatingModule):
 
     def _pose(self) -> None:
         """Make the rows of the present phase, as an earlier fit has left them; batches may be drawn in another way."""
-        n, sampling = training_split(self.trainer, self.execution.num_samples)
+        loader = own_loader(self.trainer)
+        n, sampling = training_split(self.trainer, loader, self.execution.num_samples)
         if self.problem is not None and self.num_samples != n:
             raise ConfigError(
                 f"the module's dual state belongs to a training split of {self.num_samples} samples, this one has {n}. "
@@ -234,7 +237,11 @@ class FCCOModule(EvaluatingModule):
             processes=self.processes,
             layout=self.execution.state_layout,
         )
+        if loader is not None:
+            problem.data["contents"] |= contents_of_some(loader, n)
         if self.problem is not None:
+            if loader is not None:
+                problem.require_same_data(self.problem.data, allow_changed=self.execution.allow_changed)
             try:  # probabilities of rows are counted with one way of drawing, and known with another
                 problem.load_state_dict(self.problem.state_dict(), strict=False)
             except CheckpointError as error:
@@ -530,6 +537,9 @@ class FCCOModule(EvaluatingModule):
             self._pose()
         self.phases.require_same_algorithm(stored)
         require_same_problem(stored["problem"], what_is_solved(self.objective, self.constraints, self.penalty))
+        if not hasattr(datamodule_of(self.trainer), "identity"):  # which compares its data by itself
+            data, allowed = stored["engine"].get("data"), self.execution.allow_changed
+            _set_up(self.problem).require_same_data(data, allow_changed=allowed)
         load(self.dual_states(), checkpoint, self.processes)
         if stored.get("average") is not None:
             exchange(checkpoint["state_dict"], stored["average"])

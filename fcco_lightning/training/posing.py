@@ -19,6 +19,7 @@ from fcco_lightning.constraints import (
     require_compatible,
 )
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data.fingerprint import contents_of_samples
 from fcco_lightning.data.indexed import IndexedDataset, drawn_by, require_own_index
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.engine import Drawn, Problem
@@ -26,6 +27,14 @@ from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import TARGET
 from fcco_lightning.objectives import Objective
+from fcco_lightning.training.random_streams import (
+    loader_streams,
+    random_streams,
+    set_loader_streams,
+    set_random_streams,
+)
+
+_LOOKED_AT = 16  # samples whose contents stand for a data set
 
 
 def datamodule_of(trainer: Trainer | None) -> Any:
@@ -66,17 +75,17 @@ def _size(network: nn.Module, num_features: int | None) -> None:
     network.train(training)
 
 
-def training_split(trainer: Trainer, known: int | None) -> tuple[int, Mapping[str, Drawn] | None]:
+def training_split(
+    trainer: Trainer, loader: DataLoader[Any] | None, known: int | None
+) -> tuple[int, Mapping[str, Drawn] | None]:
     """Number of training samples of a fit, and what is known of how batches are drawn.
 
-    ``known`` is the number where no datamodule says it; without, it is the size of the loader's data set.
+    ``known`` is the number where no datamodule says it; without, it is the size of the data set of the ``loader``.
 
     Raises:
         ConfigError: if the number is not known, or the data have another one.
-        DataError: if the loader has no batch, or its samples do not carry their position.
     """
     datamodule = datamodule_of(trainer)
-    loader = None if hasattr(datamodule, "num_train") else _training_loader(trainer)
     found = getattr(datamodule, "num_train", None)
     if found is None and loader is not None:
         found = sized_len(loader.dataset)
@@ -116,13 +125,15 @@ def _require_one_number(known: int | None, found: int | None, loader: DataLoader
         )
 
 
-def _training_loader(trainer: Trainer) -> DataLoader[Any] | None:
-    """The loader that a fit is going to draw from, where it is a single one; None otherwise.
+def own_loader(trainer: Trainer) -> DataLoader[Any] | None:
+    """The loader of one's own that a fit is going to draw from, where it is a single one; None otherwise.
 
     Raises:
         DataError: if it has no batch, with which Lightning would train nothing; of one or several, if samples do not
             carry their position in its data set.
     """
+    if hasattr(datamodule_of(trainer), "num_train"):
+        return None
     source = trainer.fit_loop._data_source
     loader = source.dataloader() if source.is_defined() else None
     for each in pytree.tree_leaves(getattr(loader, "iterables", loader)):
@@ -138,6 +149,33 @@ def _training_loader(trainer: Trainer) -> DataLoader[Any] | None:
     return loader
 
 
+def contents_of_some(loader: DataLoader[Any], num_samples: int) -> dict[str, str]:
+    """A digest of some samples at fixed places of a loader's data set, by what it is of; nothing where that is unsure.
+
+    It is where loading a sample draws random numbers, depends on the epoch, or is left to worker processes.
+    """
+    data = loader.dataset
+    if loader.num_workers or sized_len(data) != num_samples or hasattr(data, "set_epoch"):
+        return {}
+    places = sorted({i * (num_samples - 1) // (_LOOKED_AT - 1) for i in range(_LOOKED_AT)})
+    before, of_loader = random_streams(), loader_streams([loader])
+    try:
+        given = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[i] for i in places]
+        found = contents_of_samples(given)
+    except Exception:  # whatever a data set of one's own cannot do, it need not for this
+        return {}
+    finally:
+        drawn = not _same((random_streams(), loader_streams([loader])), (before, of_loader))
+        set_random_streams(before)
+        set_loader_streams([loader], of_loader)
+    return {} if drawn else {f"{len(places)} samples that were looked at": found}
+
+
+def _same(streams: Any, others: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(streams), pytree.tree_leaves(others), strict=True)
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
+
+
 def description(
     problem: Problem, num_samples: int | None, network: nn.Module, constraints: Sequence[Constraint], datamodule: Any
 ) -> dict[str, str]:
@@ -149,7 +187,7 @@ def description(
         "constraints": str([(type(c).__name__, c.names, c.kappa) for c in constraints]),
         "network": str([(name, tuple(p.shape)) for name, p in network.named_parameters()]),
     }
-    return said | ({} if identity is None else {"data": str(identity())})
+    return said | {"data": str(problem.data if identity is None else identity())}
 
 
 def plain_values(part: object) -> dict[str, Any]:

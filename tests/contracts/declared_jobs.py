@@ -19,13 +19,13 @@ def indexed(x=X, y=Y):
     return IndexedDataset(TensorDataset(x, y))
 
 
-def trained(loader, objective=None, algorithm=None, trainer=(), **module):
+def trained(loader, objective=None, algorithm=None, trainer=(), ckpt_path=None, **module):
     """Train an epoch; the module, and what was warned of."""
     options = QUIET | {"max_epochs": 1, "limit_val_batches": 0} | dict(trainer)
     made = FCCOModule(nn.Linear(3, 1), objective or AveragePrecision(), algorithm=algorithm or SOX(), **module)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Trainer(**options).fit(made, loader)
+        Trainer(**options).fit(made, loader, ckpt_path=ckpt_path)
     return made, [str(w.message) for w in caught]
 
 

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
@@ -27,6 +28,8 @@ from fcco_lightning.data import BalancedSampling, Drawn, UniformBatches
 from fcco_lightning.engine.arrivals import WATCHED
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.outputs import Embeddings
+from fcco_lightning.training.posing import contents_of_some
+from tests.conftest import QUIET
 from tests.contracts import declared_jobs as jobs
 from tests.contracts.declared_jobs import BATCH, N, X, Y, indexed, trained
 from tests.jobs import SoftRank
@@ -292,6 +295,109 @@ def test_embeddings_of_another_length_are_named(objective, unit):
     said = [str(w.message) for w in caught if "embeddings of length 1" in str(w.message)]
     assert len(said) == (not unit)
     assert all(f"by up to {off:.3g}" in text for text in said)
+
+
+# ----------------------------------------------------------------------------------------------- checkpoints
+
+
+def with_mirrored(x, y):
+    """The samples but for their inputs, of which some are others."""
+    return TensorDataset(torch.cat([x[:-1], -x[-1:]]), y)
+
+
+def permuted(x, y):
+    order = torch.cat([torch.arange(1, len(x)), torch.tensor([0])])
+    return TensorDataset(x[order], y[order])
+
+
+OTHERS = {
+    "one less": (lambda x, y: TensorDataset(x[1:], y[1:]), "rows: 200 there, 199 here"),
+    "one more": (lambda x, y: TensorDataset(torch.cat([x, x[:1]]), torch.cat([y, y[:1]])), "rows: 200 there, 201 here"),
+    "other inputs": (with_mirrored, "contents or the order of .'16 samples that were looked at'"),
+    "permuted": (permuted, "contents or the order of"),
+}
+
+
+def unlabelled_first():
+    y = Y.clone()
+    y[0] = 0
+    return X, y
+
+
+@pytest.fixture
+def saved(tmp_path):
+    module, _ = trained(DataLoader(IndexedDataset(TensorDataset(*unlabelled_first())), BATCH, shuffle=True))
+    path = tmp_path / "last.ckpt"
+    module.trainer.save_checkpoint(path)
+    return path
+
+
+def continued(data, path, **execution):
+    loader = DataLoader(IndexedDataset(data), BATCH, shuffle=True)
+    options = {"max_epochs": 2, "num_sanity_val_steps": 0}
+    return trained(loader, trainer=options, ckpt_path=path, execution=Execution(**execution))[1]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_checkpoint_is_not_continued_with_other_samples(saved, other):
+    make, told = OTHERS[other]
+    with pytest.raises(DataError, match=f"another training split.*{told}.*allow_changed=True"):
+        continued(make(*unlabelled_first()), saved)
+    continued(TensorDataset(*unlabelled_first()), saved)
+
+
+def test_a_checkpoint_is_continued_with_other_samples_on_purpose(saved):
+    said = continued(with_mirrored(*unlabelled_first()), saved, allow_changed=True)
+    assert sum("another training split" in text for text in said) == 1
+
+
+def test_a_module_is_not_fitted_again_to_other_samples():
+    module, _ = trained(DataLoader(IndexedDataset(TensorDataset(X, Y)), BATCH, shuffle=True))
+    again = DataLoader(IndexedDataset(with_mirrored(X, Y)), BATCH, shuffle=True)
+    with pytest.raises(DataError, match="another training split"):
+        Trainer(**QUIET | {"max_epochs": 1, "limit_val_batches": 0}).fit(module, again)
+
+
+class Noisy(Dataset):
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return X[i] + torch.randn(3), int(Y[i])
+
+
+def test_samples_that_are_drawn_are_not_looked_at_and_draw_nothing():
+    loader = DataLoader(IndexedDataset(Noisy(), columns={"y": Y}), BATCH, shuffle=True)
+    torch.manual_seed(5)
+    assert contents_of_some(loader, N) == {}
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(5)))
+    assert contents_of_some(DataLoader(indexed(), BATCH), N)
+
+
+@pytest.mark.parametrize("other", ["number", "labels"])
+def test_engines_and_criteria_refuse_the_state_of_other_samples(other):
+    n, y = (N, Y.flip(0)) if other == "labels" else (N - 1, Y[:-1])
+    sampling, network = IndexedDataset(TensorDataset(X[:n], y)).drawn(BATCH), nn.Linear(3, 1)
+
+    def criterion(n, sampling, **options):
+        made = Criterion(AveragePrecision(), SOX(), num_samples=n, sampling=sampling, **options)
+        made.follow(torch.optim.SGD(network.parameters(), lr=0.1))
+        return made
+
+    told = "rows: 200 there, 199 here" if other == "number" else "the contents or the order of .'y'"
+    state = engine_for(sampling=indexed().drawn(BATCH))[0].state_dict()
+    engine = engine_for(sampling=sampling, n=n)[0]
+    with pytest.raises(DataError, match=told):
+        engine.load_state_dict(state)
+    with pytest.warns(UserWarning, match=told):
+        engine.load_state_dict(state, allow_changed=True)
+    state = criterion(N, indexed().drawn(BATCH)).state_dict()
+    with pytest.raises(DataError, match=told):
+        criterion(n, sampling).load_state_dict(state)
+    if other == "labels":
+        with pytest.warns(UserWarning, match=told):
+            criterion(n, sampling, allow_changed=True).load_state_dict(state)
+    criterion(N, indexed().drawn(BATCH)).load_state_dict(state)
 
 
 # ----------------------------------------------------------------------------------------------- what it costs
