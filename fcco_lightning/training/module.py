@@ -17,7 +17,7 @@ from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.engine import Engine, Evaluated, Problem, read, require_single
-from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fcco_lightning.estimators import AdamType
 from fcco_lightning.evaluation import Evaluation, default_evaluation
 from fcco_lightning.models import head_of, renew
@@ -240,14 +240,14 @@ class FCCOModule(EvaluatingModule):
         if loader is not None:
             problem.data["contents"] |= contents_of_some(loader, n)
         if self.problem is not None:
-            if loader is not None:
-                problem.require_same_data(self.problem.data, allow_changed=self.execution.allow_changed)
             try:  # probabilities of rows are counted with one way of drawing, and known with another
                 problem.load_state_dict(self.problem.state_dict(), strict=False)
-            except CheckpointError as error:
+                if loader is not None:
+                    problem.require_same_data(self.problem.data, allow_changed=self.execution.allow_changed)
+            except (CheckpointError, DataError) as error:
                 raise ConfigError(
-                    "the module's rows belong to another training split, whose samples own other rows. Make a new "
-                    "FCCOModule for other data."
+                    "the module's rows belong to another training split, whose samples are others or own other rows. "
+                    "Make a new FCCOModule for other data."
                 ) from error
         self.num_samples, self.problem = n, problem
         # DistributedDataParallel would overwrite the shards of all processes with that of the first

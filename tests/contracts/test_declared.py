@@ -354,7 +354,7 @@ def test_a_checkpoint_is_continued_with_other_samples_on_purpose(saved):
 def test_a_module_is_not_fitted_again_to_other_samples():
     module, _ = trained(DataLoader(IndexedDataset(TensorDataset(X, Y)), BATCH, shuffle=True))
     again = DataLoader(IndexedDataset(with_mirrored(X, Y)), BATCH, shuffle=True)
-    with pytest.raises(DataError, match="another training split"):
+    with pytest.raises(ConfigError, match="another training split, whose samples are others"):
         Trainer(**QUIET | {"max_epochs": 1, "limit_val_batches": 0}).fit(module, again)
 
 

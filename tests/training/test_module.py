@@ -681,7 +681,7 @@ def test_a_refused_fit_leaves_the_rows_of_the_one_before(make_trainer):
 
     fit(y)
     rows = module.problem.states[0].rows.clone()
-    with pytest.raises(ConfigError, match=r"whose samples own other rows\. Make a new FCCOModule"):
+    with pytest.raises(ConfigError, match=r"whose samples are others or own other rows\. Make a new FCCOModule"):
         fit(1 - y)
     assert torch.equal(module.problem.states[0].rows, rows)
     fit(y)
