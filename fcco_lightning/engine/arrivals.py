@@ -1,7 +1,7 @@
 """What is declared of the batches, compared with the first of them that arrive."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,10 +26,13 @@ class Arrivals:
     """Watches the first batches, of all processes together, and refuses what contradicts what was declared.
 
     Declared are the number of samples, and with ``sampling`` the size of batches, which samples are different, their
-    labels, and how many of every stratum a batch holds.  Every one of these numbers enters the weights of rows, so that
-    other batches would train another problem without a word.  What need not be an error, such as batches that contain
-    one class, is warned of, with how often it was seen.  It costs an exchange between the processes for each of the
-    batches that are watched, and nothing afterwards.
+    labels, and how many of every stratum a batch holds.  All of these enter the weights of rows, so that other batches
+    would train another problem without a word.  What need not be an error, such as batches that contain one class, is
+    warned of, with how often it was seen.
+
+    The first batch is compared before it is trained on, and so are the sizes of the others; their samples are kept on
+    their device and compared when the last batch that is watched, or the first epoch, is over.  That costs an exchange
+    between the processes for each of these batches, and nothing afterwards.
 
     Args:
         problem: with what was declared.
@@ -42,7 +45,8 @@ class Arrivals:
         self._problem, self._processes = problem, problem.processes
         self.left = WATCHED
         self._other_size = set[str]()  # parts whose batch before had another size than declared
-        self._silent, self._came = 0, list[_Came]()
+        self._came = list[dict[str, _Came]]()
+        self._said = list[Mapping[str, Tensor]]()
         self._bounds: dict[str, tuple[Tensor, Tensor]] = {}
         self._same_everywhere = False
 
@@ -55,51 +59,58 @@ class Arrivals:
         if not self.left:
             return
         self.left -= 1
-        for number, (name, part) in enumerate(batch.items()):
-            names = [n for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))]
-            size = len(next(iter(part.values())))
-            given = [part[n] for n in names] or [torch.empty(size, 0)]
-            union = self._processes.gather(given)
-            columns = {n: column.cpu() for n, column in zip(names, union.tensors, strict=False)}
-            came = _Came(columns, union.sizes)
-            self._compare(name, came, self._problem.declared.get(name), labelled="task" not in part)
-            if number == 0:
-                self._came.append(came)
+        came = {name: self._union(name, part) for name, part in batch.items()}
+        if not self._came:
+            self._compare(came)
+        self._came.append(came)
 
     def learn(self, estimates: Mapping[str, Tensor], *, last_batch: bool) -> None:
-        """Take note of what a batch said; behind the last one that is watched, warn of what is strange.
+        """Take note of what a batch said; behind the last one that is watched, compare all and warn of what is strange.
 
         Args:
             estimates: of the parts of F on the batch.
             last_batch: whether the epoch ends with it.
+
+        Raises:
+            DataError: as :meth:`look`.
         """
         if not self._came:
             return
-        value, labels = estimates.get("objective"), self._came[-1].columns.get("y")
-        if value is not None:
-            one_class = labels is not None and _different(labels) == 1
-            self._silent += bool(value.isnan()) or (one_class and float(value) == 0)
+        self._said.append(estimates)
         if last_batch or not self.left:
+            every, said, self._came, self._said, self.left = self._came, self._said, [], [], 0
+            for came in every[1:]:
+                self._compare(came)
             if self._processes.rank == 0:
-                self._judge()
-            self.left, self._came = 0, []
+                self._judge([next(iter(came.values())).here() for came in every], said)
+
+    def _union(self, name: str, part: Columns) -> "_Came":
+        """A part of a batch, of all processes; its size is compared."""
+        names = [n for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))]
+        size = len(next(iter(part.values())))
+        union = self._processes.gather([part[n] for n in names] or [torch.empty(size, 0)])
+        drawn = self._problem.declared.get(name)
+        self._compare_size(name, sum(union.sizes), None if drawn is None else getattr(drawn.plan, "batch_size", None))
+        columns = dict(zip(names, union.tensors, strict=False))
+        return _Came(columns, union.sizes, "task" not in part, name not in self._other_size)
 
     # ------------------------------------------------------------------------------------------- what is an error
 
-    def _compare(self, name: str, came: "_Came", drawn: Drawn | None, *, labelled: bool) -> None:
-        plan = None if drawn is None else drawn.plan
-        self._compare_size(name, came.size, getattr(plan, "batch_size", None))
-        index = came.columns.get("index")
-        if index is None:
-            return
-        if labelled:
-            _require_own_index(came.columns, index)
-        self._compare_different(came, index, plan)
-        if drawn is None or len(index) == 0 or not 0 <= int(index.min()) <= int(index.max()) < _rows(drawn.columns):
-            return  # of an index that is none the engine says more
-        if labelled:
-            _require_labels(came.columns, index, drawn.columns)
-        self._compare_strata(name, index, drawn)
+    def _compare(self, batch: Mapping[str, "_Came"]) -> None:
+        for name, part in batch.items():
+            came, drawn = part.here(), self._problem.declared.get(name)
+            index = came.columns.get("index")
+            if index is None:
+                continue
+            if came.labelled:
+                _require_own_index(came.columns, index)
+            self._compare_different(came, index, None if drawn is None else drawn.plan)
+            if drawn is None or len(index) == 0 or not 0 <= int(index.min()) <= int(index.max()) < _rows(drawn.columns):
+                continue  # of an index that is none the engine says more
+            if came.labelled:
+                _require_labels(came.columns, index, drawn.columns)
+            if came.as_declared:
+                self._compare_strata(name, index, drawn)
 
     def _compare_size(self, name: str, size: int, declared: int | None) -> None:
         """A single batch may have another size, as the last one of an epoch; two in a row tell that all have."""
@@ -124,7 +135,7 @@ class Arrivals:
                 "and was declared to hold different ones. "
                 + (_GIVEN_TWICE if len(parts) > 1 else _ONE_INDEX + " Or declare how the loader draws.")
             )
-        whole = len(first) >= (self._problem.num_samples or 0)
+        whole = len(first) >= self._problem.num_samples
         if same and allowed is None and not whole and not self._same_everywhere and self._processes.rank == 0:
             self._same_everywhere = True
             warnings.warn(
@@ -144,7 +155,7 @@ class Arrivals:
 
     def _compare_strata(self, name: str, index: Tensor, drawn: Drawn) -> None:
         plan, strata = drawn.plan, getattr(drawn.plan, "strata", None)
-        if strata is None or not hasattr(plan, "most") or name in self._other_size:
+        if strata is None or not hasattr(plan, "most"):
             return
         sizes = torch.bincount(strata)
         if len(sizes) > _MOST_STRATA:
@@ -170,29 +181,34 @@ class Arrivals:
 
     # -------------------------------------------------------------------------------------------- what is strange
 
-    def _judge(self) -> None:
-        number = len(self._came)
+    def _judge(self, every: Sequence["_Came"], said: Sequence[Mapping[str, Tensor]]) -> None:
+        number = len(every)
         if number < _FEWEST:
             return
-        name = type(self._problem.objective).__name__
+        classes = [came.columns.get("y") for came in every]
+        silent = sum(
+            bool(value.isnan()) or (value == 0 and y is not None and _different(y) == 1)
+            for value, y in zip((of_batch.get("objective") for of_batch in said), classes, strict=False)
+            if value is not None
+        )
         known = self._problem.direct_weight > 2  # rare by how batches are drawn, of which there was a word
-        if self._silent > number / 2 and not known:
+        if silent > number / 2 and not known:
             warnings.warn(
-                f"{self._silent} of the first {number} batches contain nothing that {name} measures, such as samples "
-                f"of one class only: they train nothing. {_MIXED}",
+                f"{silent} of the first {number} batches contain nothing that {type(self._problem.objective).__name__} "
+                f"measures, such as samples of one class only: they train nothing. {_MIXED}",
                 stacklevel=5,
             )
         else:
-            self._judge_labels()
-        self._judge_range()
+            self._judge_labels(every)
+        self._judge_range(every)
 
-    def _judge_labels(self) -> None:
+    def _judge_labels(self, every: Sequence["_Came"]) -> None:
         """Warn where many batches contain one class or group only, which chance would not explain."""
         drawn = next(iter(self._problem.declared.values()), None)
         if drawn is not None and getattr(drawn.plan, "strata", None) is not None:
             return
         for name in _LABELS:
-            columns = [came.columns[name] for came in self._came if name in came.columns]
+            columns = [came.columns[name] for came in every if name in came.columns]
             if not columns:
                 continue
             values, counts = torch.unique(torch.cat(columns), return_counts=True)
@@ -206,17 +222,17 @@ class Arrivals:
                 )
                 return
 
-    def _judge_range(self) -> None:
+    def _judge_range(self, every: Sequence["_Came"]) -> None:
         """Warn where the samples end before the declared number does, unless they come in their order."""
-        n, every = self._problem.num_samples, [came.columns.get("index") for came in self._came]
-        index = torch.cat([column for column in every if column is not None])
-        if not self._problem.needs_index or n is None or not len(index):
+        n, columns = self._problem.num_samples, [came.columns["index"] for came in every if "index" in came.columns]
+        if not self._problem.needs_index or not columns:
             return
+        index = torch.cat(columns)
         last, half = int(index.max()), int(index[: len(index) // 2].max())
         awaited = len(index) * (1 - (last + 1) / n)
         if awaited > _AWAITED and half > 0.9 * last:
             warnings.warn(
-                f"the {len(index)} samples of the first {len(self._came)} batches have the indices 0..{last}, and "
+                f"the {len(index)} samples of the first {len(every)} batches have the indices 0..{last}, and "
                 f"num_samples={n} declares 0..{n - 1}: the objective is a mean over {n} samples, of which "
                 f"{n - 1 - last} seem not to come. Declare the size of the training split; {_ONE_INDEX}",
                 stacklevel=6,
@@ -227,16 +243,20 @@ class _Came(NamedTuple):
     """A batch of all processes.
 
     Attributes:
-        columns: ``index`` and labels, as far as the batch has them, on the CPU.
+        columns: ``index`` and labels, as far as the batch has them.
         sizes: number of samples of every process.
+        labelled: whether the labels belong to the sample, whenever it comes, and not to one of several tasks.
+        as_declared: whether it has the size that was declared.
     """
 
     columns: Columns
     sizes: list[int]
+    labelled: bool
+    as_declared: bool
 
-    @property
-    def size(self) -> int:
-        return sum(self.sizes)
+    def here(self) -> "_Came":
+        """The same on the CPU."""
+        return self._replace(columns={name: column.cpu() for name, column in self.columns.items()})
 
 
 _ONE_INDEX = (

@@ -83,7 +83,7 @@ CASES = {  # objective, constraints, outputs, columns, plan, a batch, what is wr
         [],
         1,
         {"y": Y},
-        BalancedBatches(Y, 4, positive_fraction=0.25),
+        BalancedBatches(Y, 4),
         [3, 4, 0, 1],
         [3, 0, 1, 2],
         "a batch holds one sample of stratum .* which has 6",
