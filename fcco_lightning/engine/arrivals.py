@@ -47,22 +47,29 @@ class Arrivals:
         self._other_size = set[str]()  # parts whose batch before had another size than declared
         self._came = list[dict[str, _Came]]()
         self._said = list[Mapping[str, Tensor]]()
+        self._compared = 0
         self._bounds: dict[str, tuple[Tensor, Tensor]] = {}
         self._same_everywhere = False
 
     def look(self, batch: Batch) -> None:
-        """Compare a batch, of which this process has a part, with what was declared; all processes call it together.
+        """Take note of a batch, of which this process has a part; all processes call it together.
+
+        Raises:
+            DataError: if the size is another one than was declared, with the way out.
+        """
+        if self.left:
+            self.left -= 1
+            self._came.append({name: self._union(name, part) for name, part in batch.items()})
+
+    def compare(self) -> None:
+        """Compare what has come since the last call with what was declared.
 
         Raises:
             DataError: with what was declared, what came, and the way out.
         """
-        if not self.left:
-            return
-        self.left -= 1
-        came = {name: self._union(name, part) for name, part in batch.items()}
-        if not self._came:
+        for came in self._came[self._compared :]:
             self._compare(came)
-        self._came.append(came)
+        self._compared = len(self._came)
 
     def learn(self, estimates: Mapping[str, Tensor], *, last_batch: bool) -> None:
         """Take note of what a batch said; behind the last one that is watched, compare all and warn of what is strange.
@@ -72,15 +79,17 @@ class Arrivals:
             last_batch: whether the epoch ends with it.
 
         Raises:
-            DataError: as :meth:`look`.
+            DataError: as :meth:`compare`.
         """
         if not self._came:
             return
         self._said.append(estimates)
         if last_batch or not self.left:
-            every, said, self._came, self._said, self.left = self._came, self._said, [], [], 0
-            for came in every[1:]:
-                self._compare(came)
+            every, said, self.left = self._came, self._said, 0
+            try:
+                self.compare()
+            finally:
+                self._came, self._said = [], []
             if self._processes.rank == 0:
                 self._judge([next(iter(came.values())).here() for came in every], said)
 

@@ -291,6 +291,7 @@ class Engine:
         self.seen = seen = seen._replace(batch=self.problem.attach(columns))
         if not self.checked:
             check(self.problem, self.algorithm, seen)
+            self.arrivals.compare()
             for look_at in self.onlookers:
                 look_at(self, seen)
             self.checked = True

@@ -106,7 +106,7 @@ def ends_with_one(trainer: Trainer) -> bool:
     if hasattr(datamodule, "sampling"):
         plans = [drawn.plan for drawn in datamodule.sampling().values()]
         return any(plan.smallest == 1 < plan.batch_size for plan in plans if isinstance(plan, UniformBatches))
-    loader = None if hasattr(datamodule, "num_train") else _training_loader(trainer)
+    loader = own_loader(trainer)
     size = None if loader is None or loader.drop_last else loader.batch_size
     return loader is not None and size is not None and (sized_len(loader.sampler) or 0) % size == 1 < size
 
