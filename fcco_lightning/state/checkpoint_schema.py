@@ -67,6 +67,7 @@ class EngineState(TypedDict):
     algorithm: _Named
     samples_before: NotRequired[dict[str, Tensor]]
     estimates: NotRequired[dict[str, Tensor]]
+    data: NotRequired[dict[str, Any] | None]
 
 
 class CriterionState(TypedDict):
