@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import fraction, positive
-from fcco_lightning.engine import Engine, Estimates, Evaluated, part_name
+from fcco_lightning.engine import Engine, Evaluated, part_name
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import EMA, like_parameters
 from fcco_lightning.models.batch import Batch, Columns
@@ -84,7 +84,6 @@ class PDSCA(Estimation):
             there = engine.measure(engine.evaluate(batch), [t for t in terms if t.name == "objective"])
             at_u = self.step(there)
             y = engine.gradients(at_u.value, of_samples=True)
-            at_u.estimates = Estimates(None, at_u.estimates.computed())  # known parameters are those of u here
         step = [w - self.alpha * g for w, g in zip(engine.params, inner, strict=True)]
         surrogate = at_u.replaced(torch.stack([(a * b).sum() for a, b in zip(y, step, strict=True)]).sum())
         rest = [t for t in terms if t.name != "objective"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
+from fcco_lightning.engine.estimates import Evaluated, Measured, Proposal, Summand, Surrogate
 from fcco_lightning.engine.functions import RandomState
 from fcco_lightning.engine.running import Running
 from fcco_lightning.models.batch import Batch
@@ -79,7 +79,7 @@ class Compiled:
         surrogate = Surrogate(value)
         surrogate.proposals = [Proposal(self._states[number], *rest) for number, *rest in proposals]
         surrogate.counted = [(engine.problem.all_terms[number].weights, *rest) for number, *rest in counted]
-        surrogate.estimates = Estimates(None, estimates)
+        surrogate.estimates.summands = [Summand(name, total, rows=rows) for name, total, rows in estimates]
         if gradients is not None:
             *surrogate.gradients, surrogate.by_rows = gradients
         return surrogate
@@ -117,7 +117,8 @@ class Compiled:
                 value = value.detach()
             proposals = [(p.state.number, p.index, p.rows, p.decay, p.finite) for p in surrogate.proposals]
             counted = [(w.number, index, each) for w, index, each in surrogate.counted]
-            return value, gradients, proposals, counted, surrogate.estimates.computed()
+            estimates = [(one.name, *one.summed()) for one in surrogate.estimates.summands]
+            return value, gradients, proposals, counted, estimates
 
         return run
 

@@ -14,7 +14,7 @@ from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, name_index, refuse
-from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
+from fcco_lightning.engine.estimates import Averages, Estimates, Evaluated, Measured, Proposal, Surrogate
 from fcco_lightning.engine.functions import InnerFunctions, in_full, read, unite
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import RowWeights
@@ -60,6 +60,7 @@ class Engine:
         last_batch: whether the epoch ends with the batch.
         has_schedule: whether the learning rate has one.
         answer: to what was asked in the last :meth:`commit`.
+        averages: means of the estimates since :meth:`average_estimates`; None if nobody asked.
         given: the batch that is being trained on, of this process, until the commit.
         seen: the same, evaluated.
         arrivals: compares the first batches with what was declared of them.
@@ -76,6 +77,7 @@ class Engine:
     """
 
     optimizer: Optimizer
+    averages: Averages | None
     given: Batch
     seen: Evaluated | None
     _proposals: list[Proposal]
@@ -103,7 +105,7 @@ class Engine:
         self.arrivals = Arrivals(problem)
         self.checked = False  # whether the parts have looked at a batch
         self.onlookers: list[Callable[[Engine, Evaluated], None]] = []  # who look at it beside them
-        self._estimates = Estimates(None)
+        self._estimates, self.averages = Estimates(None), None
         self._new_estimates: Estimates | None = None  # of a step that has not been committed
         self.network_alone = self._only_network()
         self.discard()
@@ -121,7 +123,7 @@ class Engine:
             optimizer: the user's, over the trainable parameters.
             last_batch: whether the epoch ends with this batch, so that a double loop closes.
 
-        Returns: estimates of the parts of F by name, computed when looked at.
+        Returns: estimates of the parts of F by name, at the weights and parameters from before the update.
 
         Raises:
             NonFiniteError, DataError, StateIndexError: before any row or weight has changed.
@@ -153,6 +155,10 @@ class Engine:
             self.discard()
         self.arrivals.learn(self._estimates, last_batch=last_batch)
         return self._estimates
+
+    def average_estimates(self) -> None:
+        """Begin to take means of the estimates over the batches from now on."""
+        self.averages = Averages(self.problem.direct_weight if self.problem.may_lack_direct else None)
 
     def close_inner_loop(self, optimizer: Optimizer) -> None:
         """Update w from a double loop that has begun, where the epoch ends without a usable batch."""
@@ -211,13 +217,14 @@ class Engine:
         """What is remembered of earlier weights and batches; tensors and primitives only.  The problem has the rows."""
         samples = self.problem.row_parameters
         before = {} if samples is None else {name: column.clone() for name, column in samples.before.items()}
-        estimates = {name: value.cpu() for name, value in self._estimates.computed()}  # of batches that make none
-        return {
+        estimates = {name: value.cpu() for name, value in self._estimates.items()}  # of batches that make none
+        state = {
             "algorithm": self.algorithm.state_dict(),
             "samples_before": before,
             "estimates": estimates,
             "data": self.problem.data,
         }
+        return state if self.averages is None else {**state, "averages": self.averages.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any], *, allow_changed: bool = False) -> None:
         """Continue exactly where :meth:`state_dict` was taken.
@@ -239,6 +246,9 @@ class Engine:
         try:
             with in_words("the state of the algorithm"):
                 self.algorithm.load_state_dict(state["algorithm"])
+            if self.averages is not None:
+                with in_words("the means of the epoch"):
+                    self.averages.load_state_dict(state.get("averages", {}), device)
         except CheckpointError:
             self.algorithm.load_state_dict(before)
             raise
@@ -399,6 +409,9 @@ class Engine:
         self._write()
         if self._new_estimates is not None:
             self._estimates = self._new_estimates
+            if self.averages is not None:
+                batch = self.given if self.seen is None else self.seen.batch  # of all processes
+                self.averages.add(self._estimates, len(next(iter(next(iter(batch.values())).values()))))
         if known is not None:
             self.problem.take_units(self._estimates, known=answers[-1])
         self.discard()

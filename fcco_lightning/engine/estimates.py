@@ -5,12 +5,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.terms import Reading
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.state import DualState, replaced
+
+_TOGETHER = 16  # batches
+_Waiting = tuple[Tensor, Tensor | None, Tensor | None, int]  # values, weights, rows, and the size of the batch
 
 
 class Evaluated(NamedTuple):
@@ -47,54 +51,161 @@ class Measured(NamedTuple):
     readings: list[Reading]
 
 
-class Estimates(Mapping[str, Tensor]):
-    """Running estimates of the parts of F by name, detached scalars; computed when asked for, so a step costs nothing.
+class Summand(NamedTuple):
+    """One summand of a part of F, as a batch estimates it: a number, or a sum over rows and how many these are.
 
-    A part of which the batch says nothing is NaN.
+    Attributes:
+        name: of the part.
+        values: the number, or the sum; or the values of the rows (r,), or the inner values (r, k) that ``outer`` takes.
+        outer: f, whose value is taken when somebody looks; None for values that have been taken.
+        lasts: whether f is the same in all batches.
+        share: factor of the sum.
+        weights: of the rows in the sum, shape (r,), or None.
+        rows: how much of a row every entry is, shape (r,), 0 of rows that the batch does not contain; their sum; or
+            None for a number.
+    """
+
+    name: str
+    values: Tensor
+    outer: OuterFunction | None = None
+    lasts: bool = False
+    share: float = 1.0
+    weights: Tensor | None = None
+    rows: Tensor | None = None
+
+    def evaluated(self) -> "Summand":
+        """The same with the values of the rows."""
+        if self.outer is None:
+            return self
+        with torch.no_grad():
+            return self._replace(values=self.outer.value(self.values), outer=None)
+
+    def summed(self) -> tuple[Tensor, Tensor | None]:
+        """The number and None, or the sum over the rows and how many these are."""
+        values, weights, rows = self.evaluated().values, self.weights, self.rows
+        if weights is None or rows is None:
+            return values, rows
+        total = torch.dot(weights.to(values.dtype), torch.where(rows > 0, values, 0.0))
+        return total if self.share == 1 else self.share * total, rows.sum()
+
+
+class Estimates(Mapping[str, Tensor]):
+    """Running estimates of the parts of F by name, detached scalars, at the weights and parameters of their batch.
+
+    They are computed when asked for, so a step costs nothing.  A part of which the batch contains nothing is NaN.
 
     Args:
         direct: estimate of g_0, or None.
         known: estimates that have been computed, by name.
+
+    Attributes:
+        summands: of the parts.
     """
 
     def __init__(self, direct: Tensor | None, known: Iterable[tuple[str, Tensor]] = ()) -> None:
-        self.direct = None if direct is None else direct.detach()
-        self._terms: list[tuple[Reading, OuterFunction, Tensor]] = []
-        self._others: list[tuple[str, Tensor]] = [*known]
+        self.summands = [Summand(name, value) for name, value in known]
+        if direct is not None:
+            self.add_number("objective", direct)
 
     def add(self, reading: Reading, outer: OuterFunction, at: Tensor) -> None:
-        """Add ``share * mean_i c_i f(u_i)`` to a part, with u (r, k) and the importances c of the rows."""
-        self._terms.append((reading._replace(values=reading.values.detach()), outer, at))  # without the step's graph
+        """Add ``share * mean_i c_i f(u_i)`` to a part, with u (r, k) and the importances c of the rows.
+
+        c is 1, or where rows have a relevance this, the larger the rarer batches contain the row; of mean about 1.
+        """
+        weights, rows = reading.importances()
+        term = reading.term
+        summand = Summand(term.name, at, outer, outer is term.smoothed, term.share, weights, rows)
+        moves = any(parameter.requires_grad for parameter in outer.parameters())
+        self.summands.append(summand.evaluated() if moves else summand)
 
     def add_number(self, name: str, value: Tensor) -> None:
         """Add a number to a part."""
-        self._others.append((name, value.detach()))
+        self.summands.append(Summand(name, value.detach().clone()))  # it may be a parameter, which moves
 
     def __getitem__(self, name: str) -> Tensor:
-        with torch.no_grad():  # no decorator: torch 2.11 cannot compile the subscript then
-            return self._sum_of(name)
-
-    def _sum_of(self, name: str) -> Tensor:
-        values = [r.mean(outer.value(at)) for r, outer, at in self._terms if r.term.name == name]
-        values += [value for part, value in self._others if part == name]
-        if name == "objective" and self.direct is not None:
-            values.append(self.direct)
-        if not values:
+        sums = [summand.summed() for summand in self.summands if summand.name == name]
+        if not sums:
             raise KeyError(name)
+        values = [total if rows is None else total / rows for total, rows in sums]
         every = torch.stack([v.to(values[0].dtype).reshape(()) for v in values])
         return torch.where(every.isnan().all(), torch.nan, every.nansum())
 
     def __iter__(self) -> Iterator[str]:
-        direct = [] if self.direct is None else ["objective"]
-        others = (name for name, _ in self._others)
-        return iter(dict.fromkeys([*direct, *(r.term.name for r, _, _ in self._terms), *others]))
+        return iter(dict.fromkeys(summand.name for summand in self.summands))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
 
-    def computed(self) -> list[tuple[str, Tensor]]:
-        """All of them, by name."""
-        return [(name, self[name]) for name in self]
+
+class Averages:
+    """Means of estimates over batches, where every batch counts as much as it contains of a summand.
+
+    Of a sum over rows that is their number, so that a batch without any changes nothing; of g_0 the number of samples,
+    or 0 where the estimate is 0 and some batches have none.  Rows of several batches are taken together, so that a
+    step costs next to nothing.
+
+    Args:
+        direct_weight: what estimates of g_0 are multiplied by, see :class:`Problem`, where they are 0 in batches that
+            lack the samples; None where no batch does.
+    """
+
+    def __init__(self, direct_weight: float | None = None) -> None:
+        self._direct_weight = direct_weight
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # by name and position: the sum, and how much it is of
+        self._waiting: dict[str, list[_Waiting]] = {}
+        self._last: dict[str, Summand] = {}
+
+    def add(self, estimates: Estimates, size: int) -> None:
+        """Add the estimates of a batch of ``size`` samples."""
+        for position, summand in enumerate(estimates.summands):
+            key = f"{summand.name}/{position}"
+            one = self._last[key] = summand if summand.lasts else summand.evaluated()
+            waiting = self._waiting.setdefault(key, [])
+            waiting.append((one.values, one.weights, one.rows, size))
+            if len(waiting) == _TOGETHER:
+                self._sums[key] = self._summed(key)
+                waiting.clear()
+
+    def values(self) -> Estimates:
+        """The means so far, by name; none before the first batch."""
+        sums = {key: self._summed(key) for key in self._last}
+        return Estimates(None, [(key.split("/")[0], total / weight) for key, (total, weight) in sums.items()])
+
+    @torch.no_grad()
+    def _summed(self, key: str) -> tuple[Tensor, Tensor]:
+        """The sum of all batches, and how much it is of."""
+        known, waiting = self._sums.get(key), self._waiting[key]
+        if not waiting and known is not None:
+            return known
+        values, weights, rows, sizes = zip(*waiting, strict=True)
+        if rows[0] is None:
+            total, weight = self._of_numbers(key, torch.stack(values), sizes)
+        elif weights[0] is None:
+            total, weight = torch.stack(values).sum(), torch.stack(rows).sum()
+        else:
+            together = self._last[key]._replace(
+                values=torch.cat(values), weights=torch.cat(weights), rows=torch.cat(rows)
+            )
+            total, of_rows = together.summed()
+            assert of_rows is not None  # noqa: S101 - there are some
+            weight = of_rows
+        return (total, weight) if known is None else (known[0] + total, known[1] + weight)
+
+    def _of_numbers(self, key: str, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        weight = torch.ones_like(values)
+        if self._direct_weight is not None and key.startswith("objective/"):
+            values, weight = values / self._direct_weight, (values != 0).to(values.dtype)
+        weight = torch.stack(torch._foreach_mul(list(weight.unbind()), [float(size) for size in sizes]))
+        return torch.dot(weight, values), weight.sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a continuation needs, to the bit."""
+        return {"sums": dict(self._sums), "waiting": {key: list(each) for key, each in self._waiting.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from there."""
+        held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state))
+        self._sums, self._waiting, self._last = held.get("sums", {}), held.get("waiting", {}), {}
 
 
 class Proposal(NamedTuple):

@@ -67,19 +67,12 @@ class Reading(NamedTuple):
         """``sum_i weight_i v_i`` of values v (r,), a scalar."""
         return torch.dot(self.weight.to(per_row.dtype), per_row)
 
-    def mean(self, per_row: Tensor) -> Tensor:
-        """The term's estimate from values v (r,): ``share * mean_i c_i v_i`` over the rows of which the batch speaks.
-
-        c is 1, or where rows have a relevance this, the larger the rarer batches speak of the row; of mean about 1.
-        """
-        each = self.each.to(per_row.dtype)
-        per_row = torch.where(self.present, per_row, 0.0)
-        if self.relevance is not None:
-            inverse = torch.as_tensor(self.inverse, dtype=per_row.dtype, device=per_row.device).view(-1)
-            mean_inverse = (each * inverse).sum() / each.sum()
-            per_row = per_row * self.relevance * inverse / mean_inverse
-        mean: Tensor = self.term.share * torch.dot(each, per_row) / each.sum()
-        return mean
+    def importances(self) -> tuple[Tensor, Tensor]:
+        """The weights of the entries in ``sum_i c_i v_i``, and in the number of rows, both (r,)."""
+        if self.relevance is None:
+            return self.each, self.each
+        rows = self.each * torch.as_tensor(self.inverse, dtype=self.each.dtype, device=self.each.device).view(-1)
+        return rows * self.relevance, rows
 
 
 class Term(nn.Module):

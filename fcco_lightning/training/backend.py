@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fcco_lightning.checks import one_of, positive
 from fcco_lightning.engine.backend import Backend, hooked
+from fcco_lightning.engine.estimates import Averages
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.checkpoint_files import in_words
 from fcco_lightning.state.processes import Processes
@@ -198,18 +199,33 @@ class LightningBackend(Backend):
         every = self.module.trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 for never
         return bool(every) and (last or (updated and self.module.global_step % every == 0))
 
-    def log(self, prefix: str, estimates: Mapping[str, Tensor], others: Mapping[str, float], *, updated: bool) -> None:
+    def log(
+        self,
+        prefix: str,
+        estimates: Mapping[str, Tensor],
+        others: Mapping[str, float],
+        of_epoch: Mapping[str, Tensor],
+        *,
+        updated: bool,
+    ) -> None:
         """Log figures of a training step for callbacks and the bar, and those of an update of w for loggers, too.
 
+        Figures of an epoch that ends with the step are shown for what its batch lacks: Lightning lets the figure win
+        whose name it has met last, and that must be the one of the epoch, which follows.
         Straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so.
         An estimate of what the batch said nothing about is NaN, and left out; ``others`` are for the loggers only.
         """
         found = {f"{prefix}_{name}": value.item() for name, value in estimates.items()}
         values = {name: value for name, value in found.items() if not math.isnan(value)}
-        self.of_steps |= values.keys()
-        self.module.log_dict(values, prog_bar=True, logger=False, batch_size=1)
+        self.of_steps |= values.keys() | of_epoch.keys()
+        self.module.log_dict({**of_epoch, **values}, prog_bar=True, logger=False, batch_size=1)
         for logger in self.module.trainer.loggers if updated else ():
             logger.log_metrics({**values, **others}, step=self.module.global_step - 1)
+
+    def figures_of_epoch(self, prefix: str, averages: Averages | None) -> dict[str, Tensor]:
+        """The means of the estimates of training steps, as callbacks know them; none of a part that no batch had."""
+        found = {} if averages is None else averages.values()
+        return {f"{prefix}_{name}": value for name, value in found.items() if not bool(value.isnan())}
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Training batches on their device, without end: those of the epochs after the last that has begun."""

@@ -181,7 +181,7 @@ class Criterion(nn.Module):
             name_index(engine)  # raises, if it is that of a row
             raise
         self._backend.surrogate = surrogate.value
-        surrogate.estimates = self.estimates = Estimates(None, surrogate.estimates.computed())  # without the graph
+        self.estimates = surrogate.estimates
         engine.arrivals.learn(self.estimates, last_batch=False)
         engine.descend(surrogate)
         value = self._backend.surrogate

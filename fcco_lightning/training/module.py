@@ -56,7 +56,7 @@ from fcco_lightning.training.posing import (
 )
 from fcco_lightning.training.precisions import WholeColumns, require_wide
 from fcco_lightning.training.pretraining import Phase, Phases, Pretraining
-from fcco_lightning.training.progress import LoopProgress, epoch_is_whole
+from fcco_lightning.training.progress import RESULTS, LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
@@ -301,6 +301,11 @@ class FCCOModule(EvaluatingModule):
         self._engine.functions.by_all = self.processes.largest if self.backend.divided else None
         self._engine.has_schedule = bool(self.trainer.lr_scheduler_configs)
         self.backend.idle = self.phases.idle
+        self._begin_means()
+
+    def _begin_means(self) -> None:
+        if self.trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            self.engine.average_estimates()
 
     def _look_at_outputs(self, engine: Any, seen: Evaluated) -> None:
         with torch.no_grad():
@@ -345,6 +350,7 @@ class FCCOModule(EvaluatingModule):
         if self.phases.is_over(self.current_epoch):
             self._end_pretraining()
         _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.start)
+        self._begin_means()
         if self.engine.follow_parameters() and self.processes.size > 1:
             raise ConfigError(
                 "layers were unfrozen during a fit with several processes: DistributedDataParallel would not average "
@@ -400,7 +406,19 @@ class FCCOModule(EvaluatingModule):
         if self.backend.is_logged(last=last, updated=updated):
             skipped = {"algo/skipped_batches": float(self.skipped_batches)} if self.execution.skip_nonfinite else {}
             others = {f"nu/{name}": value for name, value in self.multipliers().items()} | skipped
-            self.backend.log(self.phases.present.prefix, estimates, others, updated=updated)
+            of_epoch = self._figures_of_epoch() if last else {}
+            self.backend.log(self.phases.present.prefix, estimates, others, of_epoch, updated=updated)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """After an epoch's last batch let callbacks know the means over its batches, in place of that batch's figures.
+
+        What stops or saves on a figure of training, such as ``EarlyStopping("train_objective")``, then goes by them.
+        """
+        if self.engine.last_batch:
+            self.log_dict(self._figures_of_epoch(), logger=False, batch_size=1)
+
+    def _figures_of_epoch(self) -> dict[str, Tensor]:
+        return self.backend.figures_of_epoch(self.phases.present.prefix, self.engine.averages)
 
     def on_validation_start(self) -> None:
         """Evaluate the averaged weights, where there are any."""
@@ -414,9 +432,11 @@ class FCCOModule(EvaluatingModule):
             self.average.show(averaged=False)
 
     def on_train_epoch_end(self) -> None:
-        """Schedules that watch a validation metric, unless the epoch is to be continued."""
+        """Schedules that watch a metric, unless the epoch is to be continued: it has its means so far then."""
         if epoch_is_whole(self.trainer):
             self.backend.step_schedulers("epoch", plateau=True)
+        else:
+            self.log_dict(self._figures_of_epoch(), logger=False, batch_size=1)
 
     def on_train_end(self) -> None:
         """What the algorithm does at the end, such as the recovery step of ALEXR2 (SONEX paper, Cor. 4.11)."""
@@ -464,6 +484,8 @@ class FCCOModule(EvaluatingModule):
         self._share_statistics()
         if self.average is not None:
             self.processes.average_(self.average.statistics)
+        if self._engine.last_batch and RESULTS in checkpoint:  # a callback may save before they are logged
+            checkpoint[RESULTS] |= {name: value.cpu() for name, value in self._figures_of_epoch().items()}
         checkpoint["fcco"] = {
             "version": CHECKPOINT_VERSION,
             "world_size": self.processes.size,

@@ -157,8 +157,6 @@ STEPS = {
     "ALEXR2, multipliers": (perceptron, CrossEntropy, lambda: ALEXR2(K=2, jacobian="old"), CAPS, True),
     "ALEXR2 on halves, not compiled": (perceptron, AUC, lambda: ALEXR2(K=2, jacobian="halves"), [ROCFairness], False),
 }
-# whose f has parameters, or threshold, that move with the step: uncompiled, figures are taken when they are looked at
-LATE = [n for n in STEPS if n.startswith(("high true", "CVaR of", "KL of", "two-way")) and "weights q" not in n]
 QUICK = [  # the others are slow; tests below compile "AP" and "caps"
     "CVaR of groups, weights q",
     "contrastive, of samples",
@@ -245,7 +243,7 @@ def both(name, act, **options):
     for how in (True, False):
         engine, optimizer, module = engine_of(name, compiled=how, **options)
         figures = act(engine, optimizer, list(module.train_dataloader()))
-        runs.append((figures if name not in LATE else [], engine))
+        runs.append((figures, engine))
     return runs
 
 

@@ -1,0 +1,158 @@
+"""Figures of training steps are those of the step's weights and parameters; those of an epoch are means over it."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
+
+from fcco_lightning import (
+    AUC,
+    SGD,
+    SOAP,
+    SONEX,
+    AveragePrecision,
+    CVaRGroupDRO,
+    HingePenalty,
+    LogisticLoss,
+    MeanAtMost,
+    TabularMLP,
+    TensorDataModule,
+    UniformSampling,
+)
+from tests import jobs
+
+N, BATCH = 45, 8  # the last batch of an epoch holds 5 samples
+ALPHA = 0.5
+
+
+def rare_data():
+    """A positive, or a sample of the group 2, is in about a third of the batches."""
+    g = torch.Generator().manual_seed(0)
+    columns = {
+        "x": torch.randn(N, 3, generator=g),
+        "y": (torch.arange(N) % 22 == 0).long(),
+        "group": torch.tensor([0, 1] * 21 + [0, 2, 2]),
+    }
+    return TensorDataModule({"train": columns, "test": columns}, batches=UniformSampling(BATCH, drop_last=False))
+
+
+class Diary(Callback):
+    """Notes batches with the scores and thresholds from before each step, and what is shown and known afterwards."""
+
+    def __init__(self):
+        self.steps, self.shown, self.epochs = [], [], []
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        with torch.no_grad():
+            scores = module.network(batch["x"]).flatten().double().numpy().copy()
+        thresholds = [p.item() for p in module.objective.parameters()]
+        self.steps.append((scores, batch["y"].numpy(), batch["group"].numpy(), *thresholds))
+
+    def on_train_batch_end(self, trainer, module, *_):
+        self.shown.append(trainer.progress_bar_metrics.get("train_objective"))
+
+    def on_train_epoch_end(self, trainer, module):
+        self.epochs.append(float(trainer.callback_metrics["train_objective"]))
+
+
+@pytest.fixture
+def fit(make_module, make_trainer):
+    def fit(objective, algorithm, *callbacks, ckpt_path=None, epochs=2, lr=0.5, max_steps=-1, **parts):
+        torch.manual_seed(0)
+        parts = {"constraints": [], "penalty": None, "network": TabularMLP([4], in_features=3)} | parts
+        module = make_module(
+            objective=objective, algorithm=algorithm, optimizer=lambda p: torch.optim.SGD(p, lr=lr), **parts
+        )
+        diary = Diary()
+        callbacks = [diary, *callbacks]
+        trainer = make_trainer(max_epochs=epochs, max_steps=max_steps, callbacks=callbacks, log_every_n_steps=1)
+        trainer.fit(module, rare_data(), ckpt_path=ckpt_path)
+        return diary, trainer
+
+    return fit
+
+
+def losses(scores, y):
+    return np.log1p(np.exp(np.where(y == 1, -scores, scores)))
+
+
+def test_an_objective_with_a_threshold_is_that_of_the_weights_before_the_step(fit):
+    """``C + mean over the groups of the batch of [R_i - C]_+ / alpha``, of risks in this batch alone."""
+    diary, _ = fit(CVaRGroupDRO(ALPHA, num_groups=3), SOAP(1.0), epochs=2)
+    shown, parts = [], []
+    for scores, y, group, threshold in diary.steps:
+        risks = [losses(scores, y)[group == g].mean() for g in range(3) if (group == g).any()]
+        tails = np.clip(np.array(risks) - threshold, 0, None) / ALPHA
+        shown.append(threshold + tails.mean())
+        parts.append((len(y), threshold, len(tails), tails.sum()))
+    assert len({count for *_, count, _ in parts}) > 1
+    np.testing.assert_allclose(diary.shown, shown, rtol=1e-5)
+    expected = []
+    for epoch in np.split(np.array(parts), 2):
+        size, threshold, groups, tails = epoch.T
+        expected.append(size @ threshold / size.sum() + tails.sum() / groups.sum())
+    np.testing.assert_allclose(diary.epochs, expected, rtol=1e-5)
+
+
+def test_batches_without_pairs_do_not_count(fit):
+    diary, _ = fit(AUC(), SGD(), epochs=3)
+    expected = []
+    for epoch in range(3):
+        sizes, means = [], []
+        for scores, y, _ in diary.steps[epoch * 6 : (epoch + 1) * 6]:
+            if 0 < y.sum() < len(y):
+                apart = scores[y == 1][:, None] - scores[y == 0]
+                sizes.append(len(y))
+                means.append((1 / (1 + np.exp(apart))).mean())
+        assert 0 < len(sizes) < 6
+        expected.append(np.dot(sizes, means) / sum(sizes))
+    np.testing.assert_allclose(diary.epochs, expected, rtol=1e-5)
+
+
+def test_rows_count_by_how_many_a_batch_contains(fit):
+    """Each epoch has a value, whatever its last batch contains, and what stops by it sees it."""
+    patience = EarlyStopping("train_objective", patience=9, check_on_train_epoch_end=True)
+    diary, trainer = fit(AveragePrecision(), SOAP(0.5), patience, epochs=4, lr=0.1)
+    seen = np.array(diary.shown, dtype=float)
+    for epoch in range(4):
+        steps = slice(epoch * 6, (epoch + 1) * 6)
+        positives = np.array([y.sum() for _, y, _ in diary.steps[steps]])
+        assert 0 in positives
+        mean = np.dot(positives[positives > 0], seen[steps][positives > 0]) / positives.sum()
+        assert diary.epochs[epoch] == pytest.approx(mean, rel=1e-5)
+    assert float(patience.best_score) == pytest.approx(min(diary.epochs))
+    assert trainer.callback_metrics["train_objective"] == pytest.approx(diary.epochs[-1])
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.parametrize("batch", [1, 3, 5], ids=["first", "middle", "last"])
+def test_a_mean_goes_on_bit_for_bit(batch, fit, tmp_path):
+    def run(*callbacks, **more):
+        limit = [MeanAtMost(LogisticLoss(), 0.3, {"group": 2})]
+        sums = []
+
+        class Keep(Callback):
+            def on_train_epoch_end(self, trainer, module):
+                sums.append({name: float(v) for name, v in trainer.callback_metrics.items() if "train" in name})
+
+        objective = CVaRGroupDRO(ALPHA, num_groups=3)
+        fit(objective, SONEX(), Keep(), *callbacks, constraints=limit, penalty=HingePenalty(2.0), epochs=3, **more)
+        return sums
+
+    whole = run(jobs.save_at(1, batch, tmp_path / "a.ckpt"))
+    again = run(ckpt_path=tmp_path / "a.ckpt")
+    assert len(whole) == 3
+    assert {"train_objective", "train_penalty"} <= whole[1].keys()
+    for a, b in zip(again[-2:], whole[-2:], strict=True):
+        assert a == b
+
+
+def test_an_epoch_that_is_cut_short_has_the_mean_so_far(fit):
+    """By ``max_steps``, for what monitors it at the end of an epoch."""
+    patience = EarlyStopping("train_objective", patience=9, check_on_train_epoch_end=True)
+    diary, trainer = fit(AUC(), SGD(), patience, epochs=-1, max_steps=3)
+    sized = [(len(y), value) for (_, y, _), value in zip(diary.steps, diary.shown, strict=True) if y.any()]
+    assert 1 < len(sized) < 4
+    found = trainer.callback_metrics["train_objective"] * trainer.model.problem.direct_weight
+    assert found == pytest.approx(np.average([v for _, v in sized], weights=[b for b, _ in sized]), rel=1e-5)
