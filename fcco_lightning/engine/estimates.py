@@ -13,7 +13,7 @@ from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.state import DualState, replaced
 
-_TOGETHER = 16  # batches
+_TOGETHER = 32  # batches
 _Waiting = tuple[Tensor, Tensor | None, Tensor | None, int]  # values, weights, rows, and the size of the batch
 
 
@@ -112,15 +112,16 @@ class Estimates(Mapping[str, Tensor]):
 
         c is 1, or where rows have a relevance this, the larger the rarer batches contain the row; of mean about 1.
         """
-        weights, rows = reading.importances()
-        term = reading.term
-        summand = Summand(term.name, at, outer, outer is term.smoothed, term.share, weights, rows)
+        term, (weights, rows) = reading.term, reading.importances()
+        lasts = reading.outer is term.outer and term.multipliers is None
+        summand = Summand(term.name, at, outer, lasts, term.share, weights, rows)
         moves = any(parameter.requires_grad for parameter in outer.parameters())
         self.summands.append(summand.evaluated() if moves else summand)
 
     def add_number(self, name: str, value: Tensor) -> None:
         """Add a number to a part."""
-        self.summands.append(Summand(name, value.detach().clone()))  # it may be a parameter, which moves
+        moves = torch.compiler.is_compiling() or value.is_leaf or value._is_view()  # with a parameter
+        self.summands.append(Summand(name, value.detach().clone() if moves else value.detach()))
 
     def __getitem__(self, name: str) -> Tensor:
         sums = [summand.summed() for summand in self.summands if summand.name == name]

@@ -68,6 +68,7 @@ class EngineState(TypedDict):
     samples_before: NotRequired[dict[str, Tensor]]
     estimates: NotRequired[dict[str, Tensor]]
     data: NotRequired[dict[str, Any] | None]
+    averages: NotRequired[dict[str, Any]]
 
 
 class CriterionState(TypedDict):
