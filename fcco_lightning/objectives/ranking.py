@@ -178,19 +178,15 @@ def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
 
     Raises:
         ConfigError: if the columns are not known.
-        DataError: if ``y`` is missing or not (n,), holds other values than 0 and 1, or lacks one of them.
+        DataError: if ``y`` is missing, not (n,) or (n, 1), holds other values than 0 and 1, or lacks one of them.
     """
     y, name = known_labels(columns, objective), type(objective).__name__
     if y.dim() == 2 and y.shape[1] == 1:
         y = y.squeeze(1)
     if y.dim() != 1:
-        alone = y.dim() == 2 and y.shape[1] == 1
-        remedy = (
-            "Return y.squeeze(1)" if alone else "Name a single label column, or use MeanAveragePrecision for several"
-        )
         raise DataError(
-            f"{name} needs one label per sample, shape (n,), the training split has y of shape {tuple(y.shape)}. "
-            f"{remedy}."
+            f"{name} needs one label per sample, shape (n,), the training split has y of shape {tuple(y.shape)}. Name "
+            "a single label column, or use MeanAveragePrecision for several."
         )
     positive = y == 1
     if bool(positive.all()) or not bool(positive.any()):

@@ -194,9 +194,10 @@ def test_labels_that_are_not_0_and_1_are_refused_by_their_value(y, value, constr
 
 
 @pytest.mark.parametrize("objective", [AUC(), CrossEntropy()], ids=["AUC", "CrossEntropy"])
-def test_labels_with_a_second_dimension_or_no_numbers_are_refused(objective):
-    with pytest.raises(DataError, match=r"needs one label `y` per sample, .* got shape \(4, 1\). Return y\.squeeze"):
-        train(objective, [[0], [1], [0], [1]])
+def test_labels_of_several_columns_or_no_numbers_are_refused(objective):
+    with pytest.raises(DataError, match=r"needs one number `y` per sample, .* got shape \(4, 2\). Give one column"):
+        train(objective, [[0, 0], [1, 1], [0, 0], [1, 1]])
+    assert train(objective, [[0], [1], [0], [1]])
     columns = {"y": ["no", "yes"], "x": torch.zeros(2, 1)}
     with pytest.raises(DataError, match="got a list"):
         objective.check(torch.zeros(2), columns)

@@ -140,7 +140,7 @@ def test_as_many_groups_are_the_worst_ones_as_for_the_objective(objective, alpha
         (CrossEntropy(), 2, r"BinaryEvaluation needs one score per sample.*\(8, 2\).*ClassEvaluation"),
         (CrossEntropy(), 3, r"BinaryEvaluation needs one score per sample.*\(8, 3\).*ClassEvaluation"),
         (AUC(), 2, r"need one score per sample, shape \(B,\) or \(B, 1\), got \(8, 2\)"),
-        (SquaredError(), 3, "figures of predicted numbers need one output for every label"),
+        (SquaredError(), 3, "needs a number `y` for every output"),
     ],
 )
 def test_outputs_of_which_there_are_no_figures_are_refused_at_the_first_batch(objective, outputs, said, tmp_path):

@@ -478,18 +478,19 @@ def test_auc_of_single_samples_is_refused():
 
 @pytest.mark.parametrize("objective", [AveragePrecision(), PNormPush(), KLPartialAUC()], ids=lambda o: type(o).__name__)
 def test_the_way_out_of_labels_of_another_shape(objective):
-    y = torch.tensor([0, 1, 0, 1])
-    for shape, way, other in (
-        ((4, 1), "squeeze", "MeanAverage"),
-        ((2, 2), "MeanAveragePrecision for several", "squeeze"),
-    ):
-        with pytest.raises(DataError, match=way) as error:
-            objective.row_domain(len(y), {"y": y.reshape(shape), "index": torch.arange(4)})
-        assert other not in str(error.value)
+    y, index = torch.tensor([0, 1, 0, 1]), torch.arange(4)
+    owners = objective.row_domain(4, {"y": y, "index": index}).owners
+    assert torch.equal(objective.row_domain(4, {"y": y.unsqueeze(1), "index": index}).owners, owners)
+    with pytest.raises(DataError, match="MeanAveragePrecision for several"):
+        objective.row_domain(4, {"y": y.reshape(2, 2), "index": index})
 
 
 def test_labels_of_cross_entropy_of_another_shape():
-    for outputs, y in ((torch.zeros(4, 1), torch.zeros(4, 1)), (torch.zeros(4, 3), torch.zeros(4, 1).long())):
-        with pytest.raises(DataError, match=r"CrossEntropyLoss needs one label.*squeeze\(1\)"):
-            CrossEntropy().check(outputs, {"y": y})
+    for outputs, y in ((torch.rand(4, 1), torch.ones(4)), (torch.rand(4, 3), torch.tensor([0, 2, 1, 2]))):
+        expected, _ = CrossEntropy().measure(outputs, {"y": y})
+        for other in (y.unsqueeze(1), y.double(), y.double().unsqueeze(1)):
+            CrossEntropy().check(outputs, {"y": other})
+            assert torch.equal(CrossEntropy().measure(outputs, {"y": other})[0], expected)
+        with pytest.raises(DataError, match=r"needs one number `y` per sample.*\(4, 2\)"):
+            CrossEntropy().check(outputs, {"y": torch.stack([y, y], 1)})
     CrossEntropy().check(torch.zeros(4, 3), {"y": torch.full((4, 3), 1 / 3)})  # probabilities of classes
