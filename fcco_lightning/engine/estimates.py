@@ -155,6 +155,7 @@ class Averages:
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # by name and position: the sum, and how much it is of
         self._waiting: dict[str, list[_Waiting]] = {}
         self._last: dict[str, Summand] = {}
+        self._restored: dict[str, tuple[Tensor, Tensor]] = {}  # of summands that no batch has given since
 
     def add(self, estimates: Estimates, size: int) -> None:
         """Add the estimates of a batch of ``size`` samples."""
@@ -169,8 +170,11 @@ class Averages:
 
     def values(self) -> Estimates:
         """The means so far, by name; none before the first batch."""
-        sums = {key: self._summed(key) for key in self._last}
-        return Estimates(None, [(key.split("/")[0], total / weight) for key, (total, weight) in sums.items()])
+        sums = self._all_summed().items()
+        return Estimates(None, [(key.split("/")[0], total / weight) for key, (total, weight) in sums])
+
+    def _all_summed(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return {**self._restored, **{key: self._summed(key) for key in self._last}}
 
     @torch.no_grad()
     def _summed(self, key: str) -> tuple[Tensor, Tensor]:
@@ -201,12 +205,15 @@ class Averages:
 
     def state_dict(self) -> dict[str, Any]:
         """What a continuation needs, to the bit."""
-        return {"sums": dict(self._sums), "waiting": {key: list(each) for key, each in self._waiting.items()}}
+        held = {"sums": self._sums, "waiting": self._waiting, "so_far": self._all_summed()}
+        return pytree.tree_map_only(Tensor, lambda tensor: tensor.cpu().clone(), held)  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Go on from there."""
         held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state))
-        self._sums, self._waiting, self._last = held.get("sums", {}), held.get("waiting", {}), {}
+        waiting = {key: list(each) for key, each in held.get("waiting", {}).items()}
+        self._sums, self._waiting, self._last = dict(held.get("sums", {})), waiting, {}
+        self._restored = dict(held.get("so_far", {}))
 
 
 class Proposal(NamedTuple):

@@ -61,6 +61,14 @@ class RowsState(TypedDict):
     first: int
 
 
+class AveragesState(TypedDict, total=False):
+    """The means of estimates: of every summand the sum and its weight, what waits to be added, and both together."""
+
+    sums: dict[str, tuple[Tensor, Tensor]]
+    waiting: dict[str, list[tuple[Tensor, Tensor | None, Tensor | None, int]]]
+    so_far: dict[str, tuple[Tensor, Tensor]]
+
+
 class EngineState(TypedDict):
     """What an :class:`~fcco_lightning.Engine` remembers beside rows; what an algorithm remembers is its own affair."""
 
@@ -68,7 +76,7 @@ class EngineState(TypedDict):
     samples_before: NotRequired[dict[str, Tensor]]
     estimates: NotRequired[dict[str, Tensor]]
     data: NotRequired[dict[str, Any] | None]
-    averages: NotRequired[dict[str, Any]]
+    averages: NotRequired[AveragesState]
 
 
 class CriterionState(TypedDict):

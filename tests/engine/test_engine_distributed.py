@@ -214,13 +214,15 @@ def make_epoch(size):
 
 
 def train(processes, batches, *options):
-    """Weights, rows held here and the estimates of all steps; the fourth batch is the last of an epoch."""
+    """Weights, rows held here, the estimates of all steps and their means; the fourth batch is an epoch's last."""
     training = Training(processes, *options)
+    training.engine.average_estimates()
     estimates = [
         training.step(batch if sizes is None else part_of(batch, sizes, processes.rank), last_batch=t == 4)
         for t, (batch, sizes) in enumerate(batches)
     ]
-    return *training.result(), estimates
+    means = {name: value.item() for name, value in training.engine.averages.values().items()}
+    return *training.result(), [*estimates, means]
 
 
 def train_alone(batches, *options):

@@ -7,12 +7,15 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
 
 from fcco_lightning import (
+    ALEXR2,
     AUC,
     SGD,
     SOAP,
     SONEX,
+    SOX,
     AveragePrecision,
     CVaRGroupDRO,
+    Engine,
     HingePenalty,
     LogisticLoss,
     MeanAtMost,
@@ -93,6 +96,28 @@ def test_an_objective_with_a_threshold_is_that_of_the_weights_before_the_step(fi
         size, threshold, groups, tails = epoch.T
         expected.append(size @ threshold / size.sum() + tails.sum() / groups.sum())
     np.testing.assert_allclose(diary.epochs, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [lambda: SOX(0.4), SONEX, lambda: ALEXR2(K=2)], ids=["SOX", "SONEX", "ALEXR2"])
+def test_a_figure_is_the_same_whenever_it_is_looked_at(algorithm):
+    """Thresholds and multipliers move in between."""
+    now, later = [], []
+    for looks in (now, later):
+        torch.manual_seed(0)
+        network, used, objective = TabularMLP([4], in_features=3), algorithm(), CVaRGroupDRO(ALPHA, num_groups=3)
+        data = rare_data()
+        data.setup()
+        limit = MeanAtMost(LogisticLoss(), 0.1, {"group": 1})
+        problem = used.pose(objective, [limit], num_samples=N, sampling=data.sampling())
+        engine = Engine(network, problem, used)
+        optimizer = torch.optim.SGD([*network.parameters(), *objective.parameters()], lr=0.5)
+        seen = []
+        for batch in [*data.train_dataloader(), *data.train_dataloader()]:
+            seen.append(engine.train_batch(batch, optimizer))
+            if looks is now:
+                seen[-1] = dict(seen[-1])
+        looks += [dict(estimates) for estimates in seen]
+    torch.testing.assert_close(later, now, rtol=0, atol=0, equal_nan=True)
 
 
 def test_batches_without_pairs_do_not_count(fit):
