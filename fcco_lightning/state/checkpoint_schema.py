@@ -69,13 +69,20 @@ class AveragesState(TypedDict, total=False):
     so_far: dict[str, tuple[Tensor, Tensor]]
 
 
+class _Samples(TypedDict):
+    """What identifies a training split: its number of rows, and digests of what is known of it."""
+
+    rows: int
+    contents: dict[str, str]
+
+
 class EngineState(TypedDict):
     """What an :class:`~fcco_lightning.Engine` remembers beside rows; what an algorithm remembers is its own affair."""
 
     algorithm: _Named
     samples_before: NotRequired[dict[str, Tensor]]
     estimates: NotRequired[dict[str, Tensor]]
-    data: NotRequired[dict[str, Any] | None]
+    data: NotRequired[_Samples | None]
     averages: NotRequired[AveragesState]
 
 

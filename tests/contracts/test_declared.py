@@ -26,7 +26,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.data import BalancedSampling, Drawn, UniformBatches
 from fcco_lightning.engine.arrivals import WATCHED
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models.outputs import Embeddings
 from fcco_lightning.training.posing import contents_of_some
 from tests.conftest import QUIET
@@ -391,6 +391,8 @@ def test_engines_and_criteria_refuse_the_state_of_other_samples(other):
         engine.load_state_dict(state)
     with pytest.warns(UserWarning, match=told):
         engine.load_state_dict(state, allow_changed=True)
+    with pytest.raises(CheckpointError, match="data"):
+        engine.load_state_dict(state | {"data": {"rows": n}})
     state = criterion(N, indexed().drawn(BATCH)).state_dict()
     with pytest.raises(DataError, match=told):
         criterion(n, sampling).load_state_dict(state)
