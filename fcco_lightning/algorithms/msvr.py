@@ -14,6 +14,7 @@ from fcco_lightning.estimators.base import Tracked
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import OuterFunction
 from fcco_lightning.state import replaced
+from fcco_lightning.state.checkpoint_schema import require
 
 
 class MSVR(Estimation):
@@ -140,5 +141,6 @@ class _ChangedRows:
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore, with rows on a device."""
+        require(state, dict[str, dict[str, Tensor | None]], "the rows before the last step")
         held = {int(number): dict(noted) for number, noted in state.items()}
         self._before = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), held)

@@ -3,6 +3,7 @@
 import copy
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Split, summarise
 from fcco_lightning.objectives import Objective
+from fcco_lightning.state.checkpoint_files import in_words
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.optimizers import build_optimizer
+
+_OF_CHECKPOINT = "the model without constraints in the checkpoint"
 
 
 class Baseline(Callback):
@@ -58,6 +62,7 @@ class Baseline(Callback):
         self._optimizer: Optimizer | None = None
         self._batches = self._updates = 0  # since the last update, and of the run
         self._restored: dict[str, Any] | None = None
+        self._continued = False  # and no update was made since
 
     def state_dict(self) -> dict[str, Any]:
         """Copy, optimizer and the gradients since the last update; nothing where there is no copy."""
@@ -111,13 +116,14 @@ class Baseline(Callback):
         self.network, self._objective = copy.deepcopy(module.network), copy.deepcopy(objective)
         self._optimizer = build_optimizer(module.optimizer, self.network, self._objective, module.schedule.objective_lr)
         if self._restored is not None:
-            state, self._restored = self._restored, None
-            self.network.load_state_dict(state["network"])
-            self._objective.load_state_dict(state["objective"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            for param, gradient in zip(_params(self._optimizer), state["gradients"] or (), strict=False):
-                param.grad = None if gradient is None else gradient.to(param.device)
-            self._batches = state["batches"]
+            state, self._restored, self._continued = self._restored, None, True
+            with in_words(_OF_CHECKPOINT):
+                self.network.load_state_dict(state["network"])
+                self._objective.load_state_dict(state["objective"])
+                self._optimizer.load_state_dict(state["optimizer"])
+                for param, gradient in zip(_params(self._optimizer), state["gradients"] or (), strict=False):
+                    param.grad = None if gradient is None else gradient.to(param.device)
+                self._batches = state["batches"]
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         """Follow the learning rate of the coming update."""
@@ -151,7 +157,9 @@ class Baseline(Callback):
         self._batches = 0
         module.processes.average_([p.grad for p in params if p.grad is not None])
         module.backend.clip_gradients(optimizer)
-        optimizer.step()
+        with in_words(_OF_CHECKPOINT) if self._continued else nullcontext():
+            optimizer.step()
+        self._continued = False
         optimizer.zero_grad(set_to_none=True)
 
     def split(self, module: FCCOModule, loader: Iterable[dict[str, Tensor]]) -> Split:

@@ -12,10 +12,11 @@ from torch import Tensor
 from fcco_lightning.analysis import Interval, intervals
 from fcco_lightning.checks import fraction, one_of
 from fcco_lightning.constraints import Constraint, unique_names
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.evaluation import direction
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.reports.verdict import chosen_line
+from fcco_lightning.state.checkpoint_files import in_words
 from fcco_lightning.training import FCCOModule
 
 FEASIBLE = "feasible.ckpt"
@@ -150,12 +151,22 @@ class BestFeasible(Callback):
             "mode": self.mode,
             "confidence": self.confidence if self.margin else None,
         }
-        if self.chosen and asked != self._asked:
+        with in_words("what the checkpoint has kept as the best so far"):
+            changed = bool(self.chosen) and asked != self._asked
+            if self.chosen and not changed:
+                self._rank(self.chosen, asked["figure"])
+        if changed:
             rank_zero_warn(
                 "the weights that the checkpoint has kept as the best so far were chosen for other constraints, kappas "
                 "or figures than are asked for now: they are left out of the choice."
             )
             self.chosen, self._weights, self._margins = {}, {}, []
+        kept, own = ({k: v.shape for k, v in of.items()} for of in (self._weights, module.network.state_dict()))
+        if self.chosen and kept != own:
+            raise CheckpointError(
+                "the weights that the checkpoint has kept as the best so far are incomplete, or of another network. "
+                "Use another checkpoint, or set --feasible.enabled to false."
+            )
         self._asked = asked
 
     def clusters_in(self, columns: Columns) -> Tensor | None:

@@ -281,12 +281,13 @@ class _OptimizerState(TypedDict):
 
 
 class _Schedule(TypedDict, total=False):
-    """What schedules of torch count; all else that they know, a chain's schedules among it, is their own affair."""
+    """What schedules of torch count, those of a chain among them; all else that they know is their own affair."""
 
     last_epoch: int
     base_lrs: list[float | Tensor]
     _step_count: int
     _last_lr: list[float | Tensor]
+    _schedulers: "list[_Schedule]"
 
 
 class _Best(TypedDict):
@@ -326,10 +327,17 @@ class _Beside(TypedDict, total=False):
     batches: int
 
 
+class _Candidate(TypedDict):
+    epoch: int
+    feasible: bool
+    worst_violation: float
+    bound: NotRequired[float]
+
+
 class _Chosen(TypedDict, total=False):
     """The weights that a ``BestFeasible`` has chosen: nothing, or all of it."""
 
-    chosen: dict[str, Any]
+    chosen: _Candidate
     weights: dict[str, Tensor]
     margins: list[float]
     asked: dict[str, Any]

@@ -1,22 +1,39 @@
 """Whole files whose entries are missing or of another type: one CheckpointError that names the file and the entry."""
 
 import random
+import shutil
+import warnings
 from functools import partial
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import ExponentialLR
+from lightning.pytorch.callbacks import EarlyStopping
+from torch.optim.lr_scheduler import ConstantLR, ExponentialLR, SequentialLR
 
-from fcco_lightning import FCCOModule, Schedule, TabularMLP
+from fcco_lightning import (
+    MSVR,
+    AveragePrecision,
+    Baseline,
+    BestFeasible,
+    Checkpoints,
+    Execution,
+    FCCOModule,
+    Report,
+    Schedule,
+    Splits,
+    TabularMLP,
+    WeightAverage,
+)
 from fcco_lightning.cli.checkpoint_tools import convert, describe
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.inference import export, load
-from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file, structure_of
+from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file, rows_folder, structure_of
 from tests.evidence import count
 from tests.forgeries import DELETED, VALUES, forged, paths
 from tests.tables import make_data, make_frame
 
 DATA = {"train": make_frame(60, 0), "test": make_frame(20, 1), "batch_size": 12}
+SPLIT = {"train": make_frame(200, 0), "test": make_frame(20, 1), "batch_size": 60, "splits": Splits(val_fraction=0.3)}
 CONFIG = {
     "model": {"network": {"class_path": "fcco_lightning.TabularMLP", "init_args": {"hidden": [8], "dropout": 0.2}}},
     "data": {"init_args": {"columns": {"label": "y"}, "groups": {"by": ["sex"]}}},
@@ -25,18 +42,32 @@ CONFIG = {
 
 
 @pytest.fixture
-def saved(make_module, make_trainer, tmp_path):
-    """A checkpoint in the middle of an epoch, and the ways to open one."""
+def saved(request, make_module, make_trainer, tmp_path):
+    """A checkpoint in the middle of an epoch, and the ways to open one; asked for "all", of a run with all parts."""
+    every_part = getattr(request, "param", "") == "all"
+    arguments = SPLIT if every_part else DATA
+
+    def chain(optimizer):
+        return SequentialLR(optimizer, [ConstantLR(optimizer, 0.5), ExponentialLR(optimizer, 0.5)], [2])
 
     def module():
-        return make_module(schedule=Schedule(lambda optimizer: ExponentialLR(optimizer, 0.5)))
+        if not every_part:
+            return make_module(schedule=Schedule(lambda optimizer: ExponentialLR(optimizer, 0.5)))
+        parts = {"objective": AveragePrecision(), "algorithm": MSVR(), "average": WeightAverage(decay=0.9)}
+        return make_module(**parts, schedule=Schedule(chain), execution=Execution(state_layout="sharded"))
 
     def fit(path, steps=5):
-        trainer = make_trainer(max_steps=steps)
-        trainer.fit(module(), make_data(**DATA), ckpt_path=path)
+        flags = {"max_epochs": 3, "enable_checkpointing": True, "callbacks": callbacks()} if every_part else {}
+        trainer = make_trainer(max_steps=steps, **flags)
+        trainer.fit(module(), make_data(**arguments), ckpt_path=path)
         return trainer
 
-    path, data = tmp_path / "whole.ckpt", partial(make_data, **DATA)
+    def callbacks():
+        stopping = EarlyStopping("val_auc", mode="max", patience=9, strict=False)
+        beside = [Baseline(enabled=True), BestFeasible(enabled=True), Report(enabled=False)]
+        return [*beside, stopping, Checkpoints(tmp_path / "run", save_last=True)]
+
+    path, data = tmp_path / "whole.ckpt", partial(make_data, **arguments)
     trainer = fit(None, 3)
     trainer.lightning_module.config = CONFIG
     trainer.save_checkpoint(path)
@@ -60,7 +91,9 @@ def saved(make_module, make_trainer, tmp_path):
 def attempt(way, path):
     """What opening leads to: the error that the package raises on purpose, or None; any other is not caught."""
     try:
-        way(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            way(path)
     except FCCOError as error:
         return error
     return None
@@ -83,6 +116,8 @@ def try_forgeries(saved, chosen, trials, seed, *, sealed=True):
     whole, target, refused = torch.load(path, weights_only=True), path.with_name("forged.ckpt"), 0
     if not sealed:
         del whole["fcco"]["structure"]
+    if rows_folder(path).exists():
+        shutil.copytree(rows_folder(path), rows_folder(target))
     for at, kind in every_forgery(whole, seed)[:trials]:
         torch.save(forged(whole, at, VALUES[kind]), target)
         for name in chosen:
@@ -178,7 +213,13 @@ def test_a_few_forgeries_of_what_does_not_say_what_it_is_made_of(saved):
     assert try_forgeries(saved, ["fit", "test"], 6, 2, sealed=False) > 3
 
 
+@pytest.mark.parametrize("saved", ["all"], indirect=True)
+def test_a_few_forgeries_of_a_run_with_all_parts(saved):
+    assert try_forgeries(saved, ["fit", "convert"], 8, 3, sealed=False) > 6
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("saved", ["few", "all"], indirect=True)
 @pytest.mark.parametrize("sealed", [True, False])
 def test_many_forgeries(saved, sealed):
     trials = count(60, 400)
