@@ -21,9 +21,10 @@ import torch
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from rich.console import Console, Group
 from rich.table import Table as Grid
+from rich.text import Text
 from torch import Tensor
 
-from fcco_lightning.errors import CheckpointError, ConfigError
+from fcco_lightning.errors import CheckpointError, ConfigError, printable
 from fcco_lightning.state.checkpoint_files import read_file, rows_folder
 from fcco_lightning.state.row_files import CHUNK_BYTES, Manifest, checksum, read_manifest, read_rows
 
@@ -210,7 +211,7 @@ def render(description: Mapping[str, Any]) -> Group:
         ("skipped batches", str(description["skipped_batches"])),
         ("written by", f"{_count(description['world_size'], 'process', 'es')}, format {description['version']}"),
     ):
-        facts.add_row(name, value)
+        facts.add_row(name, Text(printable(value)))
     if not states:
         return Group(facts, "no dual state: this algorithm remembers none")
     table = Grid(caption="every byte of every row was verified", caption_justify="left")
@@ -221,7 +222,7 @@ def render(description: Mapping[str, Any]) -> Group:
         lies = _count(s["files"], "part file", "s") if s["files"] else "the checkpoint"
         numbers = ("" if s[k] is None else f"{s[k]:.4g}" for k in ("min", "mean", "max", "norm"))
         shape = f"{s['rows']:,} x {s['width']} {s['dtype']}"
-        table.add_row(s["name"], shape, _share(s["seen"]), *numbers, f"{lies}, {_size(s['bytes'])}")
+        table.add_row(Text(printable(s["name"])), shape, _share(s["seen"]), *numbers, f"{lies}, {_size(s['bytes'])}")
     return Group(facts, table)
 
 

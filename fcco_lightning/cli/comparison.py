@@ -11,7 +11,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import ConfigError, DataError, printable
 from fcco_lightning.evaluation.pictures import plot_comparison
 from fcco_lightning.reports.summary_table import METRICS, print_tables, read_report, render_records
 from fcco_lightning.state.row_files import new_file
@@ -79,9 +79,7 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
 
 def print_rows(rows: Sequence[Row], title: str | None = None) -> None:
     """Print records with the same keys as a table: a row for each, or where that is too wide a row for every key."""
-    shown: list[dict[str, str | Text]] = [
-        {name: v if isinstance(v, str) else Text(_text(v)) for name, v in row.items()} for row in rows
-    ]
+    shown: list[dict[str, str | Text]] = [{name: Text(printable(_text(v))) for name, v in row.items()} for row in rows]
     cells = [[str(cell) for cell in column] for column in zip(rows[0], *map(dict.values, shown), strict=True)]
     width = 1 + sum(3 + max(map(len, column)) for column in cells)
     if width > Console().width and len(rows) < len(cells):

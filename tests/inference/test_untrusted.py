@@ -304,6 +304,16 @@ def test_files_of_rows_lie_beside_their_checkpoint(content):
             load("hostile.ckpt")
 
 
+def test_what_a_checkpoint_says_does_not_command_the_terminal(content, capsys):
+    header = content["fcco"] | {"algorithm": "[/bold]\x1b[2J"}
+    torch.save(content | {"fcco": header}, "hostile.ckpt")
+    assert run(["inspect", "hostile.ckpt"]) == 0
+    assert r"[/bold]\x1b[2J" in capsys.readouterr().out
+    torch.save(content | {"fcco": header | {"tables": {"\x1b[2J": 1}}}, "hostile.ckpt")
+    assert run(["inspect", "hostile.ckpt"]) == 1
+    assert "\x1b" not in capsys.readouterr().err
+
+
 def test_exports_refuse_in_the_same_way(content):
     torch.save(with_network(content, RUNS_CODE), "hostile.ckpt")
     with pytest.raises(ConfigError, match="asks for"):
