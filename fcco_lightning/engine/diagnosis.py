@@ -142,7 +142,10 @@ def _has_derivatives(engine: Running, seen: Evaluated) -> bool:
     with torch.enable_grad():
         outputs = pytree.tree_leaves(engine.functions.outputs(engine.given))
         small = [(leaf.float() * _SMALL).sum() for leaf in outputs if leaf.requires_grad]
-        found = torch.autograd.grad(small, engine.params, allow_unused=True)
+        try:
+            found = torch.autograd.grad(small, engine.params, allow_unused=True)
+        except RuntimeError:  # a criterion is given outputs whose graph has been gone through
+            return False
         leaves = pytree.tree_map_only(Tensor, lambda leaf: leaf.detach().requires_grad_(), seen.outputs)
         measured = engine.measure(seen._replace(outputs=leaves).at_present())
         values = [reading.values.sum() for reading in measured.readings]

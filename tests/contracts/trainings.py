@@ -156,6 +156,7 @@ class Training:
             layout=layout,
         )
         self.engine = Engine(self.network, self.problem, self.algorithm, micro_batch=micro_batch)
+        self.engine.arrivals.left = 0  # the first batches are looked at more than once
         self.optimizer = member.optimizer(self.engine.params, lr=0.05, beta=0.3)
 
     def step(self, batch, *, last_batch=False):
