@@ -113,6 +113,15 @@ def first_of_equals(index: Tensor) -> Tensor:
     return order[torch.searchsorted(ordered, index)]
 
 
+def mean_of_equals(values: Tensor, keys: Tensor) -> Tensor:
+    """The mean of the values over the entries with the same key, for every entry, both (n,).
+
+    What is sorted by the keys is then the same in whatever order entries with equal keys come.
+    """
+    first = torch.searchsorted(keys.sort().values, keys).clamp(max=len(keys) - 1)  # a NaN is behind all
+    return values.new_zeros(len(keys)).index_add(0, first, values)[first] / counts(keys)
+
+
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no value of the tensors is NaN or infinite."""
     return look(tensors)[0]

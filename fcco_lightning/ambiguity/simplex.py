@@ -9,7 +9,7 @@ from torch import Tensor
 from fcco_lightning.ambiguity.base import AmbiguitySet, Weights
 from fcco_lightning.checks import fraction
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.numerics import project_to_simplex
+from fcco_lightning.numerics import mean_of_equals, project_to_simplex
 
 _ROUNDING = 1e-9  # alpha n counts as whole, and as 1, up to it
 _TABLE = 2**15  # entries up to which a table is faster than a search
@@ -17,10 +17,11 @@ _TABLE = 2**15  # entries up to which a table is faster than a search
 
 @dataclass(frozen=True)
 class Simplex(AmbiguitySet):
-    """``{q >= 0, sum q = 1}``: ``max <q, R>`` is the largest R_i; of equal ones the first gets the weight."""
+    """``{q >= 0, sum q = 1}``: ``max <q, R>`` is the largest R_i; equal ones share the weight."""
 
     def worst_case(self, risks: Tensor) -> Tensor:
-        return torch.zeros_like(risks).scatter_(0, risks.argmax(0, keepdim=True), 1.0)
+        largest = (risks == risks.max()).to(risks.dtype)
+        return largest / largest.sum()
 
     def nearest(self, v: Tensor) -> Weights:
         q = project_to_simplex(v)
@@ -62,7 +63,7 @@ class CappedSimplex(AmbiguitySet):
         cap, n = self.cap(len(risks)), len(risks)
         before = cap * torch.arange(n, device=risks.device, dtype=risks.dtype)
         weights = (1 - before).clamp(min=0, max=cap)  # of the worst group, the next one, ...
-        return torch.empty_like(weights).scatter_(0, risks.argsort(descending=True), weights)
+        return mean_of_equals(torch.empty_like(weights).scatter_(0, risks.argsort(descending=True), weights), risks)
 
     def nearest(self, v: Tensor) -> Weights:
         # q = clip(v - t, 0, cap); its sum falls with t, linearly between the ends of the pieces, v and v - cap

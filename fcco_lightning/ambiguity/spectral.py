@@ -12,6 +12,7 @@ from torch import Tensor
 from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, on_host
 from fcco_lightning.ambiguity.simplex import CappedSimplex
 from fcco_lightning.checks import fraction, greater, one_of, positive
+from fcco_lightning.numerics import mean_of_equals
 
 Spectrum = Literal["extremile", "esrm", "cvar"]
 Array = NDArray[np.float64]
@@ -66,7 +67,7 @@ class SpectralRisk(AmbiguitySet):
     @on_host
     def worst_case(self, risks: Tensor) -> Tensor:
         sigma = torch.from_numpy(self.sigma(len(risks))).to(risks)
-        return torch.empty_like(risks).scatter_(0, risks.argsort(), sigma)
+        return mean_of_equals(torch.empty_like(risks).scatter_(0, risks.argsort(), sigma), risks)
 
     @on_host
     def nearest(self, v: Tensor) -> Weights:

@@ -3,21 +3,28 @@
 import torch
 from torch import Tensor
 
+from fcco_lightning.numerics import mean_of_equals
+
 _EDGE = 0.01  # outliers beyond this share on either side are left out of a span
 
 
 def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> Tensor:
     """Linearly interpolated quantiles; ``torch.quantile`` refuses more than 2^24 values and half precision.
 
+    Equal scores share their weights and the gradient evenly, whatever their order.
+
     Args:
         scores: shape (n,).
         levels: in [0, 1], shape (k,).
         weight: of the scores, shape (n,): between two neighbours lies the mean of their weights.  None for equal ones.
     """
+    if scores.requires_grad:
+        shared = mean_of_equals(scores, scores.detach())
+        scores = scores.detach() + (shared - shared.detach())
     ranked, order = scores.sort()
     position = levels * (len(scores) - 1)
     if weight is not None:
-        ordered = weight.index_select(0, order).to(scores.dtype)
+        ordered = mean_of_equals(weight.to(scores.dtype), scores.detach()).index_select(0, order)
         reached = ((ordered[1:] + ordered[:-1]) / 2).cumsum(0)
         reached = torch.cat([reached.new_zeros(1), reached])
         wanted = levels * reached[-1]

@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
+from torch.nn.functional import normalize
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import DataError
@@ -44,8 +44,9 @@ class ClassEvaluation(Evaluation):
 class NeighbourEvaluation(Evaluation):
     """Accuracy of k nearest neighbours within a split, every sample being left out of its own vote.
 
-    The outputs are embeddings, shape (n, d); the column ``y`` (n,) contains the classes.  Of classes with equally many
-    votes the smallest number wins.
+    The outputs are embeddings, shape (n, d); the column ``y`` (n,) contains the classes.  Of samples that are equally
+    near, of which only some belong to the k, each has the same part of a vote.  Of classes with equally many votes the
+    smallest number wins.
 
     - ``knn_accuracy``: share of the samples whose neighbours vote for their class;
     - ``spread``: root mean square distance of the unit embeddings from their mean, 0 where all have collapsed to one
@@ -82,10 +83,17 @@ class NeighbourEvaluation(Evaluation):
         for rows in torch.split(torch.arange(len(points), device=points.device), _AT_ONCE):
             closeness = points[rows] @ points.T if cosine else -torch.cdist(points[rows], points)
             closeness[rows - rows[0], rows] = -torch.inf
-            nearest = closeness.topk(min(self.k, len(points) - 1), dim=1).indices
-            votes = one_hot(y[nearest], len(names)).sum(1)
-            correct += int((votes.argmax(1) == y[rows]).sum())
+            correct += int((self._votes(closeness, y, len(names)).argmax(1) == y[rows]).sum())
         figures = {"knn_accuracy": correct / len(points)}
         if cosine:
             figures["spread"] = max(1 - points.double().mean(0).square().sum().item(), 0.0) ** 0.5
         return figures
+
+    def _votes(self, closeness: Tensor, y: Tensor, classes: int) -> Tensor:
+        """What the k nearest of the others vote for, shape (rows, classes): whole numbers, in parts of a vote."""
+        k = min(self.k, closeness.shape[1] - 1)
+        last = closeness.topk(k, dim=1).values[:, -1:]
+        nearer, tied = closeness > last, closeness == last
+        vote, part = tied.sum(1, keepdim=True), k - nearer.sum(1, keepdim=True)
+        votes = torch.zeros(len(closeness), classes, dtype=torch.int64, device=y.device)
+        return votes.index_add(1, y, nearer * vote + tied * part)

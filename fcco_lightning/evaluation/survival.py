@@ -46,7 +46,7 @@ class SurvivalEvaluation(Evaluation):
     Survival is ``exp(-H(t) exp(h))`` with Breslow's baseline hazard H of the split itself, so that figures of different
     splits can be compared but say nothing of a shift in the baseline.  The picture ``calibration.png`` does: it takes H
     of the training split for all.  Predicted and observed survival at the middle of the events are also listed in
-    ``report.json``, by groups of rising risk.
+    ``report.json``, by groups of rising risk, in which equal risks are together.
 
     Args:
         horizon: The time up to which survival is judged, > 0; None for the last event before which the chance not to
@@ -127,7 +127,9 @@ class SurvivalEvaluation(Evaluation):
     ) -> list[dict[str, float]]:
         at = torch.tensor([t], dtype=torch.float64, device=time.device)
         table = []
-        for rows in risk.argsort(stable=True).chunk(self.groups):
+        lower = torch.searchsorted(risk.sort().values, risk)  # how many risks are; equal ones are never parted
+        part = lower // -(-len(risk) // self.groups)
+        for rows in ((part == one).nonzero().squeeze(1) for one in torch.unique(part)):
             predicted = float(survival_probability(log_hazard, risk[rows], at).mean())
             observed = float(kaplan_meier(time[rows], event[rows])(at))
             table.append({"size": len(rows), "predicted": predicted, "observed": observed})

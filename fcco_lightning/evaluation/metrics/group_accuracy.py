@@ -93,8 +93,8 @@ def worst_fraction(values_by_group: Tensor, alpha: float, counts: Tensor | None 
     r"""Mean over the ``k = ceil(alpha G)`` groups with the lowest values: the accuracy on the worst alpha G groups.
 
     ``(1/k) sum_{g in W} m_g``, or pooled over their samples ``sum_{g in W} n_g m_g / sum_{g in W} n_g``.  Absent groups
-    count neither into G nor into W.  Of groups with equal values those with the lower number come first into W, which
-    only the pooled mean can tell.
+    count neither into G nor into W.  Groups with equal values, of which only some belong to W, each belong to it in
+    part, which only the pooled mean can tell.
 
     Args:
         values_by_group: m_g, shape (G,), NaN for an absent group.
@@ -115,12 +115,14 @@ def worst_fraction(values_by_group: Tensor, alpha: float, counts: Tensor | None 
         0.525
     """
     values, there = _present(values_by_group)
-    worst = values.argsort(stable=True)[: num_worst(len(values), alpha)]
-    if counts is None:
-        return values[worst].mean()
-    same_rows(values_by_group=values_by_group, counts=counts)
-    weights = counts[there][worst].double()
-    return (weights * values[worst]).sum() / weights.sum()
+    k = num_worst(len(values), alpha)
+    last = values.sort().values[k - 1]
+    below, at = values < last, values == last
+    weights = below + at * ((k - below.sum()) / at.sum())
+    if counts is not None:
+        same_rows(values_by_group=values_by_group, counts=counts)
+        weights = weights * counts[there].double()
+    return (weights * values).sum() / weights.sum()
 
 
 def cvar(losses: Tensor, alpha: float) -> Tensor:
