@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _CONFIGS = (".yaml", ".yml", ".json")
-_CONSTRAINTS = "--model.constraints"
+_CONSTRAINTS, _DECISIONS = "--model.constraints", "--decisions"
 _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
 _FEW = 256  # rows of a table, of whose training split a batch of the usual size may be more than all
 _TEST_FRACTION, _EPOCHS = "0.2", "20"
 _PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
 _COLUMNS = {"label": "--data.columns.label", "sensitive": "--data.columns.sensitive"}
 _PERCEPTRON, _OF_NUMBERS = "TabularMLP", "SquaredError"
+_ALIKE = "EqualizedOdds"  # where groups are named, and nothing of how they are to be treated
 _NULLS = ("null", "None", "~")
 _RECORDS = "columns|groups|splits|encoding|images|transform|noise|texts|tokens|digits|model|classes|pairs"
 _FIELD = re.compile(rf"--data\.(?:init_args\.)?({_RECORDS})\.(\w+)")
@@ -36,6 +37,7 @@ def written_out(args: Sequence[str]) -> list[str]:
     - Names of configurations become their files.
     - Constraints by name, ``--model.constraints A,B`` and ``--model.constraints+=C``, become a list of classes, and
       ``--model.constraints.ARGUMENT VALUE`` an argument of those that were named last.
+    - What decisions are for, ``--decisions balanced`` or ``--decisions.share 0.1``, becomes an argument of the model.
     - ``fit`` on a table without a configuration: what else is needed follows from the label, and is said.
     - ``test`` and ``validate`` of a checkpoint without a configuration or data: those of the run that wrote it.
 
@@ -47,7 +49,7 @@ def written_out(args: Sequence[str]) -> list[str]:
         path = Path(word.rpartition("=")[2])
         if path.suffix in _CONFIGS and path.is_file():
             require_text(path, str(path))
-    given = list(_with_nulls(_with_constraints(with_files(args))))
+    given = list(_with_nulls(_with_constraints(_with_decisions(with_files(args)))))
     table = _options(given).get("--data", "")
     if table.endswith((".csv", ".parquet")):
         way = f"is given by --data.train {table}, from which the datamodule follows."
@@ -71,11 +73,11 @@ def _with_nulls(args: Iterable[str]) -> Iterator[str]:
         yield word if field is None else f"--data.{field[1]}={json.dumps({field[2]: None})}"
 
 
-def _joined(args: Iterable[str]) -> list[str]:
-    """The arguments, with options of constraints and their values in one word."""
+def _joined(args: Iterable[str], option: str) -> list[str]:
+    """The arguments, with options that begin so and their values in one word."""
     found: list[str] = []
     for word in args:
-        waiting = bool(found) and found[-1].startswith(_CONSTRAINTS) and "=" not in found[-1].rstrip("=")
+        waiting = bool(found) and found[-1].startswith(option) and "=" not in found[-1].rstrip("=")
         if waiting and not word.startswith("--"):
             found[-1] = f"{found[-1].rstrip('=')}={word}"
         else:
@@ -83,11 +85,22 @@ def _joined(args: Iterable[str]) -> list[str]:
     return found
 
 
+def _with_decisions(args: Iterable[str]) -> Iterator[str]:
+    """The arguments, with what decisions are for as one argument of the model."""
+    for word in _joined(args, _DECISIONS):
+        field, equals, value = word.removeprefix(_DECISIONS).partition("=")
+        if not word.startswith(_DECISIONS) or not equals:
+            yield word
+        else:
+            name = field.removeprefix(".")
+            yield f"--model.decisions={json.dumps({name: yaml.safe_load(value)}) if name else value}"
+
+
 def _with_constraints(args: Iterable[str]) -> Iterator[str]:
     """The arguments, with constraints that are named as lists of classes."""
     named: list[dict[str, Any]] = []
     option = ""
-    for word in [*_joined(args), ""]:
+    for word in [*_joined(args, _CONSTRAINTS), ""]:
         name, equals, value = word.partition("=")
         if named and equals and name.startswith(f"{_CONSTRAINTS}."):
             argument = name.removeprefix(f"{_CONSTRAINTS}.").removeprefix("init_args.")
@@ -118,13 +131,7 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     assumed = {name: value for name, value in _assumed(options) if name not in options}
     said = [f"{name} {value}" for name, value in assumed.items()]
     print(printable_lines(f"Assumed, as nothing else is said: {' '.join(said)}"), file=sys.stderr)  # noqa: T201 - the program's output
-    decides = not {"--data.columns.target", "--model.evaluation"} & (assumed.keys() | options.keys())  # between two
-    if decides and "--data.columns.sensitive" in options and not any(n.startswith(_CONSTRAINTS) for n in options):
-        advice = (
-            f"To treat the groups of {options['--data.columns.sensitive']!r} alike, add {_CONSTRAINTS} EqualizedOdds"
-        )
-        print(f"{advice} or DemographicParity.", file=sys.stderr)  # noqa: T201
-    words = [f"{name}={value}" for name, value in assumed.items()]
+    words = [*_with_constraints(f"{name}={value}" for name, value in assumed.items())]
     inside = [word for word in words if word.startswith("--model.network.")]  # of a class that may be named later
     yield from [args[0], *(word for word in words if word not in inside), *args[1:], *inside]
 
@@ -204,7 +211,11 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
         if labels is not None and not positive and labels.nunique() == 2 and holds_texts(labels):
             yield "--data.columns.positive", max(text_of(labels).unique())
         # constraints are on decisions, of which the AUC says nothing
-        yield "--model.objective", "CrossEntropy" if any(name.startswith(_CONSTRAINTS) for name in options) else "AUC"
+        constrained = any(name.startswith(_CONSTRAINTS) for name in options)
+        if not constrained and "--data.columns.sensitive" in options and objective in (None, "CrossEntropy"):
+            yield _CONSTRAINTS, _ALIKE
+            constrained = True
+        yield "--model.objective", "CrossEntropy" if constrained or "--model.decisions" in options else "AUC"
 
 
 def _of_labels(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:

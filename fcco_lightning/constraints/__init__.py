@@ -2,6 +2,7 @@
 
 from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, kept_together, unique_names
 from fcco_lightning.constraints.comparisons import GroupComparisons
+from fcco_lightning.constraints.decisions import DecisionRule, Decisions, TopShare, as_decisions
 from fcco_lightning.constraints.forgetting import Distillation, NonForgetting, ProtectedTasks
 from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost, MeanNear
 from fcco_lightning.constraints.multipliers import (
@@ -28,15 +29,9 @@ from fcco_lightning.constraints.penalty import (
     SmoothedHingePenalty,
     SquaredHingePenalty,
 )
-from fcco_lightning.constraints.roc_fairness import (
-    QuantileScores,
-    RawScores,
-    ROCFairness,
-    ScoreScale,
-    StandardScores,
-    TopShare,
-)
+from fcco_lightning.constraints.roc_fairness import ROCFairness
 from fcco_lightning.constraints.sanity import require_columns, require_compatible
+from fcco_lightning.constraints.score_scales import QuantileScores, RawScores, ScoreScale, StandardScores
 from fcco_lightning.constraints.subsets import Subset
 
 __all__ = [
@@ -44,6 +39,8 @@ __all__ = [
     "AdaptivePenalty",
     "AugmentedLagrangian",
     "Constraint",
+    "DecisionRule",
+    "Decisions",
     "DemographicParity",
     "DifferenceAtMost",
     "Distillation",
@@ -74,6 +71,7 @@ __all__ = [
     "StandardScores",
     "Subset",
     "TopShare",
+    "as_decisions",
     "kept_together",
     "require_columns",
     "require_compatible",

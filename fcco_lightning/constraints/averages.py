@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.decisions import Decisions
 from fcco_lightning.constraints.vacuity import constant_decision
 from fcco_lightning.models.batch import KNOWN_STRATUM, Columns
 from fcco_lightning.numerics import Known
@@ -158,6 +159,9 @@ class OfQuantity(OfMeans, ABC):
     @property
     def smooths(self) -> bool:
         return self.quantity.smooths
+
+    def decide_by(self, decisions: Decisions) -> None:
+        self.quantity = decisions.rate(self.quantity)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:
         super().check(outputs, batch)

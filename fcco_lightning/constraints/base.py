@@ -67,6 +67,13 @@ class Constraint(Measurable, ABC):
             return 0.0
         return -math.inf if self.width > 1 or self.range.least is None else self.range.least
 
+    def decide_by(self, decisions: Any) -> None:
+        """Let rates of decisions that name no threshold of their own be those of the decisions that are asked for.
+
+        Args:
+            decisions: what decisions are for, see :class:`~fcco_lightning.Decisions`.
+        """
+
     def tighten(self, margin: float) -> None:
         """Enforce ``h_i <= -margin``, by a smaller kappa, as far as there are such weights.
 

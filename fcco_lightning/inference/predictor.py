@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.checks import at_least
+from fcco_lightning.constraints import DecisionRule
 from fcco_lightning.data.columns import as_texts, as_written, require_columns, text_of
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.data.schema import require_seen
@@ -36,7 +37,8 @@ class Predictor(nn.Module):
         kind: what the outputs are scores of, see :func:`~fcco_lightning.inference.prediction_table`.
         names: of the classes or labels.
         group_columns: the columns of a table that define groups.
-        decided_elsewhere: what to say of constraints that were enforced on decisions at another threshold than 0.5.
+        decided_elsewhere: what to say of constraints that were enforced on other decisions than the network's.
+        rule: the decisions that the network makes.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class Predictor(nn.Module):
         names: Sequence[str] = (),
         group_columns: Sequence[str] = (),
         decided_elsewhere: Sequence[str] = (),
+        rule: DecisionRule | None = None,
     ) -> None:
         super().__init__()
+        self.rule = rule or DecisionRule()
         self.network, self.decided_elsewhere = network, list(decided_elsewhere)
         self.encoder, self.kind, self.names, self.group_columns = encoder, kind, list(names), list(group_columns)
         self.eval()
@@ -66,8 +70,8 @@ class Predictor(nn.Module):
         Args:
             source: a table as a datamodule takes it (file, folder, hub id, DataFrame); labels are not needed.
             id_column: column that names the rows, as they stand in a .csv; None numbers them from 0 in ``index``.
-            threshold: of probabilities, in (0, 1]; None for 0.5, with a warning where constraints were enforced on
-                other decisions.
+            threshold: of probabilities, in (0, 1]; None for what decisions are for, with a warning where constraints
+                were enforced on others.
             batch_size: rows that pass through the network at once; fewer where memory is short, as of long texts.
 
         Returns: see :func:`~fcco_lightning.inference.prediction_table`.
@@ -108,8 +112,7 @@ class Predictor(nn.Module):
                 f"threshold={threshold!r} is of probabilities, and this network predicts "
                 f"{'numbers' if kind == 'values' else 'the most probable of several classes'}: leave it out."
             )
-        threshold = 0.5 if threshold is None else threshold
-        return prediction_table(outputs, ids, kind=kind, names=names, threshold=threshold)
+        return prediction_table(outputs, ids, kind=kind, names=names, threshold=threshold, rule=self.rule)
 
     def _scores_of(self, outputs: Tensor) -> tuple[Kind, Sequence[str]]:
         """What the outputs are scores of, and their names; of another number than the classes they are an embedding."""
@@ -169,7 +172,8 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
         names = names if kind == "labels" else []
         kind = "values"  # numbers that are fitted are no logits
     elsewhere = list(_decided_elsewhere(model.get("constraints") or []))
-    return Predictor(network, encoder, kind, names, groups, elsewhere)
+    rule = DecisionRule.of(header["decisions"]) if header.get("decisions") else None
+    return Predictor(network, encoder, kind, names, groups, elsewhere, rule)
 
 
 def _encoder(content: Mapping[str, Any]) -> TabularEncoder | TextEncoder | None:
@@ -216,10 +220,10 @@ def _decided_elsewhere(constraints: Sequence[Any]) -> Iterator[str]:
                 probability = (1 + math.tanh(score / 2)) / 2
                 yield (
                     f"{name} was enforced on decisions for scores above {score:g}, and a row is decided positive here "
-                    f"above a probability of 0.5. --threshold {probability:.4g} (threshold=) takes the same."
+                    f"above a score of 0. --threshold {probability:.4g} (threshold=) takes the same."
                 )
             elif isinstance(own.get("share"), int | float):
                 yield (
                     f"{name} was enforced on decisions for the highest {own['share']:g} of the scores, and a row is "
-                    "decided positive here above a probability of 0.5. Take the highest scores of the table instead."
+                    "decided positive here above a score of 0. Take the highest scores of the table instead."
                 )

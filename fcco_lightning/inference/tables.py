@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import fraction, one_of
+from fcco_lightning.constraints import DecisionRule
 from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.row_files import new_file
 
 Kind = Literal["classes", "labels", "values"]
+_PLAIN = DecisionRule()
 
 
 def prediction_table(
@@ -23,14 +25,15 @@ def prediction_table(
     *,
     kind: Kind = "values",
     names: Sequence[str] = (),
-    threshold: float = 0.5,
+    threshold: float | None = None,
+    rule: DecisionRule = _PLAIN,
 ) -> pd.DataFrame:
     r"""A row for every sample: what names it, then scores, probabilities and decisions.
 
     - "values": ``score``, or ``score_k`` of several outputs, and nothing else;
-    - "classes": of one score s also ``probability`` = sigmoid(s) of the last class and ``decision``, the last class if
-      the probability is above the threshold, else the first; of C scores the softmax and the class of the largest;
-    - "labels": of every one of T scores its sigmoid, and 1 if that is above the threshold, else 0.
+    - "classes": of one score also ``probability`` of the last class and ``decision``, the last class if the rule
+      decides positive, else the first; of C scores the softmax and the class of the largest;
+    - "labels": of every one of T scores its sigmoid, and 1 if that is above the threshold (1/2), else 0.
 
     A probability is one only if the objective makes it one (cross-entropy does, a loss of ranking does not).
 
@@ -39,14 +42,16 @@ def prediction_table(
         ids: columns that name the samples, each of length n.
         kind: what the outputs are scores of.
         names: of the classes, or of the labels; their numbers where there are none.
-        threshold: of probabilities, in (0, 1].
+        threshold: of probabilities, in (0, 1], in the place of the rule's decisions; None for these.
+        rule: the decisions that the network makes.
 
     Raises:
         ConfigError: if ``kind`` or ``threshold`` is none, there are not as many names as the outputs ask for, or
             ``ids`` has a column of the prediction.
     """
     one_of("kind", kind, ("classes", "labels", "values"))
-    fraction("threshold", threshold)
+    if threshold is not None:
+        fraction("threshold", threshold)
     scores = outputs.detach().float().cpu().reshape(len(outputs), -1)
     several = scores.shape[1]
     classes = max(several, 2) if kind == "classes" else several
@@ -58,13 +63,13 @@ def prediction_table(
     if kind == "values":
         return _beside(ids, table)
     softmax = kind == "classes" and several > 1
-    probabilities = scores.softmax(1) if softmax else scores.sigmoid()
-    table |= _columns("probability", ends, probabilities)
+    log_odds = scores if kind == "labels" else rule.log_odds(scores)
+    table |= _columns("probability", ends, log_odds.softmax(1) if softmax else log_odds.sigmoid())
     if kind == "labels":
-        table |= _columns("decision", ends, _above(scores, threshold))
+        table |= _columns("decision", ends, _above(scores, threshold or 0.5))
     else:
-        decided = scores.argmax(1) if softmax else _above(scores[:, 0], threshold)
-        table["decision"] = [called[k] for k in decided.tolist()]
+        one = rule.decided(scores[:, 0]).long() if threshold is None else _above(log_odds[:, 0], threshold)
+        table["decision"] = [called[k] for k in (scores.argmax(1) if softmax else one).tolist()]
     return _beside(ids, table)
 
 

@@ -46,6 +46,7 @@ from fcco_lightning.objectives.pairwise import (
 from fcco_lightning.objectives.partial_auc import CVaRPartialAUC, KLPartialAUC
 from fcco_lightning.objectives.pooling import AttentionPooling, MeanPooling, Pooling, SmoothMaxPooling
 from fcco_lightning.objectives.quantities import (
+    CostedLoss,
     CrossEntropyLoss,
     ErrorProbability,
     HingeLoss,
@@ -73,6 +74,7 @@ __all__ = [
     "CVaRGroupDRO",
     "CVaRPartialAUC",
     "ChiSquareGroupDRO",
+    "CostedLoss",
     "CoxPartialLikelihood",
     "CrossEntropy",
     "CrossEntropyLoss",

@@ -151,6 +151,11 @@ class Objective(nn.Module, Measurable, ABC):
         """
         return RowDomain(num_samples, per_sample=True)
 
+    @property
+    def classifies(self) -> bool:
+        """Whether a score above 0, or the largest of several, is what the objective gives to the class of a sample."""
+        return bool(getattr(getattr(self, "loss", None), "classifies", False))
+
     def know_presence(self, probability: Tensor) -> None:
         """Learn how likely a batch is to speak of each row, shape (n,), where that follows from :meth:`subsets`.
 

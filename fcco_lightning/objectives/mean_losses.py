@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import Objective, mean_over_data
-from fcco_lightning.objectives.quantities import CrossEntropyLoss, SquaredLoss
+from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity, SquaredLoss
 
 
 class CrossEntropy(Objective):
@@ -14,11 +14,13 @@ class CrossEntropy(Objective):
     the mean over the data.
     """
 
+    loss: Quantity = CrossEntropyLoss()
+
     def check(self, outputs: Tensor, batch: Columns) -> None:
-        CrossEntropyLoss().check(outputs, batch)
+        self.loss.check(outputs, batch)
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:
-        return mean_over_data(CrossEntropyLoss()(outputs, batch), batch), None
+        return mean_over_data(self.loss(outputs, batch), batch), None
 
 
 class SquaredError(Objective):

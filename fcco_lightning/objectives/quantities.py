@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.numerics import first_of_equals
+from fcco_lightning.numerics import Known, first_of_equals
 from fcco_lightning.objectives.base import (
     binary_scores,
     one_label_each,
@@ -33,11 +33,13 @@ class Quantity(ABC):
         range: the interval in which it lies, whatever the outputs; so do its means.
         smooths: whether it is a smoothed decision, 0 or 1, which :meth:`decided` gives itself.
         all_tasks: whether it has a value for every one of n tasks, (B, n): a column ``task`` then says nothing.
+        classifies: whether it is a loss that asks for a score above 0, or the largest of several, for the class.
     """
 
     range: ClassVar[Range] = Range()
     smooths: ClassVar[bool] = False
     all_tasks: ClassVar[bool] = False
+    classifies: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
@@ -62,11 +64,12 @@ class SoftRate(Quantity):
     Over the positives it is the true positive rate, over the negatives the false positive rate.
 
     Args:
-        threshold: decision threshold on the score.
+        threshold: decision threshold on the score; None for 0, or for what decisions are for where these are a budget
+            or a least rate (:class:`~fcco_lightning.Decisions`).
         temperature: unit of the score, > 0; the smaller, the closer to the hard rate.
     """
 
-    threshold: float = 0.0
+    threshold: float | None = None
     temperature: float = 1.0
     range = Range(0.0, 1.0)
     smooths = True
@@ -75,7 +78,8 @@ class SoftRate(Quantity):
         positive("temperature", self.temperature)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
-        return torch.sigmoid((binary_scores(outputs) - self.threshold) / self.temperature)
+        scores = binary_scores(outputs)
+        return torch.sigmoid((scores - self.threshold if self.threshold else scores) / self.temperature)
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class LogisticLoss(Quantity):
     """Logistic loss of the score against the label (nats), which is 0, 1 or a probability."""
 
     range = Range(least=0.0)
+    classifies = True
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         _check_logistic(batch, self)
@@ -112,6 +117,7 @@ class HingeLoss(Quantity):
 
     margin: float = 1.0
     range = Range(least=0.0)
+    classifies = True
 
     def __post_init__(self) -> None:
         positive("margin", self.margin)
@@ -135,6 +141,7 @@ class CrossEntropyLoss(Quantity):
 
     label_smoothing: float = 0.0
     range = Range(least=0.0)
+    classifies = True
 
     def __post_init__(self) -> None:
         non_negative("label_smoothing", self.label_smoothing)
@@ -157,6 +164,31 @@ class CrossEntropyLoss(Quantity):
             target = y.to(outputs.dtype) if y.shape == outputs.shape else one_label_each(batch, self).long()
             return cross_entropy(outputs, target, reduction="none", label_smoothing=self.label_smoothing)
         return LogisticLoss()(outputs, batch)
+
+
+class CostedLoss(Quantity):
+    """``c_y l``: a loss in which mistakes on some classes cost more than on others.
+
+    Args:
+        loss: l, of labels ``y`` that are classes 0..C-1; for two classes also probabilities of class 1.
+        costs: c, shape (C,), > 0.
+    """
+
+    range = Range(least=0.0)
+    classifies = True
+
+    def __init__(self, loss: Quantity, costs: Tensor) -> None:
+        self.loss, self._costs = loss, Known(costs)
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        self.loss.check(outputs, batch)
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
+        losses, y = self.loss(outputs, batch), required_column(batch, "y", self.loss)
+        costs = self._costs.like(losses, losses.dtype)
+        if y.is_floating_point() and len(costs) == 2:
+            return losses * torch.lerp(costs[0], costs[1], y.to(losses.dtype))
+        return losses * costs.index_select(0, y.long())
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import copy
 import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -21,12 +21,12 @@ from torch.optim.lr_scheduler import PolynomialLR
 
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.checks import at_least, below_one, non_negative, positive
-from fcco_lightning.constraints import AdaptivePenalty, Constraint
+from fcco_lightning.constraints import AdaptivePenalty, Constraint, Decisions, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
 from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples
 from fcco_lightning.data.features import Pieces, PiecewiseFeatures
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP
 from fcco_lightning.objectives import CrossEntropy, Objective
@@ -52,9 +52,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     have other rates.  For anything else (other networks, several processes, checkpoints) there is
     :class:`~fcco_lightning.FCCOModule`.
 
-    Decisions are those for a positive score, or for the largest one of several classes: the objective has to give the
-    scores a meaning at 0, as cross-entropy does.  An objective of ranking, such as AUC, says nothing of that: use
-    :meth:`decision_function` with it.
+    What decisions are for is said by ``decisions`` (or ``class_weight``, as scikit-learn's classifiers call costs): the
+    training, the constraints and :meth:`predict` follow it.  Of several classes the one with the largest score is
+    decided.
 
     Args:
         objective: what is minimised; :class:`~fcco_lightning.CrossEntropy` by default.
@@ -72,11 +72,16 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             samples, at most 48, and for none if the model is linear or the matrix sparse.
         verbose: whether a progress bar is shown.
         random_state: of the first weights and of the batches.
+        decisions: "balanced", or :class:`~fcco_lightning.Decisions`: costs of the two mistakes, a budget, a least true
+            positive rate, or a threshold of the probability; by default the more probable class is decided.
+        class_weight: costs of mistakes under the name that scikit-learn has for them, "balanced" or {label: cost}; in
+            the place of ``decisions``.
         margin: by how much constraints are enforced tighter than asked for, in units of h; "auto" for the standard
             error of h where it compares two means (:meth:`Constraint.standard_error`), at most half of kappa.
 
     Attributes:
         classes_: the labels, in increasing order.
+        rule_: the decisions that are made, :class:`~fcco_lightning.DecisionRule`.
         network_: the trained network in float64, for the features of ``features_``.
         features_: makes the network's features of X.
         report_: figures, tables and pictures of the training, see :class:`TrainingReport`.
@@ -106,11 +111,14 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         verbose: bool = False,
         random_state: Any = None,
         margin: float | Literal["auto"] = "auto",
+        decisions: Literal["balanced"] | Decisions | None = None,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
     ) -> None:
         self.objective, self.constraints, self.penalty, self.algorithm = objective, constraints, penalty, algorithm
         self.hidden, self.max_epochs, self.batch_size = hidden, max_epochs, batch_size
         self.learning_rate, self.weight_decay, self.pieces = learning_rate, weight_decay, pieces
         self.verbose, self.random_state, self.margin = verbose, random_state, margin
+        self.decisions, self.class_weight = decisions, class_weight
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -155,7 +163,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self
 
     def decision_function(self, X: Any) -> Any:
-        """The scores: (n,) of two classes, of which the later one is decided where they are positive; else (n, C)."""
+        """The scores: (n,) of two classes, above 0 where the later one is decided unless for a budget; else (n, C)."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, order="C", reset=False)
         parts = (X[first : first + _AT_ONCE] for first in range(0, X.shape[0], _AT_ONCE))
@@ -167,15 +175,16 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict_proba(self, X: Any) -> Any:
         """Probabilities of the classes, shape (n, C), of which the objective's scores are the log-odds."""
-        scores = torch.from_numpy(self.decision_function(X))
+        scores = self.rule_.log_odds(torch.from_numpy(self.decision_function(X)))
         if scores.dim() == 1:
             return torch.stack([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=1).numpy()
         return torch.softmax(scores, dim=1).numpy()
 
     def predict(self, X: Any) -> Any:
         """The classes that are decided, shape (n,)."""
-        scores = self.decision_function(X)
-        return self.classes_[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(1)]
+        scores = torch.from_numpy(self.decision_function(X))
+        decided = self.rule_.decided(scores) if scores.dim() == 1 else scores.argmax(1)
+        return self.classes_[decided.long().numpy()]
 
     def _train(self, data: LabelledSample) -> None:
         enough = max(_EPOCHS, math.ceil(_UPDATES / data.updates))
@@ -193,6 +202,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             optimizer=lambda params: AdamW(params, lr=rate, weight_decay=decay / rate),
             schedule=Schedule(lambda optimizer: PolynomialLR(optimizer, updates), interval="step"),
             evaluation=ClassEvaluation() if len(self.classes_) > 2 else None,
+            decisions=self._decisions(),
         )
         with tempfile.TemporaryDirectory() as folder:
             report = Report(pictures=False, table=False, folder=folder)
@@ -208,6 +218,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 callbacks=[report, *([TQDMProgressBar()] if self.verbose else [])],
             ).fit(module, data)
         self.network_ = module.network.cpu().double().eval()  # in float32 a score depends on what is scored with it
+        self.rule_ = module.rule
         table = data.tables["train"].columns
         final = {
             "train": (
@@ -216,6 +227,25 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             )
         }
         self.report_ = TrainingReport(report.report, report.history, module.evaluation, final)
+
+    def _decisions(self) -> Decisions:
+        """What decisions are for, under either name."""
+        if self.class_weight is None:
+            return as_decisions(self.decisions)
+        if self.decisions is not None:
+            raise ConfigError(
+                f"class_weight={self.class_weight!r} and decisions={self.decisions!r} both say what mistakes cost. "
+                "Leave one of them out."
+            )
+        if self.class_weight == "balanced":
+            return Decisions(costs="balanced")
+        known = isinstance(self.class_weight, Mapping) and set(self.class_weight) == set(self.classes_.tolist())
+        if not known:
+            raise ConfigError(
+                "class_weight must be 'balanced', or name a cost for each of the classes "
+                f"{self.classes_.tolist()}, got {self.class_weight!r}."
+            )
+        return Decisions(costs=[float(self.class_weight[label]) for label in self.classes_.tolist()])
 
     def _tightened(self, data: LabelledSample) -> list[Constraint]:
         constraints = copy.deepcopy(list(self.constraints))

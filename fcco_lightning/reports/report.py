@@ -128,6 +128,7 @@ class Report(Callback):
         splits = loaders()
         with pl_module.where_trained():
             final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
+            pl_module.fit_rule(final)
             beside = {name: (b, b.split(pl_module, loader)) for b in baselines for name, loader in splits.items()}
         self.report = {split: self._figures(pl_module, split, found, choice) for split, found in final.items()}
         self.report |= {"seconds": round(seconds, 3), "config": self.config}

@@ -1,6 +1,6 @@
 """How a LightningModule evaluates a split: outputs are collected, and figures are made of all of them together."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints import Constraint, DecisionRule
 from fcco_lightning.constraints.multipliers import Enforcement, follows_decisions
 from fcco_lightning.engine import columns_of, named_samples, narrow_weights, other_columns, outputs_of_columns
 from fcco_lightning.errors import NonFiniteError
@@ -36,6 +36,7 @@ class EvaluatingModule(LightningModule):
     constraints: list[Constraint]
     penalty: Enforcement | None
     evaluation: Evaluation
+    rule: DecisionRule
     processes: Processes
     execution: Execution
 
@@ -98,7 +99,15 @@ class EvaluatingModule(LightningModule):
         found = {"index": columns["index"], "output": outputs}
         if not isinstance(outputs, Tensor):
             return found
-        return found | {"scores": outputs} | (_decided(outputs) if isinstance(self.objective, CrossEntropy) else {})
+        return (
+            found | {"scores": outputs} | (self._decided(outputs) if isinstance(self.objective, CrossEntropy) else {})
+        )
+
+    def _decided(self, scores: Tensor) -> dict[str, Tensor]:
+        """Probabilities and decisions of a classifier that was trained with cross-entropy."""
+        if scores.dim() == 2 and scores.shape[1] > 1:
+            return {"probabilities": self.rule.log_odds(scores).softmax(1), "decisions": scores.argmax(1)}
+        return {"probabilities": self.rule.log_odds(scores).sigmoid(), "decisions": self.rule.decided(scores).long()}
 
     def _keep_pace(self, batch: Any, done: int, batches: Sequence[float], loader: int = 0) -> None:
         """Behind the last batch, evaluate it again until all processes have had as many as the one with most.
@@ -165,15 +174,32 @@ class EvaluatingModule(LightningModule):
         self.last_summaries = {}
         if self.trainer.sanity_checking:
             return
-        for loader, collector in sorted(collected.items()):
-            split = names[loader] if loader < len(names) else f"{names[-1]}{loader}"
-            summary = self.summarise(split, collector.split(self.processes))
+        splits = {
+            names[loader] if loader < len(names) else f"{names[-1]}{loader}": collector.split(self.processes)
+            for loader, collector in sorted(collected.items())
+        }
+        self.fit_rule(splits)
+        for split, found in splits.items():
+            summary = self.summarise(split, found)
             self.last_summaries[split] = dict(summary)
             bar = {f"{split}_{k}": summary.pop(k) for k in (*self.evaluation.bar, "worst_violation") if k in summary}
             rest = {f"{split}_{k}": v for k, v in summary.items()}
             sync = self.processes.size > 1  # all have computed the same figures, but Lightning warns otherwise
             self.log_dict(bar, prog_bar=True, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
             self.log_dict(rest, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
+
+    def fit_rule(self, splits: Mapping[str, Split]) -> None:
+        """Divide the scores where the decisions that are asked for say, by the validation split or else the training's.
+
+        Nothing is done where neither is there, or scores are not those of two classes.
+        """
+        split = splits.get("val", splits.get("train"))
+        if split is None or not isinstance(split.outputs, Tensor) or split.outputs.numel() != len(split.outputs):
+            return
+        y = split.columns.get("y")
+        if y is not None and y.dim() == 1 and bool(((y == 0) | (y == 1)).all()):
+            scores = split.outputs.detach().reshape(-1)
+            self.rule.fit(scores, y, split.columns.get("weight"), classifies=self.objective.classifies)
 
     def summarise(self, name: str, split: Split) -> dict[str, float]:
         """All figures of a split; warns when its constraints have become vacuous.
@@ -225,10 +251,3 @@ class EvaluatingModule(LightningModule):
                 f"kept_outputs={kept}: figures of the {name} split are those of as many random samples"
                 + (f", but {', '.join(names)}, which are counted over all of it." if names else ".")
             )
-
-
-def _decided(scores: Tensor) -> dict[str, Tensor]:
-    """Probabilities and decisions of a classifier that was trained with cross-entropy."""
-    if scores.dim() == 2 and scores.shape[1] > 1:
-        return {"probabilities": scores.softmax(1), "decisions": scores.argmax(1)}
-    return {"probabilities": scores.sigmoid(), "decisions": (scores > 0).long()}

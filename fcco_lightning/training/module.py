@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
-from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints import Constraint, DecisionRule, Decisions, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.engine import Engine, Evaluated, Problem, read, require_single
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
@@ -45,6 +45,7 @@ from fcco_lightning.training.old_model import OldModel
 from fcco_lightning.training.optimizers import Stepping
 from fcco_lightning.training.posing import (
     contents_of_some,
+    cost_classes,
     datamodule_of,
     description,
     ends_with_one,
@@ -95,8 +96,11 @@ class FCCOModule(EvaluatingModule):
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
         execution: in which parts, on which processes and by which code all of this is computed.
+        decisions: what decisions are for: "balanced", or :class:`~fcco_lightning.Decisions`; by default a positive is
+            decided where it is more probable than not.
 
     Attributes:
+        rule: the decisions that the network makes.
         skipped_batches: number of batches that were dropped.
         num_samples: size of the training split; None before it is known.
         problem: objective and constraints with all that is remembered of them; None before a fit.
@@ -118,6 +122,7 @@ class FCCOModule(EvaluatingModule):
         pretrain: Pretraining | None = None,
         average: WeightAverage | None = None,
         execution: Execution = _PLAIN,
+        decisions: Literal["balanced"] | Decisions | None = None,
     ) -> None:
         super().__init__()
         require_settings(schedule=schedule, clipping=clipping, execution=execution)
@@ -130,6 +135,7 @@ class FCCOModule(EvaluatingModule):
         self.optimizer, self.schedule, self.clipping = optimizer, schedule, clipping
         self.evaluation = evaluation or default_evaluation(self.objective)
         self.average, self.execution = average, execution
+        self.rule = DecisionRule(as_decisions(decisions))
         self.phases = Phases(pretrain, self._main_phase, network)
         if self.phases.first is not None:  # its parameters are moved to the device, and saved, with all others
             self.pretraining_objective = self.phases.first.objective
@@ -187,6 +193,9 @@ class FCCOModule(EvaluatingModule):
         datamodule = datamodule_of(self.trainer)
         for names in ("group_names", "label_names"):
             setattr(self.evaluation, names, getattr(datamodule, names, getattr(self.evaluation, names)))
+        self.evaluation.rule = self.rule
+        for constraint in self.constraints:
+            constraint.decide_by(self.rule.decisions)
         with self.processes.together():
             fit_to_data(self.network, self.constraints, datamodule, predict=stage == "predict")
             if stage == "fit":
@@ -226,6 +235,8 @@ class FCCOModule(EvaluatingModule):
             )
         phase = self.phases.present
         phase.objective.adapt(datamodule_of(self.trainer))
+        split = None if sampling is None else next(iter(sampling.values())).columns
+        self.rule.costs = cost_classes(phase.objective, self.rule.decisions, split)
         problem = phase.algorithm.pose(
             phase.objective,
             phase.constraints,
@@ -504,6 +515,7 @@ class FCCOModule(EvaluatingModule):
             "finished": self._finished,
             "average": None if self.average is None else self.average.state(checkpoint["state_dict"]),
             "references": self._old_model.header(),
+            "decisions": self.rule.state(),
         }
 
     def multipliers(self) -> dict[str, float]:
@@ -522,6 +534,8 @@ class FCCOModule(EvaluatingModule):
         if stored.get("version") != CHECKPOINT_VERSION:
             raise CheckpointError(f"the checkpoint: {another_format(stored)}")
         self._old_model.restore(stored.get("references"))
+        if stored.get("decisions"):
+            self.rule.take(DecisionRule.of(stored["decisions"]))
         if self._trainer is not None and self.trainer.precision == "64-true":
             self.double()  # the Trainer does so only when the weights are loaded, and rounded
         if self.problem is not None and self._trainer is not None and self.trainer.state.fn == "fit":

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from fcco_lightning.constraints import (
     AdaptivePenalty,
     Constraint,
+    Decisions,
     Multipliers,
     require_columns,
     require_compatible,
@@ -26,7 +27,7 @@ from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import TARGET
-from fcco_lightning.objectives import Objective
+from fcco_lightning.objectives import CostedLoss, Objective
 from fcco_lightning.training.random_streams import (
     loader_streams,
     random_streams,
@@ -40,6 +41,35 @@ _LOOKED_AT = 16  # samples whose contents stand for a data set
 def datamodule_of(trainer: Trainer | None) -> Any:
     """The data of a run; None with loaders of the user's own."""
     return getattr(trainer, "datamodule", None)
+
+
+def cost_classes(objective: Objective, decisions: Decisions, columns: Mapping[str, Tensor] | None) -> list[float]:
+    """Let losses count what mistakes on their class cost.
+
+    Args:
+        objective: whose loss is costed, if it classifies; others are left as they are.
+        decisions: what they are for.
+        columns: of the training split; None where only batches are known.
+
+    Returns: the costs of the classes; empty where they are all 1.
+
+    Raises:
+        ConfigError: if the classes of the training samples are not known.
+    """
+    owner: Any = objective  # of a loss of its own, or none
+    if isinstance(getattr(owner, "loss", None), CostedLoss):  # of an earlier fit
+        owner.loss = owner.loss.loss
+    if not (objective.classifies and decisions.mistakes and decisions.asked):
+        return []
+    y = None if columns is None else columns.get("y")
+    if y is None or y.dim() != 1 or y.is_floating_point():
+        raise ConfigError(
+            f"decisions are for {decisions.describe()}, which takes the classes of all training samples, and these are "
+            "not known. Use a datamodule, or a loader of IndexedDataset(dataset, columns={'y': labels})."
+        )
+    costs = decisions.class_costs(torch.bincount(y, minlength=2))
+    owner.loss = CostedLoss(owner.loss, costs)
+    return [float(cost) for cost in costs]
 
 
 def fit_to_data(network: nn.Module, constraints: Sequence[Constraint], datamodule: Any, *, predict: bool) -> None:

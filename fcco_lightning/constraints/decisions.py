@@ -1,0 +1,328 @@
+"""What decisions are for: which scores become a "yes", in training, constraints, reports and predictions alike."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.checks import one_of, positive
+from fcco_lightning.constraints.score_scales import QuantileScores
+from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives import Quantity, SoftRate, binary_scores
+from fcco_lightning.objectives.base import one_label_each
+from fcco_lightning.outer import Range
+
+RARE = 0.2
+"""Share of positives below which decisions for a probability above 1/2 say "yes" to few of them or to none."""
+
+
+@dataclass(frozen=True)
+class TopShare(Quantity):
+    r"""``sigmoid((level of s - (1 - share)) / temperature)``: whether a sample is among the highest scores of all.
+
+    A budget: its mean over everyone is about ``share`` whatever the scores, so means over groups say who gets it.
+    Levels are those of :class:`QuantileScores` among the samples of the batch, so that batches estimate them with a
+    bias that falls with their size.
+
+    Args:
+        share: of the samples that are selected, in (0, 1).
+        temperature: unit of the level, > 0; the smaller, the closer to the hard rate.
+        scale: how levels are measured.
+        of: whose scores levels are measured among: of all samples, or of the positives, of which ``share`` are then
+            selected beside the negatives with scores as high (a least true positive rate).
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    share: float
+    temperature: float = 0.05
+    scale: QuantileScores = QuantileScores()  # noqa: RUF009 - frozen
+    of: Literal["all", "positives"] = "all"
+    range = Range(0.0, 1.0)
+    smooths = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ConfigError(f"share must lie in (0, 1), got {self.share!r}: 0.1 selects a tenth of the samples.")
+        positive("temperature", self.temperature)
+        one_of("of", self.of, ("all", "positives"))
+
+    def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
+        scores, weight = binary_scores(outputs), batch.get("weight")
+        if self.of == "positives":
+            positives = one_label_each(batch, self) == 1
+            weight = positives.to(scores.dtype) if weight is None else positives * weight
+        levels = self.scale(scores, weight)
+        return SoftRate(1 - self.share, self.temperature)(levels, batch)
+
+
+@dataclass(frozen=True)
+class Decisions:
+    r"""How scores become decisions, by what these are for; at most one of the four is given.
+
+    *Costs* of the two mistakes enter where the network is trained: the loss of a sample of class c counts ``costs[c]``
+    times, scaled so that the mean over the training samples is 1, and a sample is decided positive where its score is
+    above 0.  With the logistic loss the score is then the log-odds plus ``log(costs[1] / costs[0])``, so that the
+    decision is the one of least expected cost (Elkan, The foundations of cost-sensitive learning, 2001, eq. (2)).  A
+    *threshold* p of the probability asks for the same decisions as the costs ``(p, 1 - p)``.  A *budget* or a *least
+    rate* divides the scores where it is met, whatever the scores are: the training does not know of it, the constraints
+    do.
+
+    An objective of ranking, such as AUC, gives scores no meaning at 0.  There the division is found on the validation
+    split, or without one on the training split: that of least cost, or where the budget or the rate is met.
+
+    Args:
+        costs: of deciding a sample of class 0, 1, ... wrongly, each > 0: ``(1, 10)`` where a positive that is missed
+            costs as much as ten false alarms.  "balanced" takes ``n / (C n_c)`` of the n_c samples of class c, with
+            which the balanced accuracy is maximised.
+        share: of all samples that can be chosen, in (0, 1): those with the highest scores.
+        tpr: least share of the positives that are to be found, in (0, 1).
+        threshold: probability of a positive above which one is decided, in (0, 1).
+
+    Raises:
+        ConfigError: if several are given, or one is out of range.
+
+    Example:
+        >>> Decisions(threshold=0.2).class_costs(torch.tensor([50, 50])).tolist()  # for a probability above 1/5
+        [0.4, 1.6]
+    """
+
+    costs: Literal["balanced"] | Sequence[float] | None = None
+    share: float | None = None
+    tpr: float | None = None
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        if len(given) > 1:
+            raise ConfigError(f"decisions are for one thing, got {given}. Leave all but one of them out.")
+        for name in {"share", "tpr", "threshold"} & given.keys():
+            if not 0 < given[name] < 1:
+                raise ConfigError(f"decisions.{name} must lie in (0, 1), got {given[name]!r}.")
+        if self.costs is None or self.costs == "balanced":
+            return
+        costs: Any = self.costs
+        numbers = not isinstance(costs, str) and all(isinstance(c, int | float) and 0 < c < math.inf for c in costs)
+        if not numbers or len(costs) < 2:
+            raise ConfigError(
+                "decisions.costs must be 'balanced', or a number > 0 for every class, those of class 0 first: [1, 10] "
+                f"where a missed positive costs as much as ten false alarms. Got {self.costs!r}."
+            )
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything was asked for; else a positive is decided where it is more probable than not."""
+        return any(getattr(self, field.name) is not None for field in fields(self))
+
+    @property
+    def mistakes(self) -> bool:
+        """Whether decisions follow from what mistakes cost, and not from how many are to be made."""
+        return self.share is None and self.tpr is None
+
+    def class_costs(self, sizes: Tensor) -> Tensor:
+        """What the loss of a sample of every class counts, shape (C,), float64; of mean 1 over the samples.
+
+        Args:
+            sizes: number of training samples of every class, shape (C,).
+
+        Raises:
+            DataError: if a class has no sample, where costs are balanced.
+            ConfigError: if there are not as many costs as classes.
+        """
+        sizes = sizes.double()
+        if self.costs == "balanced":
+            if not bool((sizes > 0).all()):
+                raise DataError(f"decisions='balanced': a class has no training sample, the classes have {_of(sizes)}.")
+            return sizes.sum() / (len(sizes) * sizes)
+        costs = torch.ones_like(sizes)
+        if self.threshold is not None:
+            costs = sizes.new_tensor([self.threshold, 1 - self.threshold])
+        elif self.costs is not None:
+            costs = sizes.new_tensor(self.costs)
+        if len(costs) != len(sizes):
+            raise ConfigError(f"decisions name {len(costs)} classes, and the data has {len(sizes)}. Give each a cost.")
+        return costs * sizes.sum() / (costs @ sizes)
+
+    def rate(self, smooth: Quantity) -> Quantity:
+        """The smoothed decision of a sample, for constraints.
+
+        Args:
+            smooth: that of a score above 0, which is taken where decisions follow from costs.
+        """
+        if not isinstance(smooth, SoftRate) or smooth.threshold is not None or self.mistakes:
+            return smooth
+        return TopShare(self.share) if self.share is not None else TopShare(_given(self.tpr), of="positives")
+
+    def division(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> float:
+        """Where to divide scores whose 0 means nothing: a sample is decided positive if its score is above it.
+
+        That is the score above which a share of the samples, or of the positives, lies, or the one of least total cost.
+
+        Args:
+            scores: of a split, shape (n,).
+            y: classes 0 and 1, shape (n,).
+            weight: of the samples, shape (n,); None for equal ones.
+
+        Raises:
+            DataError: if the split has no positive and no negative sample, and these count.
+        """
+        scores, y = scores.double(), y == 1
+        weight = torch.ones_like(scores) if weight is None else weight.double()
+        order = scores.argsort(descending=True)
+        ranked, count = scores[order], weight[order]
+        positives, negatives = (count * y[order]).cumsum(0), (count * ~y[order]).cumsum(0)
+        chosen = positives + negatives
+        last = torch.cat([ranked[1:] != ranked[:-1], ranked.new_ones(1, dtype=torch.bool)])
+        if self.share is not None:
+            wanted = last & (chosen <= self.share * chosen[-1] * (1 + 1e-12))
+            cut = int(wanted.nonzero()[-1]) if bool(wanted.any()) else -1
+        else:
+            self._require_both(positives[-1], negatives[-1])
+            if self.tpr is not None:
+                cut = int((last & (positives >= self.tpr * positives[-1] * (1 - 1e-12))).nonzero()[0])
+            else:
+                costs = self.class_costs(torch.stack([negatives[-1], positives[-1]]))
+                total = costs[0] * negatives + costs[1] * (positives[-1] - positives)
+                none = costs[1] * positives[-1]
+                cut = int(torch.where(last, total, torch.inf).argmin())
+                cut = cut if bool(total[cut] < none) else -1
+        if cut < 0:
+            return float(ranked[0])
+        return float(ranked[cut]) - 1.0 if cut + 1 == len(ranked) else float(ranked[cut] + ranked[cut + 1]) / 2
+
+    def decided(self, scores: Tensor, division: float = 0.0) -> Tensor:
+        """Whether each sample is decided positive, shape (n,), bool.
+
+        A budget is a share of the samples that are given; of equal scores at its end none is chosen.
+
+        Args:
+            scores: shape (n,).
+            division: the score above which a positive is decided, where there is no budget.
+        """
+        if self.share is not None:
+            division = self.division(scores, torch.zeros_like(scores))
+        return scores > division
+
+    def describe(self) -> str:
+        """What decisions are for, in words."""
+        if self.share is not None:
+            return f"the {self.share:.3g} of all samples with the highest scores"
+        if self.tpr is not None:
+            return f"at least {self.tpr:.3g} of the positives"
+        if self.threshold is not None:
+            return f"a probability above {self.threshold:g}"
+        if self.costs == "balanced":
+            return "the least mean error of the classes (balanced)"
+        return "a probability above 1/2" if self.costs is None else f"the least cost, {_of(self.costs)} by class"
+
+    def _require_both(self, positives: Tensor, negatives: Tensor) -> None:
+        if not float(positives) or not float(negatives):
+            raise DataError(
+                f"decisions are for {self.describe()}, and the split that they are fitted on has {float(positives):g} "
+                f"positives and {float(negatives):g} negatives. Divide the data by class (splits)."
+            )
+
+
+_PLAIN = Decisions()
+
+
+def _of(numbers: Any) -> str:
+    return ", ".join(f"{float(number):g}" for number in numbers)
+
+
+def _given(value: float | None) -> float:
+    assert value is not None  # noqa: S101 - one of the four is
+    return value
+
+
+def as_decisions(given: Decisions | Mapping[str, Any] | str | None) -> Decisions:
+    """Decisions as they may be written: None for a probability above 1/2, "balanced" for balanced costs.
+
+    Raises:
+        ConfigError: if it is something else.
+    """
+    if given is None:
+        return Decisions()
+    if given == "balanced":
+        return Decisions(costs="balanced")
+    if isinstance(given, Mapping):
+        return Decisions(**given)
+    if not isinstance(given, Decisions):
+        raise ConfigError(
+            f"decisions must be 'balanced' or Decisions(costs=..., share=..., tpr=... or threshold=...), got {given!r}."
+        )
+    return given
+
+
+class DecisionRule:
+    """Decisions as a trained network makes them: what they are for, with the numbers that follow from the data.
+
+    Args:
+        decisions: what they are for.
+        costs: by which the losses of the classes were multiplied in training; none for an objective of ranking, or
+            where all are 1.
+        division: score above which a positive is decided, see :meth:`Decisions.division`.
+        known: whether that is known: it is 0 where a score of 0 has a meaning, and found on a split elsewhere.
+
+    Attributes: as the arguments.
+    """
+
+    def __init__(
+        self, decisions: Decisions = _PLAIN, costs: Sequence[float] = (), division: float = 0.0, *, known: bool = False
+    ) -> None:
+        self.decisions, self.costs, self.division, self.known = decisions, list(costs), division, known
+
+    def fit(self, scores: Tensor, y: Tensor, weight: Tensor | None = None, *, classifies: bool) -> None:
+        """Find the division on a split.
+
+        Args:
+            scores: one for every sample, shape (n,).
+            y: classes 0 and 1, shape (n,).
+            weight: of the samples, shape (n,); None for equal ones.
+            classifies: whether a score above 0 is what the objective gives to positives.
+        """
+        self.known = True
+        if classifies and self.decisions.mistakes:
+            self.division = 0.0
+        elif self.decisions.share is not None or bool((y == 1).any() & (y == 0).any()):
+            self.division = self.decisions.division(scores, y, weight)
+        else:
+            self.known = False
+
+    def decided(self, scores: Tensor) -> Tensor:
+        """Whether each sample is decided positive, shape (n,), bool; see :meth:`Decisions.decided`."""
+        return self.decisions.decided(scores, self.division)
+
+    def log_odds(self, scores: Tensor) -> Tensor:
+        """What a network that was trained with cross-entropy says of the classes, whatever mistakes on them cost.
+
+        Costs move the scores, not the probabilities.
+
+        Args:
+            scores: one for every sample, of which the log-odds of a positive are ``s - log(costs[1] / costs[0])``; or
+                one for every sample and class, (n, C), of which the logits are ``s_c - log(costs[c])``.
+        """
+        if not self.costs:
+            return scores
+        logs = scores.new_tensor(self.costs).log()
+        return scores - (logs if scores.dim() == 2 and scores.shape[1] > 1 else logs[1] - logs[0])
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`of` makes the rule of, in plain values."""
+        asked = {name: value for name, value in asdict(self.decisions).items() if value is not None}
+        return {"asked": asked, "costs": self.costs, "division": self.division, "known": self.known}
+
+    def take(self, other: "DecisionRule") -> None:
+        """Take over the numbers of a rule for the same decisions."""
+        if other.decisions == self.decisions:
+            self.costs, self.division, self.known = list(other.costs), other.division, other.known
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "DecisionRule":
+        """The rule of a :meth:`state`."""
+        return cls(Decisions(**state["asked"]), state["costs"], state["division"], known=state["known"])
