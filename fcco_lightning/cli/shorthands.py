@@ -93,7 +93,7 @@ def _with_decisions(args: Iterable[str]) -> Iterator[str]:
             yield word
         else:
             name = field.removeprefix(".")
-            yield f"--model.decisions={json.dumps({name: yaml.safe_load(value)}) if name else value}"
+            yield f"--model.decisions={json.dumps({name: load_yaml(value, f'{_DECISIONS}.{name}')}) if name else value}"
 
 
 def _with_constraints(args: Iterable[str]) -> Iterator[str]:

@@ -99,7 +99,12 @@ def test_other_options_stay_as_they_are():
         ([1, 2, 3] * 4, ["--model.objective", "SquaredError"], {"--data.columns.target": "number"}),
         ([1, 2, 3] * 4, ["--model.objective", "CrossEntropy"], {"--model.evaluation": "ClassEvaluation"}),
         ([1, 2, 3] * 4, ["--model.network", "TabularMLP"], {"--model.network.out_features": "3"}),
-        (["yes", "no"] * 4, ["--data.columns.sensitive", "sex"], {"--data.columns.favoured": "m"}),
+        (
+            ["yes", "no"] * 4,
+            ["--data.columns.sensitive", "sex"],
+            {"--data.columns.favoured": "m", "--model.objective": "CrossEntropy"},
+        ),
+        (["yes", "no"] * 4, ["--decisions", "balanced"], {"--model.objective": "CrossEntropy"}),
         (["yes", "no"] * 4, ["--data.test", "u.csv"], {"--data.splits.test_fraction": None}),
         (["yes", "no"] * 4, [], {"--model.network": "TabularMLP", "--data.encoding.pieces": "auto"}),
         (
@@ -123,7 +128,7 @@ def test_a_table_without_a_configuration(table, capsys, labels, more, expected):
     }
     said = capsys.readouterr().err
     assert "Assumed, as nothing else is said: --data TabularDataModule" in said
-    assert ("add --model.constraints EqualizedOdds" in said) == ("--data.columns.sensitive" in more)
+    assert ("--model.constraints EqualizedOdds" in said) == ("--data.columns.sensitive" in more)
 
 
 def test_several_labels_are_ranked_one_by_one(table):
@@ -217,3 +222,17 @@ def test_labels_that_are_not_known(table):
     assert listed(written_out(words))["--model.objective.missing"] == "-1"
     assert "--model.objective.missing" not in listed(written_out([*words, "--model.objective", "AUC"]))
     assert "--model.objective.missing" not in listed(written_out(words[:-2]))
+
+
+@pytest.mark.parametrize(
+    ("typed", "written"),
+    [
+        (["--decisions", "balanced"], "--model.decisions=balanced"),
+        (["--decisions=balanced"], "--model.decisions=balanced"),
+        (["--decisions.share", "0.1"], '--model.decisions={"share": 0.1}'),
+        (["--decisions.costs", "[1, 10]"], '--model.decisions={"costs": [1, 10]}'),
+        (["--decisions.tpr=0.8"], '--model.decisions={"tpr": 0.8}'),
+    ],
+)
+def test_what_decisions_are_for(typed, written):
+    assert written_out(["fit", *typed]) == ["fit", written]

@@ -1,0 +1,196 @@
+"""What decisions are for: costs in the loss, divisions of the scores against brute force, rates of constraints."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from fcco_lightning import (
+    AUC,
+    ConfigError,
+    CostedLoss,
+    CrossEntropy,
+    CrossEntropyLoss,
+    DataError,
+    DecisionRule,
+    Decisions,
+    DemographicParity,
+    MeanAtMost,
+    SoftRate,
+    TopShare,
+)
+from fcco_lightning.constraints import as_decisions
+from fcco_lightning.training.posing import cost_classes
+
+
+def sample(seed=0, n=400, rare=1.6):
+    g = torch.Generator().manual_seed(seed)
+    scores = torch.randn(n, generator=g, dtype=torch.float64).round(decimals=1)  # with many equal ones
+    y = (scores + torch.randn(n, generator=g, dtype=torch.float64) > rare).long()
+    return scores, y, torch.rand(n, generator=g, dtype=torch.float64) + 0.1
+
+
+def every_decision(scores):
+    """All ways to divide the scores, as masks."""
+    cuts = [-math.inf, *sorted(set(scores.tolist()))]
+    return [(scores > cut) for cut in cuts]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_division_of_least_cost(seed, weighted):
+    scores, y, weight = sample(seed)
+    weight = weight if weighted else torch.ones_like(weight)
+    sizes = np.array([float(weight[y == c].sum()) for c in (0, 1)])
+    for asked, costs in (
+        (Decisions("balanced"), 1 / sizes),
+        (Decisions([1, 7]), [1, 7]),
+        (Decisions(threshold=0.3), [0.3, 0.7]),
+    ):
+        price = [
+            costs[0] * float(weight[d & (y == 0)].sum()) + costs[1] * float(weight[~d & (y == 1)].sum())
+            for d in every_decision(scores)
+        ]
+        decided = scores > asked.division(scores, y, weight)
+        own = costs[0] * float(weight[decided & (y == 0)].sum()) + costs[1] * float(weight[~decided & (y == 1)].sum())
+        assert own == pytest.approx(min(price), rel=1e-12)
+
+
+def test_balanced_costs_ask_for_the_balanced_accuracy():
+    scores, y, _ = sample(1)
+    best = max(balanced_accuracy_score(y, d) for d in every_decision(scores))
+    decided = scores > Decisions("balanced").division(scores, y)
+    assert balanced_accuracy_score(y, decided) == pytest.approx(best)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.37, 0.9])
+def test_a_budget_and_a_least_rate_against_all_divisions(share):
+    scores, y, weight = sample(2)
+    ways = every_decision(scores)
+    decided = scores > Decisions(share=share).division(scores, y, weight)
+    chosen = [float((weight * d).sum() / weight.sum()) for d in ways]
+    assert float((weight * decided).sum() / weight.sum()) == pytest.approx(max(c for c in chosen if c <= share))
+    decided = scores > Decisions(tpr=share).division(scores, y, weight)
+    found = [(float((weight * y)[d].sum() / (weight * y).sum()), int(d.sum())) for d in ways]
+    assert int(decided.sum()) == min(count for rate, count in found if rate >= share)
+
+
+def test_a_budget_is_of_the_samples_that_are_given():
+    rule = DecisionRule(Decisions(share=0.25))
+    assert int(rule.decided(torch.arange(40.0)).sum()) == 10
+    assert int(rule.decided(torch.zeros(40)).sum()) == 0  # equal scores: none is above the others
+    assert int(rule.decided(torch.arange(3.0)).sum()) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"costs": "balance"},
+        {"costs": [1.0]},
+        {"costs": [1.0, -2.0]},
+        {"costs": [1.0, math.inf]},
+        {"share": 0.0},
+        {"share": 1.0},
+        {"tpr": 2},
+        {"threshold": -0.1},
+        {"share": 0.1, "tpr": 0.5},
+    ],
+)
+def test_what_no_decision_can_be_for(wrong):
+    with pytest.raises(ConfigError, match="decisions"):
+        Decisions(**wrong)
+
+
+def test_ways_to_write_it():
+    assert as_decisions("balanced") == Decisions("balanced")
+    assert as_decisions({"share": 0.2}) == Decisions(share=0.2)
+    assert not as_decisions(None).asked
+    with pytest.raises(ConfigError, match="'balanced' or Decisions"):
+        as_decisions(3)
+
+
+def test_costs_in_the_loss_are_weights_of_the_classes():
+    g = torch.Generator().manual_seed(0)
+    scores, y = torch.randn(30, generator=g, dtype=torch.float64), torch.randint(0, 2, (30,), generator=g)
+    own = CostedLoss(CrossEntropyLoss(), torch.tensor([0.5, 3.0]))(scores, {"y": y})
+    theirs = binary_cross_entropy_with_logits(
+        scores, y.double(), weight=torch.where(y == 1, 3.0, 0.5).double(), reduction="none"
+    )
+    torch.testing.assert_close(own, theirs)
+    soft = CostedLoss(CrossEntropyLoss(), torch.tensor([0.5, 3.0]))(scores, {"y": y.double()})
+    torch.testing.assert_close(soft, theirs)
+    logits, c = torch.randn(30, 3, generator=g), torch.randint(0, 3, (30,), generator=g)
+    costs = torch.tensor([1.0, 2.0, 4.0])
+    theirs = cross_entropy(logits, c, weight=costs, reduction="none")
+    torch.testing.assert_close(CostedLoss(CrossEntropyLoss(), costs)(logits, {"y": c}), theirs)
+
+
+def test_costs_have_mean_one_and_come_once():
+    y = torch.tensor([0] * 19 + [1])
+    objective = CrossEntropy()
+    for _ in range(2):  # a second fit does not multiply them
+        costs = cost_classes(objective, Decisions("balanced"), {"y": y})
+        assert costs == pytest.approx([10 / 19, 10.0])
+        scores = torch.linspace(-1, 1, 20, dtype=torch.float64)
+        expected = torch.tensor(costs, dtype=torch.float64)[y] @ binary_cross_entropy_with_logits(
+            scores, y.double(), reduction="none"
+        )
+        assert float(objective.measure(scores, {"y": y})[0]) == pytest.approx(float(expected) / 20)
+    assert cost_classes(objective, Decisions(), {"y": y}) == []
+    assert not isinstance(objective.loss, CostedLoss)
+    assert cost_classes(AUC(), Decisions("balanced"), None) == []
+    with pytest.raises(ConfigError, match="not known"):
+        cost_classes(CrossEntropy(), Decisions("balanced"), None)
+    with pytest.raises(DataError, match="no training sample"):
+        cost_classes(CrossEntropy(), Decisions("balanced"), {"y": torch.zeros(5, dtype=torch.int64)})
+    with pytest.raises(ConfigError, match="name 3 classes"):
+        cost_classes(CrossEntropy(), Decisions([1, 1, 1]), {"y": y})
+
+
+def test_probabilities_do_not_know_of_costs():
+    """A constant model that is fitted with costs has the data's share of positives as its probability."""
+    y = torch.tensor([0] * 90 + [1] * 10)
+    costs = Decisions([1, 6]).class_costs(torch.bincount(y))
+    s = math.log(float(costs[1]) * 10 / (float(costs[0]) * 90))  # where the costed loss of a constant is least
+    rule = DecisionRule(Decisions([1, 6]), costs.tolist())
+    assert float(torch.sigmoid(rule.log_odds(torch.tensor([s], dtype=torch.float64)))) == pytest.approx(0.1)
+    logits = torch.tensor([[math.log(costs[0] * 90), math.log(costs[1] * 10)]], dtype=torch.float64)
+    assert rule.log_odds(logits).softmax(1)[0, 1].item() == pytest.approx(0.1)
+
+
+def test_a_rule_survives_being_written():
+    rule = DecisionRule(Decisions(tpr=0.7))
+    rule.fit(*sample()[:2], classifies=True)
+    other = DecisionRule.of(rule.state())
+    assert vars(other) == vars(rule)
+    assert other.known
+    other = DecisionRule(Decisions(tpr=0.8))
+    other.take(rule)  # of other decisions: nothing is taken over
+    assert not other.known
+
+
+def test_constraints_follow():
+    budget = Decisions(share=0.1)
+    parity, cap, own = DemographicParity(), MeanAtMost(SoftRate(), 0.5), MeanAtMost(SoftRate(0.0), 0.5)
+    for constraint in (parity, cap, own):
+        constraint.decide_by(budget)
+    assert parity.quantity == cap.quantity == TopShare(0.1)
+    assert own.quantity == SoftRate(0.0)  # a threshold that is named stays
+    parity.decide_by(Decisions("balanced"))
+    odds = DemographicParity()
+    odds.decide_by(Decisions("balanced"))
+    assert isinstance(odds.quantity, SoftRate)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_least_rate_selects_that_share_of_the_positives(weighted):
+    scores, y, weight = sample(3, n=2000)
+    columns = {"y": y} | ({"weight": weight} if weighted else {})
+    chosen = TopShare(0.7, 0.01, of="positives").decided(scores + 1e-3 * torch.rand(2000), columns)
+    counts = (weight if weighted else torch.ones(2000)) * y
+    assert float(chosen @ counts / counts.sum()) == pytest.approx(0.7, abs=0.03)
+    none = TopShare(0.7, of="positives")(scores, columns | {"y": torch.zeros_like(y)})
+    assert bool(none.isfinite().all())
