@@ -16,6 +16,7 @@ from fcco_lightning.objectives import Quantity, SoftRate, binary_scores
 from fcco_lightning.objectives.base import one_label_each
 from fcco_lightning.outer import Range
 
+_HARDLY = 1e-4  # what a negative counts among the positives: between two of these lies a way without a step
 RARE = 0.2
 """Share of positives below which decisions for a probability above 1/2 say "yes" to few of them or to none."""
 
@@ -55,8 +56,8 @@ class TopShare(Quantity):
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores, weight = binary_scores(outputs), batch.get("weight")
         if self.of == "positives":
-            positives = one_label_each(batch, self) == 1
-            weight = positives.to(scores.dtype) if weight is None else positives * weight
+            counts = torch.where(one_label_each(batch, self) == 1, 1.0, _HARDLY).to(scores.dtype)
+            weight = counts if weight is None else counts * weight.to(scores.dtype)
         levels = self.scale(scores, weight)
         return SoftRate(1 - self.share, self.temperature)(levels, batch)
 

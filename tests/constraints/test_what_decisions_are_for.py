@@ -190,7 +190,7 @@ def test_a_least_rate_selects_that_share_of_the_positives(weighted):
     scores, y, weight = sample(3, n=2000)
     columns = {"y": y} | ({"weight": weight} if weighted else {})
     chosen = TopShare(0.7, 0.01, of="positives").decided(scores + 1e-3 * torch.rand(2000), columns)
-    counts = (weight if weighted else torch.ones(2000)) * y
+    counts = (weight if weighted else torch.ones_like(weight)) * y
     assert float(chosen @ counts / counts.sum()) == pytest.approx(0.7, abs=0.03)
     none = TopShare(0.7, of="positives")(scores, columns | {"y": torch.zeros_like(y)})
     assert bool(none.isfinite().all())
