@@ -172,7 +172,8 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
         names = names if kind == "labels" else []
         kind = "values"  # numbers that are fitted are no logits
     elsewhere = list(_decided_elsewhere(model.get("constraints") or []))
-    rule = DecisionRule.of(header["decisions"]) if header.get("decisions") else None
+    with in_words(f"{file}: its decisions"):
+        rule = DecisionRule.of(header["decisions"]) if header.get("decisions") else None
     return Predictor(network, encoder, kind, names, groups, elsewhere, rule)
 
 

@@ -174,6 +174,15 @@ class _Average(TypedDict):
     weights: dict[str, Tensor]
 
 
+class _Decisions(TypedDict):
+    """What decisions are for, and the numbers that follow from the data."""
+
+    asked: dict[str, float | str | list[float]]
+    costs: list[float]
+    division: float
+    known: bool
+
+
 class _Header(TypedDict):
     """The entry ``fcco``."""
 
@@ -197,6 +206,7 @@ class _Header(TypedDict):
     finished: NotRequired[bool]
     average: NotRequired[_Average | None]
     references: NotRequired[tuple[dict[str, str], dict[str, dict[str, Tensor]] | None] | None]
+    decisions: NotRequired[_Decisions]
 
 
 class _Count(TypedDict):

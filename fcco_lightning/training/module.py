@@ -535,7 +535,8 @@ class FCCOModule(EvaluatingModule):
             raise CheckpointError(f"the checkpoint: {another_format(stored)}")
         self._old_model.restore(stored.get("references"))
         if stored.get("decisions"):
-            self.rule.take(DecisionRule.of(stored["decisions"]))
+            with in_words("the checkpoint's decisions"):
+                self.rule.take(DecisionRule.of(stored["decisions"]))
         if self._trainer is not None and self.trainer.precision == "64-true":
             self.double()  # the Trainer does so only when the weights are loaded, and rounded
         if self.problem is not None and self._trainer is not None and self.trainer.state.fn == "fit":
