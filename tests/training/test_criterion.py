@@ -236,7 +236,7 @@ def test_a_state_of_the_engine_that_is_not_whole_is_refused_in_words(make_algori
         before = copy.deepcopy(engine.state_dict())
         try:
             engine.load_state_dict(forged(copy.deepcopy(whole), at, VALUES[kind]))
-        except CheckpointError:
+        except (CheckpointError, DataError):  # the latter of other samples
             refused += 1
             assert all(map(same, tree_leaves(engine.state_dict()), tree_leaves(before)))
     assert refused >= 3
