@@ -209,7 +209,7 @@ def test_a_state_that_is_not_whole_is_refused_in_words_and_changes_nothing(make_
     for at in paths(whole):
         try:
             criterion.set_extra_state(forged(copy.deepcopy(whole), at, VALUES[kind]))
-        except CheckpointError:
+        except (CheckpointError, DataError):  # the latter of other samples
             refused += 1
             torch.testing.assert_close(rows(criterion), now, rtol=0, atol=0, equal_nan=True)
         else:
