@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fcco_lightning import NeighbourEvaluation, ROCFairness, SurvivalEvaluation
 from fcco_lightning.analysis.dual_values import outer_gradients
-from fcco_lightning.constraints.roc_fairness import QuantileScores
+from fcco_lightning.constraints.score_scales import QuantileScores
 from fcco_lightning.constraints.vacuity import constant_decision, quantiles, spread, too_close
 from fcco_lightning.data.encoding import Encoding, TabularEncoder
 from fcco_lightning.evaluation.metrics import ranking, retrieval, survival
