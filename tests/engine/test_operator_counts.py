@@ -96,8 +96,13 @@ def test_a_step_dispatches_no_more_than_it_did(name):
     problem = used.pose(objective(), constraints, HingePenalty(1.0), num_samples=N, sampling=data.sampling())
     engine, batch = Engine(network, problem, used), next(iter(data.train_dataloader()))
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.9)
+    engine.average_estimates()
     for _ in range(2):
         engine.train_batch(batch, optimizer)
     found, base = counted(lambda: engine.train_batch(batch, optimizer)), plain(TabularMLP([8], 1, 5), batch)
     assert found.total() - base.total() <= most, (found - base).most_common()
     assert sum(found[n] for n in WAITS) == 1  # is everything finite?
+    engine.arrivals.left = 0  # the first batches are looked at more than once
+    engine.train_batch(batch, optimizer)
+    several = counted(lambda: [engine.train_batch(batch, optimizer) for _ in range(40)])
+    assert sum(several[n] for n in WAITS) == 40  # also where means of an epoch are taken up
