@@ -324,7 +324,7 @@ class _History(TypedDict):
     """What a ``Report`` has seen."""
 
     history: list[dict[str, Any]]
-    kappas: dict[str, Any]
+    kappas: dict[str, float]
 
 
 class _Beside(TypedDict, total=False):

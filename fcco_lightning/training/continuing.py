@@ -127,8 +127,13 @@ def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparamet
     """Give a restored optimizer the values that differ between this run's arguments and the checkpoint's.
 
     Of a changed learning rate what was made of the old one is kept in proportion.
+
+    Raises:
+        CheckpointError: if the checkpoint lacks one of the values.
     """
     for group, new, old in zip(optimizer.param_groups, now, then, strict=False):
+        if missing := sorted(new.keys() - group.keys()):
+            raise CheckpointError(f"the checkpoint's optimizer has no {missing[0]!r}. Use one that was saved whole.")
         changed = {k: v for k, v in new.items() if k in old and old[k] != v}
         if "lr" in changed:
             group["lr"] = group["lr"] * (changed["lr"] / old["lr"]) if old["lr"] else changed["lr"]
