@@ -17,8 +17,6 @@ from fcco_lightning.objectives.base import one_label_each
 from fcco_lightning.outer import Range
 
 _HARDLY = 1e-4  # what a negative counts among the positives: between two of these lies a way without a step
-RARE = 0.2
-"""Share of positives below which decisions for a probability above 1/2 say "yes" to few of them or to none."""
 
 
 @dataclass(frozen=True)
@@ -295,9 +293,15 @@ class DecisionRule:
         else:
             self.known = False
 
-    def decided(self, scores: Tensor) -> Tensor:
-        """Whether each sample is decided positive, shape (n,), bool; see :meth:`Decisions.decided`."""
-        return self.decisions.decided(scores, self.division)
+    def decided(self, scores: Tensor, *, among_themselves: bool = False) -> Tensor:
+        """Whether each sample is decided positive, shape (n,), bool.
+
+        Args:
+            scores: shape (n,).
+            among_themselves: whether a budget is a share of these samples; else they are compared with those of the
+                split on which the division was found, so that a decision does not depend on who else is decided on.
+        """
+        return self.decisions.decided(scores, self.division) if among_themselves else scores > self.division
 
     def log_odds(self, scores: Tensor) -> Tensor:
         """What a network that was trained with cross-entropy says of the classes, whatever mistakes on them cost.
@@ -316,11 +320,13 @@ class DecisionRule:
     def state(self) -> dict[str, Any]:
         """What :meth:`of` makes the rule of, in plain values."""
         asked = {name: value for name, value in asdict(self.decisions).items() if value is not None}
+        if isinstance(asked.get("costs"), list | tuple):
+            asked["costs"] = [float(cost) for cost in asked["costs"]]
         return {"asked": asked, "costs": self.costs, "division": self.division, "known": self.known}
 
     def take(self, other: "DecisionRule") -> None:
         """Take over the numbers of a rule for the same decisions."""
-        if other.decisions == self.decisions:
+        if other.state()["asked"] == self.state()["asked"]:
             self.costs, self.division, self.known = list(other.costs), other.division, other.known
 
     @classmethod

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from fcco_lightning.constraints import DecisionRule
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.pictures import plot_constraints
 from fcco_lightning.evaluation.pictures.style import History
@@ -64,7 +63,6 @@ class Evaluation(ABC):
             figure is about whole lists, or about the nearest of all samples.
         group_names: The names of the groups 0, 1, ...; :class:`FCCOModule` takes them from the datamodule.
         label_names: The names of several labels of a sample, likewise.
-        rule: The decisions that the network makes; :class:`FCCOModule` gives its own.
     """
 
     bar: tuple[str, ...] = ()
@@ -72,7 +70,6 @@ class Evaluation(ABC):
     separable: bool = True
     group_names: Sequence[str] = ()
     label_names: Sequence[str] = ()
-    rule: DecisionRule = DecisionRule()
     _warned: bool = False
 
     @abstractmethod

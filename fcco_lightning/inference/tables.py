@@ -68,7 +68,11 @@ def prediction_table(
     if kind == "labels":
         table |= _columns("decision", ends, _above(scores, threshold or 0.5))
     else:
-        one = rule.decided(scores[:, 0]).long() if threshold is None else _above(log_odds[:, 0], threshold)
+        one = (
+            rule.decided(scores[:, 0], among_themselves=True).long()
+            if threshold is None
+            else _above(log_odds[:, 0], threshold)
+        )
         table["decision"] = [called[k] for k in (scores.argmax(1) if softmax else one).tolist()]
     return _beside(ids, table)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fcco_lightning.analysis import Interval, intervals
 from fcco_lightning.checks import fraction, one_of
-from fcco_lightning.constraints import Constraint, unique_names
+from fcco_lightning.constraints import Constraint, DecisionRule, unique_names
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.evaluation import direction
 from fcco_lightning.models.batch import Columns
@@ -88,6 +88,7 @@ class BestFeasible(Callback):
         self.clusters, self._cluster_column = clusters, clusters
         self.chosen: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}
+        self._rule: dict[str, Any] = {}  # of the decisions that they make
         self._margins: list[float] = []
         self._asked: dict[str, Any] = {}
         self._warned = False
@@ -96,11 +97,18 @@ class BestFeasible(Callback):
         """The weights that are best so far, and the margins; nothing before the first validation."""
         if not self.chosen:
             return {}
-        return {"chosen": self.chosen, "weights": self._weights, "margins": self._margins, "asked": self._asked}
+        return {
+            "chosen": self.chosen,
+            "weights": self._weights,
+            "rule": self._rule,
+            "margins": self._margins,
+            "asked": self._asked,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Choose among the validations before the checkpoint, too."""
         self.chosen, self._weights = state_dict["chosen"], state_dict["weights"]
+        self._rule = state_dict.get("rule", {})
         self._margins, self._asked = state_dict["margins"], state_dict["asked"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -207,6 +215,7 @@ class BestFeasible(Callback):
         if not self.chosen or self._rank(candidate, name) > self._rank(self.chosen, name):
             self.chosen = candidate
             self._weights = {k: v.detach().cpu().clone() for k, v in pl_module.network.state_dict().items()}
+            self._rule = pl_module.rule.state()
 
     def _bound(self, trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
         """The largest upper end on the validation split; from now on the constraints are enforced with new margins."""
@@ -256,6 +265,8 @@ class BestFeasible(Callback):
         if not self.chosen or trainer.interrupted or not isinstance(pl_module, FCCOModule):
             return
         pl_module.network.load_state_dict(self._weights)
+        if self._rule:
+            pl_module.rule.take(DecisionRule.of(self._rule))
         saver = trainer.checkpoint_callback
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
             trainer.save_checkpoint(Path(saver.dirpath) / FEASIBLE, weights_only=True)  # not to be continued

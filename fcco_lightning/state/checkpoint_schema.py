@@ -349,6 +349,7 @@ class _Chosen(TypedDict, total=False):
 
     chosen: _Candidate
     weights: dict[str, Tensor]
+    rule: _Decisions
     margins: list[float]
     asked: dict[str, Any]
 

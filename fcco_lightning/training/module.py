@@ -193,7 +193,6 @@ class FCCOModule(EvaluatingModule):
         datamodule = datamodule_of(self.trainer)
         for names in ("group_names", "label_names"):
             setattr(self.evaluation, names, getattr(datamodule, names, getattr(self.evaluation, names)))
-        self.evaluation.rule = self.rule
         for constraint in self.constraints:
             constraint.decide_by(self.rule.decisions)
         with self.processes.together():

@@ -105,6 +105,7 @@ def settings(trainer: Trainer, module: Any) -> dict[str, str]:
     for name in ("algorithm", "objective", "evaluation", "average"):
         part = getattr(module, name)
         said[name] = "None" if part is None else f"{type(part).__name__} {_arguments(part)}"
+    said["decisions"] = str(module.rule.state()["asked"])
     for name in ("execution", "clipping", "schedule"):
         said |= {f"{name}.{key}": value for key, value in _arguments(getattr(module, name)).items()}
     for number, callback in enumerate(callbacks):

@@ -79,10 +79,10 @@ def test_a_budget_and_a_least_rate_against_all_divisions(share):
 
 
 def test_a_budget_is_of_the_samples_that_are_given():
-    rule = DecisionRule(Decisions(share=0.25))
-    assert int(rule.decided(torch.arange(40.0)).sum()) == 10
-    assert int(rule.decided(torch.zeros(40)).sum()) == 0  # equal scores: none is above the others
-    assert int(rule.decided(torch.arange(3.0)).sum()) == 0
+    rule = DecisionRule(Decisions(share=0.25), division=36.5)
+    for scores, chosen in ((torch.arange(40.0), 10), (torch.zeros(40), 0), (torch.arange(3.0), 0)):
+        assert int(rule.decided(scores, among_themselves=True).sum()) == chosen  # of equal scores none is above
+    assert int(rule.decided(torch.arange(40.0)).sum()) == 3  # of samples one by one
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,10 @@ def test_probabilities_do_not_know_of_costs():
 
 
 def test_a_rule_survives_being_written():
+    costs = DecisionRule(Decisions([1, 6]))
+    costs.take(DecisionRule(Decisions((1.0, 6.0)), division=2.0))  # written otherwise
+    assert costs.division == 2.0
+    assert costs.state()["asked"] == {"costs": [1.0, 6.0]}
     rule = DecisionRule(Decisions(tpr=0.7))
     rule.fit(*sample()[:2], classifies=True)
     other = DecisionRule.of(rule.state())
