@@ -3,28 +3,23 @@
 import torch
 from torch import Tensor
 
-from fcco_lightning.numerics import mean_of_equals
-
 _EDGE = 0.01  # outliers beyond this share on either side are left out of a span
 
 
 def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> Tensor:
     """Linearly interpolated quantiles; ``torch.quantile`` refuses more than 2^24 values and half precision.
 
-    Equal scores share their weights and the gradient evenly, whatever their order.
+    Equal scores share their weights, so that the quantiles do not depend on the order in which these come.
 
     Args:
         scores: shape (n,).
         levels: in [0, 1], shape (k,).
         weight: of the scores, shape (n,): between two neighbours lies the mean of their weights.  None for equal ones.
     """
-    if scores.requires_grad:
-        shared = mean_of_equals(scores, scores.detach())
-        scores = scores.detach() + (shared - shared.detach())
     ranked, order = scores.sort()
     position = levels * (len(scores) - 1)
     if weight is not None:
-        ordered = mean_of_equals(weight.to(scores.dtype), scores.detach()).index_select(0, order)
+        ordered = _shared(weight.index_select(0, order).to(scores.dtype), ranked.detach())
         reached = ((ordered[1:] + ordered[:-1]) / 2).cumsum(0)
         reached = torch.cat([reached.new_zeros(1), reached])
         wanted = levels * reached[-1]
@@ -34,6 +29,13 @@ def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> T
     below = position.floor().long().clamp(max=len(scores) - 1)
     above = (below + 1).clamp(max=len(scores) - 1)
     return torch.lerp(ranked[below], ranked[above], position - below)
+
+
+def _shared(weight: Tensor, ranked: Tensor) -> Tensor:
+    """The mean weight of the scores that equal each, both (n,) and in the order of the scores."""
+    first, behind = torch.searchsorted(ranked, ranked), torch.searchsorted(ranked, ranked, right=True)
+    first = first.clamp(max=len(ranked) - 1)  # a NaN is behind all
+    return weight.new_zeros(len(weight)).index_add(0, first, weight)[first] / (behind - first).clamp(min=1)
 
 
 def spread(scores: Tensor) -> tuple[float, float]:

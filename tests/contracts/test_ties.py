@@ -132,13 +132,13 @@ def test_what_belongs_to_samples_moves_with_them(name, seed, order):
 
 
 @pytest.mark.parametrize("weighted", [True, False])
-def test_equal_scores_share_the_gradient_of_a_quantile(weighted):
+def test_equal_scores_have_the_whole_gradient_of_a_quantile(weighted):
+    """Which of them has how much is open, as the derivative of an order statistic is where two are equal."""
     given_table = table(3)
     score = given_table["score"].requires_grad_()
     found = quantiles(score, LEVELS, given_table["weight"] if weighted else None)
     (gradient,) = torch.autograd.grad(found @ torch.arange(1.0, 8.0, dtype=torch.float64), score)
-    for value in score.unique():
-        assert len(gradient[score == value].unique()) == 1
+    assert gradient.min().item() >= 0
     assert gradient.sum().item() == pytest.approx(28)
 
 
