@@ -12,13 +12,16 @@ from fcco_lightning import SONEX, Engine, HeavyBall, HingePenalty
 from fcco_lightning.constraints import MeanAtMost
 from fcco_lightning.objectives import LogisticLoss
 from fcco_lightning.state import DualState
+from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.row_checkpoints import RowsCheckpointIO, load, save
 from tests.jobs import SoftRank
 
 ROWS = 300_001
 SAMPLES = 203
-IO = RowsCheckpointIO(TorchCheckpointIO(), SimpleNamespace(strategy=None, lightning_module=None))
+IO = RowsCheckpointIO(
+    TorchCheckpointIO(), SimpleNamespace(strategy=None, lightning_module=None, state=SimpleNamespace(fn="test"))
+)
 
 
 def processes():
@@ -30,6 +33,11 @@ def processes():
 
 
 def store(states, checkpoint, path, group):
+    """Write a checkpoint, of whose header only what a test is about matters."""
+    header = {"version": CHECKPOINT_VERSION, "world_size": group.size, "algorithm": "SONEX", "num_samples": SAMPLES}
+    header |= {"skipped_batches": 0, "optimizer": {"class": "HeavyBall"}} | checkpoint["fcco"]
+    checkpoint = {"pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": 0, **checkpoint, "fcco": header}
+
     def write():
         if group.rank == 0:
             IO.save_checkpoint(checkpoint, path)
@@ -95,7 +103,7 @@ def train(path, until, save_every=1):
         load(states, checkpoint, group)
         own = checkpoint["fcco"]
         network.load_state_dict({k: v for k, v in checkpoint["state_dict"].items() if k in ("weight", "bias")})
-        optimizer.load_state_dict(own["optimizer"])
+        optimizer.load_state_dict(own["moved"])
         engine.load_state_dict(own["engine"])
         step = own["step"]
     while step < until:
@@ -105,7 +113,7 @@ def train(path, until, save_every=1):
         engine.train_batch({name: column[part] for name, column in batch.items()}, optimizer)
         step += 1
         if step % save_every == 0:
-            inside = {"step": step, "optimizer": optimizer.state_dict(), "engine": engine.state_dict()}
+            inside = {"step": step, "moved": optimizer.state_dict(), "engine": engine.state_dict()}
             weights = {**network.state_dict(), **{f"{n}.rows": s.rows for n, s in states.items() if not s.sharded}}
             store(states, {"state_dict": weights, "fcco": inside}, path, group)
     rows = {name: (s.first, s.num_rows, s.rows.clone()) for name, s in states.items()}

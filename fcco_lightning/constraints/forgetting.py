@@ -137,7 +137,9 @@ class NonForgetting(ProtectedTasks):
     def check(self, outputs: Any, batch: Columns) -> None:
         super().check(outputs, batch)
         own = one_label_each(batch, self, "task") >= 0
-        self.loss.check(one_tensor(outputs)[own], {name: column[own] for name, column in batch.items()})
+        self.loss.check(
+            one_tensor(outputs)[own], {name: column[own.to(column.device)] for name, column in batch.items()}
+        )
 
     def change(self, outputs: Any, batch: Columns, old: Tensor) -> Tensor:
         """``loss(w) - loss(w_old)``."""

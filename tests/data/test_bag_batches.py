@@ -1,5 +1,6 @@
 """Batches of bags beside what every plan keeps to."""
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_the_sampling_counts_the_instances_of_all_processes():
 
 
 def test_a_table_of_instances_is_divided_by_bags():
-    table = pd.DataFrame({"x": range(48), "scan": BAGS + 100, "ill": LABELS})
+    table = pd.DataFrame({"x": np.linspace(0, 1, 48), "scan": BAGS + 100, "ill": LABELS})
     data = TabularDataModule(
         table,
         columns=Columns("ill", positive=1, extra={"bag": "scan"}),

@@ -235,7 +235,7 @@ def test_loaders_of_whole_parts(make):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:Row")
 def test_unreadable_images_are_left_out_when_asked_for(make, folder, table, workers):
-    lost = {name: int(table.index[(table.weather == name) & (table.split == "train")][0]) for name in CLASSES}
+    lost = {name: int(table.index[(table.weather == name) & (table.split == "train")][0]) for name in CLASSES[:3]}
     for i in lost.values():
         (folder / "img" / f"{i}.png").write_bytes(b"")
     with pytest.raises(DataError, match="cannot be read"):
