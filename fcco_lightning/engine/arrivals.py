@@ -174,7 +174,7 @@ class Arrivals:
             least = torch.tensor([plan.absence(counts) == 0 for counts in each]).long()
             self._bounds[name] = least, torch.tensor([plan.most(counts) for counts in each])
         least, most = self._bounds[name]
-        found = torch.bincount(strata[index.to(strata.device)], minlength=len(sizes))
+        found = torch.bincount(strata[index], minlength=len(sizes))
         for stratum in ((found < least) | (found > most)).nonzero().flatten().tolist():
             declared = f"at most {int(most[stratum])}" if found[stratum] > most[stratum] else "at least one"
             raise DataError(
@@ -313,7 +313,7 @@ def _require_own_index(columns: Columns, index: Tensor) -> None:
 def _require_labels(columns: Columns, index: Tensor, declared: Columns) -> None:
     """Refuse samples whose labels are not those that were declared of their index."""
     for name in columns.keys() & {n for n in _LABELS if _is_whole_numbers(declared.get(n))}:
-        expected, found = declared[name].cpu()[index.cpu()], columns[name].cpu()
+        expected, found = declared[name].cpu()[index], columns[name]
         wrong = (expected != found).nonzero().flatten()
         if len(wrong):
             at = int(wrong[0])

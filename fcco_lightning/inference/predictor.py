@@ -174,6 +174,11 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
     elsewhere = list(_decided_elsewhere(model.get("constraints") or []))
     with in_words(f"{file}: its decisions"):
         rule = DecisionRule.of(header["decisions"]) if header.get("decisions") else None
+    if rule is not None and not rule.known and len(names) == 2:
+        elsewhere.append(
+            f"decisions are for {rule.decisions.describe()}, and the run has evaluated no split by which to divide the "
+            "scores: a row is decided positive here above a score of 0, which means nothing. Validate while training."
+        )
     return Predictor(network, encoder, kind, names, groups, elsewhere, rule)
 
 

@@ -236,6 +236,7 @@ class FCCOModule(EvaluatingModule):
         phase.objective.adapt(datamodule_of(self.trainer))
         split = None if sampling is None else next(iter(sampling.values())).columns
         self.rule.costs = cost_classes(phase.objective, self.rule.decisions, split)
+        self.rule.known |= self.objective.classifies and self.rule.decisions.mistakes  # at a score of 0
         problem = phase.algorithm.pose(
             phase.objective,
             phase.constraints,
