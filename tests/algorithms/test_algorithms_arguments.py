@@ -1,6 +1,5 @@
 import pytest
 import torch
-from toy_problem import HingeMargin, make_batches, make_engine, make_network
 
 from fcco_lightning import (
     ALEXR,
@@ -16,6 +15,7 @@ from fcco_lightning import (
     SOXBoost,
 )
 from fcco_lightning.errors import ConfigError
+from tests.algorithms.toy_problem import HingeMargin, make_batches, make_engine, make_network
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from toy_problem import (
+
+from fcco_lightning import ALEXR2, SGD, SONEX, SOXBoost
+from tests.algorithms.toy_problem import (
     Average,
     flat,
     gradient,
@@ -15,8 +17,6 @@ from toy_problem import (
     table,
     train,
 )
-
-from fcco_lightning import ALEXR2, SGD, SONEX, SOXBoost
 
 SAME = {"rtol": 1e-10, "atol": 1e-12}  # 40 steps of the same arithmetic in another order, float64
 BATCHES = make_batches(40)

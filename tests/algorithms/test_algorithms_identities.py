@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from toy_problem import (
+
+from fcco_lightning import ALEXR, ALEXR2, BSGD, SOAP, SONEX, SOX, Objective
+from fcco_lightning.algorithms import SingleLoop
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.estimators import DualMirror, Minibatch
+from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.outer import Log, LogSumExp, Power, Ratio, Softplus, Square
+from tests.algorithms.toy_problem import (
     N,
     flat,
     make_batches,
@@ -11,13 +18,6 @@ from toy_problem import (
     make_network,
     train,
 )
-
-from fcco_lightning import ALEXR, ALEXR2, BSGD, SOAP, SONEX, SOX, Objective
-from fcco_lightning.algorithms import SingleLoop
-from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import DualMirror, Minibatch
-from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import Log, LogSumExp, Power, Ratio, Softplus, Square
 
 SAME = {"rtol": 1e-10, "atol": 1e-12}  # the same arithmetic in another order, float64
 BATCHES = make_batches(30)

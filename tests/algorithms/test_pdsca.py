@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.func import functional_call, grad
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
-from toy_problem import flat, make_batches, make_network
 
 from fcco_lightning import AUC, PDSCA, SGD, AUCMargin, CVaRPartialAUC, Engine, LogisticLoss, SquaredPair
 from fcco_lightning.engine import Backend
 from fcco_lightning.errors import ConfigError
+from tests.algorithms.toy_problem import flat, make_batches, make_network
 
 N, LR = 12, 0.1
 SAME = {"rtol": 1e-9, "atol": 1e-11}  # float64, another order of the same arithmetic
