@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from fcco_lightning.errors import ConfigError, DataError, printable
+from fcco_lightning.evaluation import is_feasible
 from fcco_lightning.evaluation.pictures import plot_comparison
 from fcco_lightning.reports.summary_table import METRICS, print_tables, read_report, render_records
 from fcco_lightning.state.row_files import new_file
 
-_OBJECTIVE, LARGEST = "objective", "largest h"
+_OBJECTIVE, LARGEST, HOLDS = "objective", "largest h", "holds"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit
 _HIDDEN = ("report.", "checkpoint.", "trainer.logger", "trainer.default_root_dir")  # where a run leaves its files
 
@@ -30,7 +31,8 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
 
     Where two runs have one name, it is that of their paths.
     ``objective`` is the last estimate of the objective while training, ``largest h`` the largest constraint value on
-    the training split, and ``test_NAME`` the figures of the test split.  A value that a run does not have is None.
+    the training split, ``holds`` whether the constraints hold there ("yes", "no", or "vacuous" where they say nothing),
+    and ``test_NAME`` the figures of the test split.  A value that a run does not have is None.
 
     Args:
         folders: of finished runs, each with a ``report.json``; others are passed over.
@@ -103,7 +105,10 @@ def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
     """
     figures: Row = {_OBJECTIVE: _last_objective(folder / METRICS)}
     if "worst_violation" in report.get("train", {}):
-        figures[LARGEST] = report["train"]["worst_violation"]
+        train = report["train"]
+        figures[LARGEST] = train["worst_violation"]
+        figures[HOLDS] = "yes" if is_feasible(figures[LARGEST], train.get("vacuous")) else "no"
+        figures[HOLDS] = "vacuous" if train.get("vacuous") else figures[HOLDS]
     test = report.get("test", {})
     numbers = {k: v for k, v in test.items() if isinstance(v, int | float) and k not in _BESIDE}
     return figures | {f"test_{name}": value for name, value in numbers.items()}

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from fcco_lightning.checks import non_negative, positive
-from fcco_lightning.cli.comparison import LARGEST, Row, figures_of, print_rows, write_rows
+from fcco_lightning.cli.comparison import HOLDS, LARGEST, Row, figures_of, print_rows, write_rows
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.evaluation.pictures import plot_front
 from fcco_lightning.reports.left_out import LeftOut
@@ -162,7 +162,7 @@ def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float])
     reached = figures_of(logs[-1].parent if logs else folder, report)
     row: Row = {"point": folder.name, "objective": reached["objective"]}
     row[LARGEST] = reached.get(LARGEST)
-    row["holds"] = None if row[LARGEST] is None else "yes" if row[LARGEST] <= 0 else "no"
+    row[HOLDS] = reached.get(HOLDS)
     for split in ("train", "val", "test"):
         values = report.get(split, {})
         found = values.get("constraints", {}) | (values.get("decided", {}) if report.get("decisions") else {})

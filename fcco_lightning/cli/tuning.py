@@ -18,7 +18,7 @@ from fcco_lightning.cli.lightning_cli import start
 from fcco_lightning.cli.named_configs import named_searches
 from fcco_lightning.cli.yaml_files import read_yaml
 from fcco_lightning.errors import ConfigError, NonFiniteError
-from fcco_lightning.evaluation import direction
+from fcco_lightning.evaluation import direction, is_feasible, standing
 from fcco_lightning.reports import BestFeasible
 from fcco_lightning.training import FCCOModule
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import optuna
 
 _BROKEN = 1e8  # beyond every figure, so that all infeasible trials rank below all feasible ones
+_BASE = {1: -_BROKEN, 0: -4 * _BROKEN}  # of a level of standing
+_LAST = -6 * _BROKEN
 _NEAR_EDGE = 0.05  # of a range
 _REDUCTION = 3  # of successive halving: a third goes on
 _PRINTED_ROWS = 20
@@ -124,20 +126,22 @@ def read_search(path: str | Path) -> list[Option]:
     return [Option(str(option), values) for option, values in found.items()]
 
 
-def rank(value: float, violation: float | None) -> float:
-    """One number by which trials are ordered: the feasible by their value, below them the others by their violation.
+def rank(value: float, violation: float | None, vacuous: object = False) -> float:
+    """One number by which trials are ordered, in the order of :func:`fcco_lightning.evaluation.standing`.
 
     Args:
         value: the larger, the better.
         violation: the largest constraint value; None without constraints.
+        vacuous: whether constraints are vacuous.
 
     Example:
-        >>> rank(0.8, -0.01) > rank(0.7, 0.0) > rank(0.9, 0.01) > rank(0.9, 0.02)
+        >>> rank(0.8, -0.01) > rank(0.7, 0.0) > rank(0.9, 0.01) > rank(0.9, 0.02) > rank(0.9, -0.1, vacuous=True)
         True
     """
-    if violation is not None and not violation <= 0:  # NaN does not hold
-        return -_BROKEN - (_BROKEN if math.isnan(violation) else min(violation, _BROKEN))
-    return -2 * _BROKEN if math.isnan(value) else value
+    level, decides = standing(value, violation, vacuous)
+    if decides == -math.inf:
+        return _LAST
+    return decides if level == 2 else _BASE[level] + max(-_BROKEN, min(decides, _BROKEN))
 
 
 class Judge(Callback):
@@ -152,7 +156,8 @@ class Judge(Callback):
 
     Attributes:
         figure: its name.
-        validations: the value and the largest constraint value (None without constraints) by epoch.
+        validations: by epoch, the value, the largest constraint value (None without constraints), and whether
+            constraints are vacuous.
         chosen: the epoch that counts.
 
     Raises:
@@ -161,7 +166,7 @@ class Judge(Callback):
 
     def __init__(self, trial: "optuna.Trial", figure: str | None, mode: str | None) -> None:
         self.trial, self.figure, self.mode = trial, figure, mode
-        self.validations: dict[int, tuple[float, float | None]] = {}
+        self.validations: dict[int, tuple[float, float | None, bool]] = {}
         self.chosen = -1
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
@@ -189,8 +194,8 @@ class Judge(Callback):
             raise ConfigError(f"--figure {self.figure} is not one of the validation: {', '.join(sorted(figures))}.")
         self.chosen = trainer.current_epoch
         value, violation = self._sign * figures[self.figure], figures.get("worst_violation")
-        self.validations[self.chosen] = value, violation
-        self.trial.report(rank(value, violation), self.chosen + 1)
+        self.validations[self.chosen] = value, violation, bool(figures.get("vacuous"))
+        self.trial.report(self.rank, self.chosen + 1)
         if self.chosen + 1 != trainer.max_epochs and self.trial.should_prune():
             self.keep()
             raise optuna.TrialPruned
@@ -204,8 +209,9 @@ class Judge(Callback):
 
     def keep(self) -> None:
         """Write the figures that count into the trial."""
-        value, violation = self.validations[self.chosen]
+        value, violation, vacuous = self.validations[self.chosen]
         found = {"figure": self.figure, "value": self._sign * value, "violation": violation, "epoch": self.chosen}
+        found |= {"vacuous": vacuous}
         for name, content in found.items():
             self.trial.set_user_attr(name, content)
 
@@ -306,7 +312,7 @@ def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
 
 
 def ordered(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
-    """The trials that had all epochs, the best first: the feasible by their figure, then the least violated."""
+    """The trials that had all epochs, the best first: by their :func:`rank`."""
     done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     return sorted(done, key=lambda trial: -(trial.value if trial.value is not None else math.inf))
 
@@ -377,22 +383,26 @@ def _say(study: "optuna.Study", trial: "optuna.trial.FrozenTrial") -> None:  # n
 def _figures(trial: "optuna.trial.FrozenTrial") -> str:
     found = trial.user_attrs
     violation = "" if found["violation"] is None else f", largest h {found['violation']:+.4f}"
+    violation += ", constraints vacuous" if found.get("vacuous") else ""
     return f": validation {found['figure']} {found['value']:.4f}{violation} (epoch {found['epoch']})"
 
 
 def _row(trial: "optuna.trial.FrozenTrial") -> dict[str, Any]:
     """Of the table: what was tried, and what it has reached."""
     found = trial.user_attrs
-    violation = {} if found["violation"] is None else {"largest h": found["violation"]}
+    violation = {}
+    if found["violation"] is not None:
+        violation = {"largest h": found["violation"], "vacuous": "yes" if found.get("vacuous") else "no"}
     return {"trial": trial.number, **trial.params, found["figure"]: found["value"]} | violation
 
 
 def _conclusion(best: "optuna.trial.FrozenTrial", edges: Sequence[str]) -> str:
-    violation = best.user_attrs["violation"]
-    feasible = violation is None or violation <= 0
+    violation, vacuous = best.user_attrs["violation"], best.user_attrs.get("vacuous", False)
+    which = "their constraints say nothing there" if vacuous else "this one is violated least"
+    feasible = is_feasible(violation, vacuous)
     lines = [
         f"The best is trial {best.number}{_figures(best)}.",
-        *([] if feasible else ["No trial was feasible on the validation split; this one is violated least."]),
+        *([] if feasible else [f"No trial was feasible on the validation split; {which}."]),
         *([f"On the edge of what was offered: {', '.join(edges)}. Offer more beyond it."] if edges else []),
         "To train it:",
     ]

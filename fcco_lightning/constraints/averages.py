@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.constraints.decisions import Decisions
-from fcco_lightning.constraints.vacuity import constant_decision
+from fcco_lightning.constraints.decisions import Decisions, TopShare
+from fcco_lightning.constraints.vacuity import constant_decision, enough_decisions
 from fcco_lightning.models.batch import KNOWN_STRATUM, Columns
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives import Quantity
+from fcco_lightning.objectives import ErrorProbability, Quantity
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.ratios import warn_of_ratios
 
@@ -174,8 +174,15 @@ class OfQuantity(OfMeans, ABC):
         return self.quantity.decided(outputs, batch)
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
-        """All decisions are equal, or too soft to tell, where q is a rate: then it holds whatever the scores."""
-        return constant_decision(self.quantity(outputs, batch)) if self.quantity.range == (0.0, 1.0) else None
+        """Nearly all decisions are equal, or too soft to tell, where q is a rate: then it holds whatever the scores."""
+        if self.quantity.range != (0.0, 1.0) or isinstance(self.quantity, ErrorProbability):
+            return None  # a loss decides nothing, and errors may be rare
+        enough = enough_decisions(batch, len(outputs), self.asked(batch))
+        return constant_decision(self.quantity(outputs, batch), enough)
+
+    def asked(self, batch: Columns) -> tuple[float, float]:
+        """Between which shares of all samples of a split the positive decisions are asked to be."""
+        return self.quantity.asked(batch) if isinstance(self.quantity, TopShare) else (0.0, 1.0)
 
 
 class StrataOfSides:

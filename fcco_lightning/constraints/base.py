@@ -41,12 +41,14 @@ class Constraint(Measurable, ABC):
         range: the interval in which the inner values are known to lie, whatever the weights.
         sides: 2 where ``h_i = |s_i| - kappa`` for a number s_i of either sign, else 1.
         strata: see :meth:`over_strata`; set by the problem whose batches are measured.
+        equalises: whether the rows ask that sides be treated alike, as scores that know nothing of anyone do.
     """
 
     kappa: float
     names: list[str]
     range: Range = Range()
     sides: Literal[1, 2] = 1
+    equalises: bool = False
     strata: Any = None
     _tolerance: float | None = None
 
@@ -214,6 +216,7 @@ class DifferenceAtMost(Constraint, ABC):
 
     width = 2
     sides = 2
+    equalises = True
 
     def standard_error(self, columns: Columns) -> float:
         r"""A bound on the standard error of a difference of two means; the largest of all rows.

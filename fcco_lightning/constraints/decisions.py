@@ -59,6 +59,12 @@ class TopShare(Quantity):
         levels = self.scale(scores, weight)
         return SoftRate(1 - self.share, self.temperature)(levels, batch)
 
+    def asked(self, batch: Columns) -> tuple[float, float]:
+        """Between which shares of all samples of a split the selected are: a budget, or at least some positives."""
+        if self.of == "all":
+            return self.share, self.share
+        return 0.0, self.share * float((one_label_each(batch, self) == 1).double().mean())
+
 
 @dataclass(frozen=True)
 class Decisions:

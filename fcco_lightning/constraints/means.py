@@ -105,6 +105,10 @@ class MeanAtMost(_OfSubsets, ValueAtMost):
         """The interval in which the mean may lie."""
         return -math.inf, self.tolerance
 
+    def asked(self, batch: Columns) -> tuple[float, float]:
+        low, high = super().asked(batch)
+        return (low, high) if self.where.where else (max(low, self.allowed[0]), min(high, self.allowed[1]))
+
     def _require_reachable(self) -> None:
         (low, high), least, most = self.allowed, self.range.least, self.range.most
         below, above = least is not None and high < least, most is not None and low > most

@@ -147,6 +147,7 @@ class FourFifthsRule(_Rates):
 
     kinds = ("four fifths",)
     needs_labels = False
+    equalises = True
 
     def __init__(
         self,
@@ -182,6 +183,7 @@ class PredictiveParity(_Rates):
 
     width = 4
     sides = 2
+    equalises = True
     kinds = ("precision",)
 
     def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:

@@ -11,7 +11,7 @@ from fcco_lightning.constraints.base import DifferenceAtMost
 from fcco_lightning.constraints.comparisons import Against
 from fcco_lightning.constraints.parity import GroupConstraint
 from fcco_lightning.constraints.score_scales import RawScores, ScoreScale
-from fcco_lightning.constraints.vacuity import spread
+from fcco_lightning.constraints.vacuity import enough_decisions, spread
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
@@ -106,7 +106,8 @@ class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
-        low, high = spread(self.scale(binary_scores(outputs).detach().double(), batch.get("weight")))
+        edges = enough_decisions(batch, len(outputs)).edges
+        low, high = spread(self.scale(binary_scores(outputs).detach().double(), batch.get("weight")), edges)
         inside = sum(low < t < high for t in self.thresholds)
         if inside < min(2, len(self.thresholds)):
             return (

@@ -1,9 +1,54 @@
 """When decisions or scores are such that a constraint on them holds and says nothing."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-_EDGE = 0.01  # outliers beyond this share on either side are left out of a span
+from fcco_lightning.models.batch import Columns
+
+_EDGE = 0.01  # outliers beyond this share on either side are left out of a span; fewer where a class is rare
+_EDGES = (_EDGE, _EDGE)
+_FEW = 0.1  # of a class
+
+
+class Enough(NamedTuple):
+    """How many samples have to be decided negative, and how many positive, so that not nearly all are decided alike.
+
+    That is a tenth of the negatives, and a tenth of the positives.  With fewer positive decisions at least nine of ten
+    positives are missed whoever is chosen: all groups have true positive rates near 0, and rates of decisions that
+    differ little, whatever the scores are.  Against the number of samples a few decisions would always seem enough
+    where positives are many, and never where they are rare.
+
+    Attributes:
+        negative, positive: number of samples, >= 0.
+        edges: shares of the scores, left out of their span on the low and on the high side, that are no outliers.
+    """
+
+    negative: float = 1.0
+    positive: float = 1.0
+    edges: tuple[float, float] = _EDGES
+
+
+_ONE_OF_EACH = Enough()
+
+
+def enough_decisions(batch: Columns, size: int, asked: tuple[float, float] = (0.0, 1.0)) -> Enough:
+    """What is enough on a split; where labels 0 and 1 are not known, one decision of each kind.
+
+    Args:
+        batch: columns of the split.
+        size: number of its samples.
+        asked: between which shares of all samples the positive decisions are asked to be, such as a budget: a tenth of
+            what is asked for is enough, too.
+    """
+    y = batch.get("y")
+    if y is None or y.shape not in ((size,), (size, 1)) or not bool(((y >= 0) & (y <= 1)).all()):
+        return _ONE_OF_EACH
+    positives, (least, most) = float(y.double().sum()), asked
+    of_negatives, of_positives = min(size - positives, (1 - least) * size), min(positives, most * size)
+    negative, positive = _FEW * of_negatives, _FEW * of_positives
+    return Enough(negative, positive, (min(_EDGE, negative / max(size, 1)), min(_EDGE, positive / max(size, 1))))
 
 
 def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -38,29 +83,60 @@ def _shared(weight: Tensor, ranked: Tensor) -> Tensor:
     return weight.new_zeros(len(weight)).index_add(0, first, weight)[first] / (behind - first).clamp(min=1)
 
 
-def spread(scores: Tensor) -> tuple[float, float]:
-    """The 1% and the 99% quantile of scores (n,)."""
+def spread(scores: Tensor, edges: tuple[float, float] = _EDGES) -> tuple[float, float]:
+    """The 1% and the 99% quantile of scores (n,), or with other shares of them left out on either side."""
     wide = scores.detach().double()
-    low, high = quantiles(wide, wide.new_tensor([_EDGE, 1 - _EDGE])).tolist()
+    low, high = quantiles(wide, wide.new_tensor([edges[0], 1 - edges[1]])).tolist()
     return low, high
 
 
-def constant_decision(rate: Tensor) -> str | None:
-    """Why a smoothed decision says nothing of the hard one: all are alike, or it is too soft to tell.
+def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH) -> str | None:
+    """Why a smoothed decision says nothing of the hard one: nearly all are alike, or it is too soft to tell.
 
     Args:
         rate: in [0, 1], more than 1/2 for a positive decision, shape (n,).
+        enough: how many decisions have to be of either kind; one by default.
     """
-    if not len(rate):
+    size = len(rate)
+    if not size:
         return None
-    positive = rate > 0.5
-    if not bool(positive.any()) or bool(positive.all()):
-        decision = "positive" if bool(positive.any()) else "negative"
-        return f"the decisions are constant: every sample is decided {decision}"
-    low, high = spread(torch.logit(rate.detach().double(), eps=1e-12))
+    positive = int((rate > 0.5).sum())
+    if positive in (0, size):
+        return f"the decisions are constant: every sample is decided {'positive' if positive else 'negative'}"
+    for kind, number, least in (
+        ("positive", positive, enough.positive),
+        ("negative", size - positive, enough.negative),
+    ):
+        if number < least:
+            return (
+                f"the decisions are nearly all alike: {number:,} of {size:,} samples are decided {kind}, less than "
+                f"a tenth of those that are {kind} or asked for ({least / _FEW:.3g})"
+            )
+    low, high = spread(torch.logit(rate.detach().double(), eps=1e-12), enough.edges)
     if high - low < 1:
         return f"the smoothed decisions are too soft: the scores span {high - low:.3g} temperatures, less than one"
     return None
+
+
+def by_chance(auc: float, y: Tensor) -> str | None:
+    """Why equal treatment says nothing: the scores rank positives no better than a random order may.
+
+    Such scores treat all groups alike because they know nothing of anyone.  The area under the ROC curve of a random
+    order of P positives and N negatives has the standard error ``sqrt((P + N + 1) / (12 P N))`` around 1/2 (Mann and
+    Whitney, 1947); what lies less than two of them above 1/2 is not told from chance.
+
+    Args:
+        auc: of the scores.
+        y: labels 0 and 1, shape (n,).
+    """
+    positives = int((y == 1).sum())
+    negatives = len(y) - positives
+    if not positives or not negatives:
+        return None
+    least = 0.5 + 2 * ((len(y) + 1) / (12 * positives * negatives)) ** 0.5
+    if not auc < least:
+        return None
+    return f"the scores rank no better than chance may: their AUC is {auc:.3f}, that of random orders up to {least:.3f}"
 
 
 def too_close(scores: Tensor, unit: float) -> str | None:

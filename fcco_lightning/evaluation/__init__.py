@@ -9,6 +9,7 @@ from fcco_lightning.evaluation.numbers import NumberEvaluation, ValueEvaluation
 from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
 from fcco_lightning.evaluation.split import Collector, Split, concatenate, constraint_values, summarise
+from fcco_lightning.evaluation.standing import Standing, is_feasible, standing
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "RankingEvaluation",
     "RetrievalEvaluation",
     "Split",
+    "Standing",
     "SurvivalEvaluation",
     "Tally",
     "TaskEvaluation",
@@ -32,6 +34,8 @@ __all__ = [
     "constraint_values",
     "default_evaluation",
     "direction",
+    "is_feasible",
     "shown_split",
+    "standing",
     "summarise",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.constraints import Constraint, unique_names
+from fcco_lightning.constraints.vacuity import by_chance
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, Tally
 from fcco_lightning.models.batch import Columns
@@ -115,9 +116,9 @@ def summarise(
 ) -> tuple[dict[str, float], str | None]:
     """Compute all figures of a split: those of the evaluation and those of the constraints.
 
-    With constraints, ``worst_violation`` is the largest of the enforced h_i, so that the weights are feasible where it
-    is <= 0, ``vacuous`` is 1.0 or 0.0, and there are ``h/NAME`` and ``decided/NAME`` of every constraint
-    (:func:`constraint_values`).
+    With constraints, ``worst_violation`` is the largest of the enforced h_i, ``vacuous`` is 1.0 or 0.0, and there are
+    ``h/NAME`` and ``decided/NAME`` of every constraint (:func:`constraint_values`).  The weights are feasible where the
+    first is <= 0 and the constraints are not vacuous (:func:`is_feasible`).
 
     Args:
         evaluation: The evaluation.
@@ -134,6 +135,8 @@ def summarise(
     reason = None
     if constraints:
         reasons = [r for r in (c.vacuous(outputs, batch) for c in constraints) if r]
+        if "auc" in summary and batch["y"].dim() == 1 and any(c.equalises for c in constraints):
+            reasons += [r for r in [by_chance(summary["auc"], batch["y"])] if r]
         reason = "; ".join(dict.fromkeys(reasons)) or None
         names = [name.removeprefix("h/") for name in values if name.startswith("h/")]
         enforced = [values[f"decided/{n}" if decisions and f"decided/{n}" in values else f"h/{n}"] for n in names]

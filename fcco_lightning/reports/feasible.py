@@ -13,7 +13,7 @@ from fcco_lightning.analysis import Interval, intervals
 from fcco_lightning.checks import fraction, one_of
 from fcco_lightning.constraints import Constraint, DecisionRule, unique_names
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
-from fcco_lightning.evaluation import direction
+from fcco_lightning.evaluation import Standing, direction, is_feasible, standing
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.reports.verdict import chosen_line
 from fcco_lightning.state.checkpoint_files import in_words
@@ -27,11 +27,14 @@ class BestFeasible(Callback):
     """Ends a run with the weights of the best validation at which all constraints held on the validation split.
 
     Of two validations the feasible one is better, of two feasible ones that with the better figure, and of two that are
-    not feasible that with the smaller worst violation.  At the end of ``fit`` the network gets the weights of the best,
-    which are also saved as ``feasible.ckpt`` (to evaluate; a run is continued from ``last.ckpt``), and :class:`Report`
-    says in its last line which they are.  The kept weights are part of every checkpoint, so a resumed run chooses among
-    all validations; but if its constraints, their kappas or what is asked here have changed since, among its own only.
-    All processes have the same figures, hence choose alike.
+    not feasible that with the smaller worst violation.  Where constraints are vacuous (:meth:`Constraint.vacuous`), as
+    where nearly all samples are decided alike, the weights are not feasible, and any others are better.
+
+    At the end of ``fit`` the network gets the weights of the best, which are also saved as ``feasible.ckpt`` (to
+    evaluate; a run is continued from ``last.ckpt``), and :class:`Report` says in its last line which they are.  The
+    kept weights are part of every checkpoint, so a resumed run chooses among all validations; but if its constraints,
+    their kappas or what is asked here have changed since, among its own only.  All processes have the same figures,
+    hence choose alike.
 
     Where there is no validation split "val", or no constraint, nothing is chosen: on the training split the constraints
     hold by fitting, which is no evidence.  A split that chose the weights flatters them a little; the test split tells.
@@ -64,7 +67,8 @@ class BestFeasible(Callback):
             the clusters as independent, not the samples; None for independent samples.
 
     Attributes:
-        chosen: ``epoch``, ``feasible``, ``worst_violation`` and the figure of the weights that are kept; empty without.
+        chosen: ``epoch``, ``feasible``, ``vacuous``, ``worst_violation`` and the figure of the weights that are kept;
+            empty without.
             With a margin also ``bound``, the largest upper end, ``confidence`` and ``constraints``, their number.
 
     Raises:
@@ -208,7 +212,8 @@ class BestFeasible(Callback):
         bound = self._bound(trainer, pl_module) if self.margin else {}
         candidate = {
             "epoch": trainer.current_epoch,
-            "feasible": bound.get("bound", worst) <= 0,  # NaN is not
+            "feasible": is_feasible(bound.get("bound", worst), figures.get("vacuous")),
+            "vacuous": bool(figures.get("vacuous")),
             "worst_violation": worst,
             name: figures[name],
         } | bound
@@ -255,10 +260,10 @@ class BestFeasible(Callback):
                 "samples, or lower --feasible.confidence."
             )
 
-    def _rank(self, candidate: dict[str, Any], name: str) -> tuple[bool, float]:
+    def _rank(self, candidate: dict[str, Any], name: str) -> Standing:
         value = candidate[name] * (1 if (self.mode or direction(name)) == "max" else -1)
-        rank = value if candidate["feasible"] else -candidate.get("bound", candidate["worst_violation"])
-        return candidate["feasible"], -math.inf if math.isnan(rank) else rank
+        violation = candidate.get("bound", candidate["worst_violation"])
+        return standing(value, violation, candidate.get("vacuous"))  # older checkpoints do not say
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the best weights in place, before anything is reported of them."""

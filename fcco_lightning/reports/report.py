@@ -142,7 +142,7 @@ class Report(Callback):
         self.report |= {name: value for name, value in known.items() if value}
         lost = getattr(trainer.datamodule, "lost", None)  # type: ignore[attr-defined]
         self.report |= {} if lost is None else _lost(pl_module.processes.everyone(lost()))
-        conclude = partial(self._conclude, pl_module.evaluation.bar, trainer.current_epoch - 1)
+        conclude = partial(self._conclude, pl_module.evaluation, trainer.current_epoch - 1)
         self.left_out.make("the last line", conclude, None)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         self.report |= _checkpoint(trainer, pl_module, folder, chosen=bool(choice.chosen))
@@ -173,20 +173,22 @@ class Report(Callback):
         page = report_page(name, line, tables, drawn, self.config, self.left_out)
         (folder / "report.html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
 
-    def _conclude(self, figures: Sequence[str], epoch: int) -> None:
+    def _conclude(self, evaluation: Evaluation, epoch: int) -> None:
         """Say in one line what the weights achieve, and which they are."""
-        if (line := verdict(self.report, (*figures, "roc_gap"))) is not None:
+        if (line := verdict(self.report, (*evaluation.bar, "roc_gap"))) is not None:
             chosen = self.report.get("selected")
-            which = self._reached(epoch) if chosen is None else chosen_line(chosen)
+            figure = evaluation.merit or next(iter(evaluation.bar), None)
+            which = self._reached(epoch, figure) if chosen is None else chosen_line(chosen)
             self.report["verdict"] = line if which is None else f"{line} {which}"
-        elif (line := headline(self.report, figures)) is not None:
+        elif (line := headline(self.report, evaluation.bar)) is not None:
             self.report["headline"] = line
 
-    def _reached(self, epoch: int) -> str | None:
+    def _reached(self, epoch: int, figure: str | None) -> str | None:
         """How near a run has come that ends infeasible on the training split, or on the one that was validated on."""
         split = next((s for s in ("train", "val") if any(r["split"] == s for r in self.history)), "")
         history = [record for record in self.history if record["split"] == split]
-        return reached_line([*history, {"epoch": epoch, **self.report[split]}] if split in self.report else history)
+        history += [{"epoch": epoch, **self.report[split]}] if split in self.report else []
+        return reached_line(history, figure)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say which constraints no batch has spoken of so far."""
@@ -215,7 +217,11 @@ class Report(Callback):
         make, nothing = self.left_out.make, dict[str, Any]()
         summary = make(f"figures ({name})", lambda: _as_reported(module.summarise(name, split)), nothing)
         described = make(f"details ({name})", details, nothing)
-        parts = {"multipliers": module.multipliers(), "intervals": make(f"intervals ({name})", bounds, nothing)}
+        parts = {
+            "multipliers": module.multipliers(),
+            "intervals": make(f"intervals ({name})", bounds, nothing),
+            "vacuous_because": module.vacuous_because.get(name),
+        }
         return {**summary, **described, **{part: found for part, found in parts.items() if found}}
 
     def _unconstrained(self, module: FCCOModule, name: str, baseline: Baseline, split: Split) -> dict[str, Any]:

@@ -50,8 +50,8 @@ TITLES = {
 }
 _SIGNIFICANT_DIGITS = 7  # what a float32 holds
 VACUOUS_WARNING = (
-    "Constraints vacuous: all decisions are alike, or the scores lie outside the thresholds' window or span less than "
-    "a temperature, so a small violation says nothing. Read the hard rates and gaps."
+    "Constraints vacuous: nearly all decisions are alike, or the scores rank by chance, lie outside the thresholds' "
+    "window or span less than a temperature, so a small violation says nothing. Read the hard rates and gaps."
 )
 _ERROR = "_error"  # ends the name of the bound of a figure's error
 _INTERVAL = "95% interval"
@@ -296,7 +296,7 @@ def _number(value: float | None, unknown: float = -math.inf) -> float:
 
 def _scalars(part: Mapping[str, Any]) -> dict[str, Any]:
     """Without the values of single constraints and groups, which have tables of their own."""
-    return {k: v for k, v in part.items() if "/" not in k and not isinstance(v, dict | list)}
+    return {k: v for k, v in part.items() if "/" not in k and not isinstance(v, dict | list | str)}
 
 
 def _plain(value: Any, *, exact: bool = False) -> Any:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fcco_lightning.evaluation import Standing, direction, is_feasible, standing
 from fcco_lightning.reports.summary_table import TITLES, splits_of
 
 
@@ -11,9 +12,9 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     """Say whether the constraints hold on the training split and what they cost on the test split.
 
     Args:
-        report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``vacuous`` and
-            figures; maybe ``decisions``, whether they are enforced on these; and maybe ``unconstrained``, the same
-            splits of a model trained without constraints.
+        report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``vacuous`` (and
+            ``vacuous_because``, why) and figures; maybe ``decisions``, whether they are enforced on these; and maybe
+            ``unconstrained``, the same splits of a model trained without constraints.
         figures: names of the figures to compare, those that the split has not are left out.
 
     Returns:
@@ -65,6 +66,7 @@ def _held(results: Mapping[str, Any], split: str, *, decisions: bool | None) -> 
         )
     subject = {1: "The constraint holds", 2: "Both constraints hold"}.get(len(values), f"All {count} hold")
     emptily = f", but {'it says' if len(values) == 1 else 'they say'} nothing there" if results.get("vacuous") else ""
+    emptily += f": {results['vacuous_because']}" if emptily and results.get("vacuous_because") else ""
     return f"{subject} on the {split} split (largest h{kind} {max(values.values()):+.3f}{beside}){emptily}"
 
 
@@ -91,13 +93,24 @@ def chosen_line(chosen: dict[str, Any]) -> str:
         return _confident_line(chosen)
     if chosen["feasible"]:
         return f"The weights are those of epoch {chosen['epoch']}, the best that is feasible on the validation split."
+    if chosen.get("vacuous"):
+        return _empty_line(chosen)
     return (
         "No epoch was feasible on the validation split; these are the weights of epoch "
         f"{chosen['epoch']}, violated least (h {chosen['worst_violation']:+.3f})."
     )
 
 
+def _empty_line(chosen: dict[str, Any]) -> str:
+    return (
+        "In no epoch did the constraints say anything on the validation split, so that none is feasible; these are the "
+        f"weights of epoch {chosen['epoch']}, with the best figure."
+    )
+
+
 def _confident_line(chosen: dict[str, Any]) -> str:
+    if chosen.get("vacuous"):
+        return _empty_line(chosen)
     number, bound = chosen["constraints"], chosen["bound"]
     all_of_them = "the constraint holds" if number == 1 else f"all {number} constraints together hold"
     if chosen["feasible"]:
@@ -113,12 +126,13 @@ def _confident_line(chosen: dict[str, Any]) -> str:
     )
 
 
-def reached_line(history: Sequence[Mapping[str, Any]]) -> str | None:
+def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None) -> str | None:
     """Say how near a run that ends infeasible has come to weights that meet all constraints.
 
     Args:
-        history: of the validations of one split, with ``epoch`` and ``worst_violation``, and perhaps the final weights
-            as a last record.
+        history: of the validations of one split, with ``epoch``, ``worst_violation`` and ``vacuous``, and perhaps the
+            final weights as a last record.
+        figure: by which feasible weights are compared; None for the worst violation.
 
     Returns:
         None if the last weights are feasible, or nothing is known.
@@ -129,15 +143,26 @@ def reached_line(history: Sequence[Mapping[str, Any]]) -> str | None:
 would have to be larger by 0.030, or some constraints contradict each other or the data.'
     """
     known = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
-    if not known or known[-1]["worst_violation"] <= 0:
+    if not known or is_feasible(known[-1]["worst_violation"], known[-1].get("vacuous")):
         return None
-    best = min(known, key=lambda record: record["worst_violation"])
-    h = best["worst_violation"]
-    if h <= 0:
+    best = max(known, key=lambda record: _standing(record, figure))
+    h, level = best["worst_violation"], _standing(best, figure).level
+    if level == 2:
         chooser = "the callback BestFeasible (--feasible.enabled true) with a validation split"
         return f"All of them held in epoch {best['epoch']}: {chooser} chooses such weights."
+    if level == 0:
+        return "In no epoch did they say anything."
+    where = " and are not vacuous" if any(record.get("vacuous") for record in known) else ""
     return (
-        f"No weights were found that meet all constraints; the smallest largest h was {h:+.3f} (epoch "
+        f"No weights were found that meet all constraints{where}; the smallest largest h was {h:+.3f} (epoch "
         f"{best['epoch']}), so that kappa would have to be larger by {h:.3f}, or some constraints contradict each "
         "other or the data."
     )
+
+
+def _standing(record: Mapping[str, Any], figure: str | None) -> Standing:
+    h = record["worst_violation"]
+    value = -h
+    if figure is not None and figure in record:
+        value = record[figure] * (1 if direction(figure) == "max" else -1)
+    return standing(value, h, record.get("vacuous"))

@@ -341,6 +341,7 @@ class _Candidate(TypedDict):
     epoch: int
     feasible: bool
     worst_violation: float
+    vacuous: NotRequired[bool]
     bound: NotRequired[float]
 
 

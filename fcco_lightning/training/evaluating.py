@@ -29,6 +29,7 @@ class EvaluatingModule(LightningModule):
 
     Attributes:
         last_summaries: all figures of the last validation or test by split.
+        vacuous_because: why constraints say nothing, by split; None where they say something.
     """
 
     network: nn.Module
@@ -44,7 +45,7 @@ class EvaluatingModule(LightningModule):
         super().__init__()
         self.last_summaries: dict[str, dict[str, float]] = {}
         self._collected: dict[int, Collector] = {}
-        self._was_vacuous: dict[str, bool] = {}
+        self.vacuous_because: dict[str, str | None] = {}
         self._said = False
 
     @contextmanager
@@ -221,14 +222,14 @@ class EvaluatingModule(LightningModule):
         )
         summary |= split.counted
         self._say_what_is_counted(name, split)
-        if reason and not self._was_vacuous.get(name, False):
+        if reason and not self.vacuous_because.get(name):
             gap = f" (hard ROC gap {summary['roc_gap']:.3f})" if "roc_gap" in summary else ""
             rank_zero_warn(
                 f"the constraints say nothing any more about the {name} split: {reason}. They can hold while hard "
                 f"decisions differ{gap}. Smooth less (a lower temperature), or let no map of the scores "
                 "game them: `rate: TopShare`, in ROCFairness `scale: QuantileScores`."
             )
-        self._was_vacuous[name] = reason is not None
+        self.vacuous_because[name] = reason
         return summary
 
     def _require_finite(self, outputs: Any, columns: Columns, where: str = "") -> None:

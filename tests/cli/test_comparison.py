@@ -33,10 +33,10 @@ def runs(tmp_path, monkeypatch):
 def test_rows_hold_what_differs_and_what_was_reached(runs):
     shared = {"objective": 0.25}
     assert compare(runs) == [
-        {"run": "a", "algorithm": "SONEX", "lam": 0.1, **shared, "largest h": -0.01, "test_auc": 0.8,
-         "test_accuracy": None},
-        {"run": "b", "algorithm": "SOX", "lam": None, **shared, "largest h": 0.2, "test_auc": 0.9,
-         "test_accuracy": 0.5},
+        {"run": "a", "algorithm": "SONEX", "lam": 0.1, **shared, "largest h": -0.01, "holds": "yes",
+         "test_auc": 0.8, "test_accuracy": None},
+        {"run": "b", "algorithm": "SOX", "lam": None, **shared, "largest h": 0.2, "holds": "no",
+         "test_auc": 0.9, "test_accuracy": 0.5},
     ]  # fmt: skip
     with pytest.raises(DataError, match=r"holds a report\.json"):
         compare(["other"])
@@ -74,6 +74,17 @@ def test_the_command_prints_writes_and_draws(runs, capsys):
     with Image.open("comparison.png") as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
     assert {(0, 114, 178), (213, 94, 0)} <= colours  # a run that holds its constraints, and one that does not
+
+
+def test_a_run_that_decides_all_alike_is_not_drawn_as_one_that_holds(runs):
+    report = json.loads(Path("a", "report.json").read_text())
+    report["train"]["vacuous"] = True
+    Path("a", "report.json").write_text(json.dumps(report))
+    assert [row["holds"] for row in compare(runs)] == ["vacuous", "no"]
+    assert run(["compare", *runs]) == 0
+    with Image.open("comparison.png") as picture:
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(1 << 20)}
+    assert (0, 114, 178) not in colours
 
 
 def test_a_setting_is_no_figure_of_the_test_split(runs, monkeypatch):

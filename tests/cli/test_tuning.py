@@ -25,15 +25,19 @@ GRID = {"a": {"choice": [1, 2, 3]}, "b": {"choice": [10, 20]}}
 
 
 def figures(a, b):
-    """Of a made-up problem: its value, and its largest constraint value; 3 and 20 diverge."""
-    return 0.1 * a + 0.011 * b, 0.1 * a - 0.25
+    """Of a made-up problem: its value, and its largest constraint value; 3 and 20 diverge.
+
+    At 2 and 20, which would be the best that holds, constraints are vacuous.
+    """
+    return 0.1 * a + 0.011 * b, 0.1 * a - 0.25, (a, b) == (2, 20)
 
 
 class Known(FCCOModule):
     """Says after every validation what it was told."""
 
-    def __init__(self, value, violation):
-        self.__dict__["last_summaries"] = {"val": {"auc": value, "worst_violation": violation}}
+    def __init__(self, value, violation, vacuous):
+        figures = {"auc": value, "worst_violation": violation, "vacuous": float(vacuous)}
+        self.__dict__["last_summaries"] = {"val": figures}
 
 
 @pytest.fixture
@@ -62,9 +66,10 @@ def options(space):
 def test_the_grid_is_searched_whole_and_the_best_feasible_comes_first(fitted):
     study = search(["--x=0"], options(GRID), 6, "t", "auc", sampler="grid", full=True)
     every = [(a, b) for a, b in product((1, 2, 3), (10, 20)) if (a, b) != (3, 20)]
+    every.remove((2, 20))
     feasible = sorted((p for p in every if figures(*p)[1] <= 0), key=lambda p: -figures(*p)[0])
     broken = sorted((p for p in every if figures(*p)[1] > 0), key=lambda p: figures(*p)[1])
-    assert [(t.params["a"], t.params["b"]) for t in ordered(study)] == feasible + broken
+    assert [(t.params["a"], t.params["b"]) for t in ordered(study)] == [*feasible, *broken, (2, 20)]
     assert len(fitted) == 6
     assert all(call[:2] == ["fit", "--x=0"] for call in fitted)
 
@@ -101,8 +106,8 @@ def test_the_table_says_how_to_train_the_best_and_what_lies_on_the_edge(fitted, 
     Path("s.yaml").write_text(yaml.safe_dump(GRID))
     print_search(["--x=it's"], "s.yaml", trials=6, folder="t", figure="auc", sampler="grid", full=True)
     lines = capsys.readouterr().out.strip().splitlines()
-    assert shlex.split(lines[-1]) == ["fcco", "fit", "--x=it's", "--a=2", "--b=20"]
-    assert "On the edge of what was offered: b. Offer more beyond it." in lines
+    assert shlex.split(lines[-1]) == ["fcco", "fit", "--x=it's", "--a=1", "--b=20"]
+    assert "On the edge of what was offered: a, b. Offer more beyond it." in lines
     assert any("failed" in line for line in lines)
 
 
@@ -148,9 +153,10 @@ def test_a_search_that_cannot_be_read_is_refused(text, message):
 
 def test_a_number_that_is_none_ranks_last():
     nan = math.nan
-    ranks = [rank(0.5, None), rank(-3.0, 0.0), rank(9.0, 0.1), rank(9.0, 3.0), rank(nan, nan)]
+    ranks = [rank(0.5, None), rank(-3.0, 0.0), rank(9.0, 0.1), rank(9.0, 3.0)]
+    ranks += [rank(9.0, -1.0, vacuous=True), rank(8.0, -1.0, vacuous=True), rank(nan, nan)]
     assert ranks == sorted(ranks, reverse=True)
-    assert rank(nan, -1.0) == rank(0.5, nan) < rank(0.5, 100.0)
+    assert rank(nan, -1.0) == rank(0.5, nan) < rank(-1e12, -1.0, vacuous=True) < rank(0.5, 100.0)
 
 
 def test_a_trial_needs_a_validation_split_and_one_process():

@@ -45,8 +45,9 @@ class Scripted(FCCOModule):
     def on_validation_epoch_end(self):
         super().on_validation_epoch_end()
         if "val" in self.last_summaries:
-            worst, auc = self.script[self.current_epoch]
-            self.last_summaries["val"] |= {"worst_violation": worst, "auc": auc}
+            worst, auc, *vacuous = self.script[self.current_epoch]
+            said = {"worst_violation": worst, "auc": auc, "vacuous": float(bool(vacuous))}
+            self.last_summaries["val"] |= said
 
 
 def train(module, data, *callbacks, epochs, ckpt=None, **options):
@@ -89,6 +90,9 @@ NAN = float("nan")
         ([(0.1, 0.9), (-0.1, 0.7), (-0.2, 0.8), (0.01, 0.95)], 2),  # feasible, then by the figure
         ([(0.3, 0.9), (0.1, 0.5), (NAN, 0.99)], 1),  # the least violated
         ([(-0.1, NAN), (0.0, 0.6)], 1),
+        ([(-0.1, 0.9, "vacuous"), (0.3, 0.5), (-0.2, 0.8, "vacuous")], 1),  # to decide all alike is no way to hold
+        ([(-0.1, 0.9, "vacuous"), (-0.05, 0.5), (0.3, 0.8)], 1),
+        ([(-0.2, 0.6, "vacuous"), (-0.1, 0.9, "vacuous"), (-0.3, 0.8, "vacuous")], 1),
     ],
 )
 def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best, caplog):
@@ -97,7 +101,10 @@ def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best, cap
     assert choice.chosen["epoch"] == best
     assert torch.equal(module.network.weight, seen[best])
     assert report.report["selected"] == choice.chosen
-    line = "is feasible on" if script[best][0] <= 0 else "No epoch was feasible"
+    empty = len(script[best]) > 2
+    assert (choice.chosen["feasible"], choice.chosen["vacuous"]) == (script[best][0] <= 0 and not empty, empty)
+    line = "is feasible on" if choice.chosen["feasible"] else "No epoch was feasible"
+    line = "In no epoch did the constraints say anything on the validation split" if empty else line
     assert line in report.report["verdict"]
     for split in ("train", "val", "test"):
         (one,) = report.report[split]["intervals"].values()
@@ -118,6 +125,20 @@ def test_a_resumed_run_remembers_the_best_weights_before(tmp_path):
     assert choice.chosen["epoch"] == 0
     assert torch.equal(module.network.weight, seen[0])
     assert trainer.current_epoch == 2
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_checkpoint_that_does_not_say_whether_constraints_were_vacuous_goes_on(tmp_path):
+    script = [(-0.1, 0.9), (-0.1, 0.5), (-0.1, 0.95, "vacuous")]
+    *_, seen, _ = fit(tmp_path, script, epochs=2)
+    path = next(tmp_path.rglob("epoch=1*.ckpt"))
+    stored = torch.load(path, weights_only=True)
+    kept = next(state for name, state in stored["callbacks"].items() if "BestFeasible" in name and state)
+    del kept["chosen"]["vacuous"], stored["fcco"]["structure"]
+    torch.save(stored, path)
+    module, choice, *_ = fit(tmp_path, script, ckpt=str(path))
+    assert choice.chosen["epoch"] == 0
+    assert torch.equal(module.network.weight, seen[0])
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fcco_lightning.reports.verdict import verdict
+from fcco_lightning.reports.verdict import chosen_line, reached_line, verdict
 
 
 def report(*values, vacuous=False, **more):
@@ -35,6 +35,36 @@ def test_whether_they_hold(values, expected):
 def test_vacuous_constraints_are_not_praised():
     line = verdict(report(-1, -1, -1, vacuous=True), [])
     assert line == "All 3 constraints hold on the training split (largest h -1.000), but they say nothing there."
+    known = {"train": {"constraints": {"a": -1.0}, "vacuous": True, "vacuous_because": "all are decided alike"}}
+    assert verdict(known, []).endswith("but it says nothing there: all are decided alike.")
+
+
+def validations(*of_epochs):
+    """Records of the largest h, whether constraints are vacuous, and a figure."""
+    names = ("worst_violation", "vacuous", "auc")
+    return [{"epoch": i, **dict(zip(names, one, strict=True))} for i, one in enumerate(of_epochs)]
+
+
+def test_an_epoch_is_named_in_which_constraints_held_and_said_something():
+    history = validations((-0.3, 1.0, 0.43), (-0.01, 0.0, 0.7), (-0.02, 0.0, 0.6), (0.1, 0.0, 0.9))
+    assert reached_line(history, "auc").startswith("All of them held in epoch 1: the callback BestFeasible")
+    assert reached_line(history).startswith("All of them held in epoch 2:")
+    assert reached_line([*history, {**history[0], "epoch": 4}], "auc").startswith("All of them held in epoch 1")
+    assert reached_line([*history, history[1]], "auc") is None
+
+
+def test_no_epoch_is_named_for_having_decided_all_alike():
+    history = validations((-0.3, 1.0, 0.43), (0.05, 0.0, 0.7), (0.1, 0.0, 0.9))
+    assert reached_line(history, "auc").startswith(
+        "No weights were found that meet all constraints and are not vacuous; the smallest largest h was +0.050 (epoch"
+        " 1)"
+    )
+    assert reached_line(history[:1], "auc") == "In no epoch did they say anything."
+    chosen = {"epoch": 3, "feasible": False, "vacuous": True, "worst_violation": -0.1}
+    line = "In no epoch did the constraints say anything on the validation split, so that none is feasible; these are "
+    line += "the weights of epoch 3, with the best figure."
+    assert chosen_line(chosen) == line
+    assert chosen_line({**chosen, "bound": 0.1, "constraints": 1, "confidence": 0.9}) == line
 
 
 def test_what_is_decided_stands_beside_what_is_smoothed():

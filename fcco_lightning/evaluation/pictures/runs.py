@@ -32,7 +32,7 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], figure: str, violation: s
     quiet_frame(axes)
     if constrained:
         for row in constrained:
-            holds = row[violation] <= 0
+            holds = row.get("holds", "yes" if row[violation] <= 0 else "no") == "yes"
             axes.plot(row[violation], row[figure], "o" if holds else "X", color=BLUE if holds else VERMILION)
             _name(axes, row["run"], (row[violation], row[figure]))
         axes.axvline(0, color="0.5", linewidth=1)
