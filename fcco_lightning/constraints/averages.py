@@ -13,7 +13,7 @@ from torch import Tensor
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.constraints.decisions import Decisions, TopShare
 from fcco_lightning.constraints.vacuity import constant_decision, enough_decisions
-from fcco_lightning.models.batch import KNOWN_STRATUM, Columns
+from fcco_lightning.models.batch import KNOWN_STRATUM, SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import ErrorProbability, Quantity
 from fcco_lightning.objectives.measurable import Rows
@@ -66,12 +66,12 @@ class OverSides(Constraint, ABC):
         return [[of_class[side] for side in sides] for of_class in self.members(columns) for sides in self._rows]
 
     def over_strata(self, columns: Columns, strata: Tensor, rows: Tensor) -> "StrataOfSides":
-        members = self.members(columns)
+        members, own = self.members(columns), columns.get(SAMPLE_WEIGHT)
         if bool(rows.all()):
-            return StrataOfSides(members, strata)
+            return StrataOfSides(members, strata, sample_weight=own)
         some = torch.zeros(members.shape[1], dtype=torch.bool)  # joined constraints have a row and sides each
         some[[side for sides, row in zip(self._rows, rows.tolist(), strict=True) if row for side in sides]] = True
-        return StrataOfSides(members, strata, some)
+        return StrataOfSides(members, strata, some, own)
 
     def shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the mean over each class and side, and of which of these the batch has enough.
@@ -85,7 +85,7 @@ class OverSides(Constraint, ABC):
         members = self.members(batch)
         if self.strata is None or KNOWN_STRATUM not in batch:
             return shares_of(members, batch, dtype)
-        found, known = self.strata.shares(members, batch[KNOWN_STRATUM], dtype)
+        found, known = self.strata.shares(members, batch[KNOWN_STRATUM], dtype, batch.get(SAMPLE_WEIGHT))
         if self.strata.some is None:
             return found, known
         ratios, there = shares_of(members, batch, dtype)
@@ -197,33 +197,46 @@ class StrataOfSides:
         sides: which training samples belong to each side, shape (..., n), bool.
         strata: of the training samples, shape (n,), int64; -1 for those that are never drawn.
         some: which sides are to be measured so, shape (number of sides,), bool; None for all.
+        sample_weight: w_i of the training samples, shape (n,), where they count differently in the data: the mean of q
+            is then ``sum_s (N_as / W_a) (mean of w q over the samples of a in stratum s)``, W_a being the sum of w over
+            the side, which is unbiased, too.
     """
 
-    def __init__(self, sides: Tensor, strata: Tensor, some: Tensor | None = None) -> None:
+    def __init__(
+        self, sides: Tensor, strata: Tensor, some: Tensor | None = None, sample_weight: Tensor | None = None
+    ) -> None:
         self.some = None if some is None else Known(some)
         number = int(strata.max()) + 1
         sizes = torch.stack(
             [torch.bincount(strata[side & (strata >= 0)], minlength=number) for side in sides.flatten(0, -2)]
         )
         sizes = sizes.view(*sides.shape[:-1], number).double()
-        self._shares = Known(sizes / sizes.sum(-1, keepdim=True).clamp(min=1))
+        totals = sizes.sum(-1, keepdim=True).clamp(min=1)
+        if sample_weight is not None:
+            counted = (sides * sample_weight.double()).sum(-1, keepdim=True)
+            totals = torch.where(counted > 0, counted, totals)
+        self._shares = Known(sizes / totals)
         self._numbers = Known(torch.arange(number).unsqueeze(1))
 
-    def shares(self, members: Tensor, stratum: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def shares(
+        self, members: Tensor, stratum: Tensor, dtype: torch.dtype, sample_weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """What every sample of a batch counts in each mean, and of which sides a batch has samples of all strata.
 
         Args:
             members: which samples belong to each side, shape (..., B), bool.
             stratum: of the samples, shape (B,), int64.
             dtype: of the shares.
+            sample_weight: of the samples, shape (B,), if they have weights of their own.
 
-        Returns: as :func:`shares_of`.
+        Returns: as :func:`shares_of`; with weights of the samples, shares of which 1 is the expected sum.
         """
         counts, own = members.to(dtype), self._shares.like(members, dtype)
         within = (stratum == self._numbers.like(stratum)).to(dtype)
         found = counts @ within.T
         known = ((found > 0) | (own == 0)).all(-1) & members.any(-1)
-        return counts * ((own / found.clamp(min=1)) @ within), known
+        shares = counts * ((own / found.clamp(min=1)) @ within)
+        return shares if sample_weight is None else shares * sample_weight.to(dtype), known
 
 
 def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

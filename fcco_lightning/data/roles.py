@@ -24,6 +24,7 @@ from fcco_lightning.data.columns import (
 from fcco_lightning.data.conditions import Value
 from fcco_lightning.data.grouping import Grouping, Groups
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.batch import SAMPLE_WEIGHT
 
 RESERVED = (
     "x",
@@ -33,6 +34,7 @@ RESERVED = (
     "text",
     "index",
     "weight",
+    "sample_weight",
     "stratum",
     "stratum_size",
     "strata",
@@ -70,6 +72,8 @@ class Columns:
         sensitive: column that defines two groups; None for none.
         favoured: value of ``sensitive`` that becomes group 1; all other values become group 0.
         use_sensitive: whether ``sensitive`` is a feature too.
+        weight: column of the samples' weights, numbers >= 0: a sample of weight 2 counts as two in every mean,
+            objective, constraint and figure.  Only their ratios matter.  It is no feature.
         drop: columns that are not features.
         extra: further columns that come with every batch instead of being features, such as a query, a time or an
             event: their names, or the name in the batch -> column of the table.  Whole numbers and bools become int64,
@@ -88,6 +92,7 @@ class Columns:
     sensitive: str | None = None
     favoured: Value | None = None
     use_sensitive: bool = True
+    weight: str | None = None
     drop: list[str] = field(default_factory=list)
     extra: dict[str, str] | list[str] = field(default_factory=list)
 
@@ -148,13 +153,15 @@ class Columns:
         """Argument -> columns that a table must have."""
         wanted = {"label": self.label_columns, "drop": list(self.drop), "extra": list(self.extras.values())}
         wanted |= {} if self.sensitive is None else {"sensitive": [self.sensitive]}
+        wanted |= {} if self.weight is None else {"weight": [self.weight]}
         return {f"columns.{argument}": names for argument, names in wanted.items()}
 
     @property
     def unused(self) -> set[str]:
         """Columns that are not features."""
         hidden = {self.sensitive} if self.sensitive is not None and not self.use_sensitive else set()
-        return {*self.label_columns, *self.drop, *self.extras.values(), *hidden}
+        weight = {self.weight} if self.weight is not None else set()
+        return {*self.label_columns, *self.drop, *self.extras.values(), *hidden, *weight}
 
 
 @dataclass(frozen=True)
@@ -252,6 +259,8 @@ class Labels:
             found["group"] = indicator(frame[columns.sensitive], columns.favoured, "columns.favoured", where)
         if self.grouping is not None:
             found["group"] = self.grouping.assign(frame, where)
+        if columns.weight is not None:
+            found[SAMPLE_WEIGHT] = _weights(frame[columns.weight], where)
         return found | {
             name: _numbers(frame[column], "columns.extra", where) for name, column in columns.extras.items()
         }
@@ -381,6 +390,29 @@ def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
             "numbers before, for example with pandas.factorize."
         )
     return torch.from_numpy(column.to_numpy(dtype=np.float32, copy=True))
+
+
+def _weights(column: pd.Series, where: str) -> Tensor:
+    """Return a column of weights, (n,), float32."""
+    weights = _numbers(column, "columns.weight", where).float()
+    wrong = ~((weights >= 0) & weights.isfinite())
+    if bool(wrong.any()):
+        raise DataError(
+            f"columns.weight={str(column.name)!r} of {where} must hold finite numbers >= 0, but {int(wrong.sum())} "
+            f"rows do not (first: {float(weights[wrong][0]):g}). A row that is not to count has the weight 0."
+        )
+    return weights
+
+
+def of_mean_one(weights: Tensor, where: str) -> Tensor:
+    """Return weights (n,) of samples, divided by their mean.
+
+    Raises:
+        DataError: if all are 0.
+    """
+    if not bool((weights > 0).any()):
+        raise DataError(f"the weights of all {len(weights)} samples of {where} are 0. Give some a weight > 0.")
+    return (weights.double() / weights.double().mean()).float()
 
 
 def _names(column: pd.Series, favoured: Tensor) -> list[str]:

@@ -29,7 +29,7 @@ from fcco_lightning.engine.row_weights import (
 )
 from fcco_lightning.engine.terms import Term
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, Batch, Columns, dual_of
+from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT, Batch, Columns, dual_of
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable, Objective, RowDomain
 from fcco_lightning.state import DualState, Layout, checked_index
@@ -62,7 +62,8 @@ class Problem(nn.Module):
         layout: of the rows of samples, see :class:`DualState`; constraints follow "auto".
 
     Raises:
-        ConfigError: if ``sampling`` is of another number of samples.
+        ConfigError: if ``sampling`` is of another number of samples, or of samples with weights that a part cannot
+            take.
 
     Attributes:
         direct_weight: what a batch's estimate of g_0 is multiplied by: more than 1 where some batches have none.
@@ -99,6 +100,8 @@ class Problem(nn.Module):
         self.num_samples, self._dtype = num_samples, dtype
         self.declared = {name: _as_read(drawn) for name, drawn in (sampling or {}).items()}
         self._require_one_size(objective)
+        for part in (objective, *self.constraints):
+            self._require_weighing(part)
         self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
         self._sides: list[tuple[Constraint, Any]] = []  # how those that they compare are spread over them
         objective.prepare(num_samples)
@@ -374,6 +377,14 @@ class Problem(nn.Module):
             raise ConfigError(
                 f"num_samples={self.num_samples}, but `sampling` says how batches of {size} samples are drawn. Give "
                 "both the size of the training split, whose samples the column `index` numbers from 0."
+            )
+
+    def _require_weighing(self, part: Measurable) -> None:
+        drawn = None if part.weighs_samples else self._drawn_first(part.part)
+        if drawn is not None and SAMPLE_WEIGHT in drawn.columns:
+            raise ConfigError(
+                f"{type(part).__name__} cannot count samples differently, and the data give them weights "
+                f"({SAMPLE_WEIGHT}; of a table columns.weight, of a classifier sample_weight). Leave these out."
             )
 
     def _drawn_first(self, part: str | tuple[str, ...] | None) -> Drawn | None:

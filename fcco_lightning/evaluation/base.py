@@ -227,6 +227,11 @@ def require_columns(batch: Columns, *names: str, figures: str) -> None:
             )
 
 
+def mean_of(values: Tensor, weight: Tensor | None) -> float:
+    """Return the mean of values of samples, shape (n,), by what they count, (n,), or None where all count alike."""
+    return float(values.mean() if weight is None else (values * weight.to(values)).sum() / weight.to(values).sum())
+
+
 def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Determine whether each sample is classified correctly, and its loss.
 

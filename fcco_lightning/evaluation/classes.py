@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, require_columns
+from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, mean_of, require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import one_label_each, one_tensor
 
@@ -33,11 +33,12 @@ class ClassEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "y", figures="figures of a classifier")
         correct, loss = correct_and_loss(outputs, batch["y"])
-        figures = {"accuracy": correct.double().mean().item(), "loss": loss.mean().item()}
+        weight = batch.get("weight")
+        figures = {"accuracy": mean_of(correct.double(), weight), "loss": mean_of(loss, weight)}
         if outputs.dim() == 2 and outputs.shape[1] > 5:
             own = outputs.gather(1, one_label_each(batch, self).long().unsqueeze(1))
             above, equal = (outputs > own).sum(1), (outputs == own).sum(1)  # none is equal to NaN
-            figures["top5_accuracy"] = ((5 - above) / equal).nan_to_num(0, 0).clamp(0, 1).mean().item()
+            figures["top5_accuracy"] = mean_of(((5 - above) / equal).nan_to_num(0, 0).clamp(0, 1), weight)
         return figures
 
 

@@ -105,7 +105,7 @@ class GroupEvaluation(Evaluation):
         columns = {
             "group": numbers,
             "name": [self.group_name(number) for number in numbers.tolist()],
-            "size": sizes.long(),
+            "size": torch.bincount(batch["group"])[numbers.to(batch["group"].device)],
             "accuracy": correct / sizes,
             "loss": losses / sizes,
             "weight": cvar_weights(losses / sizes, self.alpha),
@@ -148,14 +148,15 @@ class TaskEvaluation(Evaluation):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "y", "group", figures="figures by task")
-        y, group, outputs = batch["y"], batch["group"], one_tensor(outputs)
+        y, outputs = batch["y"], one_tensor(outputs)
         if outputs.dim() != 2 or y.shape != outputs.shape:
             raise DataError(
                 f"figures by task need outputs and y of one shape (n, T), got {tuple(outputs.shape)} and "
                 f"{tuple(y.shape)}. Use another evaluation (--model.evaluation)."
             )
         pairs = zip(outputs.unbind(1), y.unbind(1), strict=True)
-        tasks = [_present(_sums_by_group(scores, {"y": labels, "group": group}))[1] for scores, labels in pairs]
+        others = {name: batch[name] for name in ("group", "weight") if name in batch}
+        tasks = [_present(_sums_by_group(scores, {"y": labels, **others}))[1] for scores, labels in pairs]
         sizes, correct, losses = (torch.stack(sums) for sums in zip(*tasks, strict=True))
         lowest = (correct / sizes).amin(1)
         return {
@@ -193,14 +194,17 @@ class GroupTally(Tally):
 
 
 def _sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:
-    """Size, correct classifications and sum of the losses of every group up to the highest one, (G, 3), float64."""
+    """Size, correct classifications and sum of the losses of every group up to the highest one, (G, 3), float64.
+
+    Of samples with weights all three are sums of these.
+    """
     require_columns(batch, "y", "group", figures="figures by group")
     correct, losses = correct_and_loss(outputs, batch["y"])
     group = batch["group"]
     size = max(1, int(group.max()) + 1) if len(group) else 1
-    of_losses, sizes = group_sums(losses, group, size)
-    of_correct, _ = group_sums(correct, group, size)
-    return torch.stack([sizes.double(), of_correct, of_losses], dim=1)
+    weight = batch["weight"].double() if "weight" in batch else torch.ones_like(losses)
+    sums = [group_sums(weight * values, group, size)[0] for values in (torch.ones_like(losses), correct, losses)]
+    return torch.stack(sums, dim=1)
 
 
 def _present(sums: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:

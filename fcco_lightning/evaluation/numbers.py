@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
@@ -38,10 +39,13 @@ class NumberEvaluation(Evaluation):
         self.check(outputs, batch)
         y, outputs = batch["y"].double(), one_tensor(outputs)
         y = y.reshape(len(y), -1)
-        apart = outputs.double().reshape(y.shape) - y
-        figures = {"rmse": apart.square().mean().sqrt().item(), "mae": apart.abs().mean().item()}
+        apart, weight = outputs.double().reshape(y.shape) - y, batch.get("weight")
+        weight = torch.ones(len(y), dtype=torch.float64) if weight is None else weight.double()
+        share = (weight / weight.sum()).unsqueeze(1).to(y.device)  # of the samples, (n, 1)
+        squares = (share * apart.square()).sum(0)
+        figures = {"rmse": squares.mean().sqrt().item(), "mae": (share * apart.abs()).sum(0).mean().item()}
         varied = y.amin(0) < y.amax(0)
-        shares = 1 - apart.square().mean(0)[varied] / y.var(0, correction=0)[varied]
+        shares = 1 - squares[varied] / (share * (y - (share * y).sum(0)).square()).sum(0)[varied]
         return figures | ({"r2": shares.mean().item()} if len(shares) else {})
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, below_one, fraction
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, Tally, require_columns, shown_split
 from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, partial_auc, precision_recall_at, roc_gap
 from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
@@ -23,6 +23,7 @@ from fcco_lightning.objectives.base import one_label_each, one_tensor, require
 from fcco_lightning.objectives.pooling import bags_of
 from fcco_lightning.state.processes import Processes
 
+_List = tuple[Tensor, Tensor, Tensor | None]
 _WHOLE_LISTS = ("average_precision", "auc", "partial_auc", "partial_auc_tpr", "two_way_partial_auc")
 
 
@@ -58,13 +59,13 @@ class BinaryEvaluation(Evaluation):
                 f": all {len(y)} samples of a split are of one class. Divide the data by class (splits)",
             )
         figures = {
-            "auc": float(auc(scores, y)) if _both(y) else math.nan,
+            "auc": float(auc(scores, y, batch.get("weight"))) if _both(y) else math.nan,
             "score_min": scores.min().item(),
             "score_max": scores.max().item(),
         }
         if "group" in batch and _both(batch["group"]):
-            known = _two_groups(batch, y)
-            figures["roc_gap"] = float(roc_gap(scores, y, batch["group"], self.num_thresholds)) if known else math.nan
+            given = (scores, y, batch["group"], self.num_thresholds, batch.get("weight"))
+            figures["roc_gap"] = float(roc_gap(*given)) if _two_groups(batch, y) else math.nan
         return figures
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
@@ -162,8 +163,8 @@ class RankingEvaluation(Evaluation):
             return {}
         table = pd.DataFrame([self._figures(*one) for one in lists])[["average_precision", "auc", "partial_auc"]]
         table.insert(0, "label", [self.label_name(t) for t in range(len(lists))])
-        table.insert(1, "samples", [len(y) for _, y in lists])
-        table.insert(2, "positives", [int(y.sum()) for _, y in lists])
+        table.insert(1, "samples", [len(y) for _, y, _ in lists])
+        table.insert(2, "positives", [int(y.sum()) for _, y, _ in lists])
         return {"labels": table.dropna().sort_values("average_precision", kind="stable").to_dict("records")}
 
     def pictures(self, history: History, final: Final) -> Pictures:
@@ -174,12 +175,12 @@ class RankingEvaluation(Evaluation):
         split = shown_split(final)
         lists = self._lists(*final[split]) if split else []
         names = [self.label_name(t) if len(lists) > 1 else "" for t in range(len(lists))]
-        drawn = {name: one for name, one in zip(names, lists, strict=True) if _both(one[1])}
+        drawn = {name: one[:2] for name, one in zip(names, lists, strict=True) if _both(one[1])}
         return plot_ranking(drawn, path, region=(self.max_fpr, self.min_tpr), split=split)
 
-    def _warn_of_absent(self, lists: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _warn_of_absent(self, lists: Sequence[_List]) -> None:
         """Say once which labels have no figures in a split."""
-        absent = [t for t, (_, y) in enumerate(lists) if not _both(y)]
+        absent = [t for t, (_, y, _) in enumerate(lists) if not _both(y)]
         if not absent:
             return
         y = lists[absent[0]][1]
@@ -191,25 +192,25 @@ class RankingEvaluation(Evaluation):
             "split that holds both",
         )
 
-    def _figures(self, scores: Tensor, y: Tensor) -> dict[str, float]:
+    def _figures(self, scores: Tensor, y: Tensor, weight: Tensor | None) -> dict[str, float]:
         """Those of one list; NaN where a class is absent."""
         if not _both(y):
             heads = [f"{of}_at_{k}" for k in self.top for of in ("precision", "recall")]
             return dict.fromkeys([*_WHOLE_LISTS, *heads], math.nan)
         values = [
-            average_precision(scores, y),
-            auc(scores, y),
-            partial_auc(scores, y, self.max_fpr),
-            partial_auc(scores, y, min_tpr=self.min_tpr),
-            partial_auc(scores, y, self.max_fpr, self.min_tpr),
+            average_precision(scores, y, weight),
+            auc(scores, y, weight),
+            partial_auc(scores, y, self.max_fpr, weight=weight),
+            partial_auc(scores, y, min_tpr=self.min_tpr, weight=weight),
+            partial_auc(scores, y, self.max_fpr, self.min_tpr, weight),
         ]
         found = dict(zip(_WHOLE_LISTS, values, strict=True))
         for k in self.top:
-            found[f"precision_at_{k}"], found[f"recall_at_{k}"] = precision_recall_at(scores, y, k)
+            found[f"precision_at_{k}"], found[f"recall_at_{k}"] = precision_recall_at(scores, y, k, weight)
         return {name: float(value) for name, value in found.items()}
 
-    def _lists(self, outputs: Tensor, batch: Columns) -> list[tuple[Tensor, Tensor]]:
-        """Scores and labels of every label, where they are known."""
+    def _lists(self, outputs: Tensor, batch: Columns) -> list[_List]:
+        """Scores and labels of every label, where they are known, and what the samples count."""
         require_columns(batch, "y", figures="ranking figures")
         y, scores = batch["y"], one_tensor(outputs)
         if scores.dim() == 1 and y.dim() == 2 and y.shape[1] == 1:
@@ -222,8 +223,11 @@ class RankingEvaluation(Evaluation):
                 f"{tuple(outputs.shape)} and {tuple(y.shape)}. Use another evaluation (--model.evaluation)."
             )
         pairs = [(scores, y)] if y.dim() == 1 else zip(scores.unbind(1), y.unbind(1), strict=True)
-        lists = [(s, v) if self.missing is None else (s[v != self.missing], v[v != self.missing]) for s, v in pairs]
-        for t, (_, values) in enumerate(lists):
+        weight, lists = batch.get("weight"), []
+        for own, values in pairs:
+            known = slice(None) if self.missing is None else values != self.missing
+            lists.append((own[known], values[known], None if weight is None else weight[known]))
+        for t, (_, values, _) in enumerate(lists):
             rule, remedy = f"label {t} must be 0 or 1", "Map them, or name the value of unknown labels by `missing`."
             require((values == 0) | (values == 1), values, rule, remedy)
         return lists
@@ -288,6 +292,8 @@ class ScoreTally(Tally):
 
     def update(self, outputs: Tensor, batch: Columns) -> None:
         require_columns(batch, "y", figures="figures of a ranking")
+        if "weight" in batch:
+            raise ConfigError("figures of weighted samples take all outputs: leave execution.kept_outputs out.")
         scores = binary_scores(outputs)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         groups = batch.get("group") if self.num_thresholds is not None and len(self._groups) < 3 else None

@@ -18,8 +18,10 @@ of samples are not equally likely: a sample's stratum, whose members are drawn a
 int64 where members are drawn with replacement, how often the batch holds each draw.  ``weight_in_halves`` (B, 2)
 float32 is there where a half of a batch does not hold half of every stratum, as of an odd number of positives: what the
 weight is to be multiplied by in the first and in the second half.  ``known_stratum`` (B,) int64 is there where
-constraints weigh strata by their shares of the training split: the stratum of a sample.  ``here`` (B,) bool, on the
-CPU, is there where several processes share a batch: it marks the samples of this one.
+constraints weigh strata by their shares of the training split: the stratum of a sample.  ``sample_weight`` (B,)
+float32, of mean 1 over the split, is there where samples count differently in the data themselves; ``weight`` then has
+it as a factor, in evaluation batches as the only one.  ``here`` (B,) bool, on the CPU, is there where several processes
+share a batch: it marks the samples of this one.
 """
 
 Batch: TypeAlias = Mapping[str, Columns]
@@ -34,6 +36,9 @@ KNOWN_STRATUM = "known_stratum"
 POPULATION = "population"
 """Name of the column that an engine adds to those of the training split where batches stand for another population than
 the data: for how many of its samples each one counts, shape (n,), float64, of mean 1."""
+
+SAMPLE_WEIGHT = "sample_weight"
+"""Name of the column that says how much a sample counts in the data, of mean 1 over the training split."""
 
 HERE = "here"
 """Name of the column that marks the samples of this process."""

@@ -109,6 +109,7 @@ class MeanAveragePrecision(Objective):
         ConfigError: if l(0) is not positive.
     """
 
+    weighs_samples = False
     width = 2
     outer = Ratio()
 

@@ -53,6 +53,8 @@ class Temperature(nn.Module):
 class PairObjective(Objective, ABC):
     """An objective that compares all pairs of a batch with each other, divided among the processes that share it."""
 
+    weighs_samples = False
+
     def __init__(self) -> None:
         super().__init__()
         self._processes = Processes(alone=True)

@@ -46,6 +46,7 @@ class CoxPartialLikelihood(Objective):
         ConfigError: if ``ties`` is neither.
     """
 
+    weighs_samples = False
     outer = Log()
     dtype = torch.float64
 

@@ -39,6 +39,7 @@ class LatentVariable(Objective):
         DataError: if the outputs are something else, or a label is neither 0 nor 1.
     """
 
+    weighs_samples = False
     outer = LogRatio(floor=1e-300)
     width = 2
     dtype = torch.float64

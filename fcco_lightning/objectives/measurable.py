@@ -38,10 +38,12 @@ class Measurable(ABC):
         part: the part of a batch on which it is measured, where several loaders contribute; None for the first (for
             the objective's, if it is a constraint).  With several names, ``outputs`` and ``batch`` are mappings of
             these parts.
+        weighs_samples: whether samples may have weights of their own, column ``sample_weight``.
     """
 
     width: int = 1
     part: str | tuple[str, ...] | None = None
+    weighs_samples: bool = True
 
     def adapt(self, datamodule: Any) -> None:  # noqa: B027 - most have nothing to take
         """Take from the datamodule (or None) what must be known of the data before the first batch."""

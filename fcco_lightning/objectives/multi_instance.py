@@ -43,6 +43,7 @@ class MultiInstanceAUC(Objective):
         loss: l; :class:`SigmoidPair` by default.
     """
 
+    weighs_samples = False
     dtype = torch.float64
 
     def __init__(self, pooling: Pooling | None = None, loss: PairLoss | None = None) -> None:

@@ -35,6 +35,7 @@ class NeighbourhoodComponents(Objective):
         ConfigError: if the temperature is not a positive number.
     """
 
+    weighs_samples = False
     width = 2
     outer = Ratio()
     dtype = torch.float64

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
-from fcco_lightning.models.batch import POPULATION, Columns
+from fcco_lightning.models.batch import POPULATION, SAMPLE_WEIGHT, Columns
 from fcco_lightning.objectives.base import (
     BinaryObjective,
     Objective,
@@ -155,6 +155,8 @@ def sums_over_data(
     Returns: shape (B, k), or (T, B, k); NaN where the batch says nothing of some samples.
     """
     size, some = len(owners), few(owners, most)
+    if SAMPLE_WEIGHT in batch:
+        masks = masks * batch[SAMPLE_WEIGHT].to(masks.dtype)
     own, others = self_and_others("dataset", size, num_samples)
     if not by_strata(batch):
         return torch.add(pair_sums(loss, scores, masks * others, some), masks.mT, alpha=(own - others) * itself)

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from fcco_lightning.models.batch import Columns
+from fcco_lightning.models.batch import SAMPLE_WEIGHT, Columns
 
 _FEW = 30  # samples, below which the bias of a ratio is worth a warning
 
@@ -27,6 +27,9 @@ def warn_of_ratios(sets: Tensor, batch: Columns, name: str) -> None:
     chosen = "strata" in batch and len(torch.unique(stratum)) < int(batch["strata"][0])
     units = stratum if chosen else torch.arange(len(weight), device=weight.device)
     alike = "these samples alike (UniformSampling, or BalancedSampling by class)"
+    if SAMPLE_WEIGHT in batch:
+        alike = "more of them"
+    reason = "by their own weights" if SAMPLE_WEIGHT in batch else "as they are drawn with different probabilities"
     remedy = "more or all groups (groups_per_batch)" if chosen else alike
     for members in sets:
         count = len(torch.unique(units[members]))
@@ -35,8 +38,8 @@ def warn_of_ratios(sets: Tensor, batch: Columns, name: str) -> None:
             continue
         warnings.warn(
             f"{name} takes a mean over {'samples of ' * chosen}{count} {'groups' if chosen else 'samples'} of a batch, "
-            "which weigh differently, as they are drawn with different probabilities: it is a ratio of two estimates, "
-            f"and biased where these are few. Draw {remedy}, or larger batches.",
+            f"which weigh differently, {reason}: it is a ratio of two estimates, and biased where these are few. Draw "
+            f"{remedy}, or larger batches.",
             stacklevel=2,
         )
         return

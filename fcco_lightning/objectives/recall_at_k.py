@@ -34,6 +34,7 @@ class RecallAtK(RankingObjective):
         ConfigError: if ``k`` is out of range; where it exceeds the list, before the first batch.
     """
 
+    weighs_samples = False
     needs_partner = False
 
     def __init__(self, k: int, loss: PairLoss | None = None) -> None:

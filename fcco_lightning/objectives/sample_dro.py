@@ -27,6 +27,7 @@ class SampleDRO(Objective):
     Source: PG-SMD paper, eq. (2); DRAGO paper, eq. (1).
     """
 
+    weighs_samples = False
     dtype = torch.float64  # of many weights that add up to one, each is small
 
     def __init__(

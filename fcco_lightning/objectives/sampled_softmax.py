@@ -47,6 +47,7 @@ class SampledSoftmax(Objective):
         DataError: if the outputs are something else, and from ``check``, if a label or class is not in 0..C-1.
     """
 
+    weighs_samples = False
     outer = Log(floor=1e-300)
     dtype = torch.float64
     part = ("target", CLASSES)

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import PolynomialLR
@@ -26,9 +26,11 @@ from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data import UniformSampling
 from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples
 from fcco_lightning.data.features import Pieces, PiecewiseFeatures
+from fcco_lightning.data.roles import of_mean_one
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP
+from fcco_lightning.models.batch import SAMPLE_WEIGHT
 from fcco_lightning.objectives import CrossEntropy, Objective
 from fcco_lightning.reports.report import Report
 from fcco_lightning.reports.run import TrainingReport
@@ -38,6 +40,7 @@ from fcco_lightning.training.trainers import quiet
 
 _EPOCHS, _UPDATES = 12, 500  # at least so many of both, where nothing is asked for
 _RATE = 0.014  # of the multipliers: twice the usual one, since a training is short and its steps fall to 0
+_EVALUATED = {SAMPLE_WEIGHT: "weight"}  # the name in batches of which figures are made
 _AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
 
 
@@ -125,7 +128,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         tags.input_tags.sparse = True
         return tags
 
-    def fit(self, X: Any, y: Any, sensitive_features: Any = None) -> Self:
+    def fit(self, X: Any, y: Any, sensitive_features: Any = None, sample_weight: Any = None) -> Self:
         """Train the network.
 
         Args:
@@ -135,6 +138,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 ``group``; or a table of several such columns.  Of these ``group`` is the combination, such as "sex=f,
                 race=b", unless a column is called so, and constraints name single ones by ``by`` or ``where``.  There,
                 as for the column ``y``, values are those that are given here: ``where={"age": "<25", "sex": "f"}``.
+            sample_weight: how much the samples count, shape (n,), numbers >= 0: one of weight 2 counts as two in every
+                mean, constraint and figure.
 
         Raises:
             DataError: if there is one class only, or a column of groups has one group, or missing cells.
@@ -154,6 +159,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         linear = np.size(self.hidden) == 0  # in the numbers themselves
         self.features_ = PiecewiseFeatures(1 if self.pieces == "auto" and linear else self.pieces).fit(X)
         columns = {"x": torch.from_numpy(self.features_.transform(X)).float(), "y": torch.from_numpy(labels)}
+        if sample_weight is not None:
+            given = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            columns[SAMPLE_WEIGHT] = of_mean_one(torch.from_numpy(given), "the training")
         batches = UniformSampling(min(at_least("batch_size", self.batch_size, 1), len(y)))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         data = LabelledSample(columns, groups.assign(y=y), batches, seed)
@@ -223,7 +231,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         final = {
             "train": (
                 self._scores(part.double() for part in torch.split(table["x"], _AT_ONCE)).float(),
-                {name: column for name, column in table.items() if name != "x"},
+                {_EVALUATED.get(name, name): column for name, column in table.items() if name != "x"},
             )
         }
         self.report_ = TrainingReport(report.report, report.history, module.evaluation, final)

@@ -26,7 +26,7 @@ from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
-from fcco_lightning.models.batch import TARGET
+from fcco_lightning.models.batch import SAMPLE_WEIGHT, TARGET
 from fcco_lightning.objectives import CostedLoss, Objective
 from fcco_lightning.training.random_streams import (
     loader_streams,
@@ -67,7 +67,8 @@ def cost_classes(objective: Objective, decisions: Decisions, columns: Mapping[st
             f"decisions are for {decisions.describe()}, which takes the classes of all training samples, and these are "
             "not known. Use a datamodule, or a loader of IndexedDataset(dataset, columns={'y': labels})."
         )
-    costs = decisions.class_costs(torch.bincount(y, minlength=2))
+    assert columns is not None  # noqa: S101 - y is one of them
+    costs = decisions.class_costs(torch.bincount(y, columns.get(SAMPLE_WEIGHT), minlength=2))
     owner.loss = CostedLoss(owner.loss, costs)
     return [float(cost) for cost in costs]
 

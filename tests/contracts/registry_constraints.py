@@ -37,7 +37,8 @@ def subset(columns, where):
             return any(meets(value, one) for one in condition)
         return value < float(condition[1:]) if str(condition).startswith("<") else value == condition
 
-    return [i for i in range(N) if all(meets(columns[name][i], value) for name, value in where.items())]
+    size = len(next(iter(columns.values())))
+    return [i for i in range(size) if all(meets(columns[name][i], value) for name, value in where.items())]
 
 
 def at_most(quantity, where, kappa):

@@ -70,7 +70,7 @@ def squared_error(s, columns):
 def auc(loss):
     def formula(s, columns):
         y = columns["y"]
-        return mean([loss(s[i] - s[j]) for i in range(N) for j in range(N) if y[i] == 1 and y[j] == 0])
+        return mean([loss(s[i] - s[j]) for i in range(len(y)) for j in range(len(y)) if y[i] == 1 and y[j] == 0])
 
     return formula
 
@@ -106,7 +106,7 @@ def tasks(soft):
         for t in range(2):
             cells = []
             for g in range(3):
-                inside = [i for i in range(N) if columns["group"][i] == g]
+                inside = [i for i in range(len(s)) if columns["group"][i] == g]
                 cells.append(mean([logistic(s[i][t], columns["y"][i][t]) for i in inside]))
             total.append(torch.log(sum(torch.exp(c) for c in cells)) if soft else max(cells))
         return mean(total)

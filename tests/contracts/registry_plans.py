@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from fcco_lightning.data.plans import BatchPlan, RepeatedBatches, RowsOf, ShuffledBatches, UniformBatches
+from fcco_lightning.data.plans import (
+    BatchPlan,
+    RepeatedBatches,
+    RowsOf,
+    ShuffledBatches,
+    UniformBatches,
+    WeightedSamples,
+)
 from tests.plans import BagBatches, BalancedBatches, EventBatches, GroupBatches, LabelBatches, QueryBatches
 
 Outcome = tuple[float, tuple[int, ...]]
@@ -163,6 +170,11 @@ PLANS = {
         lambda seed: LabelBatches(TASKS, VALUES, 3, 1, 2, seed, num_batches=7),
         LabelBatches(TINY_TASKS, TINY_VALUES, 2, 1, 1),
         both(*(equally_likely((i,) for i in rows) for c in CLASSES.values() for rows in c)),
+    ),
+    "weighted samples": PlanCase(
+        lambda seed: WeightedSamples(UniformBatches(43, 8, seed), torch.arange(43.0)),
+        WeightedSamples(UniformBatches(6, 2), torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 0.0])),
+        equally_likely(combinations(range(6), 2)),
     ),
     "repeated": PlanCase(
         lambda seed: RepeatedBatches(UniformBatches(43, 8, seed), 3),

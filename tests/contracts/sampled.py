@@ -22,7 +22,7 @@ from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.engine import Evaluated, Measured, Reading, Surrogate
 from fcco_lightning.engine.functions import unite
 from fcco_lightning.errors import DataError
-from fcco_lightning.models.batch import HERE
+from fcco_lightning.models.batch import HERE, SAMPLE_WEIGHT
 from fcco_lightning.state import DualState
 from fcco_lightning.state.processes import Gathered
 from tests.reference.probabilities import Balanced, Groups, Sampler, Uniform, none_of
@@ -52,10 +52,12 @@ class Way(NamedTuple):
     sized: bool = False
     chosen: bool = False
     replaced: int = 0
+    sample_weight: Tensor | None = None
 
     def columns(self) -> dict[str, Tensor]:
         """What batches come with, for all samples."""
         weight = {} if self.weight is None else {"weight": self.weight}
+        weight |= {} if self.sample_weight is None else {SAMPLE_WEIGHT: self.sample_weight}
         if not self.sized or self.strata is None:
             return weight
         columns = weight | {"stratum": self.strata, "stratum_size": torch.bincount(self.strata)[self.strata]}
@@ -219,6 +221,15 @@ def as_drawn(way: Way) -> Way:
     return way._replace(weight=None, sized=False, chosen=False, replaced=0)
 
 
+def counting(way: Way, times: list[int]) -> Way:
+    """The same batches of samples that count ``times`` each in the data, in columns as the package writes them."""
+    own = torch.tensor(times, dtype=torch.float64)
+    strata = torch.zeros(len(own), dtype=torch.int64) if way.strata is None else way.strata
+    own /= own.mean()
+    weight = own if way.weight is None else way.weight * own
+    return way._replace(weight=weight, sized=True, strata=strata, sample_weight=own)
+
+
 def few_of_a_class() -> Way:
     """Five positives of three, so that some come twice, and two negatives."""
     classes = [[i for i, label in enumerate(STRATUM) if label == kind] for kind in (1, 0)]
@@ -321,6 +332,8 @@ class Bench:
         self.constraints = [part] if isinstance(part, Constraint) else []
         self.part = part
         self.columns = {**case.columns, "index": torch.arange(case.n), "x": torch.arange(case.n)}
+        if way is not None and way.sample_weight is not None:
+            self.columns[SAMPLE_WEIGHT] = way.sample_weight
         for one in (self.objective, *self.constraints):
             one.adapt(None)
         nothing_to_remember = self.objective.outer is None and not self.constraints

@@ -5,8 +5,9 @@ import logging
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from fcco_lightning import Columns, Encoding, Splits, TabularDataModule
+from fcco_lightning import Columns, Encoding, Splits, TabularDataModule, UniformSampling
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.errors import DataError
 
@@ -143,3 +144,27 @@ def test_columns_of_bytes_are_refused(tmp_path):
     sorted_table().assign(blob=[b"\x00\xff"] * ROWS).to_parquet(path)
     with pytest.raises(DataError, match=r"'blob' holds bytes.*str\.decode"):
         module(str(path)).setup()
+
+
+def test_a_column_of_weights_is_no_feature_and_counts_everywhere():
+    table = pd.DataFrame({"a": [0.5, 2.0, 1.0] * 4, "y": [0, 1] * 6, "w": [1, 3] * 5 + [2, 4]})
+    data = TabularDataModule(
+        table,
+        columns=Columns("y", weight="w"),
+        splits=Splits(test_fraction=0.5, val_fraction=0.5),
+        batches=UniformSampling(2),
+    )
+    data.setup("fit")
+    assert not [name for name in data.feature_names if name.startswith("w")]
+    for name, loader in data.evaluation_loaders().items():
+        (batch,) = loader
+        assert batch["weight"].mean() == pytest.approx(1.0)
+        assert torch.equal(batch["weight"], data.tables[name].columns["sample_weight"])
+    assert data.sampling()["target"].plan.population().sum() == pytest.approx(data.num_train)
+
+
+@pytest.mark.parametrize("weights", [[1, -1], [1, np.inf], [1, "much"], [0, 0], [1, None]])
+def test_weights_must_be_numbers_that_count(weights):
+    table = pd.DataFrame({"a": range(8), "y": [0, 1] * 4, "w": weights * 4})
+    with pytest.raises(DataError, match="weight"):
+        TabularDataModule(table, columns=Columns("y", weight="w"), splits=Splits(test_fraction=0.5)).setup("fit")

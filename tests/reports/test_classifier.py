@@ -10,6 +10,7 @@ import pytest
 from scipy import sparse
 from sklearn import clone, config_context
 from sklearn.datasets import make_classification
+from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -304,3 +305,26 @@ def test_a_constraint_on_decisions_is_judged_by_them():
     assert train["worst_violation"] == pytest.approx(rate - 0.3, abs=1e-6)
     assert ("The constraint holds on the training split" in model.report_.headline) == (rate <= 0.3)
     assert "(largest h of decisions" in model.report_.headline
+
+
+def test_weights_of_samples_count_in_training_and_in_what_is_reported():
+    """Positives are half of the samples and three quarters of their weight."""
+    r = np.random.default_rng(0)
+    y, group = np.arange(600) % 2, np.where(r.random(600) < 0.4, "a", "b")
+    X = np.zeros((600, 1)) + r.normal(0, 1e-3, (600, 1))
+    weight = np.where(y == 1, 3.0, 1.0) * r.uniform(0.5, 1.5, 600)
+    share = (weight * y).sum() / weight.sum()
+    model = ConstrainedClassifier(
+        constraints=[DemographicParity(kappa=0.2)], hidden=(), max_epochs=150, learning_rate=0.05, random_state=0
+    )
+    model.fit(X, y, sensitive_features=group, sample_weight=weight)
+    assert model.predict_proba(X)[:, 1].mean() == pytest.approx(share, abs=0.02)  # 1/2 without weights
+    expected = roc_auc_score(y, model.decision_function(X), sample_weight=weight)
+    assert model.report_.figures["auc"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_weights_of_samples_must_be_weights():
+    X, y = np.ones((10, 1)), np.arange(10) % 2
+    for weight, text in (([-1.0] * 10, "Negative"), ([1.0] * 9, "sample_weight"), ([0.0] * 10, "zero")):
+        with pytest.raises(ValueError, match=text):
+            ConstrainedClassifier(max_epochs=1).fit(X, y, sample_weight=weight)

@@ -29,11 +29,11 @@ from fcco_lightning.data.conditions import Condition, Value, Where, comparisons,
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.images import ImageTable
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
-from fcco_lightning.data.plans import BatchPlan, Drawn
+from fcco_lightning.data.plans import BatchPlan, Drawn, WeightedSamples
 from fcco_lightning.data.sampling import Sampling, TwoDraws, UniformSampling
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import dual_of
+from fcco_lightning.models.batch import SAMPLE_WEIGHT, dual_of
 from fcco_lightning.state.checkpoint_files import opened
 
 INPUTS = frozenset({"x", "x2", "text"})
@@ -47,7 +47,7 @@ class SplitDataModule(LightningDataModule):
     A training batch is a dict of columns, or a dict of several such parts, of which "target" is the first: "dual" is an
     independent second draw.  Where a plan weights its rows, training batches carry the column ``weight`` (B,) float32,
     and where it draws them by strata perhaps ``stratum``, ``stratum_size``, ``strata`` and ``replaced``; evaluation
-    batches never do.
+    batches never do.  Where samples have weights of their own (``sample_weight``), all batches carry ``weight``.
 
     Args:
         batches: how training batches are drawn.
@@ -329,6 +329,9 @@ class SplitDataModule(LightningDataModule):
 
     def _drawn(self, part: str, name: str, sampling: Sampling, plan: BatchPlan) -> dict[str, tuple[str, BatchPlan]]:
         """Return the part with its plan, and the second draw beside it if there is one."""
+        sample_weight = self._drawn_table(name).columns.get(SAMPLE_WEIGHT)
+        if sample_weight is not None:
+            plan = WeightedSamples(plan, sample_weight)
         second = {dual_of(part): (name, plan.second_draw())}
         return {part: (name, plan)} | (second if isinstance(sampling, TwoDraws) else {})
 
@@ -379,11 +382,12 @@ class SplitDataModule(LightningDataModule):
 
     def _ordered(self, name: str) -> DataLoader[Any]:
         table = self._evaluation_table(name)
+        own = table.columns.get(SAMPLE_WEIGHT)
         return DataLoader(
             table,
             batch_size=self.eval_batch_size,
             sampler=OrderedShare(table, *self._place()),
-            collate_fn=collate,
+            collate_fn=collate if own is None else partial(collate, columns={"weight": own}),
             # An own generator keeps evaluation from drawing on the global random state, see ResumableLoader.
             generator=torch.Generator(),
             num_workers=self.eval_workers,

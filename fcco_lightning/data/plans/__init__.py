@@ -1,7 +1,7 @@
 """Batch plans: which rows are in which batch of an epoch, with what probability, and with what weight."""
 
 from fcco_lightning.data.plans.base import BatchPlan, Drawn
-from fcco_lightning.data.plans.derived import RepeatedBatches, RowsOf
+from fcco_lightning.data.plans.derived import RepeatedBatches, RowsOf, WeightedSamples
 from fcco_lightning.data.plans.stratified import StratifiedBatches
 from fcco_lightning.data.plans.uniform import ShuffledBatches, UniformBatches
 
@@ -13,4 +13,5 @@ __all__ = [
     "ShuffledBatches",
     "StratifiedBatches",
     "UniformBatches",
+    "WeightedSamples",
 ]

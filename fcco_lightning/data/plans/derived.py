@@ -87,6 +87,87 @@ class RepeatedBatches(BatchPlan):
         return self.copies * self.plan.most(counts)
 
 
+class WeightedSamples(BatchPlan):
+    """The batches of another plan, of samples that count differently in the data.
+
+    The population that these batches stand for is that of the plan with the row i taken ``s_i`` times: means over the
+    data are ``sum_i s_i x_i / sum_i s_i``.
+
+    Args:
+        plan: how the samples are drawn.
+        sample_weight: s_i, shape (n,), >= 0 and not all 0.
+
+    Example:
+        >>> from fcco_lightning.data.plans import UniformBatches
+        >>> WeightedSamples(UniformBatches(3, batch_size=1), torch.tensor([1.0, 0.0, 3.0])).weights().tolist()
+        [0.75, 0.0, 2.25]
+    """
+
+    def __init__(self, plan: BatchPlan, sample_weight: Tensor) -> None:
+        super().__init__(plan.num_rows, plan.batch_size, plan.seed)
+        self.plan, self.num_batches, self.stream = plan, plan.num_batches, plan.stream
+        self.sample_weight = sample_weight
+        drawn, given = plan.population(), sample_weight.double()
+        self._scale = len(given) / (given if drawn is None else given * drawn).sum()
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        return self.plan.batches(epoch)
+
+    @property
+    def strata(self) -> Tensor | None:
+        return self.plan.strata
+
+    @property
+    def stratum_kinds(self) -> Tensor:
+        return self.plan.stratum_kinds
+
+    @property
+    def halves_known(self) -> bool:
+        return self.plan.halves_known
+
+    @property
+    def distinct(self) -> bool:
+        return self.plan.distinct
+
+    def weights(self) -> Tensor:
+        """Weights of the plan times those of the samples."""
+        weights, own = self.plan.weights(), self.sample_weight.double() * self._scale
+        return (own if weights is None else weights * own).float()
+
+    def population(self, share: float = 1.0) -> Tensor:
+        """That of the plan, with every row as often as its weight says."""
+        drawn, own = self.plan.population(share), self.sample_weight.double() * self._scale
+        return own if drawn is None else drawn * own
+
+    def columns(self) -> dict[str, Tensor]:
+        """Columns of the plan, with the product of both weights, and the strata, which it does not tell apart."""
+        columns = self.plan.columns() | {"weight": self.weights()}
+        if "stratum" in columns:
+            return columns
+        strata = self.plan.strata if self.plan.weights() is not None else None
+        return with_strata(columns, torch.zeros(self.num_rows, dtype=torch.int64) if strata is None else strata)
+
+    def second_draw(self) -> Self:
+        return self._of(self.plan.second_draw())
+
+    def by_size(self) -> list[tuple[float, Self]]:
+        return [(share, self._of(plan)) for share, plan in self.plan.by_size()]
+
+    def _second_half(self) -> Self:
+        return self._of(self.plan._second_half())
+
+    def _of(self, plan: BatchPlan) -> Self:
+        other = copy.copy(self)
+        other.plan, other.stream = plan, plan.stream
+        return other
+
+    def _absence(self, counts: Tensor) -> float:
+        return self.plan.absence(counts)
+
+    def _most(self, counts: Tensor) -> int:
+        return self.plan.most(counts)
+
+
 class RowsOf(BatchPlan):
     """The batches of a plan over some rows of a table, as rows of the whole table.
 

@@ -11,6 +11,7 @@ negatives (label 0) that are.
 
 All functions take ``scores``, raw, shape (n,), floating point and finite, and ``labels``, shape (n,), values 0 or 1,
 both present.  Where two groups are compared there is ``groups``, shape (n,), values 0 or 1, each group with both
+labels.  ``weight``, shape (n,), says for how many samples each one counts (1 by default); there must be some of both
 labels.  Wrong ones are refused: with :class:`DataError` if the shapes differ, there is no sample, a label or group is
 not 0 or 1, or a class is missing; with :class:`NonFiniteError` if a score is NaN or infinite.
 """
@@ -25,7 +26,7 @@ from fcco_lightning.errors import DataError, NonFiniteError
 from fcco_lightning.objectives.base import require
 
 
-def auc(scores: Tensor, labels: Tensor) -> Tensor:
+def auc(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
     r"""Area under the ROC curve: the Mann-Whitney statistic, with ties counted one half.
 
     AUC = (1 / (n+ n-)) * sum over positives i, negatives j of  1[s_i > s_j] + 1[s_i = s_j] / 2.
@@ -40,11 +41,11 @@ def auc(scores: Tensor, labels: Tensor) -> Tensor:
         >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 1, 0, 1])).item()
         0.875
     """
-    fpr, tpr = roc_curve(scores, labels)
+    fpr, tpr = roc_curve(scores, labels, weight)
     return torch.trapezoid(tpr, fpr)
 
 
-def roc_curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def roc_curve(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute all points of the ROC curve, from (0, 0) to (1, 1), one for each distinct score.
 
     Args, errors: see the module.
@@ -57,11 +58,11 @@ def roc_curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
     """
-    found, wrong = _at_each_score(scores, labels)
+    found, wrong = _at_each_score(scores, labels, weight)
     return wrong / wrong[-1], found / found[-1]
 
 
-def precision_recall_curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def precision_recall_curve(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute precision and recall at every distinct score, from the highest score on.
 
     Args, errors: see the module.
@@ -69,22 +70,23 @@ def precision_recall_curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tens
     Returns:
         ``(precision, recall)``, each of shape (m + 1,).  Recall rises from 0, where the precision counts as 1.
     """
-    found, wrong = _at_each_score(scores, labels)
-    precision = found / (found + wrong)
+    found, wrong = _at_each_score(scores, labels, weight)
+    precision = (found / (found + wrong)).nan_to_num(1.0)  # also above the first sample that counts
     precision[0] = 1
     return precision, found / found[-1]
 
 
-def _at_each_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _at_each_score(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Numbers of positives and of negatives that score no less, from the highest score on, with a leading 0."""
     scores, positive = _checked_pair(scores, labels)
-    level = torch.unique(scores, return_inverse=True)[1]
-    listed = torch.bincount(level).flip(0).cumsum(0)
-    found = torch.bincount(level[positive], minlength=len(listed)).flip(0).cumsum(0).double()
-    return torch.nn.functional.pad(found, (1, 0)), torch.nn.functional.pad(listed - found, (1, 0))
+    level, count = torch.unique(scores, return_inverse=True)[1], _counted(weight, positive)
+    sums = torch.zeros(2, int(level.max()) + 1, dtype=torch.float64, device=scores.device)
+    sums.index_put_((positive.long(), level), count, accumulate=True)
+    wrong, found = torch.nn.functional.pad(sums.flip(1).cumsum(1), (1, 0))
+    return found, wrong
 
 
-def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
+def average_precision(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
     """Average precision: the mean over the positives of the precision among all samples that score no less.
 
     Args, errors: see the module.
@@ -96,11 +98,13 @@ def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
         >>> round(average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])).item(), 4)
         0.8333
     """
-    precision, recall = precision_recall_curve(scores, labels)
+    precision, recall = precision_recall_curve(scores, labels, weight)
     return (precision[1:] * recall.diff()).sum()
 
 
-def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: float = 0.0) -> Tensor:
+def partial_auc(
+    scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: float = 0.0, weight: Tensor | None = None
+) -> Tensor:
     r"""Standardised area of the part of the ROC curve with FPR <= max_fpr and TPR >= min_tpr.
 
     With A the area under the curve within that rectangle, ``(1 + (A - low) / (high - low)) / 2``, where ``high`` is the
@@ -112,6 +116,7 @@ def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: f
         labels: Likewise.
         max_fpr: Largest false positive rate, in (0, 1].
         min_tpr: Smallest true positive rate, in [0, 1).
+        weight: Likewise.
 
     Returns:
         The standardised area, shape ().
@@ -126,7 +131,7 @@ def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: f
     """
     fraction("max_fpr", max_fpr)
     below_one("min_tpr", min_tpr)
-    fpr, tpr = roc_curve(scores, labels)
+    fpr, tpr = roc_curve(scores, labels, weight)
     left, right, low, high = fpr[:-1], fpr[1:].clamp(max=max_fpr), tpr[:-1], tpr[1:]
     width = (right - left).clamp(min=0)
     step = fpr.diff()
@@ -139,8 +144,8 @@ def partial_auc(scores: Tensor, labels: Tensor, max_fpr: float = 1.0, min_tpr: f
     return (1 + (area - least) / (most - least)) / 2
 
 
-def precision_recall_at(scores: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Precision and recall among the k samples with the highest scores.
+def precision_recall_at(scores: Tensor, labels: Tensor, k: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Precision and recall among the k samples with the highest scores, of which each fills ``weight`` places.
 
     Of samples with equal scores, of which only some fit into the k, the expectation over their order is taken.  Hits
     are divided by k also where the list is shorter, as torchmetrics does by default: places that stay empty are misses.
@@ -149,6 +154,7 @@ def precision_recall_at(scores: Tensor, labels: Tensor, k: int) -> tuple[Tensor,
         scores: See the module, also for errors of scores and labels.
         labels: Likewise.
         k: Length of the head of the list, >= 1.
+        weight: Likewise.
 
     Returns:
         ``(precision, recall)``, both of shape ().
@@ -162,12 +168,15 @@ def precision_recall_at(scores: Tensor, labels: Tensor, k: int) -> tuple[Tensor,
         (0.75, 0.75)
     """
     scores, positive = _checked_pair(scores, labels)
-    head = min(at_least("k", k, 1), len(scores))
-    last = scores.topk(head).values[-1]
-    above, tied = scores > last, scores == last
-    places = (head - above.sum()).double()
-    hits = positive[above].sum() + places * positive[tied].double().mean()
-    return hits / k, hits / positive.sum()
+    count = _counted(weight, positive)
+    head = count.sum().clamp(max=at_least("k", k, 1))
+    ranked, order = scores.sort(descending=True)
+    filled = count[order].cumsum(0)
+    last = ranked[(filled < head * (1 - 1e-12)).sum().clamp(max=len(ranked) - 1)]
+    above, tied, hit = scores > last, scores == last, count * positive
+    places = head - count[above].sum()
+    hits = hit[above].sum() + places * hit[tied].sum() / count[tied].sum()
+    return hits / k, hits / hit.sum()
 
 
 class GroupRates(NamedTuple):
@@ -189,7 +198,9 @@ class GroupRates(NamedTuple):
         return (self.tpr[0] - self.tpr[1]).abs().maximum((self.fpr[0] - self.fpr[1]).abs())
 
 
-def group_rates(scores: Tensor, labels: Tensor, groups: Tensor, num_thresholds: int = 200) -> GroupRates:
+def group_rates(
+    scores: Tensor, labels: Tensor, groups: Tensor, num_thresholds: int = 200, weight: Tensor | None = None
+) -> GroupRates:
     """Compute the rates of both groups at ``num_thresholds`` quantiles of the pooled scores.
 
     The thresholds are scores themselves (levels (k + 1/2) / T, no interpolation), so they follow any strictly
@@ -200,25 +211,46 @@ def group_rates(scores: Tensor, labels: Tensor, groups: Tensor, num_thresholds: 
         labels: Likewise.
         groups: Likewise.
         num_thresholds: The number T of thresholds, >= 1.
+        weight: Likewise.
 
     Raises:
         ConfigError: if ``num_thresholds`` is not a whole number >= 1.
     """
     levels = at_least("num_thresholds", num_thresholds, 1)
     scores, positive, favoured = _checked_groups(scores, labels, groups)
-    k = torch.arange(levels, device=scores.device)
-    thresholds = scores.sort().values[(2 * k + 1) * len(scores) // (2 * levels)]
-    tpr = [_share_at_least(scores[positive & of], thresholds) for of in (~favoured, favoured)]
-    fpr = [_share_at_least(scores[~positive & of], thresholds) for of in (~favoured, favoured)]
-    return GroupRates(thresholds, torch.stack(tpr), torch.stack(fpr))
+    count = _counted(weight, positive)
+    k, (ranked, order) = torch.arange(levels, device=scores.device), scores.sort()
+    if weight is None:
+        thresholds = ranked[(2 * k + 1) * len(scores) // (2 * levels)]
+    else:
+        filled = count[order].cumsum(0)
+        thresholds = ranked[torch.searchsorted(filled, (2 * k + 1) / (2 * levels) * filled[-1], right=True)]
+    classes = [[positive & of for of in (~favoured, favoured)], [~positive & of for of in (~favoured, favoured)]]
+    tpr, fpr = (torch.stack([_share_at_least(scores[own], count[own], thresholds) for own in two]) for two in classes)
+    return GroupRates(thresholds, tpr, fpr)
 
 
-def _share_at_least(scores: Tensor, thresholds: Tensor) -> Tensor:
-    below = torch.searchsorted(scores.sort().values, thresholds)
-    return (len(scores) - below).double() / len(scores)
+def _share_at_least(scores: Tensor, count: Tensor, thresholds: Tensor) -> Tensor:
+    ranked, order = scores.sort()
+    below = torch.nn.functional.pad(count[order].cumsum(0), (1, 0))
+    return 1 - below[torch.searchsorted(ranked, thresholds)] / below[-1]
 
 
-def roc_gap(scores: Tensor, labels: Tensor, groups: Tensor, num_thresholds: int = 200) -> Tensor:
+def _counted(weight: Tensor | None, positive: Tensor) -> Tensor:
+    """For how many samples each one counts, (n,), float64."""
+    if weight is None:
+        return torch.ones_like(positive, dtype=torch.float64)
+    same_rows(weight=weight, labels=positive)
+    counted = weight.double()
+    lacking = [label for label, own in ((1, positive), (0, ~positive)) if not bool(counted[own].any())]
+    if lacking:
+        raise DataError(f"all samples with the label {lacking[0]} have the weight 0. Give some of them a weight > 0.")
+    return counted
+
+
+def roc_gap(
+    scores: Tensor, labels: Tensor, groups: Tensor, num_thresholds: int = 200, weight: Tensor | None = None
+) -> Tensor:
     r"""Hard ROC gap between two groups, the quantity for which ROC-fairness constraints are a surrogate.
 
     gap = max over thresholds t of  max(|TPR_0(t) - TPR_1(t)|, |FPR_0(t) - FPR_1(t)|),  t at quantiles of the pooled
@@ -234,7 +266,7 @@ def roc_gap(scores: Tensor, labels: Tensor, groups: Tensor, num_thresholds: int 
         >>> roc_gap(scores, torch.tensor([0, 1, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 1])).item()
         1.0
     """
-    return group_rates(scores, labels, groups, num_thresholds).gaps.max()
+    return group_rates(scores, labels, groups, num_thresholds, weight).gaps.max()
 
 
 def same_rows(**columns: Tensor) -> None:

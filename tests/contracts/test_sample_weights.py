@@ -1,0 +1,150 @@
+"""A sample of weight 2 counts as two samples: in every mean, objective, constraint, and figure."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from fcco_lightning.data.plans import RepeatedBatches, StratifiedBatches, UniformBatches, WeightedSamples
+from fcco_lightning.data.plans.stratified import all_of_them
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.evaluation import ClassEvaluation, GroupEvaluation, NumberEvaluation, RankingEvaluation
+from fcco_lightning.evaluation.metrics import ranking
+from tests.contracts.registry_constraints import CASES as CONSTRAINTS
+from tests.contracts.registry_objectives import CASES
+from tests.contracts.sampled import WAYS, Bench, N, Way, as_drawn, as_lists, by_row, counting
+from tests.contracts.test_row_weights import gradient_where_samples_repeat
+from tests.reference.probabilities import Uniform
+
+TIMES = [1, 3, 2, 1, 2, 1, 4, 1, 3]
+PLAIN = [name for name, case in CASES.items() if case.make().weighs_samples]
+REFUSED = [name for name, case in CASES.items() if not case.make().weighs_samples]
+
+
+def every_sample():
+    return counting(Way(Uniform(N, N), None, None), TIMES)
+
+
+def with_weighted_rows(case, way):
+    """A bench whose rows are those of the weighted data, from a batch of all samples."""
+    bench = Bench(case, way)
+    own = every_sample().columns()
+    columns = bench.batch(range(N), weighted=False)[bench.name]
+    readings = bench.measured({bench.name: {**columns, **own}}).readings
+    bench.exact = {reading.term: by_row(reading, reading.values.detach().double()) for reading in readings}
+    return bench
+
+
+def repeated(columns):
+    index = torch.arange(N).repeat_interleave(torch.tensor(TIMES))
+    return {name: column[index].tolist() for name, column in columns.items()}, index
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_gradient_of_all_samples_is_that_where_they_repeat(name):
+    bench = with_weighted_rows(CASES[name], every_sample())
+    found = bench.gradient(bench.batch(range(N)))
+    torch.testing.assert_close(found, gradient_where_samples_repeat(CASES[name], TIMES), rtol=1e-6, atol=1e-9)
+
+
+EXACT_IN = {  # of which means over a batch are no ratios
+    "uniform": ("robust logistic", "average precision", "average precision of sigmoids"),
+    "balanced": ("robust logistic", "average precision"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("way", "name"), [(way, name) for way, names in EXACT_IN.items() for name in names])
+def test_the_mean_gradient_over_batches_is_that_where_samples_repeat(way, name):
+    found = with_weighted_rows(CASES[name], counting(WAYS[way](), TIMES)).mean_gradient()
+    torch.testing.assert_close(found, gradient_where_samples_repeat(CASES[name], TIMES), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_refuse_them(name):
+    with pytest.raises(ConfigError, match="cannot count samples differently"):
+        Bench(CASES[name], counting(Way(Uniform(CASES[name].n, 2), None, None), [1, 2] + [1] * (CASES[name].n - 2)))
+
+
+@pytest.mark.parametrize("name", [name for name, case in CONSTRAINTS.items() if case.make().weighs_samples])
+def test_violations_are_those_where_samples_repeat(name):
+    bench = Bench(CONSTRAINTS[name])
+    weight = torch.tensor(TIMES, dtype=torch.float64) / np.mean(TIMES)
+    columns = bench.batch(range(N))[bench.name] | {"weight": weight}
+    outputs = bench.network(columns["x"])
+    _, rows = bench.part.measure(outputs, columns)
+    columns, index = repeated(bench.case.columns)
+    expected = torch.stack(bench.case.brute(as_lists(bench.network.table[index]), columns))
+    torch.testing.assert_close(bench.part.violation(rows.values), expected, rtol=1e-9, atol=1e-9)
+
+
+def strata_plan():
+    """Batches of two of four and of three of five samples."""
+    strata = torch.tensor([0, 0, 1, 1, 0, 1, 1, 0, 1])
+    return StratifiedBatches(
+        strata,
+        torch.tensor([[1, 0]]),
+        torch.tensor([2, 3]),
+        [(torch.tensor([0]), 1)],
+        choose=all_of_them,
+        num_batches=2000,
+        positive=torch.tensor([False, True]),
+    )
+
+
+@pytest.mark.parametrize("plan", [UniformBatches(N, 4, num_batches=2000), strata_plan()], ids=["uniform", "strata"])
+def test_means_over_batches_are_weighted_means_over_the_data(plan):
+    values, own = torch.arange(1.0, 1 + N) ** 2, torch.tensor(TIMES, dtype=torch.float64)
+    weighted = WeightedSamples(plan, own)
+    columns = weighted.columns()
+    assert {"weight", "stratum", "stratum_size"} <= columns.keys()
+    mean = torch.stack([(columns["weight"] * values)[batch].mean() for batch in weighted.batches(0)]).mean().item()
+    assert mean == pytest.approx(((own * values).sum() / own.sum()).item(), rel=0.02)
+    torch.testing.assert_close(weighted.population(), own / own.mean(), rtol=1e-9, atol=0)
+    assert RepeatedBatches(weighted, 2).weights().equal(weighted.weights())
+
+
+def test_batches_that_stand_for_another_population_weigh_its_samples():
+    plan = strata_plan()
+    plan._weights = "never"
+    drawn, own = plan.population(), torch.tensor(TIMES, dtype=torch.float64)
+    expected = drawn * own / (drawn * own).mean()
+    torch.testing.assert_close(WeightedSamples(plan, own).population(), expected, rtol=1e-9, atol=0)
+
+
+def scored(seed, ties):
+    r = np.random.default_rng(seed)
+    scores, y = r.normal(size=60), (r.random(60) < 0.3).astype(int)
+    scores = np.round(scores + y, 0 if ties else 6)
+    return torch.from_numpy(scores), torch.from_numpy(y), torch.from_numpy(r.integers(0, 4, 60))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_ranking_figures_are_those_of_scikit_learn(seed, ties):
+    scores, y, times = scored(seed, ties)
+    given = {"y_true": y.numpy(), "y_score": scores.numpy(), "sample_weight": times.numpy()}
+    assert ranking.auc(scores, y, times).item() == pytest.approx(sk.roc_auc_score(**given), abs=1e-12)
+    expected = sk.average_precision_score(**given)
+    assert ranking.average_precision(scores, y, times).item() == pytest.approx(expected, abs=1e-12)
+    partial = ranking.partial_auc(scores, y, 0.3, weight=times).item()
+    assert partial == pytest.approx(sk.roc_auc_score(**given, max_fpr=0.3), abs=1e-9)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_figures_are_those_where_samples_repeat(seed, ties):
+    scores, y, times = scored(seed, ties)
+    group, index = torch.arange(60) % 2, torch.arange(60).repeat_interleave(times)
+    for evaluation in (RankingEvaluation(top=[5, 20]), GroupEvaluation(), ClassEvaluation(), NumberEvaluation()):
+        found = evaluation(scores, {"y": y, "group": group, "weight": times})
+        expected = evaluation(scores[index], {"y": y[index], "group": group[index]})
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9), type(evaluation).__name__
+    gap = ranking.roc_gap(scores[index], y[index], group[index], 20)
+    assert ranking.roc_gap(scores, y, group, 20, times).item() == pytest.approx(gap.item(), abs=1e-12)
+
+
+def test_drawn_batches_without_weights_are_as_before():
+    assert as_drawn(WAYS["balanced"]()).columns() == {}
