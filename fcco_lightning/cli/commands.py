@@ -242,7 +242,11 @@ def _predict(parser: ArgumentParser) -> Work:
 
 
 def _export(parser: ArgumentParser) -> Work:
-    """Write the network of a checkpoint for other programs."""
+    """Write the network of a checkpoint for other programs.
+
+    Beside a .pt2 or .onnx lie OUT.json, how the columns of a table become its input and what is decided by its scores,
+    and fcco_loader.py, which predicts rows with both where this package is not installed.
+    """
     _add_checkpoint(parser)
     parser.add_argument(
         "out", metavar="OUT", help="NAME.pt (plain state dict), NAME.pt2 (torch.export) or NAME.onnx (needs onnx)"

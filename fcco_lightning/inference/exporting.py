@@ -1,9 +1,11 @@
 """A trained network in files that other programs read."""
 
 import importlib.util
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +13,13 @@ from torch import Tensor, nn
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.predictor import Predictor, load
-from fcco_lightning.models import BatchNetwork
+from fcco_lightning.models import BatchNetwork, CLIPModel, TextClassifier, TimmModel
 from fcco_lightning.state.row_files import new_file
+
+LOADER = Path(__file__).with_name("fcco_loader.py")
+"""What runs an exported network without this package; a copy of it is written beside every one."""
+_OF_LIBRARIES = (CLIPModel, TextClassifier, TimmModel)
+"""Networks around the ``model`` of another library, which reads state dicts under its own names."""
 
 
 def export(
@@ -25,9 +32,17 @@ def export(
 ) -> Path:
     """Write the network of a checkpoint; the number of samples B in a batch stays free.
 
-    - ``.pt``, ``.pth``: the plain state dict, for ``network.load_state_dict(torch.load(out, weights_only=True))``;
+    - ``.pt``, ``.pth``: the plain state dict, for ``network.load_state_dict(torch.load(out, weights_only=True))``; that
+      of a CLIPModel, TimmModel or TextClassifier has the names of its library, for ``open_clip.create_model(name,
+      pretrained=out)``, ``timm.create_model(name, checkpoint_path=out)`` or a network of transformers;
     - ``.pt2``: the network itself, for ``torch.export.load(out).module()`` in programs that do not know its class;
     - ``.onnx``: the network for other runtimes; needs the packages onnx and onnxscript.
+
+    Beside a ``.pt2`` or ``.onnx``, which takes features, ``OUT.json`` tells how the columns of a table become these,
+    what the scores mean and how they are decided on, as the checkpoint has it: ``encoding`` (the state of the encoder;
+    null where inputs come from no table), ``kind`` and ``names`` (see
+    :func:`~fcco_lightning.inference.prediction_table`) and ``decisions`` (the state of the DecisionRule).
+    ``fcco_loader.py`` there predicts with it as :meth:`Predictor.predict` does, and needs none of this package.
 
     Args:
         path: of the checkpoint.
@@ -52,11 +67,27 @@ def export(
         )
     model = load(path, network, trusted=trusted)
     if out.suffix in (".pt", ".pth"):
+        plain = model.network.model if isinstance(model.network, _OF_LIBRARIES) else model.network
         with new_file(out) as file:
-            torch.save(model.network.state_dict(), file)
+            torch.save(plain.state_dict(), file)
     else:
-        _write_graph(model, out, _example(model, shape))
+        example = _example(model, shape)
+        _write_graph(model, out, example)
+        with new_file(Path(f"{out}.json")) as file:
+            file.write(json.dumps(_told(model, example), indent=1, allow_nan=False).encode())
+        with new_file(out.with_name(LOADER.name)) as file:
+            file.write(LOADER.read_bytes())
     return out
+
+
+def _told(model: Predictor, example: Tensor) -> dict[str, Any]:
+    """What a program must know of the inputs and outputs of a network beside its graph."""
+    for remark in model.decided_elsewhere:
+        warnings.warn(remark, stacklevel=3)
+    kind, names = model.scores_of(model(example))
+    encoder = model.encoder
+    encoding = encoder.state_dict() | {"texts": encoder.texts} if isinstance(encoder, TabularEncoder) else None
+    return {"encoding": encoding, "kind": kind, "names": list(names), "decisions": model.rule.state()}
 
 
 def _write_graph(model: Predictor, out: Path, example: Tensor) -> None:

@@ -106,7 +106,7 @@ class Predictor(nn.Module):
         for remark in [*self.encoder.remarks(len(frame)), *elsewhere]:
             warnings.warn(remark, stacklevel=3)  # torch's decorator is in between
         outputs = torch.cat(parts)
-        kind, names = self._scores_of(outputs)
+        kind, names = self.scores_of(outputs)
         if threshold is not None and (kind == "values" or (kind == "classes" and outputs.numel() > len(outputs))):
             raise ConfigError(
                 f"threshold={threshold!r} is of probabilities, and this network predicts "
@@ -114,7 +114,7 @@ class Predictor(nn.Module):
             )
         return prediction_table(outputs, ids, kind=kind, names=names, threshold=threshold, rule=self.rule)
 
-    def _scores_of(self, outputs: Tensor) -> tuple[Kind, Sequence[str]]:
+    def scores_of(self, outputs: Tensor) -> tuple[Kind, Sequence[str]]:
         """What the outputs are scores of, and their names; of another number than the classes they are an embedding."""
         width = outputs[:1].numel()
         if self.kind == "classes" and width != len(self.names) and (width, len(self.names)) != (1, 2):

@@ -1,0 +1,166 @@
+"""A network that ``fcco export`` has written, with its columns and decisions; needs numpy, and torch or onnxruntime.
+
+This file and NETWORK.json lie beside the network NETWORK, and nothing else is needed:
+
+    model = Exported("network.pt2")
+    model.predict(csv.DictReader(open("new.csv")))  # {"score": ..., "probability": ..., "decision": ...}
+    model.predict([{"age": 31, "job": "cook"}, {"age": None, "job": "smith"}])
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MISSING = frozenset({
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
+    "NULL", "NaN", "None", "n/a", "nan", "null",
+})  # fmt: skip
+"""What stands for no value in a .csv, as pandas reads it."""
+
+
+class Exported:
+    """A network with what is known of its inputs and outputs.
+
+    Args:
+        path: of the network, with NAME.json beside it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.told: dict[str, Any] = json.loads(Path(f"{path}.json").read_text(encoding="utf-8"))
+        self.network = _onnx(path) if str(path).endswith(".onnx") else _torch(path)
+
+    def predict(self, rows: Any) -> dict[str, Any]:
+        """Return what ``fcco predict`` writes of n rows, by column.
+
+        Args:
+            rows: of a table, each a mapping from column to cell; or the inputs (n, ...) themselves of a network that
+                was not trained on a table.
+        """
+        encoding, kind, names = self.told["encoding"], self.told["kind"], self.told["names"]
+        x = np.asarray(rows, dtype=np.float32) if encoding is None else features(encoding, list(rows))
+        scores = np.asarray(self.network(x), dtype=np.float64).reshape(len(x), -1)
+        several = scores.shape[1] > 1
+        names = names or list(range(scores.shape[1] if several or kind != "classes" else 2))
+        ends = [f"_{name}" for name in names] if several else [""]
+        table = _named("score", ends, scores)
+        if kind == "values":
+            return table
+        if kind == "labels":
+            return table | _named("probability", ends, _sigmoid(scores)) | _named("decision", ends, 1 * (scores > 0))
+        log_odds, decided = decisions(self.told["decisions"], scores)
+        probabilities = _softmax(log_odds) if several else _sigmoid(log_odds)
+        return table | _named("probability", ends, probabilities) | {"decision": [names[k] for k in decided]}
+
+
+def features(encoding: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Any:
+    """Return the features of n rows of a table, (n, d) float32."""
+    parts = []
+    for column in encoding["columns"]:
+        cells = [row[column["name"]] for row in rows]
+        if "categories" in column:
+            parts.append(_hot(cells, column, encoding))
+            continue
+        values = np.array([_number(cell, column["name"], encoding) for cell in cells])
+        values = np.where(np.isfinite(values), values, column["median"])[:, None]
+        if "edges" in column:
+            parts.append(np.eye(len(column["edges"]) + 1)[np.searchsorted(column["edges"], values[:, 0])])
+            continue
+        parts.append((values - column["mean"]) / (column["std"] or np.inf))
+        ends = np.array(column["ends"])
+        if len(ends):
+            parts.append(np.clip((values - ends[:-1]) / np.diff(ends), 0, 1))
+    return np.concatenate(parts, axis=1, dtype=np.float32)
+
+
+def decisions(rule: Mapping[str, Any], scores: Any) -> tuple[Any, Any]:
+    """Return the log-odds of scores (n, k), and the number of the class that is decided for, (n,)."""
+    costs = np.log(rule["costs"] or np.ones(max(2, scores.shape[1])))
+    if scores.shape[1] > 1:
+        return scores - costs, scores.argmax(1)
+    share, one = rule["asked"].get("share"), scores[:, 0]
+    chosen = one > rule["division"]
+    if share is not None:  # of these rows; of equal scores at its end none
+        chosen = len(one) - np.searchsorted(np.sort(one), one) <= share * len(one) * (1 + 1e-12)
+    return scores - (costs[1] - costs[0]), 1 * chosen
+
+
+def _hot(cells: list[Any], column: Mapping[str, Any], encoding: Mapping[str, Any]) -> Any:
+    """0/1 features of a column of categories, (n, k); an unknown one has none."""
+    places = {category: place for place, category in enumerate(column["categories"])}
+    hot = np.zeros((len(cells), len(places) + 1))
+    for row, cell in enumerate(cells):
+        word = _word(cell, as_written=column["name"] in encoding["texts"])
+        if word not in places and _is_missing(cell):
+            word = _missing("(missing)", column["name"], encoding)
+        hot[row, places.get(word, -1)] = 1
+    return hot[:, :-1]
+
+
+def _word(cell: Any, *, as_written: bool) -> str:
+    """A cell as the categories are called; where these are numbers, "1.0" is 1."""
+    cell = cell.strip() if isinstance(cell, str) else cell
+    if isinstance(cell, str) and not as_written:
+        if cell.capitalize() in ("True", "False"):
+            return cell.capitalize()
+        for kind in (float, int):
+            with suppress(ValueError):
+                cell = kind(cell)
+    whole = isinstance(cell, float | np.floating) and cell.is_integer()
+    return str(int(cell)) if whole else str(cell)
+
+
+def _number(cell: Any, name: str, encoding: Mapping[str, Any]) -> float:
+    """A cell as a number, that of a date in days since 1970."""
+    if _is_missing(cell):
+        return float(_missing(np.nan, name, encoding))
+    with suppress(ValueError, TypeError):
+        return float(cell)
+    with suppress(ValueError):
+        date = datetime.fromisoformat(str(cell).strip())
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() / 86400
+    if name in encoding["numeric"]:
+        return float(_missing(np.nan, name, encoding))
+    raise ValueError(f"{cell!r} in the column {name!r} is no number.")
+
+
+def _is_missing(cell: Any) -> bool:
+    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip() in MISSING)  # noqa: PLR0124 - NaN
+
+
+def _missing(instead: Any, name: str, encoding: Mapping[str, Any]) -> Any:
+    if encoding["missing"] == "error":
+        raise ValueError(f"The column {name!r} has a cell without a value, of which there were none in training.")
+    return instead
+
+
+def _named(name: str, ends: list[str], values: Any) -> dict[str, Any]:
+    return {f"{name}{end}": column for end, column in zip(ends, values.T, strict=True)}
+
+
+def _sigmoid(log_odds: Any) -> Any:
+    return 1 / (1 + np.exp(-log_odds))
+
+
+def _softmax(logits: Any) -> Any:
+    odds = np.exp(logits - logits.max(1, keepdims=True))
+    return odds / odds.sum(1, keepdims=True)
+
+
+def _torch(path: str | Path) -> Callable[[Any], Any]:
+    import torch  # noqa: PLC0415 - one of the two is enough
+
+    network = torch.export.load(path).module()
+    return lambda x: network(torch.from_numpy(x)).detach().numpy()
+
+
+def _onnx(path: str | Path) -> Callable[[Any], Any]:
+    import onnxruntime  # noqa: PLC0415
+
+    session = onnxruntime.InferenceSession(path)
+    (given,) = session.get_inputs()
+    return lambda x: session.run(None, {given.name: x})[0]
