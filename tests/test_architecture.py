@@ -16,7 +16,7 @@ PACKAGE = "fcco_lightning"
 
 FLOORS = [  # ten, if the first two are one; __init__ and __main__ aside
     ["errors"],
-    ["checks", "numerics"],
+    ["checks", "numerics", "recipes"],
     ["ambiguity", "state"],
     ["outer", "models", "dro"],
     ["estimators", "objectives", "data"],

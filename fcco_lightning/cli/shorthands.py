@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fcco_lightning import recipes
 from fcco_lightning.cli.named_configs import with_files
 from fcco_lightning.cli.yaml_files import load_yaml
 from fcco_lightning.data.text_files import require_text
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 _CONFIGS = (".yaml", ".yml", ".json")
 _CONSTRAINTS, _DECISIONS = "--model.constraints", "--decisions"
 _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
-_FEW = 256  # rows of a table, of whose training split a batch of the usual size may be more than all
-_TEST_FRACTION, _EPOCHS = "0.2", "20"
+_TEST_FRACTION, _EPOCHS, _VALIDATIONS = "0.2", "20", 20
+_KAPPA = "0.02"  # of the constraints that are assumed
+_UNIFORM = 128  # samples of a batch by default
+_BY_RECIPE = ("CrossEntropy", "AUC")  # what they are for
 _PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
 _COLUMNS = {"label": "--data.columns.label", "sensitive": "--data.columns.sensitive"}
 _PERCEPTRON, _OF_NUMBERS = "TabularMLP", "SquaredError"
@@ -177,13 +180,9 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     labels, groups = _columns(options)
     label = options.get("--data.columns.label", "")
     yield from _of_labels(label.count(",") + 1, options) if label.startswith("[") else _of_a_label(labels, options)
-    if not {"--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time"} & options.keys():
-        yield "--trainer.max_epochs", _EPOCHS
     if not {"--model.network", *_PIECES} & options.keys():
         yield _PIECES[0], "auto"  # a perceptron learns steps and bends badly from a number alone
-    if labels is not None and len(labels) < _FEW and not any(name.startswith("--data.batches") for name in options):
-        yield "--data.batches", "UniformSampling"
-        yield "--data.batches.batch_size", str(max(1, len(labels) // 4))
+    yield from _of_training(labels, groups, options)
     if groups is not None and "--data.columns.favoured" not in options:
         yield "--data.columns.favoured", _favoured(options["--data.columns.sensitive"], groups)
 
@@ -214,8 +213,83 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
         constrained = any(name.startswith(_CONSTRAINTS) for name in options)
         if not constrained and "--data.columns.sensitive" in options and objective in (None, "CrossEntropy"):
             yield _CONSTRAINTS, _ALIKE
+            yield f"{_CONSTRAINTS}.kappa", _KAPPA
             constrained = True
         yield "--model.objective", "CrossEntropy" if constrained or "--model.decisions" in options else "AUC"
+
+
+def _of_training(
+    labels: "pd.Series | None", groups: "pd.Series | None", options: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Batches, steps and epochs: of a perceptron that tells classes apart, or ranks two, those of the recipes."""
+    epochs = not _given(options, "--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time")
+    others = {"--model.network": _PERCEPTRON, "--model.objective": None, "--model.algorithm": None}
+    usual = all(options.get(name, default) in (default, *_BY_RECIPE) for name, default in others.items())
+    if labels is None or not usual or _are_numbers(labels, options):
+        if labels is not None and len(labels) < 2 * _UNIFORM and not _given(options, "--data.batches"):
+            yield "--data.batches", "UniformSampling"
+            yield "--data.batches.batch_size", str(max(1, len(labels) // 4))
+        if epochs:
+            yield "--trainer.max_epochs", _EPOCHS
+        return
+    n, constrained = _training_rows(len(labels), options), groups is not None or _given(options, _CONSTRAINTS)
+    size = min(recipes.BATCH_SIZE, max(1, n // 4))
+    if not _given(options, "--data.batches"):
+        few = groups is not None and recipes.rare(_cells(labels, groups), size)
+        yield "--data.batches", "CellSampling" if few else "UniformSampling"
+        yield "--data.batches.batch_size", str(size)
+    if not _given(options, "--model.optimizer", "--model.schedule"):
+        yield from _of_steps(labels.value_counts().tolist(), n / len(labels), options)
+    if constrained and not _given(options, "--model.penalty"):
+        yield "--model.penalty", "AdaptivePenalty"
+        yield "--model.penalty.rate", f"{recipes.MULTIPLIER_RATE:g}"
+        yield "--model.penalty.decisions", "true"
+        if not _given(options, "--model.margin"):
+            yield "--model.margin", "auto"
+    if epochs:
+        count = recipes.epochs(n // size)
+        yield "--trainer.max_epochs", str(count)
+        if count > _VALIDATIONS and not _given(options, "--trainer.check_val_every_n_epoch"):
+            yield "--trainer.check_val_every_n_epoch", str(-(-count // _VALIDATIONS))
+
+
+def _of_steps(sizes: list[int], share: float, options: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Optimizer and schedule, of classes of these sizes of which a share is trained on."""
+    alike = options.get("--model.decisions") != "balanced"
+    effective = share * recipes.effective_size(sizes, [1.0 if alike else 1 / size for size in sizes])
+    yield "--model.optimizer", "AdamW"
+    yield "--model.optimizer.lr", f"{recipes.LEARNING_RATE:g}"
+    yield "--model.optimizer.weight_decay", f"{recipes.weight_decay(effective) / recipes.LEARNING_RATE:.3g}"
+    yield "--model.schedule.scheduler", "LinearWarmUp"
+    yield "--model.schedule.scheduler.warm_up", "0"
+    yield "--model.schedule.interval", "step"
+
+
+def _cells(labels: "pd.Series", groups: "pd.Series") -> list[int]:
+    """Numbers of rows of every combination of a label and a group."""
+    import pandas as pd  # noqa: PLC0415
+
+    both = pd.concat([labels.rename("label"), groups.rename("group")], axis=1).dropna()
+    return [int(count) for count in both.value_counts()]
+
+
+def _given(options: dict[str, str], *names: str) -> bool:
+    """Whether one of some options, or an argument of it, is among those that are given."""
+    return any(option == name or option.startswith(f"{name}.") for option in options for name in names)
+
+
+def _training_rows(rows: int, options: dict[str, str]) -> int:
+    """How many rows of the table are about to be trained on."""
+    try:
+        held_out = [
+            0.0 if name == "test_fraction" and "--data.test" in options else float(options.get(option, default))
+            for name, default in (("test_fraction", _TEST_FRACTION), ("val_fraction", "0"))
+            for option in [f"--data.splits.{name}"]
+        ]
+    except ValueError:  # which the parser refuses
+        return rows
+    left = rows * (1 - held_out[0]) * (1 - held_out[1])
+    return max(1, int(left))
 
 
 def _of_labels(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from fcco_lightning.data.roles import Columns
 from fcco_lightning.data.sampling import (
     BagSampling,
     BalancedSampling,
+    CellSampling,
     EventSampling,
     GroupSampling,
     LabelSampling,
@@ -45,6 +46,7 @@ __all__ = [
     "BalancedSampling",
     "BatchPlan",
     "BlockDistributions",
+    "CellSampling",
     "Columns",
     "DigitBags",
     "Drawn",

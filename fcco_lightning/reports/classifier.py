@@ -1,7 +1,6 @@
 """A classifier under constraints behind scikit-learn's interface."""
 
 import copy
-import math
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
@@ -19,11 +18,12 @@ from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import PolynomialLR
 
+from fcco_lightning import recipes
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.checks import at_least, below_one, non_negative, positive
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Decisions, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.data import UniformSampling
+from fcco_lightning.data import CellSampling, UniformSampling
 from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples
 from fcco_lightning.data.features import Pieces, PiecewiseFeatures
 from fcco_lightning.data.roles import of_mean_one
@@ -38,8 +38,6 @@ from fcco_lightning.training import FCCOModule, Schedule
 from fcco_lightning.training.execution import require_parts
 from fcco_lightning.training.trainers import quiet
 
-_EPOCHS, _UPDATES = 12, 500  # at least so many of both, where nothing is asked for
-_RATE = 0.014  # of the multipliers: twice the usual one, since a training is short and its steps fall to 0
 _EVALUATED = {SAMPLE_WEIGHT: "weight"}  # the name in batches of which figures are made
 _AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
 
@@ -67,10 +65,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         algorithm: SONEX where something is to be remembered, else SGD, by default.
         hidden: widths of the hidden layers; empty for a linear model.
         max_epochs: passes over the data; None for 12, or more where these are fewer than 500 updates.
-        batch_size: samples of a batch.
+        batch_size: samples of a batch.  Under constraints on groups batches hold as many of every class and group, with
+            weights (:class:`~fcco_lightning.CellSampling`), where else they would hold few of one of these.
         learning_rate: of AdamW, at first.
         weight_decay: share of the weights that an update takes away, which falls with the learning rate: that of AdamW
-            times the learning rate at first; None for 10 / n of n samples, at most .01.
+            times the learning rate at first; None for 10 / n, at most .01, where n samples that count alike would say
+            as much as those that there are with what their classes cost.
         pieces: number of pieces that a column of numbers is cut into; 1 for none; "auto" for one piece for every 500
             samples, at most 48, and for none if the model is linear or the matrix sparse.
         verbose: whether a progress bar is shown.
@@ -107,8 +107,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         algorithm: Algorithm | None = None,
         hidden: Sequence[int] = (64, 64),
         max_epochs: int | None = None,
-        batch_size: int = 512,
-        learning_rate: float = 1e-3,
+        batch_size: int = recipes.BATCH_SIZE,
+        learning_rate: float = recipes.LEARNING_RATE,
         weight_decay: float | None = None,
         pieces: Pieces = "auto",
         verbose: bool = False,
@@ -162,7 +162,10 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if sample_weight is not None:
             given = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             columns[SAMPLE_WEIGHT] = of_mean_one(torch.from_numpy(given), "the training")
-        batches = UniformSampling(min(at_least("batch_size", self.batch_size, 1), len(y)))
+        size = min(at_least("batch_size", self.batch_size, 1), len(y))
+        cells = pd.DataFrame({"y": labels} | ({"group": groups["group"].astype(str)} if "group" in groups else {}))
+        few = recipes.rare(cells.value_counts().tolist(), size)
+        batches = CellSampling(size) if few and self.constraints and "group" in groups else UniformSampling(size)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         data = LabelledSample(columns, groups.assign(y=y), batches, seed)
         with quiet(), torch.random.fork_rng():
@@ -195,22 +198,25 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self.classes_[decided.long().numpy()]
 
     def _train(self, data: LabelledSample) -> None:
-        enough = max(_EPOCHS, math.ceil(_UPDATES / data.updates))
-        epochs = enough if self.max_epochs is None else at_least("max_epochs", self.max_epochs, 1)
-        updates = epochs * data.updates
-        rate, decay = positive("learning_rate", self.learning_rate), default_decay(data.num_train)
+        data.setup("fit")
+        epochs = recipes.epochs(data.updates)
+        if self.max_epochs is not None:
+            epochs = at_least("max_epochs", self.max_epochs, 1)
+        updates, decisions = epochs * data.updates, self._decisions()
+        rate, decay = positive("learning_rate", self.learning_rate), recipes.weight_decay(_effective(data, decisions))
         if self.weight_decay is not None:
             decay = below_one("weight_decay", self.weight_decay)
         module = FCCOModule(
             TabularMLP(self.hidden, out_features=1 if len(self.classes_) == 2 else len(self.classes_)),
             copy.deepcopy(self.objective) or CrossEntropy(),
-            self._tightened(data),
-            copy.deepcopy(self.penalty) or AdaptivePenalty(_RATE, decisions=True),
+            copy.deepcopy(list(self.constraints)),
+            copy.deepcopy(self.penalty) or AdaptivePenalty(recipes.MULTIPLIER_RATE, decisions=True),
             copy.deepcopy(self.algorithm),
             optimizer=lambda params: AdamW(params, lr=rate, weight_decay=decay / rate),
             schedule=Schedule(lambda optimizer: PolynomialLR(optimizer, updates), interval="step"),
             evaluation=ClassEvaluation() if len(self.classes_) > 2 else None,
-            decisions=self._decisions(),
+            decisions=decisions,
+            margin=self.margin if self.margin == "auto" else non_negative("margin, unless 'auto',", self.margin),
         )
         with tempfile.TemporaryDirectory() as folder:
             report = Report(pictures=False, table=False, folder=folder)
@@ -255,21 +261,6 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             )
         return Decisions(costs=[float(self.class_weight[label]) for label in self.classes_.tolist()])
 
-    def _tightened(self, data: LabelledSample) -> list[Constraint]:
-        constraints = copy.deepcopy(list(self.constraints))
-        margin = self.margin if self.margin == "auto" else non_negative("margin, unless 'auto',", self.margin)
-        data.setup("fit")
-        for constraint in constraints:
-            constraint.adapt(data)
-            if constraint.kappa != constraint.tolerance:
-                continue  # it has a margin of its own
-            if margin == "auto":
-                error = constraint.standard_error(data.tables["train"].columns)
-                constraint.tighten(min(error, abs(constraint.kappa) / 2))
-            else:
-                constraint.tighten(margin)
-        return constraints
-
     def _require_groups(self, groups: pd.DataFrame) -> None:
         """Refuse constraints on groups that are not there."""
         for constraint in self.constraints:
@@ -282,6 +273,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 )
 
 
-def default_decay(n: int) -> float:
-    """Share of the weights that an update takes away: like a ridge, it counts the less the more samples there are."""
-    return min(0.01, 10 / n)
+def _effective(data: LabelledSample, decisions: Decisions) -> float:
+    """The number of samples that count alike and would say as much as those of the data with what these cost."""
+    table = data.tables["train"].columns
+    counts = torch.bincount(table["y"], table.get(SAMPLE_WEIGHT))
+    costs = decisions.class_costs(counts) if decisions.mistakes else torch.ones(len(counts))
+    return recipes.effective_size(counts.tolist(), costs.tolist())

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
+from fcco_lightning.checks import non_negative
 from fcco_lightning.constraints import Constraint, DecisionRule, Decisions, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.engine import Engine, Evaluated, Problem, read, require_single
@@ -52,6 +53,7 @@ from fcco_lightning.training.posing import (
     fit_to_data,
     own_loader,
     require_same_problem,
+    tighten,
     training_split,
     what_is_solved,
 )
@@ -98,6 +100,9 @@ class FCCOModule(EvaluatingModule):
         execution: in which parts, on which processes and by which code all of this is computed.
         decisions: what decisions are for: "balanced", or :class:`~fcco_lightning.Decisions`; by default a positive is
             decided where it is more probable than not.
+        margin: by how much constraints are enforced tighter than asked for, in units of h; "auto" for the standard
+            error of h where it compares two means (:meth:`~fcco_lightning.Constraint.standard_error`), at most half of
+            kappa.  New samples have other rates.
 
     Attributes:
         rule: the decisions that the network makes.
@@ -123,6 +128,7 @@ class FCCOModule(EvaluatingModule):
         average: WeightAverage | None = None,
         execution: Execution = _PLAIN,
         decisions: Literal["balanced"] | Decisions | None = None,
+        margin: float | Literal["auto"] = 0.0,
     ) -> None:
         super().__init__()
         require_settings(schedule=schedule, clipping=clipping, execution=execution)
@@ -136,6 +142,7 @@ class FCCOModule(EvaluatingModule):
         self.evaluation = evaluation or default_evaluation(self.objective)
         self.average, self.execution = average, execution
         self.rule = DecisionRule(as_decisions(decisions))
+        self.margin: float | Literal["auto"] = margin if margin == "auto" else non_negative("margin", margin)
         self.phases = Phases(pretrain, self._main_phase, network)
         if self.phases.first is not None:  # its parameters are moved to the device, and saved, with all others
             self.pretraining_objective = self.phases.first.objective
@@ -198,6 +205,7 @@ class FCCOModule(EvaluatingModule):
         with self.processes.together():
             fit_to_data(self.network, self.constraints, datamodule, predict=stage == "predict")
             if stage == "fit":
+                tighten(self.constraints, self.margin, datamodule)
                 self._pose()
         if self.execution.compiled:
             # torch's own draws, and one graph for micro-batches of all sizes: a second pass repeats the first

@@ -1,7 +1,7 @@
 """What a fit knows of its data before it begins: the network's width, the number of samples, the problem's rows."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.data import sized_len
@@ -95,6 +95,18 @@ def fit_to_data(network: nn.Module, constraints: Sequence[Constraint], datamodul
     splits = {name: table.columns for name, table in tables.items() if name in ("val", "test")}
     if "train" in tables:
         require_columns(constraints, tables["train"].columns, splits)
+
+
+def tighten(constraints: Sequence[Constraint], margin: float | Literal["auto"], datamodule: Any) -> None:
+    """Enforce constraints tighter than asked for, see ``margin`` of :class:`FCCOModule`; not those that are already."""
+    tables = getattr(datamodule, "tables", {})
+    for constraint in constraints:
+        if constraint.kappa != constraint.tolerance or margin == 0:
+            continue
+        if margin != "auto":
+            constraint.tighten(margin)
+        elif "train" in tables:
+            constraint.tighten(min(constraint.standard_error(tables["train"].columns), abs(constraint.kappa) / 2))
 
 
 def _size(network: nn.Module, num_features: int | None) -> None:

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from fcco_lightning import (
     ALEXR2,
     BalancedSampling,
+    CellSampling,
     Columns,
     ConfigError,
     CrossEntropy,
@@ -237,3 +238,20 @@ def test_batches_of_several_parts_are_those_that_were_set_last():
         assert module.batches == UniformSampling(4 * parts)
     module.as_asked_for()
     assert module.batches == UniformSampling(4)
+
+
+def test_cells_are_drawn_alike_and_weighted():
+    module = make(CellSampling(16))
+    batches = batches_of(module)
+    for batch in batches:
+        cells = 2 * batch["y"] + batch["group"]
+        assert torch.bincount(cells).tolist() == [4, 4, 4, 4]
+        assert batch["stratum"].unique().numel() == 4
+    table = module.tables["train"].columns
+    expected = torch.bincount(2 * table["y"] + table["group"]) / len(table["y"])
+    for cell in range(4):
+        found = torch.cat([batch["weight"] * (2 * batch["y"] + batch["group"] == cell) for batch in batches]).mean()
+        assert found.item() == pytest.approx(expected[cell].item(), rel=1e-5)
+    assert make(CellSampling(16), Columns("y")).sampling()["target"].plan.num_strata == 2  # a table without groups
+    with pytest.raises(ConfigError, match="drawn by cells"):
+        make(CellSampling(16, columns=("age",))).sampling()

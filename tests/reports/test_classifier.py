@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import sparse
 from sklearn import clone, config_context
 from sklearn.datasets import make_classification
@@ -17,7 +18,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch.optim.lr_scheduler import PolynomialLR
 
-from fcco_lightning import AUC, ConstrainedClassifier, DataError, DemographicParity, MeanAtMost, SoftRate
+from fcco_lightning import AUC, ConstrainedClassifier, DataError, DemographicParity, EqualizedOdds, MeanAtMost, SoftRate
+from fcco_lightning.data.datamodules.sample import LabelledSample
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.reports import classifier
 
@@ -86,15 +88,15 @@ def test_what_a_training_leaves(fair, problem):
 
 def test_inputs_of_many_kinds_give_one_model(fair, problem):
     X, y, sex = problem
-    short = QUICK | {"max_epochs": 2}
+    short = QUICK | {"max_epochs": 30, "batch_size": 400}  # of which a batch holds all
     made = clone(fair).set_params(**short)
     first = made.fit(X, y, sensitive_features=sex).decision_function(X)
     table = pd.DataFrame(X, columns=[f"x{i}" for i in range(X.shape[1])])
     np.testing.assert_array_equal(made.fit(table, y, sensitive_features=list(sex)).decision_function(table), first)
     by = ConstrainedClassifier(constraints=[DemographicParity(by="sex")], **short)
-    groups = pd.DataFrame({"age": np.arange(len(y)) % 3, "sex": sex})
+    groups = pd.DataFrame({"age": np.arange(len(y)) % 2, "sex": sex})
     np.testing.assert_array_equal(by.fit(X, y, sensitive_features=groups).decision_function(X), first)
-    groups = pd.DataFrame({"age": np.arange(len(y)) % 3, "group": sex})
+    groups = pd.DataFrame({"age": np.arange(len(y)) % 2, "group": sex})
     np.testing.assert_array_equal(made.fit(X, y, sensitive_features=groups).decision_function(X), first)
     np.testing.assert_array_equal(made.fit(X, y, sensitive_features=sex[:, None]).decision_function(X), first)
     np.testing.assert_array_equal(
@@ -328,3 +330,20 @@ def test_weights_of_samples_must_be_weights():
     for weight, text in (([-1.0] * 10, "Negative"), ([1.0] * 9, "sample_weight"), ([0.0] * 10, "zero")):
         with pytest.raises(ValueError, match=text):
             ConstrainedClassifier(max_epochs=1).fit(X, y, sample_weight=weight)
+
+
+def test_batches_hold_all_classes_of_all_groups_where_these_are_rare(monkeypatch):
+    """Of a group of one in twenty and a class of one in ten a uniform batch of 64 holds one in every third batch."""
+    r = np.random.default_rng(0)
+    y, group = (np.arange(800) % 10 == 0).astype(int), np.where(r.random(800) < 0.05, "a", "b")
+    seen = []
+    monkeypatch.setattr(classifier, "LabelledSample", lambda *given: seen.append(given[2]) or LabelledSample(*given))
+    for batch_size, constraints in ((64, [EqualizedOdds()]), (64, []), (800, [EqualizedOdds()])):
+        model = ConstrainedClassifier(constraints=constraints, max_epochs=1, batch_size=batch_size, hidden=())
+        model.fit(r.normal(size=(800, 2)), y, sensitive_features=group)
+    assert [type(one).__name__ for one in seen] == ["CellSampling", "UniformSampling", "CellSampling"]
+    (batch, *_) = (
+        seen[0].plan({"y": torch.from_numpy(y), "group": torch.from_numpy((group == "a").astype(int))}).batches(0)
+    )
+    held = pd.crosstab(y[batch], group[batch])
+    assert held.to_numpy().tolist() == [[16, 16], [16, 16]]

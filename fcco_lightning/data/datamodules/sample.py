@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from fcco_lightning.data.conditions import Condition, Where, values_of
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.grouping import Grouping, Groups
-from fcco_lightning.data.sampling import UniformSampling
+from fcco_lightning.data.sampling import CellSampling, UniformSampling
 from fcco_lightning.errors import DataError
 
 _TAKEN = ("x", "y", "index", "weight")
@@ -28,7 +28,9 @@ class LabelledSample(TensorDataModule):
         seed: of the batches.
     """
 
-    def __init__(self, columns: dict[str, Tensor], rows: pd.DataFrame, batches: UniformSampling, seed: int) -> None:
+    def __init__(
+        self, columns: dict[str, Tensor], rows: pd.DataFrame, batches: UniformSampling | CellSampling, seed: int
+    ) -> None:
         self.group_names: list[str] = []
         if "group" in rows:
             coded = pd.Categorical(rows["group"]).remove_unused_categories()

@@ -106,6 +106,60 @@ class BalancedSampling(Sampling):
 
 
 @dataclass(frozen=True)
+class CellSampling(Sampling):
+    """Every batch holds equally many samples of every combination of some columns, such as class and group.
+
+    That is for constraints on the rates of a class in groups of which one is small: of 1 positive in 400 samples a
+    uniform batch of 128 holds one in every third batch.  Rows are weighted, so that means over batches estimate means
+    over the data.  Each combination is gone through in a random order and shuffled anew when exhausted; of one with
+    fewer samples than a batch asks for, all are there and some occur twice or more.  An epoch has as many batches as
+    hold n samples.
+
+    Args:
+        batch_size: number of rows in a training batch of one process, of which every combination has the same part,
+            rounded down, and at least one row.
+        columns: whose combinations are meant, of whole numbers; those that the table lacks are left out.
+
+    Raises:
+        ConfigError: if a number is out of range, or the table has none of the columns.
+
+    Example:
+        >>> table = {"y": torch.tensor([0, 0, 0, 0, 1, 0, 1, 0]), "index": torch.arange(8)}
+        >>> batch = next(CellSampling(4).plan(table).batches(epoch=0))
+        >>> sorted(table["y"][batch].tolist())
+        [0, 0, 1, 1]
+    """
+
+    batch_size: int = 512
+    columns: tuple[str, ...] = ("y", "group")
+
+    def __post_init__(self) -> None:
+        require_counts(self, "batch_size")
+
+    def in_parts(self, parts: int) -> tuple["CellSampling", int]:
+        return replace(self, batch_size=parts * self.batch_size), self.batch_size
+
+    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
+        """Return union batches of ``batch_size`` rows of each process."""
+        named = [name for name in self.columns if name in columns] or list(self.columns[:1])
+        found = torch.stack([required_column(columns, name, "cells").reshape(-1) for name in named])
+        number, cells = torch.unique(found, dim=1, return_inverse=True)
+        count = number.shape[1]
+        drawn = max(1, self.batch_size // count) * world_size
+        return StratifiedBatches(
+            cells,
+            torch.arange(count).unsqueeze(1),
+            torch.full((count,), drawn),
+            [(torch.arange(count), count)],
+            choose=all_of_them,
+            num_batches=max(1, len(cells) // (count * drawn)),
+            seed=seed,
+            weights="if they differ",
+            tells="strata",
+        )
+
+
+@dataclass(frozen=True)
 class EventSampling(Sampling):
     """Every batch holds the same number of events and of censored samples, for survival times.
 
