@@ -51,6 +51,7 @@ from fcco_lightning.training.posing import (
     description,
     ends_with_one,
     fit_to_data,
+    of_rare_positives,
     own_loader,
     require_same_problem,
     tighten,
@@ -244,6 +245,8 @@ class FCCOModule(EvaluatingModule):
         phase.objective.adapt(datamodule_of(self.trainer))
         split = None if sampling is None else next(iter(sampling.values())).columns
         self.rule.costs = cost_classes(phase.objective, self.rule.decisions, split)
+        if self.problem is None and (said := of_rare_positives(self.objective, self.rule.decisions, split)):
+            rank_zero_info(said)
         self.rule.known |= self.objective.classifies and self.rule.decisions.mistakes  # at a score of 0
         problem = phase.algorithm.pose(
             phase.objective,

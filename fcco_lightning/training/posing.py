@@ -27,7 +27,7 @@ from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, TARGET
-from fcco_lightning.objectives import CostedLoss, Objective
+from fcco_lightning.objectives import BinaryObjective, CostedLoss, Objective
 from fcco_lightning.training.random_streams import (
     loader_streams,
     random_streams,
@@ -35,6 +35,7 @@ from fcco_lightning.training.random_streams import (
     set_random_streams,
 )
 
+_RARE = 1 / 5  # share of positives below which decisions that nobody has thought of are few
 _LOOKED_AT = 16  # samples whose contents stand for a data set
 
 
@@ -71,6 +72,25 @@ def cost_classes(objective: Objective, decisions: Decisions, columns: Mapping[st
     costs = decisions.class_costs(torch.bincount(y, columns.get(SAMPLE_WEIGHT), minlength=2))
     owner.loss = CostedLoss(owner.loss, costs)
     return [float(cost) for cost in costs]
+
+
+def of_rare_positives(objective: Objective, decisions: Decisions, columns: Mapping[str, Tensor] | None) -> str | None:
+    """What the usual decisions mean where one of two classes is rare, and what to ask for; None elsewhere."""
+    y = None if columns is None else columns.get("y")
+    decides = objective.classifies or isinstance(objective, BinaryObjective)
+    if y is None or y.dim() != 1 or y.is_floating_point() or decisions.asked or not decides or int(y.max()) > 1:
+        return None
+    positives, n = int((y == 1).sum()), len(y)
+    if not 0 < positives < _RARE * n:
+        return None
+    return (
+        f"{positives:,} of {n:,} training samples ({positives / n:.1%}) are positive, and nothing says what decisions "
+        "are for: a sample is decided positive where it is more probable than not, which may be true of few or none. "
+        "Type --decisions balanced (both classes count alike), --decisions.costs [1,10] (a positive that is missed "
+        f"costs ten false alarms), --decisions.share {positives / n:.2g} (so many of all can be chosen) or "
+        "--decisions.tpr 0.8 (so many of the positives are to be found); in Python decisions='balanced' or "
+        "Decisions(...)."
+    )
 
 
 def fit_to_data(network: nn.Module, constraints: Sequence[Constraint], datamodule: Any, *, predict: bool) -> None:

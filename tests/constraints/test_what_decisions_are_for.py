@@ -20,10 +20,11 @@ from fcco_lightning import (
     DemographicParity,
     MeanAtMost,
     SoftRate,
+    SquaredError,
     TopShare,
 )
 from fcco_lightning.constraints import as_decisions
-from fcco_lightning.training.posing import cost_classes
+from fcco_lightning.training.posing import cost_classes, of_rare_positives
 
 
 def sample(seed=0, n=400, rare=1.6):
@@ -198,3 +199,19 @@ def test_a_least_rate_selects_that_share_of_the_positives(weighted):
     assert float(chosen @ counts / counts.sum()) == pytest.approx(0.7, abs=0.03)
     none = TopShare(0.7, of="positives")(scores, columns | {"y": torch.zeros_like(y)})
     assert bool(none.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("objective", "decisions", "positives", "expected"),
+    [
+        (CrossEntropy(), None, 10, "10 of 100 training samples (10.0%) are positive"),
+        (AUC(), None, 10, "--decisions.share 0.1 "),
+        (AUC(), None, 20, None),
+        (CrossEntropy(), "balanced", 10, None),
+        (SquaredError(), None, 10, None),
+    ],
+)
+def test_rare_positives_are_said_where_nothing_says_what_decisions_are_for(objective, decisions, positives, expected):
+    y = (torch.arange(100) < positives).long()
+    said = of_rare_positives(objective, as_decisions(decisions), {"y": y})
+    assert said is None if expected is None else expected in said

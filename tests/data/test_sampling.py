@@ -242,7 +242,7 @@ def test_batches_of_several_parts_are_those_that_were_set_last():
 
 def test_cells_are_drawn_alike_and_weighted():
     module = make(CellSampling(16))
-    batches = batches_of(module)
+    batches = list(module.train_dataloader())
     for batch in batches:
         cells = 2 * batch["y"] + batch["group"]
         assert torch.bincount(cells).tolist() == [4, 4, 4, 4]
