@@ -54,7 +54,12 @@ _MEDMNIST = (
     "a file of MedMNIST such as chestmnist.npz, with train_images, val_images and test_images, (n, H, W) or (n, H, W, "
     "3) of uint8, and train_labels, ... of (n, 1), or of (n, 14) for ChestMNIST"
 )
-_FOLDER = "a folder with metadata.csv (or .parquet), itself or in its subfolders train, val (or validation) and test"
+_FOLDER = (
+    "a folder with metadata.csv (or .parquet), or with one subfolder of images for every class; itself, or in its "
+    "subfolders train, val (or validation) and test"
+)
+_SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}
+_OF_IMAGES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 @contextmanager
@@ -291,32 +296,99 @@ def medmnist(path: Root) -> tuple[pd.DataFrame, Pixels]:
 def folder(
     root: Root, metadata: str = "metadata.csv", file_column: str = "file_name", *, allow_outside: bool = False
 ) -> pd.DataFrame:
-    """Read a folder of images with a table of their labels, as ``datasets``' imagefolder has it.
+    """Read a folder of images with a table of their labels, or with one subfolder for every class.
+
+    The former is ``datasets``' imagefolder, the latter torchvision's ``ImageFolder``.  Files that are no images, by
+    their endings, and names that begin with "." or "__" do not count.
 
     Args:
-        root: the folder.  If it has no table itself, its subfolders ``train``, ``val`` (or ``validation``) and ``test``
-            are read, each with its own table, and give the column ``split``.
+        root: the folder.  If it has neither table nor classes itself, its subfolders ``train``, ``val`` (or
+            ``validation``) and ``test`` are read, each with its own, and give the column ``split``.
         metadata: name of the table, .csv or .parquet.
         file_column: its column of files, relative to the folder that the table lies in.
         allow_outside: whether the table may name files outside of ``root``, as ``../other/1.png`` or ``/other/1.png``.
 
     Returns:
-        The columns of the table, ``file_column`` renamed to ``file``.
+        The columns of the table, ``file_column`` renamed to ``file``; without a table ``file`` and ``label``, the name
+        of the subfolder.
 
     Raises:
-        DataError: if files are missing or hold something else.
+        DataError: if files are missing or hold something else; or if without a table a class has no images or folders
+            in it, images lie beside the classes, or there is one class only.
     """
     root = _folder_at(root)
-    names = {"train": "train", "val": "val", "validation": "val", "test": "test"}
-    parts = [part for part in names if (root / part / metadata).is_file()]
+    parts = [part for part in _SPLITS if (root / part / metadata).is_file()]
+    if not parts and not (root / metadata).is_file() and metadata == "metadata.csv" and _found_in(root)[0]:
+        return _by_class(root)
     if (root / metadata).is_file() or not parts:
         table = _first([root / metadata, root / "train" / metadata])
         return _folder_table(root, table, file_column, allow_outside=allow_outside)
     frames = [
-        _folder_table(root, root / part / metadata, file_column, allow_outside=allow_outside).assign(split=names[part])
+        _folder_table(root, root / part / metadata, file_column, allow_outside=allow_outside).assign(
+            split=_SPLITS[part]
+        )
         for part in parts
     ]
     return pd.concat(frames, ignore_index=True)
+
+
+def _by_class(root: Path) -> pd.DataFrame:
+    """Read a folder whose subfolders are the classes, or splits with classes in them."""
+    inside = _folders_in(root)
+    if set(inside) <= _SPLITS.keys():
+        parts = [_of_classes(root, Path(part)).assign(split=_SPLITS[part]) for part in inside]
+        frame = pd.concat(parts, ignore_index=True)
+    else:
+        frame = _of_classes(root, Path())
+    if frame["label"].nunique() < 2:
+        raise DataError(
+            f"'{root}' has no metadata.csv, and all images in one subfolder, {frame['label'][0]!r}, which would be the "
+            "only class. Give every class a folder, or list the files with their labels in a metadata.csv."
+        )
+    return frame
+
+
+def _of_classes(root: Path, part: Path) -> pd.DataFrame:
+    """Read the images below ``root / part``, whose labels are the names of their folders."""
+    rows: list[tuple[str, str]] = []
+    for label in _folders_in(root / part):
+        deeper, images = _found_in(root / part / label)
+        if deeper:
+            raise DataError(
+                f"'{root / part / label}' would be a class and has subfolders itself ({listed(deeper)}): all images "
+                "of a class lie in one folder. Move them up, call the folders of splits train, val and test, or list "
+                "all files in a metadata.csv."
+            )
+        if not images:
+            raise DataError(
+                f"'{root / part / label}' would be a class and holds no image ({', '.join(_OF_IMAGES)}). Remove it, or "
+                "list all files in a metadata.csv."
+            )
+        rows += [((part / label / name).as_posix(), label) for name in images]
+    frame = pd.DataFrame(rows, columns=["file", "label"])
+    in_turn = frame.groupby("label").cumcount().argsort(kind="stable")  # the first rows are of all classes
+    return frame.iloc[in_turn].reset_index(drop=True)
+
+
+def _folders_in(folder: Path) -> list[str]:
+    """Return the names of the subfolders of a folder that has some, and no images beside them."""
+    inside, beside = _found_in(folder)
+    if beside:
+        raise DataError(
+            f"'{folder}' has images beside its subfolders (the first is {beside[0]!r}), so that nothing says of which "
+            "class they are. Move each into the folder of its class, or list all files in a metadata.csv."
+        )
+    if not inside:
+        raise DataError(f"'{folder}' has no subfolder, of which there is one for every class.")
+    return inside
+
+
+def _found_in(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the subfolders and of the images of a folder, each in order."""
+    with os.scandir(folder) as found:
+        shown = sorted((entry for entry in found if not entry.name.startswith((".", "__"))), key=lambda one: one.name)
+    folders = [entry.name for entry in shown if entry.is_dir()]
+    return folders, [e.name for e in shown if e.name.lower().endswith(_OF_IMAGES) and not e.is_dir()]
 
 
 def require_inside(root: Path, files: Sequence[str], where: str) -> None:

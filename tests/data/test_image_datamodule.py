@@ -1,4 +1,6 @@
+import json
 import warnings
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -9,14 +11,17 @@ from jsonargparse import ArgumentParser
 from PIL import Image
 
 from fcco_lightning import (
+    Columns,
     CrossEntropy,
     CVaRGroupDRO,
     FCCOModule,
     GroupedImageDataModule,
     GroupEvaluation,
     ImageSplits,
+    LabelledImages,
     TimmModel,
 )
+from fcco_lightning.cli import run as cli
 from fcco_lightning.errors import ConfigError, DataError
 from tests.components import IMAGES, composed
 from tests.contracts.test_datamodules import quiet
@@ -245,6 +250,49 @@ def test_small_groups_are_left_out_of_all_splits(tmp_path):
         make(tmp_path, min_size=3, **CAMELYON)
     module = make(tmp_path, min_size=3, small="merge", **CAMELYON)
     assert module.group_names == ["center=0, slide=0", "center=0, slide=1", "other"]
+
+
+FIT = "fit --data GroupedImageDataModule --data.images.root pets --data.transform.size 32"
+NETWORK = "--model.network TimmModel --model.network.name test_resnet"
+QUICK = "--trainer.max_epochs 1 --trainer.accelerator cpu --trainer.enable_progress_bar false --report.folder out"
+
+
+def report_of(caplog, *options):
+    """What a run writes to report.json, and what it has said."""
+    assert cli([*f"{FIT} {NETWORK} {QUICK}".split(), *options]) == 0
+    return json.loads(Path("out/report.json").read_text()), caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_a_folder_for_every_class_is_enough(caplog):
+    for name, size in {"cat": 20, "dog": 30, "fox": 40}.items():
+        for i in range(size):
+            picture(Path("pets", name, f"{i}.png"), 4 * i, 32)
+    classes = ["--model.network.num_outputs=3", "--model.objective=CrossEntropy", "--model.evaluation=ClassEvaluation"]
+    report, said = report_of(caplog, *classes, "--data.splits.by=fractions")
+    assert set(report["test"]) >= {"accuracy", "loss"}
+    assert "train: 72 images, 16 of cat, 24 of dog, 32 of fox" in said
+    assert "test: 9 images, 2 of cat, 3 of dog, 4 of fox" in said
+
+
+@pytest.mark.filterwarnings("ignore:The number of training batches")
+def test_metadata_of_waterbirds(caplog):
+    rows = [(f"{i % 2:03d}.Bird/{i}.png", i % 2, (0, 0, 1, 2)[i // 4 % 4], i // 2 % 2) for i in range(64)]
+    for name, *_ in rows:
+        picture(Path("pets", name), side=32)
+    table = pd.DataFrame(rows, columns=["img_filename", "y", "split", "place"])
+    table.to_csv("pets/metadata.csv", index_label="img_id")
+    groups = ["--data.images.file_column=img_filename", "--data.columns.label=y", "--data.groups.by=[y, place]"]
+    report, said = report_of(caplog, *groups, "--model.objective=WorstGroupDRO")
+    sizes = table.groupby(["split", "y"]).size()
+    for split, name in enumerate(("train", "val", "test")):
+        assert f"{name}: {sizes[split].sum()} images, {sizes[split, 0]} of 0, {sizes[split, 1]} of 1" in said
+    assert len(report["test"]["groups"]) == 4
+
+
+def test_a_group_for_every_class_needs_classes(tmp_path):
+    with pytest.raises(ConfigError, match=r"groups\.by must name .* the label 'age' has no classes"):
+        GroupedImageDataModule(LabelledImages(root="x"), columns=Columns("age", target="number"))
 
 
 def test_column_split_refuses(folder):

@@ -1,5 +1,6 @@
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -234,6 +235,49 @@ def test_folder_of_splits(tmp_path):
     frame = layouts.folder(tmp_path, file_column="path")
     assert frame["split"].tolist() == ["train", "val", "test"]
     assert all((tmp_path / file).is_file() for file in frame["file"])
+
+
+PETS = ("cat/1.png", "cat/2.JPG", "dog/1.webp")
+
+
+@pytest.mark.parametrize("parts", [(), ("train", "validation", "test")])
+def test_subfolders_are_classes(tmp_path, parts):
+    for part in parts or ("",):
+        for name in (*PETS, ".hidden/1.png", "__MACOSX/1.png", "cat/notes.txt", "readme.md"):
+            (tmp_path / part / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / part / name).touch()
+    frame = layouts.folder(tmp_path)
+    names = [Path(part) / name for part in sorted(parts) or ("",) for name in (PETS[0], PETS[2], PETS[1])]  # in turn
+    assert frame["file"].tolist() == [name.as_posix() for name in names]
+    assert frame["label"].tolist() == [name.parent.name for name in names]
+    if parts:
+        assert frame["split"].tolist() == ["test"] * 3 + ["train"] * 3 + ["val"] * 3
+    else:
+        assert list(frame) == ["file", "label"]
+
+
+@pytest.mark.parametrize(
+    ("files", "folders", "message"),
+    [
+        (["a.png"], [], "has images beside its subfolders .*'a.png'"),
+        (["train/a.png", "train/cat/1.png", "test/cat/1.png"], [], "train' has images beside"),
+        ([], ["owl"], "owl' would be a class and holds no image"),
+        (["cat/young/1.png"], [], r"cat' would be a class and has subfolders itself \(\['young'\]\)"),
+    ],
+)
+def test_folders_of_classes_refuse_what_is_mixed(tmp_path, files, folders, message):
+    for name in files if files and "train" in files[0] else (*PETS, *files):
+        picture(tmp_path / name)
+    for name in folders:
+        (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match=message):
+        layouts.folder(tmp_path)
+
+
+def test_one_class_is_none(tmp_path):
+    picture(tmp_path / "images" / "1.png")
+    with pytest.raises(DataError, match=r"all images in one subfolder, 'images', .* metadata\.csv"):
+        layouts.folder(tmp_path)
 
 
 def test_folder_refuses(tmp_path):

@@ -338,7 +338,7 @@ class ContinualCLIPDataModule(SplitDataModule):
                 "nothing to hold it by. Leave it out of protected."
             )
         wanted = self._grouped()
-        if wanted and self.task_names and (wanted.groups_per_batch or 0) > len(self.task_names):
+        if wanted and self.task_names and wanted.chosen(len(self.task_names)) > len(self.task_names):
             raise ConfigError(
                 f"task_batches.groups_per_batch={wanted.groups_per_batch} exceeds the {len(self.task_names)} protected "
                 f"tasks {self.task_names}. Lower it, or set it to null for all of them."

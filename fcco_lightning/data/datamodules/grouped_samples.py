@@ -3,6 +3,7 @@
 from typing import Any
 
 import pandas as pd
+import torch
 from torch.utils.data import DataLoader
 
 from fcco_lightning.data.datamodules.labelled import (
@@ -16,6 +17,9 @@ from fcco_lightning.data.datamodules.labelled import (
 from fcco_lightning.data.datamodules.labels import LabelledDataModule
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
+from fcco_lightning.errors import printable
+
+_MOST_CLASSES = 12  # whose sizes are said
 
 
 class GroupedSamplesDataModule(LabelledDataModule):
@@ -71,6 +75,19 @@ class GroupedSamplesDataModule(LabelledDataModule):
             train = splits["train"]
             splits["train"] = train.take(imbalanced(train.columns["y"], self.splits.imbalance, self.splits.seed))
         return splits
+
+    def _summary(self) -> str:
+        """Say how many samples of each class there are, too."""
+        told = [super()._summary()]
+        if self.class_names and not self.label_names:
+            for name, table in self.tables.items():
+                sizes = torch.bincount(table.columns["y"], minlength=len(self.class_names)).tolist()
+                classes = [f"{size} of {of}" for size, of in zip(sizes, self.class_names, strict=True)]
+                more = f" and {len(classes) - _MOST_CLASSES} more classes" if len(classes) > _MOST_CLASSES else ""
+                told.append(
+                    f"  {name}: {sum(sizes)} {self._kind}, {printable(', '.join(classes[:_MOST_CLASSES]))}{more}"
+                )
+        return "\n".join(filter(None, told))
 
     def _frame(self) -> pd.DataFrame:
         """Return the columns of all samples, which are read."""

@@ -30,7 +30,7 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
     Args:
         images: where the images and the table of their labels are.
         columns: what the columns of that table mean; the label may define groups.
-        groups: which columns define the groups.
+        groups: which columns define the groups; None takes the label, so that every class is one.
         splits: how the images are divided.
         transform: how they become tensors.
         batches: how training batches are drawn.
@@ -53,9 +53,9 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         self,
         images: LabelledImages,
         *,
-        columns: Columns,
-        groups: Groups,
-        splits: ImageSplits = ImageSplits(),  # noqa: B008 - frozen
+        columns: Columns = Columns("label"),  # noqa: B008 - frozen
+        groups: Groups | None = None,
+        splits: ImageSplits = ImageSplits(),  # noqa: B008
         transform: ImageTransform = ImageTransform(),  # noqa: B008
         batches: Sampling = GroupSampling(),  # noqa: B008
         eval_batch_size: int = 256,
@@ -65,7 +65,7 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         super().__init__(
             images,
             columns=columns,
-            groups=groups,
+            groups=_of_classes(columns) if groups is None else groups,
             splits=splits,
             batches=batches,
             eval_batch_size=eval_batch_size,
@@ -138,3 +138,17 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         table = self._table("train")
         assert isinstance(table, ImageTable)  # noqa: S101  (_image_table)
         return [], contents_of_images(table.images.images, "the images", table.images.folder)
+
+
+def _of_classes(columns: Columns) -> Groups:
+    """A group for every class.
+
+    Raises:
+        ConfigError: if there are several labels, or the label is a number.
+    """
+    if isinstance(columns.label, list) or columns.target == "number":
+        raise ConfigError(
+            f"groups.by must name the columns that define the groups: the label {columns.label!r} has no classes to "
+            "take instead. Name some, for example --data.groups.by '[place]'."
+        )
+    return Groups([columns.label])

@@ -32,8 +32,9 @@ class LabelledImages:
     """Images with a table of their labels, in one of the layouts that are known.
 
     Args:
-        layout: "folder" (images and metadata.csv), "celeba", "camelyon17", "bdd100k" (these as distributed), "cifar"
-            (the binary version), "medmnist" (an .npz file), see :mod:`fcco_lightning.data.layouts`, or "datasets".
+        layout: "folder" (images and metadata.csv, or a subfolder for every class), "celeba", "camelyon17",
+            "bdd100k" (these as distributed), "cifar" (the binary version), "medmnist" (an .npz file), see
+            :mod:`fcco_lightning.data.layouts`, or "datasets".
         root: folder of the images (the file of "medmnist"); for every layout but "datasets".
         source: for "datasets" only: a ``datasets.Dataset`` or ``DatasetDict``, a folder written by ``save_to_disk``,
             a .parquet file, or a hub id "owner/name" or "owner/name:split".
@@ -68,7 +69,7 @@ class LabelledImages:
             known = ", ".join(map(repr, get_args(Layout)))
             raise ConfigError(
                 f"layout must be one of {known}, got {self.layout!r}. Any other folder of images becomes 'folder' with "
-                "a metadata.csv of files and labels."
+                "a metadata.csv of files and labels, or with a subfolder for every class."
             )
         one_of("images.corrupt", self.corrupt, ("error", "blank", "skip"))
         needed, other = ("source", "root") if self.layout == "datasets" else ("root", "source")
@@ -162,7 +163,8 @@ class ImageSplits:
 
     Args:
         by: "column" takes the column ``split`` of the layout, which must have "train" and "test" and may have "val",
-            "id_val" and "id_test"; "fractions" splits every class, and in groups every class of a group, at random.
+            "id_val" and "id_test", or the numbers 0, 1 and 2 for "train", "val" and "test"; "fractions" splits every
+            class, and in groups every class of a group, at random.
         fractions: shares of training, validation (may be 0) and test, of sum 1; None for 0.8, 0.1, 0.1.
         seed: seed of the random split, a whole number >= 0.
         limit: take only the first rows (of every part of the column), for a quick try.
@@ -261,6 +263,8 @@ def imbalanced(y: Tensor, share: float, seed: int) -> Tensor:
 def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict[str, pd.DataFrame]:
     """Return the rows of every value of the column ``split``, those of training first, at most ``limit`` of each.
 
+    The numbers 0, 1 and 2 are "train", "val" and "test", as the metadata of Waterbirds and of WILDS have them.
+
     Raises:
         DataError: if the data set ``layout`` has no such column, or it holds other values than :data:`PARTS`, or no
             training or testing.
@@ -270,15 +274,18 @@ def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict
         raise DataError(
             f"splits.by='column' needs a column 'split', which {where} lacks here (its columns are "
             f"{listed(frame.columns.drop(ROW))}; CelebA has it from list_eval_partition). Add it, or set "
-            "splits.by='fractions'."
+            "splits.by='fractions' (--data.splits.by fractions)."
         )
     require_filled(frame["split"], "split", where)
     split = text_of(frame["split"]).replace("validation", "val")
+    if {"0", "2"} <= set(split) <= {"0", "1", "2"}:
+        split = split.replace({"0": "train", "1": "val", "2": "test"})
     found = set(split)
     if not {"train", "test"} <= found <= set(PARTS):
         raise DataError(
             f"The column 'split' of {where} must hold 'train' and 'test', and possibly 'val', 'id_val' and "
-            f"'id_test', got {listed(found)}. Repair it, or set splits.by='fractions'."
+            f"'id_test', or 0 for training, 1 for validation and 2 for testing; got {listed(found)}. Repair it, or set "
+            "splits.by='fractions'."
         )
     limit = len(frame) if limit is None else limit
     return {name: frame[split == name].head(limit).reset_index(drop=True) for name in PARTS if name in found}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from fcco_lightning.data.sampling.base import Prevalence, Sampling, require_coun
 from fcco_lightning.data.table import LabelTable, TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
+_FEW_GROUPS = 8  # of a batch, if nothing else is said
+
 
 @dataclass(frozen=True)
 class GroupSampling(Sampling):
@@ -25,7 +28,8 @@ class GroupSampling(Sampling):
     for a group of N_g rows.
 
     Args:
-        groups_per_batch: number of groups in a training batch (B1), the same groups on all processes; None for all.
+        groups_per_batch: number of groups in a training batch (B1), the same groups on all processes; None for all,
+            "auto" for 8, or all where there are fewer.
         samples_per_group: number of samples of each of them in a training batch of one process (B2).
         replacement: whether the samples of a group are drawn with replacement; otherwise each group is gone through in
             a random order and shuffled anew when exhausted, and no sample occurs twice in a batch.
@@ -45,7 +49,7 @@ class GroupSampling(Sampling):
         [2, 1, 2, 1]
     """
 
-    groups_per_batch: int | None = 8
+    groups_per_batch: int | Literal["auto"] | None = "auto"
     samples_per_group: int = 8
     replacement: bool = False
     num_batches: int | None = None
@@ -53,14 +57,15 @@ class GroupSampling(Sampling):
     column: str = "group"
 
     def __post_init__(self) -> None:
-        require_counts(self, "samples_per_group", or_none=["groups_per_batch", "num_batches"])
+        counted = [] if self.groups_per_batch == "auto" else ["groups_per_batch"]
+        require_counts(self, "samples_per_group", or_none=[*counted, "num_batches"])
         one_of("prevalence", self.prevalence, ("data", "batch"))
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> StratifiedBatches:
         """Return union batches of ``groups_per_batch`` groups with ``samples_per_group`` rows of each process."""
         groups = required_column(columns, self.column, "groups")
         sizes, drawn = _group_sizes(groups), self.samples_per_group * world_size
-        chosen = len(sizes) if self.groups_per_batch is None else self.groups_per_batch
+        chosen = self.chosen(len(sizes))
         self._check(sizes, chosen, drawn)
         weighted: Weighting = "always" if self.replacement else "if they differ"
         return StratifiedBatches(
@@ -76,6 +81,12 @@ class GroupSampling(Sampling):
             weights="never" if self.prevalence == "batch" else weighted,
             tells="nothing" if self.prevalence == "batch" else "choice",
         )
+
+    def chosen(self, groups: int) -> int:
+        """Return how many of so many groups a batch is to hold."""
+        if self.groups_per_batch == "auto":
+            return min(groups, _FEW_GROUPS)
+        return groups if self.groups_per_batch is None else self.groups_per_batch
 
     def _check(self, sizes: Tensor, chosen: int, drawn: int) -> None:
         if chosen > len(sizes):
