@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _CONFIGS = (".yaml", ".yml", ".json")
 _CONSTRAINTS, _DECISIONS = "--model.constraints", "--decisions"
 _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
-_TEST_FRACTION, _EPOCHS, _VALIDATIONS = "0.2", "20", 20
+_TEST_FRACTION, _VAL_FRACTION, _EPOCHS, _VALIDATIONS = "0.2", "0.1", "20", 20
+_ENOUGH = 100  # rows of every class, in groups of every class of a group, of which some can be held out
 _KAPPA = "0.02"  # of the constraints that are assumed
 _UNIFORM = 128  # samples of a batch by default
 _BY_RECIPE = ("CrossEntropy", "AUC")  # what they are for
@@ -179,10 +180,16 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     yield "--model.network", _PERCEPTRON
     labels, groups = _columns(options)
     label = options.get("--data.columns.label", "")
-    yield from _of_labels(label.count(",") + 1, options) if label.startswith("[") else _of_a_label(labels, options)
+    of_label = _of_labels(label.count(",") + 1, options) if label.startswith("[") else _of_a_label(labels, options)
+    held_out = {}
+    for name, value in of_label:
+        yield name, value
+        if name == "--model.objective" and _is_to_be_calibrated(options.get(name, value), labels, groups, options):
+            held_out = {"--data.splits.val_fraction": _VAL_FRACTION}
+    yield from held_out.items()
     if not {"--model.network", *_PIECES} & options.keys():
         yield _PIECES[0], "auto"  # a perceptron learns steps and bends badly from a number alone
-    yield from _of_training(labels, groups, options)
+    yield from _of_training(labels, groups, {**options, **held_out})
     if groups is not None and "--data.columns.favoured" not in options:
         yield "--data.columns.favoured", _favoured(options["--data.columns.sensitive"], groups)
 
@@ -290,6 +297,17 @@ def _training_rows(rows: int, options: dict[str, str]) -> int:
         return rows
     left = rows * (1 - held_out[0]) * (1 - held_out[1])
     return max(1, int(left))
+
+
+def _is_to_be_calibrated(
+    objective: str, labels: "pd.Series | None", groups: "pd.Series | None", options: dict[str, str]
+) -> bool:
+    """Whether scores of two classes are probabilities only by rows held out, and there are enough of them."""
+    said = {"--data.groups", *(f"--data.splits{of}" for of in ("", ".val_fraction", ".whole", ".remove_positives"))}
+    if labels is None or labels.nunique() != 2 or objective in ("CrossEntropy", _OF_NUMBERS) or said & options.keys():
+        return False
+    cells = labels if groups is None else labels.to_frame().join(groups.rename("group"), how="inner")
+    return bool(cells.value_counts().min() >= _ENOUGH)
 
 
 def _of_labels(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import one_of, positive
+from fcco_lightning.constraints.calibration import Calibration, calibrated, calibration_of
 from fcco_lightning.constraints.score_scales import QuantileScores
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
@@ -272,32 +273,47 @@ class DecisionRule:
         costs: by which the losses of the classes were multiplied in training; none for an objective of ranking, or
             where all are 1.
         division: score above which a positive is decided, see :meth:`Decisions.division`.
-        known: whether that is known: it is 0 where a score of 0 has a meaning, and found on a split elsewhere.
+        calibration: from scores to probabilities; None where no samples were held out to find it.
+        known: whether the division is known: it is 0 where a score of 0 has a meaning, and found on a split elsewhere.
+        proper: whether the objective makes scores log-odds, see :attr:`~fcco_lightning.objectives.Objective.proper`.
 
     Attributes: as the arguments.
     """
 
     def __init__(
-        self, decisions: Decisions = _PLAIN, costs: Sequence[float] = (), division: float = 0.0, *, known: bool = False
+        self,
+        decisions: Decisions = _PLAIN,
+        costs: Sequence[float] = (),
+        division: float = 0.0,
+        calibration: Calibration | None = None,
+        *,
+        known: bool = False,
+        proper: bool = True,
     ) -> None:
-        self.decisions, self.costs, self.division, self.known = decisions, list(costs), division, known
+        self.decisions, self.costs, self.division, self.calibration = decisions, list(costs), division, calibration
+        self.known, self.proper = known, proper
 
-    def fit(self, scores: Tensor, y: Tensor, weight: Tensor | None = None, *, classifies: bool) -> None:
-        """Find the division on a split.
+    def fit(
+        self, scores: Tensor, y: Tensor, weight: Tensor | None = None, *, classifies: bool, held_out: bool = False
+    ) -> None:
+        """Find the division on a split, and the probabilities if its samples were held out of the training.
 
         Args:
             scores: one for every sample, shape (n,).
             y: classes 0 and 1, shape (n,).
             weight: of the samples, shape (n,); None for equal ones.
             classifies: whether a score above 0 is what the objective gives to positives.
+            held_out: whether no sample was trained on.
         """
+        both = bool((y == 1).any() & (y == 0).any())
         self.known = True
         if classifies and self.decisions.mistakes:
             self.division = 0.0
-        elif self.decisions.share is not None or bool((y == 1).any() & (y == 0).any()):
+        elif self.decisions.share is not None or both:
             self.division = self.decisions.division(scores, y, weight)
         else:
             self.known = False
+        self.calibration = calibrated(scores, y, weight) if held_out and both else None
 
     def decided(self, scores: Tensor, *, among_themselves: bool = False) -> Tensor:
         """Whether each sample is decided positive, shape (n,), bool.
@@ -309,15 +325,23 @@ class DecisionRule:
         """
         return self.decisions.decided(scores, self.division) if among_themselves else scores > self.division
 
-    def log_odds(self, scores: Tensor) -> Tensor:
-        """What a network that was trained with cross-entropy says of the classes, whatever mistakes on them cost.
+    def probabilities(self, scores: Tensor) -> Tensor | None:
+        """Probabilities of a positive, or of the classes; None if the scores have none.
 
-        Costs move the scores, not the probabilities.
+        One score for every sample has that of the calibration.  Without one it is taken for log-odds if the objective
+        makes it so; what mistakes cost moves the scores, not the probabilities, and is taken back.
 
         Args:
-            scores: one for every sample, of which the log-odds of a positive are ``s - log(costs[1] / costs[0])``; or
-                one for every sample and class, (n, C), of which the logits are ``s_c - log(costs[c])``.
+            scores: one for every sample, or one for every sample and class, (n, C), of which the softmax is taken.
         """
+        if scores.dim() == 2 and scores.shape[1] > 1:
+            return self._log_odds(scores).softmax(1)
+        if self.calibration is not None:
+            return self.calibration(scores)
+        return self._log_odds(scores).sigmoid() if self.proper else None
+
+    def _log_odds(self, scores: Tensor) -> Tensor:
+        """``s - log(costs[1] / costs[0])`` of one score, ``s_c - log(costs[c])`` of several."""
         if not self.costs:
             return scores
         logs = scores.new_tensor(self.costs).log()
@@ -328,14 +352,26 @@ class DecisionRule:
         asked = {name: value for name, value in asdict(self.decisions).items() if value is not None}
         if isinstance(asked.get("costs"), list | tuple):
             asked["costs"] = [float(cost) for cost in asked["costs"]]
-        return {"asked": asked, "costs": self.costs, "division": self.division, "known": self.known}
+        calibration = None if self.calibration is None else asdict(self.calibration)
+        return {
+            "asked": asked,
+            "costs": self.costs,
+            "division": self.division,
+            "calibration": calibration,
+            "known": self.known,
+            "proper": self.proper,
+        }
 
     def take(self, other: "DecisionRule") -> None:
         """Take over the numbers of a rule for the same decisions."""
         if other.state()["asked"] == self.state()["asked"]:
             self.costs, self.division, self.known = list(other.costs), other.division, other.known
+            self.calibration = other.calibration
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "DecisionRule":
         """The rule of a :meth:`state`."""
-        return cls(Decisions(**state["asked"]), state["costs"], state["division"], known=state["known"])
+        found = state["calibration"]
+        calibration = None if found is None else calibration_of(found)
+        asked, known, proper = Decisions(**state["asked"]), state["known"], state["proper"]
+        return cls(asked, state["costs"], state["division"], calibration, known=known, proper=proper)

@@ -50,11 +50,14 @@ class Exported:
         table = _named("score", ends, scores)
         if kind == "values":
             return table
+        rule = self.told["decisions"]
         if kind == "labels":
-            return table | _named("probability", ends, _sigmoid(scores)) | _named("decision", ends, 1 * (scores > 0))
-        log_odds, decided = decisions(self.told["decisions"], scores)
-        probabilities = _softmax(log_odds) if several else _sigmoid(log_odds)
-        return table | _named("probability", ends, probabilities) | {"decision": [names[k] for k in decided]}
+            found = _sigmoid(scores) if rule["proper"] else None
+            decided = _named("decision", ends, 1 * (scores > 0))
+        else:
+            found = probabilities(rule, scores)
+            decided = {"decision": [names[k] for k in decisions(rule, scores)]}
+        return table | ({} if found is None else _named("probability", ends, found)) | decided
 
 
 def features(encoding: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Any:
@@ -77,16 +80,27 @@ def features(encoding: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Any:
     return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
-def decisions(rule: Mapping[str, Any], scores: Any) -> tuple[Any, Any]:
-    """Return the log-odds of scores (n, k), and the number of the class that is decided for, (n,)."""
-    costs = np.log(rule["costs"] or np.ones(max(2, scores.shape[1])))
+def probabilities(rule: Mapping[str, Any], scores: Any) -> Any:
+    """Return the probabilities of scores (n, k), (n, k); None where they have none."""
+    costs, calibration = np.log(rule["costs"] or np.ones(max(2, scores.shape[1]))), rule["calibration"]
     if scores.shape[1] > 1:
-        return scores - costs, scores.argmax(1)
+        return _softmax(scores - costs)
+    if calibration is None:
+        return _sigmoid(scores - (costs[1] - costs[0])) if rule["proper"] else None
+    if "slope" in calibration:
+        return _sigmoid(calibration["slope"] * scores + calibration["intercept"])
+    return np.interp(scores, calibration["scores"], calibration["probabilities"])
+
+
+def decisions(rule: Mapping[str, Any], scores: Any) -> Any:
+    """Return the number of the class that is decided for, of scores (n, k), (n,)."""
+    if scores.shape[1] > 1:
+        return scores.argmax(1)
     share, one = rule["asked"].get("share"), scores[:, 0]
     chosen = one > rule["division"]
     if share is not None:  # of these rows; of equal scores at its end none
         chosen = len(one) - np.searchsorted(np.sort(one), one) <= share * len(one) * (1 + 1e-12)
-    return scores - (costs[1] - costs[0]), 1 * chosen
+    return 1 * chosen
 
 
 def _hot(cells: list[Any], column: Mapping[str, Any], encoding: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from fcco_lightning.data.texts import TextEncoder
 from fcco_lightning.engine import outputs_of_columns
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.networks import network_of
-from fcco_lightning.inference.tables import Kind, prediction_table
+from fcco_lightning.inference.tables import NO_PROBABILITIES, Kind, prediction_table
 from fcco_lightning.objectives import SquaredError
 from fcco_lightning.state.checkpoint_files import in_words, load_weights, read_file, weights_of_network
 
@@ -112,7 +112,10 @@ class Predictor(nn.Module):
                 f"threshold={threshold!r} is of probabilities, and this network predicts "
                 f"{'numbers' if kind == 'values' else 'the most probable of several classes'}: leave it out."
             )
-        return prediction_table(outputs, ids, kind=kind, names=names, threshold=threshold, rule=self.rule)
+        table = prediction_table(outputs, ids, kind=kind, names=names, threshold=threshold, rule=self.rule)
+        if kind != "values" and not any(name.startswith("probability") for name in map(str, table)):
+            warnings.warn(f"no probability is written: {NO_PROBABILITIES}", stacklevel=3)
+        return table
 
     def scores_of(self, outputs: Tensor) -> tuple[Kind, Sequence[str]]:
         """What the outputs are scores of, and their names; of another number than the classes they are an embedding."""

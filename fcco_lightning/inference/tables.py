@@ -1,6 +1,5 @@
 """Predictions as tables."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +15,10 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.row_files import new_file
 
 Kind = Literal["classes", "labels", "values"]
+NO_PROBABILITIES = (
+    "these scores have none: the objective ranks, and no samples were held out to calibrate them. Hold some out while "
+    "training (--data.splits.val_fraction 0.1 for tables), or train with cross-entropy."
+)
 _PLAIN = DecisionRule()
 
 
@@ -35,7 +38,8 @@ def prediction_table(
       decides positive, else the first; of C scores the softmax and the class of the largest;
     - "labels": of every one of T scores its sigmoid, and 1 if that is above the threshold (1/2), else 0.
 
-    A probability is one only if the objective makes it one (cross-entropy does, a loss of ranking does not).
+    Scores that are no probabilities have none: the column is left out where the objective, such as one of ranking, does
+    not make them log-odds and no samples were held out to calibrate them (:meth:`DecisionRule.probabilities`).
 
     Args:
         outputs: of the network, with first dimension n.
@@ -46,8 +50,8 @@ def prediction_table(
         rule: the decisions that the network makes.
 
     Raises:
-        ConfigError: if ``kind`` or ``threshold`` is none, there are not as many names as the outputs ask for, or
-            ``ids`` has a column of the prediction.
+        ConfigError: if ``kind`` or ``threshold`` is none, there are no probabilities for a threshold, not as many names
+            as the outputs ask for, or ``ids`` has a column of the prediction.
     """
     one_of("kind", kind, ("classes", "labels", "values"))
     if threshold is not None:
@@ -63,18 +67,29 @@ def prediction_table(
     if kind == "values":
         return _beside(ids, table)
     softmax = kind == "classes" and several > 1
-    log_odds = scores if kind == "labels" else rule.log_odds(scores)
-    table |= _columns("probability", ends, log_odds.softmax(1) if softmax else log_odds.sigmoid())
-    if kind == "labels":
-        table |= _columns("decision", ends, _above(scores, threshold or 0.5))
+    probabilities = _of_labels(scores, rule) if kind == "labels" else rule.probabilities(scores)
+    if probabilities is not None:
+        table |= _columns("probability", ends, probabilities)
+    elif threshold is not None:
+        raise ConfigError(f"threshold={threshold!r} is of probabilities, and {NO_PROBABILITIES}")
+    if softmax:
+        decided = scores.argmax(1, keepdim=True)
+    elif threshold is not None and probabilities is not None:
+        decided = (probabilities > threshold).long()
+    elif kind == "labels":
+        decided = (scores > 0).long()
     else:
-        one = (
-            rule.decided(scores[:, 0], among_themselves=True).long()
-            if threshold is None
-            else _above(log_odds[:, 0], threshold)
-        )
-        table["decision"] = [called[k] for k in (scores.argmax(1) if softmax else one).tolist()]
+        decided = rule.decided(scores[:, 0], among_themselves=True).long().unsqueeze(1)
+    if kind == "labels":
+        table |= _columns("decision", ends, decided)
+    else:
+        table["decision"] = [called[k] for k in decided[:, 0].tolist()]
     return _beside(ids, table)
+
+
+def _of_labels(scores: Tensor, rule: DecisionRule) -> Tensor | None:
+    """Of several labels, whose scores are not calibrated."""
+    return scores.sigmoid() if rule.proper else None
 
 
 def write_table(table: pd.DataFrame, path: str | Path) -> None:
@@ -92,12 +107,6 @@ def write_table(table: pd.DataFrame, path: str | Path) -> None:
             table.to_csv(file, index=False)
         else:
             table.to_parquet(file, index=False)
-
-
-def _above(scores: Tensor, threshold: float) -> Tensor:
-    """1 where a probability is above the threshold, else 0: at 0.5 where the score is positive, to its last digit."""
-    log_odds = math.log(threshold / (1 - threshold)) if threshold < 1 else math.inf
-    return (scores > log_odds).long()
 
 
 def _columns(name: str, ends: Sequence[str], values: Tensor) -> dict[str, Any]:

@@ -156,6 +156,11 @@ class Objective(nn.Module, Measurable, ABC):
         """Whether a score above 0, or the largest of several, is what the objective gives to the class of a sample."""
         return bool(getattr(getattr(self, "loss", None), "classifies", False))
 
+    @property
+    def proper(self) -> bool:
+        """Whether one score per sample is the log-odds of a positive where the loss is least, as with cross-entropy."""
+        return bool(getattr(getattr(self, "loss", None), "proper", False))
+
     def know_presence(self, probability: Tensor) -> None:
         """Learn how likely a batch is to speak of each row, shape (n,), where that follows from :meth:`subsets`.
 

@@ -41,6 +41,11 @@ class Quantity(ABC):
     all_tasks: ClassVar[bool] = False
     classifies: ClassVar[bool] = False
 
+    @property
+    def proper(self) -> bool:
+        """Whether it is a loss whose mean is least where one score per sample is the log-odds of a positive."""
+        return False
+
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         """One value per sample."""
@@ -88,6 +93,7 @@ class LogisticLoss(Quantity):
 
     range = Range(least=0.0)
     classifies = True
+    proper = True
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         _check_logistic(batch, self)
@@ -142,6 +148,7 @@ class CrossEntropyLoss(Quantity):
     label_smoothing: float = 0.0
     range = Range(least=0.0)
     classifies = True
+    proper = True
 
     def __post_init__(self) -> None:
         non_negative("label_smoothing", self.label_smoothing)
@@ -179,6 +186,11 @@ class CostedLoss(Quantity):
 
     def __init__(self, loss: Quantity, costs: Tensor) -> None:
         self.loss, self._costs = loss, Known(costs)
+
+    @property
+    def proper(self) -> bool:
+        """As of the loss without costs, which are known and can be taken back."""
+        return self.loss.proper
 
     def check(self, outputs: Tensor, batch: Columns) -> None:
         self.loss.check(outputs, batch)

@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
@@ -40,6 +41,15 @@ from fcco_lightning.training.trainers import quiet
 
 _EVALUATED = {SAMPLE_WEIGHT: "weight"}  # the name in batches of which figures are made
 _AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
+
+
+def _has_probabilities(model: "ConstrainedClassifier") -> bool:
+    if model.objective is None or model.objective.proper:
+        return True
+    raise AttributeError(
+        f"the scores of {type(model.objective).__name__} rank, and are no probabilities. Calibrate them on samples "
+        "held out, by sklearn.calibration.CalibratedClassifierCV, or train with cross-entropy."
+    )
 
 
 class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -184,12 +194,16 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _scores(self, parts: Iterable[Tensor]) -> Tensor:
         return torch.cat([self.network_(part) for part in parts])
 
+    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes, shape (n, C), of which the objective's scores are the log-odds."""
-        scores = self.rule_.log_odds(torch.from_numpy(self.decision_function(X)))
-        if scores.dim() == 1:
-            return torch.stack([torch.sigmoid(-scores), torch.sigmoid(scores)], dim=1).numpy()
-        return torch.softmax(scores, dim=1).numpy()
+        """Probabilities of the classes, shape (n, C), of which the objective's scores are the log-odds.
+
+        Raises:
+            AttributeError: for an objective of which they are not, such as one of ranking.
+        """
+        found = self.rule_.probabilities(torch.from_numpy(self.decision_function(X)))
+        assert found is not None  # noqa: S101 - else there is no such method
+        return (torch.stack([1 - found, found], dim=1) if found.dim() == 1 else found).numpy()
 
     def predict(self, X: Any) -> Any:
         """The classes that are decided, shape (n,)."""

@@ -174,13 +174,25 @@ class _Average(TypedDict):
     weights: dict[str, Tensor]
 
 
+class _Platt(TypedDict):
+    slope: float
+    intercept: float
+
+
+class _Isotonic(TypedDict):
+    scores: list[float]
+    probabilities: list[float]
+
+
 class _Decisions(TypedDict):
     """What decisions are for, and the numbers that follow from the data."""
 
     asked: dict[str, float | str | list[float]]
     costs: list[float]
     division: float
+    calibration: _Platt | _Isotonic | None
     known: bool
+    proper: bool
 
 
 class _Header(TypedDict):

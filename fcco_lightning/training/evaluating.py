@@ -91,24 +91,28 @@ class EvaluatingModule(LightningModule):
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
         """Give the outputs with the samples' ``index``.
 
-        Returns: ``scores``, the network's outputs (also as ``output``); and where the objective is cross-entropy
-            ``probabilities`` and ``decisions`` (0 or 1, or the class of the largest score).
+        Returns: ``scores``, the network's outputs (also as ``output``); of a classifier and of scores of two classes
+            also ``decisions`` (0 or 1, or the class of the largest score), where the rule knows them, and
+            ``probabilities``, where the scores have some.
         """
         columns = columns_of(batch)
         outputs = outputs_of_columns(self.network, columns)
         self._keep_pace(batch, batch_idx, self.trainer.num_predict_batches)
         found = {"index": columns["index"], "output": outputs}
-        if not isinstance(outputs, Tensor):
-            return found
-        return (
-            found | {"scores": outputs} | (self._decided(outputs) if isinstance(self.objective, CrossEntropy) else {})
-        )
+        return found | ({"scores": outputs} | self._decided(outputs) if isinstance(outputs, Tensor) else {})
 
     def _decided(self, scores: Tensor) -> dict[str, Tensor]:
-        """Probabilities and decisions of a classifier that was trained with cross-entropy."""
-        if scores.dim() == 2 and scores.shape[1] > 1:
-            return {"probabilities": self.rule.log_odds(scores).softmax(1), "decisions": scores.argmax(1)}
-        return {"probabilities": self.rule.log_odds(scores).sigmoid(), "decisions": self.rule.decided(scores).long()}
+        """Probabilities and decisions, as far as there are any."""
+        several = scores.dim() == 2 and scores.shape[1] > 1
+        if several and not isinstance(self.objective, CrossEntropy):  # scores of something else
+            return {}
+        probabilities = self.rule.probabilities(scores)
+        found = {} if probabilities is None else {"probabilities": probabilities}
+        if several:
+            found["decisions"] = scores.argmax(1)
+        elif self.rule.known:
+            found["decisions"] = self.rule.decided(scores).long()
+        return found
 
     def _keep_pace(self, batch: Any, done: int, batches: Sequence[float], loader: int = 0) -> None:
         """Behind the last batch, evaluate it again until all processes have had as many as the one with most.
@@ -192,15 +196,17 @@ class EvaluatingModule(LightningModule):
     def fit_rule(self, splits: Mapping[str, Split]) -> None:
         """Divide the scores where the decisions that are asked for say, by the validation split or else the training's.
 
-        Nothing is done where neither is there, or scores are not those of two classes.
+        Probabilities are calibrated on the validation split alone, of which no sample was trained on.  Nothing is done
+        where neither is there, or scores are not those of two classes.
         """
         split = splits.get("val", splits.get("train"))
         if split is None or not isinstance(split.outputs, Tensor) or split.outputs.numel() != len(split.outputs):
             return
         y = split.columns.get("y")
         if y is not None and y.dim() == 1 and bool(((y == 0) | (y == 1)).all()):
-            scores = split.outputs.detach().reshape(-1)
-            self.rule.fit(scores, y, split.columns.get("weight"), classifies=self.objective.classifies)
+            scores, weight = split.outputs.detach().reshape(-1), split.columns.get("weight")
+            classifies = self.objective.classifies
+            self.rule.fit(scores, y, weight, classifies=classifies, held_out="val" in splits)
 
     def summarise(self, name: str, split: Split) -> dict[str, float]:
         """All figures of a split; warns when its constraints have become vacuous.

@@ -142,7 +142,7 @@ class FCCOModule(EvaluatingModule):
         self.optimizer, self.schedule, self.clipping = optimizer, schedule, clipping
         self.evaluation = evaluation or default_evaluation(self.objective)
         self.average, self.execution = average, execution
-        self.rule = DecisionRule(as_decisions(decisions))
+        self.rule = DecisionRule(as_decisions(decisions), proper=self.objective.proper)
         self.margin: float | Literal["auto"] = margin if margin == "auto" else non_negative("margin", margin)
         self.phases = Phases(pretrain, self._main_phase, network)
         if self.phases.first is not None:  # its parameters are moved to the device, and saved, with all others

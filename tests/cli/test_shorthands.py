@@ -66,8 +66,8 @@ def test_other_options_stay_as_they_are():
     [
         (["yes", "no"] * 4, [], {"--model.objective": "AUC", "--data.splits.test_fraction": "0.2"}),
         (["yes", "no"] * 500, [], {"--trainer.max_epochs": "125", "--model.optimizer.weight_decay": "10"}),
-        (["yes", "no"] * 3000, [], {"--trainer.max_epochs": "56", "--data.batches.batch_size": "512"}),
-        (["yes", "no"] * 3000, [], {"--model.optimizer.weight_decay": "2.08", "--model.schedule.interval": "step"}),
+        (["yes", "no"] * 3000, [], {"--trainer.max_epochs": "63", "--data.batches.batch_size": "512"}),
+        (["yes", "no"] * 3000, [], {"--model.optimizer.weight_decay": "2.31", "--model.schedule.interval": "step"}),
         (["yes", "no"] * 3000, ["--model.optimizer.lr", "0.1"], {"--model.optimizer": None}),
         (["yes", "no"] * 3000, ["--model.objective", "AveragePrecision"], {"--trainer.max_epochs": "20"}),
         (
@@ -81,6 +81,22 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 75, [], {"--data.batches": "UniformSampling", "--data.batches.batch_size": "30"}),
         (["yes", "no"] * 128, ["--model.objective", "AveragePrecision"], {"--data.batches": None}),
         (["yes", "no"] * 75, ["--model.objective", "AveragePrecision"], {"--data.batches.batch_size": "37"}),
+        (["yes", "no"] * 128, [], {"--data.batches.batch_size": "46", "--data.splits.val_fraction": "0.1"}),
+        (["yes"] * 99 + ["no"] * 200, [], {"--data.splits.val_fraction": None}),  # too few to hold some out
+        (["yes", "no"] * 128, ["--data.splits.val_fraction", "0.2"], {"--data.splits.val_fraction": "0.2"}),
+        (["yes", "no"] * 128, ["--model.objective", "AUCMargin"], {"--data.splits.val_fraction": "0.1"}),
+        (["yes", "no"] * 128, ["--model.objective", "CrossEntropy"], {"--data.splits.val_fraction": None}),
+        (["yes", "no"] * 128, ["--data.columns.sensitive", "sex"], {"--data.splits.val_fraction": None}),
+        (
+            ["yes", "no"] * 200,  # of one of the groups 67 each
+            ["--data.columns.sensitive", "sex", "--model.objective", "AUC"],
+            {"--data.splits.val_fraction": None},
+        ),
+        (
+            ["yes", "no"] * 400,
+            ["--data.columns.sensitive", "sex", "--model.objective", "AUC"],
+            {"--data.splits.val_fraction": "0.1"},
+        ),
         (["yes", "no"] * 4, ["--data.batches", "BalancedSampling"], {"--data.batches.batch_size": None}),
         (["yes", "no"] * 4, ["--trainer.max_steps", "5"], {"--trainer.max_epochs": None}),
         (["yes", "no"] * 4, ["--model.constraints", "EqualizedOdds"], {"--model.objective": "CrossEntropy"}),
@@ -143,7 +159,8 @@ def test_a_table_without_a_configuration(table, capsys, labels, more, expected):
     }
     said = capsys.readouterr().err
     assert "Assumed, as nothing else is said: --data TabularDataModule" in said
-    assert ("--model.constraints EqualizedOdds" in said) == ("--data.columns.sensitive" in more)
+    alike = "--data.columns.sensitive" in more and "AUC" not in more
+    assert ("--model.constraints EqualizedOdds" in said) == alike
 
 
 def test_several_labels_are_ranked_one_by_one(table):

@@ -7,11 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.calibration import calibration_curve
 
+from fcco_lightning import ConfigError
 from fcco_lightning.cli import run
+from fcco_lightning.errors import FCCOError
 from fcco_lightning.inference import load
 
 FIT = "fit --data.train train.csv --data.columns.label ill --data.columns.positive yes --trainer.max_epochs 3"
+RANKED = ["--model.objective", "AUC", "--data.splits.val_fraction", "0"]
 QUIET = "--trainer.accelerator cpu --trainer.enable_progress_bar false --report.enabled false"
 
 
@@ -20,7 +24,8 @@ def patients(size=1200, seed=0):
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(size, 2)), rng.normal(size=size)
     ill = x[:, 0] + y > np.quantile(x[:, 0] + y, 0.9)
-    return pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "ill": np.where(ill, "yes", "no")})
+    sex = np.where(rng.random(size) < 0.5, "f", "m")
+    return pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "sex": sex, "ill": np.where(ill, "yes", "no")})
 
 
 @pytest.fixture
@@ -50,7 +55,8 @@ def test_balanced_decisions_find_the_rare_class(fitted):
 
 
 def test_a_least_rate_with_an_objective_of_ranking(fitted):
-    checkpoint, predicted, ill = fitted("--model.objective", "AUC", "--decisions.tpr", "0.7")
+    with pytest.warns(UserWarning, match="no probability is written"):
+        checkpoint, predicted, ill = fitted(*RANKED, "--decisions.tpr", "0.7")
     asked = torch.load(checkpoint, weights_only=True)["fcco"]["decisions"]
     assert asked["asked"] == {"tpr": 0.7}
     decided = predicted["decision"] == "yes"
@@ -67,5 +73,58 @@ def test_a_budget_is_a_share_of_the_table(fitted):
 
 
 def test_scores_that_nothing_divides_are_said(fitted):
-    with pytest.warns(UserWarning, match=r"at least 0\.7 of the positives, and the run has evaluated no split"):
-        fitted("--model.objective", "AUC", "--decisions.tpr", "0.7", "--trainer.limit_val_batches", "0")
+    with (
+        pytest.warns(UserWarning, match=r"no probability is written"),
+        pytest.warns(UserWarning, match=r"at least 0\.7 of the positives, and the run has evaluated no split"),
+    ):
+        fitted(*RANKED, "--decisions.tpr", "0.7", "--trainer.limit_val_batches", "0")
+
+
+def test_a_ranking_has_probabilities_where_rows_are_held_out(fitted, capsys):
+    """Of rows that it has never seen, against scikit-learn's measure of calibration."""
+    checkpoint, _, _ = fitted("--model.objective", "AUC")
+    assert "--data.splits.val_fraction 0.1" in capsys.readouterr().err
+    map_of_few = torch.load(checkpoint, weights_only=True)["fcco"]["decisions"]["calibration"]
+    assert set(map_of_few) == {"slope", "intercept"}  # of 10 positives
+    later = patients(4000, seed=2)
+    predicted, ill = load(checkpoint).predict(later.drop(columns="ill")), later["ill"] == "yes"
+    assert predicted["probability"].mean() == pytest.approx(ill.mean(), abs=0.03)
+    true, said = calibration_curve(ill, predicted["probability"], n_bins=10, strategy="quantile")
+    assert np.abs(true - said).mean() < 0.05
+    raw = 1 / (1 + np.exp(-predicted["score"]))
+    assert np.abs(np.subtract(*calibration_curve(ill, raw, n_bins=10, strategy="quantile"))).mean() > 0.2
+    asked = load(checkpoint).predict(later, threshold=0.3)
+    assert (asked["decision"].eq("yes") == (asked["probability"] > 0.3)).all()
+
+
+def test_a_ranking_without_rows_held_out_has_scores(fitted):
+    with pytest.warns(UserWarning, match=r"no probability is written: .* Hold some out"):
+        checkpoint, predicted, _ = fitted(*RANKED)
+    assert list(predicted) == ["index", "score", "decision"]
+    with pytest.raises(ConfigError, match=r"threshold=0\.3 is of probabilities, and these scores have none"):
+        load(checkpoint).predict(patients(20), threshold=0.3)
+
+
+def test_a_damaged_calibration_is_told(fitted, tmp_path):
+    checkpoint, _, _ = fitted("--model.objective", "AUC")
+    for damaged, said in (
+        ({"slope": "1", "intercept": 0.0}, "calibration"),
+        ({"scores": [0.0, 1.0], "probabilities": [0.5]}, "as many probabilities as scores"),
+        ({"scores": [1.0, 0.0], "probabilities": [0.1, 0.5]}, "both increasing"),
+        ({"slope": -1.0, "intercept": 0.0}, "slope"),
+    ):
+        content = torch.load(checkpoint, weights_only=True)
+        content["fcco"]["decisions"]["calibration"] = damaged
+        del content["fcco"]["structure"]
+        torch.save(content, tmp_path / "damaged.ckpt")
+        with pytest.raises(FCCOError, match=said):
+            load(tmp_path / "damaged.ckpt")
+
+
+def test_the_best_weights_keep_their_probabilities(fitted):
+    """A calibration belongs to the weights on whose scores it was found."""
+    options = ["--model.constraints", "DemographicParity", "--model.constraints.by", "sex", "--model.objective", "AUC"]
+    checkpoint, _, _ = fitted(*options, "--feasible.enabled", "true", "--data.splits.val_fraction", "0.3")
+    best = load(checkpoint.with_name("feasible.ckpt"))
+    other = patients(4000, seed=2)
+    assert best.predict(other)["probability"].mean() == pytest.approx(0.1, abs=0.04)

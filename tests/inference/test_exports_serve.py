@@ -17,6 +17,7 @@ from torch import nn
 
 from fcco_lightning.cli import run
 from fcco_lightning.constraints import DecisionRule, Decisions
+from fcco_lightning.constraints.calibration import IsotonicMap, PlattScaling
 from fcco_lightning.data.encoding import Column, Encoding, TabularEncoder, with_numbers
 from fcco_lightning.inference import Predictor, export, exporting, fcco_loader, prediction_table
 from fcco_lightning.models import CLIPModel, TextClassifier, TimmModel
@@ -125,6 +126,10 @@ RULES = {
     "share": (1, "classes", DecisionRule(Decisions(share=0.25), division=5.0, known=True)),
     "several": (3, "classes", DecisionRule(Decisions(costs=[1, 2, 9]), [0.4, 0.8, 3.6])),
     "labels": (3, "labels", DecisionRule()),
+    "ranked": (1, "classes", DecisionRule(known=True, proper=False)),
+    "ranked labels": (3, "labels", DecisionRule(proper=False)),
+    "few held out": (1, "classes", DecisionRule(calibration=PlattScaling(0.4, -2.0), known=True, proper=False)),
+    "many held out": (1, "classes", DecisionRule(calibration=IsotonicMap([-1.0, 0.5, 2.0], [0.01, 0.3, 0.6]))),
     "values": (2, "values", DecisionRule()),
 }
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn import clone, config_context
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_classification
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_predict
@@ -65,6 +66,17 @@ def test_a_constraint_changes_decisions(problem, capfd, caplog):
     assert "constraint" in repr(model.report_)
     assert set(model.classes_) == {"yes", "no"}
     np.testing.assert_allclose(model.predict_proba(X)[:, 1], 1 / (1 + np.exp(-model.decision_function(X))))
+
+
+def test_a_ranking_has_no_probabilities_until_it_is_calibrated(problem):
+    X, y, _ = problem
+    model = ConstrainedClassifier(AUC(), **QUICK)
+    assert not hasattr(model, "predict_proba")
+    with pytest.raises(AttributeError, match="predict_proba") as raised:
+        _ = model.fit(X, y).predict_proba
+    assert "CalibratedClassifierCV" in str(raised.value.__cause__)
+    calibrated = CalibratedClassifierCV(model, cv=2).fit(X, y)
+    assert calibrated.predict_proba(X)[:, 1].mean() == pytest.approx((y == model.classes_[1]).mean(), abs=0.03)
 
 
 @pytest.mark.parametrize("max_epochs", [3, None])

@@ -425,7 +425,8 @@ def test_predict_gives_outputs_with_indices(make_module, make_trainer, small_dat
     parts = trainer.predict(module, small_data)
     assert torch.equal(torch.cat([p["index"] for p in parts]), torch.arange(80))
     assert torch.cat([p["output"] for p in parts]).shape == (80,)
-    assert all(p["scores"] is p["output"] and "decisions" not in p for p in parts)  # the AUC decides nothing
+    assert all(p["scores"] is p["output"] and "probabilities" not in p for p in parts)  # the AUC ranks
+    assert all(torch.equal(p["decisions"], (p["scores"] > module.rule.division).long()) for p in parts)
 
 
 def test_predict_gives_decisions_where_there_are_some(make_trainer, small_data):
