@@ -1,12 +1,14 @@
-"""Checks of scalar arguments, made once where an argument enters."""
+"""Checks of scalar arguments and of files, made once where an argument enters."""
 
 import importlib
 import math
+import zipfile
 from collections.abc import Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeVar
 
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import CheckpointError, ConfigError
 
 T = TypeVar("T")
 
@@ -77,3 +79,46 @@ def package(name: str, extra: str, asked_by: str) -> Any:
             f"{asked_by} needs the package {name}, which is not installed. Install it (pip install "
             f"'fcco-lightning[{extra}]')."
         ) from error
+
+
+def checkpoint_file(path: str | Path) -> Path:
+    """Return the path of a checkpoint, or raise :class:`CheckpointError` if no regular file is there."""
+    path = Path(path)
+    try:
+        exists, regular = path.exists(), path.is_file()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {str(path)[:200]!r}: no name of a file ({type(error).__name__}).") from error
+    if not exists:
+        raise CheckpointError(f"checkpoint {path}: there is no such file (looked in {Path.cwd()}).")
+    if not regular:
+        raise CheckpointError(f"checkpoint {path}: this is not a regular file. Give one that `fcco fit` wrote.")
+    return path
+
+
+def check_file(path: str | Path) -> None:
+    """Refuse a missing or damaged checkpoint file.
+
+    Raises:
+        CheckpointError: naming the file and what is wrong.
+    """
+    path = checkpoint_file(path)
+    try:
+        damaged = _damage(path)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {path}: cannot be read: {error.strerror or error}.") from error
+    if damaged is not None:
+        raise CheckpointError(f"checkpoint {path}: the file is {damaged}. Use an earlier one.")
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with an archive; None if every byte that counts is what was written."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return "truncated or no checkpoint"
+        with zipfile.ZipFile(path) as archive:
+            member = archive.testzip()
+    except OSError:
+        raise
+    except Exception as error:  # of many kinds, depending on which byte is wrong
+        return f"damaged ({error or type(error).__name__})"
+    return None if member is None else f"damaged at {member}"

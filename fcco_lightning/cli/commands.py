@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fcco_lightning import __version__
+from fcco_lightning.checks import checkpoint_file
 from fcco_lightning.cli.catalogue import KINDS, members
+from fcco_lightning.cli.loading import quick_loading
 from fcco_lightning.cli.named_configs import copy_config, named_configs, named_searches, summary
 from fcco_lightning.errors import ConfigError, FCCOError, printable_lines
 
@@ -85,10 +87,22 @@ def run(args: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"fcco: {given[0]!r} is no command.{hint} The commands are {', '.join(commands)}.\n")
         return 2
     else:
+        return _run_of_lightning(given)
+    return 0
+
+
+def _run_of_lightning(given: Sequence[str]) -> int:
+    """Carry out a command of Lightning's; what is wrong with files and tables is said before it is loaded."""
+    from fcco_lightning.cli.shorthands import written_out  # noqa: PLC0415
+
+    words: list[str] = []
+    status = _status(lambda _: words.extend(written_out(given)), Namespace())
+    if status:
+        return status
+    with quick_loading():
         from fcco_lightning.cli.lightning_cli import explained, start  # noqa: PLC0415 - loads torch and lightning
 
-        return explained(lambda: start(given))
-    return 0
+    return explained(lambda: start(words))
 
 
 def _predicts_a_split(given: Sequence[str]) -> bool:
@@ -118,6 +132,8 @@ def _status(work: Work, given: Namespace) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
+            if "ckpt" in given:  # before libraries are loaded that read it
+                checkpoint_file(given.ckpt)
             work(given)
     except FCCOError as error:
         if os.environ.get("FCCO_DEBUG"):
@@ -329,8 +345,9 @@ def _tune(parser: ArgumentParser) -> Work:
     parser.add_argument("--full", action="store_true", help="end no trial early (successive halving otherwise does)")
 
     def work(given: Namespace) -> None:
-        from fcco_lightning.cli.lightning_cli import explained  # noqa: PLC0415 - loads torch and lightning
-        from fcco_lightning.cli.tuning import print_search  # noqa: PLC0415
+        with quick_loading():
+            from fcco_lightning.cli.lightning_cli import explained  # noqa: PLC0415 - loads torch and lightning
+            from fcco_lightning.cli.tuning import print_search  # noqa: PLC0415
 
         settings = vars(given)
         fit = settings.pop("of_fit")

@@ -32,7 +32,6 @@ import fcco_lightning.data.datamodules
 from fcco_lightning import FAMILIES, Report, public_names
 from fcco_lightning.cli.catalogue import SECTIONS
 from fcco_lightning.cli.parser import ArgumentParser
-from fcco_lightning.cli.shorthands import written_out
 from fcco_lightning.cli.yaml_files import require_harmless
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError, printable, printable_lines
 from fcco_lightning.state.checkpoint_files import read_file
@@ -101,12 +100,12 @@ class FCCOCLI(LightningCLI):
     """LightningCLI whose explicit arguments beat a checkpoint's hyperparameters.
 
     Args:
-        args: as typed, without the program's name; None for the command line.
+        args: without the program's name.
         **settings: the other arguments of LightningCLI.
     """
 
-    def __init__(self, args: list[str] | None, **settings: Any) -> None:
-        self._first = (sys.argv[1:] if args is None else args)[:1]
+    def __init__(self, args: list[str], **settings: Any) -> None:
+        self._first = args[:1]
         super().__init__(args=args, **settings)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
@@ -288,11 +287,11 @@ def _modules_of_families() -> list[str]:
     return sorted({home for home in public_names().values() if home.split(".")[1] in FAMILIES})
 
 
-def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ()) -> None:
+def start(args: Sequence[str], callbacks: Sequence[Callback] = ()) -> None:
     """Carry out a command line of ``fcco fit`` and the others.
 
     Args:
-        args: as typed, without the program's name; None for the command line.
+        args: without the program's name, as :func:`~fcco_lightning.cli.shorthands.written_out` returns them.
         callbacks: of the trainer, beside those that the configuration names.
     """
     with warnings.catch_warnings(), _without_advertisements(), _careful_yaml():
@@ -311,7 +310,7 @@ def start(args: Sequence[str] | None = None, callbacks: Sequence[Callback] = ())
             save_config_kwargs={"overwrite": True},
             parser_class=ArgumentParser,
             parser_kwargs={"prog": "fcco"},
-            args=None if args is None else written_out(args),
+            args=list(args),
         )
 
 

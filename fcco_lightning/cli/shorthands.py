@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcco_lightning import recipes
+from fcco_lightning.checks import check_file
 from fcco_lightning.cli.named_configs import with_files
 from fcco_lightning.cli.yaml_files import load_yaml
 from fcco_lightning.data.text_files import require_text
@@ -153,8 +154,6 @@ def _of_a_run(args: list[str]) -> list[str]:
     if args[:1] not in (["test"], ["validate"]) or named:
         return args
     if options.get("--ckpt_path") not in (None, "last", "auto"):
-        from fcco_lightning.state.checkpoint_files import check_file  # noqa: PLC0415 - loads torch
-
         check_file(options["--ckpt_path"])
     if folder.name != "checkpoints" or not config.is_file():
         return args

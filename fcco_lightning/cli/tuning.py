@@ -16,6 +16,7 @@ from fcco_lightning.checks import at_least, one_of, package
 from fcco_lightning.cli.comparison import print_rows
 from fcco_lightning.cli.lightning_cli import start
 from fcco_lightning.cli.named_configs import named_searches
+from fcco_lightning.cli.shorthands import written_out
 from fcco_lightning.cli.yaml_files import read_yaml
 from fcco_lightning.errors import ConfigError, NonFiniteError
 from fcco_lightning.evaluation import direction, is_feasible, standing
@@ -271,7 +272,7 @@ def search(
         chosen = _arguments({option.path: option.suggest(trial) for option in options})
         judge = Judge(trial, figure, mode)
         root = f"--trainer.default_root_dir={Path(folder) / f'trial_{trial.number}'}"
-        start(["fit", *fit, *chosen, *_LEAN, root], [judge])
+        start(written_out(["fit", *fit, *chosen, *_LEAN, root]), [judge])
         return judge.rank
 
     left = trials - sum(trial.state.is_finished() for trial in study.trials)

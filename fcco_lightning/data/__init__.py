@@ -1,45 +1,28 @@
-"""Data floor: tables of tensors, batch plans, resumable loaders, encoders and readers.  No Lightning here."""
+"""Data floor: tables of tensors, batch plans, resumable loaders, encoders and readers.  No Lightning here.
 
-from fcco_lightning.data.encoding import Encoding
-from fcco_lightning.data.grouping import GroupBy, Groups
-from fcco_lightning.data.images import ImageNoise, ImageTransform
-from fcco_lightning.data.indexed import IndexedDataset
-from fcco_lightning.data.loader import ResumableLoader
-from fcco_lightning.data.pairs import PairTable, read_pairs
-from fcco_lightning.data.plans import (
-    BatchPlan,
-    Drawn,
-    RepeatedBatches,
-    RowsOf,
-    UniformBatches,
-)
-from fcco_lightning.data.roles import Columns
-from fcco_lightning.data.sampling import (
-    BagSampling,
-    BalancedSampling,
-    CellSampling,
-    EventSampling,
-    GroupSampling,
-    LabelSampling,
-    QuerySampling,
-    RepeatedSampling,
-    Sampling,
-    TwoDraws,
-    UniformSampling,
-)
-from fcco_lightning.data.splits import Splits
-from fcco_lightning.data.synthetic import (
-    BlockDistributions,
-    DigitBags,
-    Garnet,
-    GaussianGroups,
-    GradedLists,
-    LatentChoice,
-    ManyClasses,
-    ProportionalHazards,
-)
-from fcco_lightning.data.table import LabelTable, TensorTable
-from fcco_lightning.data.texts import TextTokens
+The names are imported on first use, so that a table can be read, and its faults be named, before torch is loaded.
+"""
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "encoding": "Encoding",
+    "grouping": "GroupBy Groups",
+    "images": "ImageNoise ImageTransform",
+    "indexed": "IndexedDataset",
+    "loader": "ResumableLoader",
+    "pairs": "PairTable read_pairs",
+    "plans": "BatchPlan Drawn RepeatedBatches RowsOf UniformBatches",
+    "roles": "Columns",
+    "sampling": "BagSampling BalancedSampling CellSampling EventSampling GroupSampling LabelSampling QuerySampling "
+    "RepeatedSampling Sampling TwoDraws UniformSampling",
+    "splits": "Splits",
+    "synthetic": "BlockDistributions DigitBags Garnet GaussianGroups GradedLists LatentChoice ManyClasses "
+    "ProportionalHazards",
+    "table": "LabelTable TensorTable",
+    "texts": "TextTokens",
+}
 
 __all__ = [
     "BagSampling",
@@ -81,3 +64,10 @@ __all__ = [
     "UniformSampling",
     "read_pairs",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names.split():
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

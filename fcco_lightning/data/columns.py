@@ -6,16 +6,17 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
 from fcco_lightning.data.conditions import Condition, comparisons, holds, values_of
 from fcco_lightning.data.text_files import read_csv
 from fcco_lightning.errors import DataError
+
+if TYPE_CHECKING:  # a table is read, and its faults are named, without loading torch
+    from torch import Tensor
 
 MOST_ARE_NUMBERS = 0.9
 """Share of numbers among the filled cells from which on a column of text is taken for numbers with mistakes in it."""
@@ -135,13 +136,15 @@ def require_filled(column: pd.Series, argument: str, where: str, remedy: str = "
         )
 
 
-def places(values: Iterable[str], cells: pd.Series) -> Tensor:
+def places(values: Iterable[str], cells: pd.Series) -> "Tensor":
     """Return the place of every cell, as text, among ``values``, or -1, shape (n,), int64."""
+    import torch  # noqa: PLC0415
+
     codes = pd.Index(list(values), dtype=object).get_indexer(pd.Index(text_of(cells), dtype=object))
     return torch.from_numpy(codes.astype(np.int64))
 
 
-def marked(column: pd.Series, values: Iterable[object]) -> Tensor:
+def marked(column: pd.Series, values: Iterable[object]) -> "Tensor":
     """Mark the cells equal to one of ``values``; 1, 1.0, True, "true" and "1" are equal, and so are "a" and " a ".
 
     A truth value is also equal to the words that YAML reads as one: True to "yes" and "on", False to "no" and "off".
@@ -149,13 +152,15 @@ def marked(column: pd.Series, values: Iterable[object]) -> Tensor:
     Returns:
         int64 tensor of shape (n,) with values in {0, 1}; 0 for missing cells.
     """
+    import torch  # noqa: PLC0415
+
     wanted = set[str | float]().union(*map(_meanings, values))
     text = text_of(column)
     found = [cell for cell in text.dropna().unique() if number_or_text(cell) in wanted]
     return torch.from_numpy(text.isin(found).to_numpy().astype(np.int64))
 
 
-def indicator(column: pd.Series, value: object, argument: str, where: str) -> Tensor:
+def indicator(column: pd.Series, value: object, argument: str, where: str) -> "Tensor":
     """Mark the cells equal to ``value`` as :func:`marked` does, of which there must be one.
 
     Raises:
@@ -170,7 +175,7 @@ def indicator(column: pd.Series, value: object, argument: str, where: str) -> Te
     return found
 
 
-def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series], Tensor]:
+def condition_on(column: pd.Series, condition: Condition) -> "Callable[[pd.Series], Tensor]":
     """Return the test whether cells meet a condition, as it is to be understood of this column of the training split.
 
     A text that is one of the column's values means that value; else it must be a comparison with numbers.  A missing
@@ -179,6 +184,8 @@ def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series
     Raises:
         DataError: if no cell of ``column`` has one of the values or meets the comparison.
     """
+    import torch  # noqa: PLC0415
+
     name = str(column.name)
     present = {number_or_text(text): text for text in text_of(column.dropna()).unique()}
     values = values_of(condition, name)
@@ -186,7 +193,7 @@ def condition_on(column: pd.Series, condition: Condition) -> Callable[[pd.Series
     for value in others:
         _require_comparison(value, column, listed(present.values()))
 
-    def test(cells: pd.Series) -> Tensor:
+    def test(cells: pd.Series) -> "Tensor":
         met = marked(cells, [value for value in values if value not in others]).bool()
         if others:
             numbers = torch.from_numpy(cells.to_numpy(dtype=np.float64, copy=True, na_value=np.nan))

@@ -4,11 +4,12 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from fcco_lightning.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Value = str | bool | int | float  # first a text: as another one a configuration would read "no" and "007"
 """A value of a column, or a text of comparisons such as "<25" or ">=18 and <65"."""
@@ -74,7 +75,7 @@ def _described(condition: Condition, column: str) -> str:
     return text if comparisons(condition) else f"={text}"
 
 
-def holds(column: Tensor, condition: Condition, name: str) -> Tensor:
+def holds(column: "Tensor", condition: Condition, name: str) -> "Tensor":
     """Return the mask (B,) of the entries of a column of numbers, called ``name`` in messages, that meet a condition.
 
     Raises:
@@ -83,7 +84,7 @@ def holds(column: Tensor, condition: Condition, name: str) -> Tensor:
     return reduce(operator.or_, [_meets(column, value, name) for value in values_of(condition, name)])
 
 
-def _meets(column: Tensor, value: Value, name: str) -> Tensor:
+def _meets(column: "Tensor", value: Value, name: str) -> "Tensor":
     met: list[Tensor] = [operate(column, bound) for operate, bound in comparisons(value)]
     return reduce(operator.and_, met) if met else column == _number(value, name)
 

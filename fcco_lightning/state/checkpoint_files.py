@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fcco_lightning.checks import check_file
 from fcco_lightning.errors import CheckpointError, FCCOError
 from fcco_lightning.state.checkpoint_schema import misfit_of_checkpoint
 from fcco_lightning.state.divided import put_back
@@ -34,43 +34,6 @@ WEIGHTS_ALONE = (
 def rows_folder(path: str | Path) -> Path:
     """The folder ``X.ckpt.rows`` that belongs to ``X.ckpt``; it holds one folder per save."""
     return Path(f"{os.path.realpath(path)}.rows")
-
-
-def check_file(path: str | Path) -> None:
-    """Refuse a missing or damaged checkpoint file.
-
-    Raises:
-        CheckpointError: naming the file and what is wrong.
-    """
-    path = Path(path)
-    try:
-        exists, regular = path.exists(), path.is_file()
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint {str(path)[:200]!r}: no name of a file ({type(error).__name__}).") from error
-    if not exists:
-        raise CheckpointError(f"checkpoint {path}: there is no such file (looked in {Path.cwd()}).")
-    if not regular:
-        raise CheckpointError(f"checkpoint {path}: this is not a regular file. Give one that `fcco fit` wrote.")
-    try:
-        damaged = _damage(path)
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {path}: cannot be read: {error.strerror or error}.") from error
-    if damaged is not None:
-        raise CheckpointError(f"checkpoint {path}: the file is {damaged}. Use an earlier one.")
-
-
-def _damage(path: Path) -> str | None:
-    """What is wrong with an archive; None if every byte that counts is what was written."""
-    try:
-        if not zipfile.is_zipfile(path):
-            return "truncated or no checkpoint"
-        with zipfile.ZipFile(path) as archive:
-            member = archive.testzip()
-    except OSError:
-        raise
-    except Exception as error:  # of many kinds, depending on which byte is wrong
-        return f"damaged ({error or type(error).__name__})"
-    return None if member is None else f"damaged at {member}"
 
 
 def read_file(path: str | Path, *, to_continue: bool = False, whole: bool = False) -> dict[str, Any]:

@@ -269,7 +269,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--model.algorithm=DRAGO"], "it belongs to the linear models DROClassifier and DRORegressor", 2),
         (["--model.algorithm=CappedSimplex"], "a class of this package, but not of the kind that goes here", 2),
         (["--model.evaluation.split=3"], "--model.evaluation.split: no class is named that has this argument", 2),
-        (["--config=sinthetic_alexr2"], "Did you mean synthetic_alexr2", 1),
+        (["--config=sinthetic_alexr2"], "Did you mean synthetic_alexr2", 2),
         (["--trainer.logger=false", "--logger=wandb"], "Leave one of them out", 1),
         (["--ckpt_path=nowhere.ckpt"], "nowhere.ckpt", 1),
         (["--model.optimizer=torch.optim.LBFGS"], "LBFGS evaluates", 1),

@@ -1,0 +1,55 @@
+"""Torch and Lightning are loaded without what they would import and no command needs."""
+
+import gc
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType
+from typing import Any
+
+_OF_LIGHTNING = {
+    "Metric": "torchmetrics.metric",
+    "MetricCollection": "torchmetrics.collections",
+    "__version__": "torchmetrics.__about__",
+}
+
+
+class _OnDemand(ModuleType):
+    """The package torchmetrics, run as a whole once another of its names is asked for than Lightning needs.
+
+    As a whole it imports torchvision, transformers and scipy.signal, a third of all that a command would load.
+    """
+
+    _logger = logging.getLogger("torchmetrics")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_LIGHTNING:
+            importlib.import_module("torchmetrics.utilities")  # which some modules have to find begun
+            return getattr(importlib.import_module(_OF_LIGHTNING[name]), name)
+        if name.startswith("__") or self.__spec__ is None or self.__spec__.loader is None:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        object.__setattr__(self, "__class__", ModuleType)  # from now on as any other
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+@contextmanager
+def quick_loading() -> Iterator[None]:
+    """Import Lightning within this context, without all of torchmetrics.
+
+    Modules are many objects that stay: to look for garbage among them is in vain.
+    """
+    spec = None if "torchmetrics" in sys.modules else find_spec("torchmetrics")
+    if spec is not None:
+        sys.modules["torchmetrics"] = module = module_from_spec(spec)
+        module.__class__ = _OnDemand
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
