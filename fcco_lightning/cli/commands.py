@@ -26,7 +26,7 @@ usage: fcco [-h] [--version] [--print_completion] {fit,front,validate,test,predi
 
 Compositional and constrained training on PyTorch Lightning.
 
-commands (fcco COMMAND --help lists every option):
+commands (fcco COMMAND --help shows its options):
   fit        train, then report: a table, report.html, report.json and pictures in the run's folder
   front      train the front of figures against violation: a run for every kappa, a table and a picture
   validate   figures of a checkpoint on the training and validation splits
@@ -57,6 +57,50 @@ examples:
 """
 
 
+_HELP_OF_FIT = """\
+usage: fcco fit --data.train TABLE --data.columns.label COLUMN [OPTION ...]
+       fcco fit --config CONFIG [OPTION ...]
+
+Train, then report: a table, and report.html, report.json, pictures below runs.
+Of a table, what is not said follows from its columns; the first line tells it.
+
+data
+  --data.train TABLE               .csv, .parquet; --data.test TABLE likewise
+  --data.columns.label COLUMN      what is predicted
+  --data.columns.positive VALUE    of the label, which is to be found
+  --data.columns.sensitive COLUMN  groups, for constraints on `group`
+  --data.columns.favoured VALUE    the group with which the others are compared
+  --data.splits.test_fraction F    how much is held out for the test
+  --data.splits.val_fraction F     how much of the rest is held out to choose by
+  --data.batches.batch_size N      samples of a batch
+
+what is trained
+  --model.objective CLASS          fcco list objectives
+  --model.constraints CLASS,...    fcco list constraints
+  --model.constraints.kappa X      by how much a constraint may be missed
+  --decisions balanced             or --decisions.share .1, .tpr .8,
+                                   .threshold .2: what decisions are for
+  --model.network CLASS            fcco list networks
+  --model.algorithm CLASS          fcco list algorithms
+  --model.optimizer CLASS          of fcco list optimizers, or of torch.optim
+  --model.optimizer.lr X           step size
+
+the run
+  --trainer.max_epochs N           how long
+  --trainer.accelerator cpu        or gpu; --trainer.devices N
+  --seed_everything N              seed (default 0)
+  --name NAME                      of the folder below runs
+  --ckpt_path auto                 continue this job, or name a checkpoint
+  --feasible.enabled true          keep the best weights that meet constraints
+  --config CONFIG                  file, or name of fcco list configs
+  --print_config                   print all options as they are, train nothing
+
+more
+  fcco fit --help all              every option
+  fcco fit --model.algorithm.help SONEX
+                                   the options of a class
+"""
+
 _OF_LIGHTNING = ("fit", "validate", "test", "predict")
 
 
@@ -71,6 +115,8 @@ def run(args: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     if given in ([], ["-h"], ["--help"]):
         sys.stdout.write(_HELP)
+    elif given in (["fit", "-h"], ["fit", "--help"]):
+        sys.stdout.write(_HELP_OF_FIT)
     elif given == ["--version"]:
         _say(f"fcco_lightning {__version__}")
     elif given == ["--print_completion"]:
@@ -95,6 +141,8 @@ def _run_of_lightning(given: Sequence[str]) -> int:
     """Carry out a command of Lightning's; what is wrong with files and tables is said before it is loaded."""
     from fcco_lightning.cli.shorthands import written_out  # noqa: PLC0415
 
+    if given[1:] == ["--help", "all"]:
+        given = given[:2]
     words: list[str] = []
     status = _status(lambda _: words.extend(written_out(given)), Namespace())
     if status:

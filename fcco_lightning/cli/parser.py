@@ -64,7 +64,7 @@ class ArgumentParser(LightningArgumentParser):
             message = message.replace(f"'{nested[1]}'", f"'{_below_classes(nested[1])}'").strip()
             message += f".{_near(nested[1], _accepted_options(ex, self))}"
         sys.stderr.write(
-            f"fcco: error: {printable_lines(message.rstrip())}\n(--help lists every option, fcco list every class)\n"
+            f"fcco: error: {printable_lines(message.rstrip())}\n(--help all lists the options, fcco list the classes)\n"
         )
         sys.exit(2)
 

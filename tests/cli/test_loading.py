@@ -1,11 +1,15 @@
 """What a command does not need it does not load: it answers at once, and trains the sooner."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fcco_lightning.cli import run
+from fcco_lightning.cli.options import options
 
 HEAVY = ["torch", "lightning", "sklearn", "scipy", "matplotlib", "timm", "open_clip", "transformers", "datasets"]
 TABLES = ["pandas"]
@@ -62,3 +66,23 @@ def test_lightning_is_loaded_without_what_it_does_not_need_and_torchmetrics_stay
         "assert issubclass(torchmetrics.Accuracy, Metric) and 'scipy.signal' in sys.modules\n"
         "assert not hasattr(torchmetrics, 'Acuracy')\n"
     )
+
+
+def test_the_help_of_fit_is_a_page_of_options_that_there_are(capsys):
+    assert run(["fit", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    named = {word for line in lines for word in re.findall(r"(?<!\S)--([a-z_.]+)", line)}
+    others = {
+        "decisions",
+        "decisions.share",
+        "help",
+        "model.algorithm.help",
+        "model.constraints.kappa",
+    }  # of shorthands, of classes
+    assert len(named) > 20
+    assert named - others <= options().keys()
+    with pytest.raises(SystemExit, match="0"):
+        run(["fit", "--help", "all"])
+    assert len(capsys.readouterr().out.splitlines()) > 60
