@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from fcco_lightning.cli import run
 
@@ -13,6 +14,8 @@ def main(args: Sequence[str] | None = None) -> None:
     Args:
         args: as on the command line, without the program's name; ``sys.argv[1:]`` by default.
     """
+    if str(Path.cwd()) not in sys.path:  # parts of one's own beside the data, after all that is installed
+        sys.path.append(str(Path.cwd()))
     try:
         try:
             status = run(args)

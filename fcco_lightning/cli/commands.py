@@ -58,8 +58,8 @@ examples:
 
 
 _HELP_OF_FIT = """\
-usage: fcco fit --data.train TABLE --data.columns.label COLUMN [OPTION ...]
-       fcco fit --config CONFIG [OPTION ...]
+usage: fcco fit TABLE --label COLUMN [OPTION ...]
+       fcco fit --config CONFIG [TABLE] [OPTION ...]
 
 Train, then report: a table, and report.html, report.json, pictures below runs.
 Of a table, what is not said follows from its columns; the first line tells it.
@@ -84,6 +84,11 @@ what is trained
   --model.algorithm CLASS          fcco list algorithms
   --model.optimizer CLASS          of fcco list optimizers, or of torch.optim
   --model.optimizer.lr X           step size
+
+in short
+  TABLE in the first place, --test, --label, --positive, --sensitive,
+  --favoured, --objective, --constraints, --network, --algorithm, --optimizer,
+  --lr, --batch_size, --epochs, --seed
 
 the run
   --trainer.max_epochs N           how long

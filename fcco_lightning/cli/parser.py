@@ -29,8 +29,7 @@ _MOST_LISTED = 25  # options of a class that a message names
 
 _OF_RUNS = " The folder of the run that wrote a checkpoint has all options of it: add --config FOLDER/config.yaml."
 _TO_FIT = (
-    " Give a configuration, --config NAME (fcco list configs names some), or a table, --data.train TABLE "
-    "--data.columns.label COLUMN."
+    " Give a configuration, --config NAME (fcco list configs names some), or a table: fcco fit TABLE --label COLUMN."
 )
 _IN_WORDS = {
     "int": "a whole number",

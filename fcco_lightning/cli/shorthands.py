@@ -4,14 +4,14 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcco_lightning import recipes
 from fcco_lightning.checks import check_file
 from fcco_lightning.cli.named_configs import with_files
-from fcco_lightning.cli.yaml_files import load_yaml
+from fcco_lightning.cli.yaml_files import load_yaml, read_yaml
 from fcco_lightning.data.text_files import require_text
 from fcco_lightning.errors import ConfigError, printable_lines
 
@@ -33,17 +33,29 @@ _ALIKE = "EqualizedOdds"  # where groups are named, and nothing of how they are 
 _NULLS = ("null", "None", "~")
 _RECORDS = "columns|groups|splits|encoding|images|transform|noise|texts|tokens|digits|model|classes|pairs"
 _FIELD = re.compile(rf"--data\.(?:init_args\.)?({_RECORDS})\.(\w+)")
-_CLASS = re.compile(r"[A-Z]\w*")
+_CLASS = re.compile(r"(?:\w+\.)*[A-Z]\w*")
+_TABLES = (".csv", ".parquet")
+_SHORT = {  # words for options of `fit`, and for those below them
+    **{f"--{name}": f"--data.columns.{name}" for name in ("label", "positive", "sensitive", "favoured")},
+    **{f"--{name}": f"--model.{name}" for name in ("objective", "constraints", "network", "algorithm", "optimizer")},
+    "--test": "--data.test",
+    "--batch_size": "--data.batches.batch_size",
+    "--lr": "--model.optimizer.lr",
+    "--epochs": "--trainer.max_epochs",
+    "--seed": "--seed_everything",
+}
 
 
 def written_out(args: Sequence[str]) -> list[str]:
     """Arguments as the parser knows them, for those that a person types.
 
+    - ``fit t.csv --label y --seed 3``: a table in the first place, and short words for the options that are used most.
     - Names of configurations become their files.
     - Constraints by name, ``--model.constraints A,B`` and ``--model.constraints+=C``, become a list of classes, and
       ``--model.constraints.ARGUMENT VALUE`` an argument of those that were named last.
     - What decisions are for, ``--decisions balanced`` or ``--decisions.share 0.1``, becomes an argument of the model.
-    - ``fit`` on a table without a configuration: what else is needed follows from the label, and is said.
+    - ``fit`` on a table: what neither options nor a configuration say follows from the label, and is said; nothing
+      where the datamodule is named.
     - ``test`` and ``validate`` of a checkpoint without a configuration or data: those of the run that wrote it.
 
     Example:
@@ -54,14 +66,27 @@ def written_out(args: Sequence[str]) -> list[str]:
         path = Path(word.rpartition("=")[2])
         if path.suffix in _CONFIGS and path.is_file():
             require_text(path, str(path))
-    given = list(_with_nulls(_with_constraints(_with_decisions(with_files(args)))))
+    given = list(_with_nulls(_with_constraints(_with_decisions(with_files(_in_full(args))))))
     table = _options(given).get("--data", "")
-    if table.endswith((".csv", ".parquet")):
+    if table.endswith(_TABLES):
         way = f"is given by --data.train {table}, from which the datamodule follows."
         if given[:1] == ["predict"]:
             way = f"is predicted by fcco predict CKPT {table}."
         raise ConfigError(f"--data {table} names no datamodule: a table {way}")
     return [*_of_a_table(given)] if given[:1] == ["fit"] else _of_a_run(given)
+
+
+def _in_full(args: Sequence[str]) -> list[str]:
+    """The arguments, with a table in the first place and short words of ``fit`` as the options that they mean."""
+    if args[:1] != ["fit"]:
+        return [*args]
+    table = ["--data.train"] if len(args) > 1 and args[1].endswith(_TABLES) and not args[1].startswith("-") else []
+    return ["fit", *table, *map(_full, args[1:])]
+
+
+def _full(word: str) -> str:
+    short = re.match(r"--\w+", word)
+    return word if short is None or short[0] not in _SHORT else _SHORT[short[0]] + word[short.end() :]
 
 
 def _with_nulls(args: Iterable[str]) -> Iterator[str]:
@@ -128,9 +153,9 @@ def _classes(words: str) -> list[dict[str, Any]]:
 
 
 def _of_a_table(args: Sequence[str]) -> Iterator[str]:
-    """The arguments of ``fit``, with what they leave out of a table without a configuration."""
-    options = _options(args)
-    if {"--config", "-c", "--data"} & options.keys() or "--data.train" not in options:
+    """The arguments of ``fit``, with what they and their configurations leave out of a table."""
+    options = {**_of_configs(args), **_options(args)}
+    if "--data" in options or "--data.train" not in options:
         yield from args
         return
     assumed = {name: value for name, value in _assumed(options) if name not in options}
@@ -169,6 +194,27 @@ def _options(args: Sequence[str]) -> dict[str, str]:
             name, equals, value = word.partition("=")
             found[name] = value if equals else "" if following.startswith("--") else following
     return found
+
+
+def _of_configs(args: Sequence[str]) -> dict[str, str]:
+    """What the configurations of a command line say, as options."""
+    found: dict[str, str] = {}
+    for word in _joined(_joined(args, "--config"), "-c"):
+        option, _, file = word.partition("=")
+        if option in ("--config", "-c") and file:
+            found |= _flat(read_yaml(Path(file), file) or {})
+    return found
+
+
+def _flat(value: Any, name: str = "") -> dict[str, str]:
+    """Settings as options, ``--model.optimizer SGD`` and ``--model.optimizer.lr 0.1`` of a class and its argument."""
+    if not isinstance(value, Mapping):
+        return {name: value if isinstance(value, str) else json.dumps(value, default=str)}
+    own = {name: str(value["class_path"]).rpartition(".")[2]} if "class_path" in value else {}
+    inside = (value.get("init_args") or {}) if own else value
+    for key, inner in inside.items():
+        own |= _flat(inner, f"{name}.{key}" if name else f"--{key}")
+    return own
 
 
 def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:

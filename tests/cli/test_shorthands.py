@@ -1,6 +1,7 @@
 """What a person may leave out or write shortly on the command line."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -170,13 +171,47 @@ def test_several_labels_are_ranked_one_by_one(table):
     assert found["--model.network.out_features"] == "2"
 
 
-@pytest.mark.parametrize("more", [["--config", "{}"], ["--data", "TensorDataModule"]])
-def test_nothing_is_assumed_where_it_is_said(table, capsys, more, tmp_path):
-    (tmp_path / "c.yaml").write_text("{}")
-    more = [str(tmp_path / "c.yaml") if word == "{}" else word for word in more]
-    words = ["fit", *more, "--data.train", table(["a", "b"]), "--data.columns.label", "y"]
-    assert written_out(words) == words
+def test_nothing_is_assumed_where_it_is_said(table, capsys, tmp_path):
+    (tmp_path / "c.yaml").write_text("data: {class_path: TabularDataModule}")
+    for more in (["--config", str(tmp_path / "c.yaml")], ["--data", "TensorDataModule"]):
+        words = ["fit", *more, "--data.train", table(["a", "b"]), "--data.columns.label", "y"]
+        assert written_out(words) == words
     assert capsys.readouterr().err == ""
+
+
+CONFIG = """
+model:
+  constraints: [{class_path: MeanNear, init_args: {quantity: SoftRate, target: 0.2}}]
+  optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.5}}
+data: {columns: {label: y}}
+trainer: {max_epochs: 3}
+"""
+
+
+@pytest.mark.parametrize("option", [["--config", "c.yaml"], ["--config=c.yaml"], ["-c", "c.yaml"]])
+def test_a_configuration_and_options_say_together_what_is_not_assumed(table, option):
+    Path("c.yaml").write_text(CONFIG)
+    found = listed(written_out(["fit", *option, "--data.train", table(["yes", "no"] * 40)]))
+    assert found["--data"] == "TabularDataModule"
+    assert found["--data.columns.positive"] == "yes"
+    assert found["--model.objective"] == "CrossEntropy"  # as there are constraints
+    said = {"--model.constraints", "--model.optimizer", "--model.optimizer.lr", "--trainer.max_epochs"}
+    assert not said & found.keys()
+
+
+def test_short_words_are_the_options_that_they_mean(table):
+    path = table(["yes", "no"] * 40)
+    of_constraint = "onstraints my.Part --{}constraints.kappa 1"
+    short = f"fit {path} --label y --seed 3 --epochs=5 --batch_size 8 --lr .01 --c{of_constraint.format('')}"
+    long = (
+        f"fit --data.train {path} --data.columns.label y --seed_everything 3 --trainer.max_epochs=5 "
+        f"--data.batches.batch_size 8 --model.optimizer.lr .01 --model.c{of_constraint.format('model.')}"
+    )
+    words = written_out(short.split())
+    assert words == written_out(long.split())
+    found = listed(words)
+    assert json.loads(found["--model.constraints"]) == [{"class_path": "my.Part", "init_args": {"kappa": 1}}]
+    assert written_out(["test", "--seed", "3"]) == ["test", "--seed", "3"]
 
 
 def test_a_table_is_no_datamodule(table):
