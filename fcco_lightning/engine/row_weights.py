@@ -443,16 +443,16 @@ def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
     never = (probability < _NEVER).nonzero().flatten().tolist()
     if never:
         warnings.warn(
-            f"no batch speaks of {names[never[0]]!r}{_and_more(never, 1)}: what it needs never comes together, so "
-            "that nothing is learnt of it. Draw larger batches, or others (`batches`).",
+            f"no batch contains all that is needed of {names[never[0]]!r}{_and_more(never, 1)}, so that nothing "
+            "is learnt of it. Draw larger batches, or others (`batches`).",
             stacklevel=2,
         )
     rare = ((probability >= _NEVER) & (probability < RARE) & uneven).nonzero().flatten().tolist()
     if rare:
-        shown = ", ".join(f"{names[i]!r} in {float(probability[i]):.2%}" for i in rare[:5])
+        shown = ", ".join(f"{names[i]!r} ({float(probability[i]):.2%} do)" for i in rare[:5])
         warnings.warn(
-            f"few batches speak of {shown}{_and_more(rare, 5)}: to make up for it, their gradient weighs up to "
-            f"{1 / float(probability[rare].min()):,.0f} times as much where it comes, which is noisy. Draw these "
+            f"few batches contain samples of {shown}{_and_more(rare, 5)}: to make up for it, their gradient weighs up "
+            f"to {1 / float(probability[rare].min()):,.0f} times as much where it comes, which is noisy. Draw these "
             "samples more often, with `batches: GroupSampling` (or BalancedSampling if they are of one class), or use "
             "larger batches.",
             stacklevel=2,

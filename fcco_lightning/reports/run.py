@@ -150,7 +150,7 @@ class TrainingReport:
 
     @property
     def tables(self) -> list[Table]:
-        """The tables of a run, to be printed by ``rich``."""
+        """The tables of a run, which ``print`` and ``rich`` show."""
         return split_tables(self._report)
 
     def draw(self, folder: str | Path) -> list[Path]:

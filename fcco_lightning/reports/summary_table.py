@@ -9,6 +9,7 @@ Every key is optional.  ``unconstrained`` maps splits to the metrics of a model 
 columns beside the model's.  A split may also hold lists of records, such as ``"groups": [{"name": "a", "size": 10}]``.
 """
 
+import copy
 import json
 import math
 import os
@@ -17,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Column, Table
 from rich.text import Text
 
 from fcco_lightning.errors import DataError, printable, printable_lines
@@ -61,6 +62,42 @@ _LEAST_WIDTH = 10  # of words
 _METHODS = {"binomial": "exact binomial", "normal": "normal"}
 
 
+class FittingTable(Table):
+    """A table that, where it is too wide, is shown in parts with the first column each; ``print`` shows it, too."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for part in self._parts(console, options):
+            yield from Table.__rich_console__(part, console, options)
+
+    def __repr__(self) -> str:
+        console = Console()
+        with console.capture() as text:
+            console.print(self)
+        return f"\n{text.get()}"
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> list[Table]:
+        parts, unshown = [self._of([])], self.columns[1:]
+        for column in unshown:
+            wider = self._of([*parts[-1].columns[1:], column])
+            if _least_width(wider, console, options) <= options.max_width:
+                parts[-1] = wider
+            else:
+                parts.append(self._of([column]))
+        first, *_ = parts = [part for part in parts if len(part.columns) > 1] or parts
+        first.title, parts[-1].caption = self.title, self.caption
+        return parts
+
+    def _of(self, columns: Sequence[Column]) -> Table:
+        """The first column with others of its own beside it."""
+        part = Table(*map(copy.copy, [*self.columns[:1], *columns]), caption_justify=self.caption_justify)
+        part.rows = self.rows
+        return part
+
+
+def _least_width(table: Table, console: Console, options: ConsoleOptions) -> int:
+    return Table.__rich_measure__(table, console, options.update_width(_ANY_WIDTH)).minimum
+
+
 def splits_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The parts of a report that are about splits, by their names."""
     return {name: part for name, part in report.items() if isinstance(part, Mapping) and name not in _NOT_SPLITS}
@@ -94,7 +131,8 @@ def render_records(
     Their values are numbers, words, or texts of ``rich`` as they are shown.  Words are broken into lines where the
     table is too wide, numbers are not; ``narrow`` puts every word above them on a line of its own.
     """
-    table = Table(title=None if title is None else Text(printable(title)), caption=caption, caption_justify="left")
+    title_text = None if title is None else Text(printable(title))
+    table = FittingTable(title=title_text, caption=caption, caption_justify="left")
     for key, value in records[0].items() if records else ():
         shown = [record[key] if isinstance(record[key], Text) else _cell(key, record[key]) for record in records]
         numbers = isinstance(value, float) or key == _INTERVAL

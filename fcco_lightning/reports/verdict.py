@@ -121,8 +121,8 @@ def _confident_line(chosen: dict[str, Any]) -> str:
         )
     return (
         f"Of no epoch the validation split says with {chosen['confidence']:.0%} confidence that {all_of_them} on "
-        f"unseen data; these are the weights of epoch {chosen['epoch']}, with the smallest upper bound found, and hold "
-        f"so with kappa larger by {bound:.3f}."
+        f"unseen data; these are the weights of epoch {chosen['epoch']}, with the smallest upper bound found; with "
+        f"kappa larger by {bound:.2g} the same could be said of them."
     )
 
 
@@ -139,8 +139,8 @@ def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None
 
     Example:
         >>> reached_line([{"epoch": 0, "worst_violation": 0.03}, {"epoch": 1, "worst_violation": 0.05}])
-        'No weights were found that meet all constraints; the smallest largest h was +0.030 (epoch 0), so that kappa \
-would have to be larger by 0.030, or some constraints contradict each other or the data.'
+        'No weights were found that meet all constraints; those of epoch 0 come nearest, and miss one by \
+0.03: kappa would have to be larger by as much, or some constraints contradict each other or the data.'
     """
     known = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
     if not known or is_feasible(known[-1]["worst_violation"], known[-1].get("vacuous")):
@@ -154,9 +154,9 @@ would have to be larger by 0.030, or some constraints contradict each other or t
         return "In no epoch did they say anything."
     where = " and are not vacuous" if any(record.get("vacuous") for record in known) else ""
     return (
-        f"No weights were found that meet all constraints{where}; the smallest largest h was {h:+.3f} (epoch "
-        f"{best['epoch']}), so that kappa would have to be larger by {h:.3f}, or some constraints contradict each "
-        "other or the data."
+        f"No weights were found that meet all constraints{where}; those of epoch {best['epoch']} come nearest, and "
+        f"miss one by {h:.2g}: kappa would have to be larger by as much, or some constraints contradict each other or "
+        "the data."
     )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,19 @@ def test_many_settings_of_few_runs_are_a_line_each(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert all(f"version_{k}" in lines[1] for k in range(3))
     assert [line for line in lines if "setting_17" in line and all(str(170 + k) in line for k in range(3))]
+
+
+@pytest.mark.parametrize(("runs", "settings"), [(40, 4), (40, 12), (12, 40)])
+def test_a_table_that_is_too_wide_comes_in_parts_without_losing_a_number(monkeypatch, capsys, runs, settings):
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [
+        {"run": f"version_{k}"} | {f"setting_{i}": 1000 + 100 * i + k for i in range(settings)} for k in range(runs)
+    ]
+    print_rows(rows)
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert all(re.search(rf"\b{value}\b", printed) for row in rows for value in row.values())
+    assert "…" not in printed
 
 
 def test_runs_without_constraints_are_a_line_each(tmp_path, monkeypatch):

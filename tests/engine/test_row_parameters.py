@@ -77,7 +77,7 @@ def mean_move(algorithm, constraints, drawn, min_tpr):
     return torch.cat(moves)
 
 
-@pytest.mark.filterwarnings("ignore:few batches speak of")
+@pytest.mark.filterwarnings("ignore:few batches contain samples of")
 @pytest.mark.parametrize("drawn", DRAWN)
 @pytest.mark.parametrize("name", ONE_WAY)
 def test_a_visit_moves_a_threshold_by_its_gradient(name, drawn):
@@ -88,7 +88,7 @@ def test_a_visit_moves_a_threshold_by_its_gradient(name, drawn):
     assert moves.mean().item() == pytest.approx(1, abs=DRAWN[drawn][2])
 
 
-@pytest.mark.filterwarnings("ignore:few batches speak of")
+@pytest.mark.filterwarnings("ignore:few batches contain samples of")
 @pytest.mark.parametrize("drawn", DRAWN)
 @pytest.mark.parametrize("name", TWO_WAY)
 def test_a_visit_moves_a_threshold_by_the_outer_gradient(name, drawn):

@@ -206,9 +206,9 @@ def test_rare_rows_are_named_in_a_warning():
         warn_of_rare_rows(torch.tensor([0.05, 1.0]), ["a", "b"])
         warn_of_rare_rows(torch.full((100,), 0.04), list(map(str, range(100))))  # four in a batch, each a quarter
         warn_of_rare_rows(torch.tensor(50 * [0.16] + 1950 * [0.004]), list(map(str, range(2000))))  # classes alike
-    with pytest.warns(UserWarning, match=r"few batches speak of '0' in 4.00%: .* up to 25 times"):
+    with pytest.warns(UserWarning, match=r"few batches contain samples of '0' .4.00% do.: .* up to 25 times"):
         warn_of_rare_rows(torch.tensor([0.04] + 99 * [1.0]), list(map(str, range(100))))
-    with pytest.warns(UserWarning, match=r"few batches speak of 'a' in 4.00%: .* up to 25 times"):
+    with pytest.warns(UserWarning, match=r"few batches contain samples of 'a' .4.00% do.: .* up to 25 times"):
         warn_of_rare_rows(torch.tensor([0.04, 1.0]), ["a", "b"])
     with pytest.warns(UserWarning, match="and 2 more"):
         warn_of_rare_rows(torch.full((7,), 0.01), list("abcdefg"))
@@ -385,7 +385,7 @@ def test_an_odd_number_of_copies_has_no_halves():
 def test_rows_of_which_no_batch_can_speak_are_not_called_rare():
     probability = torch.tensor([1.0, 0.0, 0.9, 0.0, 0.01], dtype=torch.float64)
     with (
-        pytest.warns(UserWarning, match="no batch speaks of 'b' and 1 more: "),
-        pytest.warns(UserWarning, match=r"few batches speak of 'e' in 1.00%: .* up to 100 times"),
+        pytest.warns(UserWarning, match="no batch contains all that is needed of 'b' and 1 more, "),
+        pytest.warns(UserWarning, match=r"few batches contain samples of 'e' .1.00% do.: .* up to 100 times"),
     ):
         warn_of_rare_rows(probability, list("abcde"))

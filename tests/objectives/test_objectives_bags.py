@@ -70,7 +70,7 @@ def test_bags_that_cannot_be_learnt_from(change, message):
         pose(SOX(), COLUMNS | change)
 
 
-@pytest.mark.filterwarnings("ignore:few batches speak of")
+@pytest.mark.filterwarnings("ignore:few batches contain samples of")
 def test_batches_that_never_hold_both_classes_are_refused():
     with pytest.raises(DataError, match="no batch holds a bag of y = 1 beside one of the other class"):
         SOX().pose(MultiInstanceAUC(), num_samples=8, sampling={"target": Drawn(COLUMNS, UniformBatches(8, 1))})

@@ -316,7 +316,7 @@ def test_a_kappa_that_no_validation_split_of_this_size_can_confirm_is_said():
     ):
         _, fair, choice = confident(1, kappa=0.01, epochs=1)
     assert fair.kappa == 0  # and no less
-    assert re.search(r"Of no epoch .* hold so with kappa larger by 0\.\d", chosen_line(choice.chosen))
+    assert re.search(r"Of no epoch .* with kappa larger by 0\.\d", chosen_line(choice.chosen))
 
 
 def test_a_margin_needs_a_validation_split():

@@ -181,3 +181,14 @@ def test_a_failed_replacement_leaves_the_older_file_and_no_rest(tmp_path, monkey
     assert json.loads(path.read_text()) == {"seconds": 1.0}
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
     assert json.loads(write_report({"seconds": 2.0}, path).read_text()) == {"seconds": 2.0}
+
+
+def test_a_table_is_printed_as_one_and_fits(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    records = [{"name": f"task {k}", **{f"figure {i}": k + i / 100 for i in range(12)}} for k in range(3)]
+    print(split_tables({"test": {"tasks": records}}))
+    printed = capsys.readouterr().out
+    assert "object at 0x" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert all(f"{k + i / 100:.4f}" in printed for k in range(3) for i in range(12))
+    assert printed.count("task 2") > 1

@@ -56,8 +56,8 @@ def test_an_epoch_is_named_in_which_constraints_held_and_said_something():
 def test_no_epoch_is_named_for_having_decided_all_alike():
     history = validations((-0.3, 1.0, 0.43), (0.05, 0.0, 0.7), (0.1, 0.0, 0.9))
     assert reached_line(history, "auc").startswith(
-        "No weights were found that meet all constraints and are not vacuous; the smallest largest h was +0.050 (epoch"
-        " 1)"
+        "No weights were found that meet all constraints and are not vacuous; those of epoch 1 come nearest, and miss "
+        "one by 0.05: "
     )
     assert reached_line(history[:1], "auc") == "In no epoch did they say anything."
     chosen = {"epoch": 3, "feasible": False, "vacuous": True, "worst_violation": -0.1}
