@@ -50,7 +50,7 @@ def options() -> Iterator[str]:
     """Options of all commands."""
     for command in COMMANDS:
         pages = printed(command, "--help", "all")
-        if command == "predict":  # of a table, and of a split of a datamodule
+        if command in ("predict", "test"):  # of a table, and of a split of a datamodule
             pages += printed(command, "--trainer.devices=1", "--help")
         found = sorted(set(re.findall(r"^ +(?:-\w, )?(--[\w.+]+)", pages, re.MULTILINE)))
         yield from (f"option {command} {option}" for option in found)

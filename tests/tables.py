@@ -27,7 +27,7 @@ def make_data(batch_size: int = 20, **changes: object) -> TabularDataModule:
     arguments: dict[str, object] = {
         "train": make_frame(200, 0),
         "test": make_frame(80, 1),
-        "columns": Columns("label", positive="yes", sensitive="sex", favoured="m"),
+        "columns": Columns("label", positive="yes", sensitive="sex", favoured="m", use_sensitive=True),
         "batches": UniformSampling(batch_size),
     }
     return TabularDataModule(**(arguments | changes))  # type: ignore[arg-type]

@@ -61,11 +61,13 @@ class Source(NamedTuple):
 
 SYNTHETIC_EPOCHS, SYNTHETIC_ROWS = 10, (4000, 10_000)  # for training and for testing
 SOURCES = {
-    "adult": Source(Columns("income", ">50K", sensitive="sex", favoured="Male"), 3),
-    "compas": Source(Columns("two-year-recid", 1, sensitive="race", favoured="Caucasian"), 10, ("decile-score",)),
-    "german": Source(Columns("credit-label", 1, sensitive="sex", favoured=1), 30, ("sex-age",)),
+    "adult": Source(Columns("income", ">50K", sensitive="sex", favoured="Male", use_sensitive=True), 3),
+    "compas": Source(
+        Columns("two-year-recid", 1, sensitive="race", favoured="Caucasian", use_sensitive=True), 10, ("decile-score",)
+    ),
+    "german": Source(Columns("credit-label", 1, sensitive="sex", favoured=1, use_sensitive=True), 30, ("sex-age",)),
     "crime": Source(
-        Columns("high_crime", 1, sensitive=">0.06black", favoured=0),
+        Columns("high_crime", 1, sensitive=">0.06black", favoured=0, use_sensitive=True),
         20,
         ("communityname", "fold", "state_", "ViolentCrimesPerPop"),
     ),

@@ -30,7 +30,7 @@ commands (fcco COMMAND --help shows its options):
   fit        train, then report: a table, report.html, report.json and pictures in the run's folder
   front      train the front of figures against violation: a run for every kappa, a table and a picture
   validate   figures of a checkpoint on the training and validation splits
-  test       figures of a checkpoint on the test split
+  test       figures, constraints and pictures of a checkpoint on a labelled table, or on the test split of a config
   predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
   export     the network of a checkpoint as .pt (state dict), .pt2 (torch.export) or .onnx
   compare    finished runs side by side: a table and a picture
@@ -49,6 +49,7 @@ examples:
   fcco fit --config CONFIG --print_config
   fcco fit --model.algorithm.help SONEX
   fcco predict runs/version_0/checkpoints/last.ckpt new.csv --out decisions.csv
+  fcco test runs/version_0/checkpoints/last.ckpt later.csv
   fcco front --config CONFIG --kappas 0.1,0.05,0.02
   fcco compare runs/*
   fcco tune --config CONFIG --search search.yaml --trials 20
@@ -129,7 +130,7 @@ def run(args: Sequence[str] | None = None) -> int:
 
         names = sorted({*_OF_LIGHTNING, *_TOOLS})
         sys.stdout.write(completion({name: _options(name) if name in _TOOLS else [] for name in names}))
-    elif given[0] in _TOOLS and not _predicts_a_split(given):
+    elif given[0] in _TOOLS and not _takes_a_split(given):
         return _run_tool(*given)
     elif not given[0].startswith("-") and given[0] not in _OF_LIGHTNING:
         commands = [*_OF_LIGHTNING, *(name for name in _TOOLS if name not in _OF_LIGHTNING)]
@@ -158,10 +159,10 @@ def _run_of_lightning(given: Sequence[str]) -> int:
     return explained(lambda: start(words))
 
 
-def _predicts_a_split(given: Sequence[str]) -> bool:
-    """Whether it is ``fcco predict`` for the test split of a datamodule, not for a table."""
+def _takes_a_split(given: Sequence[str]) -> bool:
+    """Whether it is ``fcco predict`` or ``fcco test`` for the test split of a datamodule, not for a table."""
     of_a_run = ("-c", "--config", "--ckpt_path", "--print_config", "--data", "--model", "--trainer")
-    return given[0] == "predict" and any(re.split("[=.]", word)[0] in of_a_run for word in given[1:])
+    return given[0] in ("predict", "test") and any(re.split("[=.]", word)[0] in of_a_run for word in given[1:])
 
 
 def _options(name: str) -> list[str]:
@@ -310,6 +311,29 @@ def _predict(parser: ArgumentParser) -> Work:
     return work
 
 
+def _test(parser: ArgumentParser) -> Work:
+    """Say what a checkpoint's weights achieve on a labelled table, of numbers and words or of texts.
+
+    It is what a run reports of a split: figures, constraints with confidence intervals, tables and pictures, by the
+    checkpoint's encoding and decisions. Images and others: fcco test --config CONFIG --ckpt_path CKPT (with --help:
+    its options).
+    """
+    _add_checkpoint(parser)
+    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
+    parser.add_argument("--out", default="report", help="folder of the report (default: %(default)s)")
+    _add_trusted(parser)
+
+    def work(given: Namespace) -> None:
+        from fcco_lightning.reports import report_on  # noqa: PLC0415 - loads torch
+
+        report = report_on(given.ckpt, given.table, trusted=given.trusted)
+        report.write(given.out)
+        report.show()
+        _say(f"Report and pictures: {given.out} (report.html shows all)")
+
+    return work
+
+
 def _export(parser: ArgumentParser) -> Work:
     """Write the network of a checkpoint for other programs.
 
@@ -433,5 +457,6 @@ _TOOLS: dict[str, Callable[[ArgumentParser], Work]] = {
     "inspect": _inspect,
     "list": _list,
     "predict": _predict,
+    "test": _test,
     "tune": _tune,
 }

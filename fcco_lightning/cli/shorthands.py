@@ -1,5 +1,6 @@
 """What a person may leave out or write shortly on the command line, written out for the parser."""
 
+import inspect
 import json
 import math
 import re
@@ -27,7 +28,7 @@ _KAPPA = "0.02"  # of the constraints that are assumed
 _UNIFORM = 128  # samples of a batch by default
 _BY_RECIPE = ("CrossEntropy", "AUC")  # what they are for
 _PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
-_COLUMNS = {"label": "--data.columns.label", "sensitive": "--data.columns.sensitive"}
+_LABEL, _SENSITIVE = "--data.columns.label", "--data.columns.sensitive"
 _PERCEPTRON, _OF_NUMBERS = "TabularMLP", "SquaredError"
 _ALIKE = "EqualizedOdds"  # where groups are named, and nothing of how they are to be treated
 _NULLS = ("null", "None", "~")
@@ -162,6 +163,7 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     said = [f"{name} {value}" for name, value in assumed.items()]
     print(printable_lines(f"Assumed, as nothing else is said: {' '.join(said)}"), file=sys.stderr)  # noqa: T201 - the program's output
     words = [*_with_constraints(f"{name}={value}" for name, value in assumed.items())]
+    args = list(_by_each(args, _named(options.get(_SENSITIVE, ""))))
     inside = [word for word in words if word.startswith("--model.network.")]  # of a class that may be named later
     yield from [args[0], *(word for word in words if word not in inside), *args[1:], *inside]
 
@@ -223,8 +225,9 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     if not {"--data.test", "--data.splits", "--data.splits.test_fraction"} & options.keys():
         yield "--data.splits.test_fraction", _TEST_FRACTION
     yield "--model.network", _PERCEPTRON
-    labels, groups = _columns(options)
-    label = options.get("--data.columns.label", "")
+    frame = _table(options)
+    label = options.get(_LABEL, "")
+    labels, groups = frame[label].dropna() if label in frame else None, _groups(frame, options)
     of_label = _of_labels(label.count(",") + 1, options) if label.startswith("[") else _of_a_label(labels, options)
     held_out = {}
     for name, value in of_label:
@@ -235,8 +238,10 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     if not {"--model.network", *_PIECES} & options.keys():
         yield _PIECES[0], "auto"  # a perceptron learns steps and bends badly from a number alone
     yield from _of_training(labels, groups, {**options, **held_out})
-    if groups is not None and "--data.columns.favoured" not in options:
-        yield "--data.columns.favoured", _favoured(options["--data.columns.sensitive"], groups)
+    if not {"--data.encoding.missing", "--data.encoding"} & options.keys() and _has_gaps(frame, options):
+        yield "--data.encoding.missing", "impute"
+    if groups is not None and groups.name and groups.nunique() == 2 and "--data.columns.favoured" not in options:
+        yield "--data.columns.favoured", str(groups.value_counts().index[0])  # the larger one
 
 
 def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -263,7 +268,12 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
             yield "--data.columns.positive", max(text_of(labels).unique())
         # constraints are on decisions, of which the AUC says nothing
         constrained = any(name.startswith(_CONSTRAINTS) for name in options)
-        if not constrained and "--data.columns.sensitive" in options and objective in (None, "CrossEntropy"):
+        columns = _named(options.get(_SENSITIVE, ""))
+        if not constrained and len(columns) > 1 and objective in (None, "CrossEntropy"):
+            each = [{"class_path": _ALIKE, "init_args": {"by": name, "kappa": float(_KAPPA)}} for name in columns]
+            yield _CONSTRAINTS, json.dumps(each)
+            constrained = True
+        elif not constrained and columns and objective in (None, "CrossEntropy"):
             yield _CONSTRAINTS, _ALIKE
             yield f"{_CONSTRAINTS}.kappa", _KAPPA
             constrained = True
@@ -378,41 +388,67 @@ def _are_numbers(labels: "pd.Series", options: dict[str, str]) -> bool:
     return labels.nunique() > _MOST_CLASSES or bool((labels % 1 != 0).any())
 
 
-def _favoured(column: str, groups: "pd.Series") -> str:
-    """The larger of two groups.
+def _groups(frame: "pd.DataFrame", options: dict[str, str]) -> "pd.Series | None":
+    """The filled cells of the column of groups, or without a name the combinations of several; None without any."""
+    columns = _named(options.get(_SENSITIVE, ""))
+    filled = frame[columns].dropna()
+    if not columns or not len(filled):
+        return None
+    one: pd.Series = filled[columns[0]] if len(columns) == 1 else filled.astype(str).agg(" ".join, axis=1)
+    return one
+
+
+def _has_gaps(frame: "pd.DataFrame", options: dict[str, str]) -> bool:
+    """Whether a column that may be a feature has missing cells."""
+    others = [_LABEL, "--data.columns.drop", "--data.columns.weight"]
+    if options.get("--data.columns.use_sensitive") != "true":
+        others.append(_SENSITIVE)
+    unused = {name for option in others for name in _named(options.get(option, ""))}
+    return bool(frame[frame.columns[~frame.columns.isin(unused)]].isna().any(axis=None))
+
+
+def _named(words: str) -> list[str]:
+    """The columns that are named, one or a list."""
+    found = load_yaml(words, "columns") if words.startswith("[") else [words] if words else []
+    return [str(name) for name in found]
+
+
+def _by_each(args: Iterable[str], columns: Sequence[str]) -> Iterator[str]:
+    """The arguments, with a constraint of every column of groups for each one that compares groups and names none."""
+    for word in args:
+        name, _, value = word.partition("=")
+        if len(columns) < 2 or name not in (_CONSTRAINTS, f"{_CONSTRAINTS}+") or not value.startswith(("[{", "{")):
+            yield word
+            continue
+        given = load_yaml(value, name)
+        each = [
+            one | {"init_args": {**one.get("init_args", {}), "by": column}} if column else one
+            for one in (given if isinstance(given, list) else [given])
+            for column in (columns if _compares(one) else [""])
+        ]
+        yield from [f"{name}={json.dumps(each)}"] if name == _CONSTRAINTS else (f"{name}={json.dumps(c)}" for c in each)
+
+
+def _compares(one: Any) -> bool:
+    """Whether a constraint compares groups and does not say of which column."""
+    from fcco_lightning import constraints  # noqa: PLC0415 - loads torch
+
+    named = str(one.get("class_path", "")) if isinstance(one, dict) else ""
+    found = getattr(constraints, named.rpartition(".")[2], None)
+    return found is not None and "by" in inspect.signature(found).parameters and "by" not in one.get("init_args", {})
+
+
+def _table(options: dict[str, str]) -> "pd.DataFrame":
+    """The training table.
 
     Raises:
-        ConfigError: if there are more, or one alone.
-    """
-    counts = groups.value_counts()
-    if len(counts) == 1:
-        raise ConfigError(
-            f"--data.columns.sensitive {column} has one group only, {str(counts.index[0])!r}, so there is nothing to "
-            "compare. Name another column, or leave it out."
-        )
-    if len(counts) > 2:
-        raise ConfigError(
-            f"--data.columns.sensitive {column} has {len(counts)} groups ({', '.join(map(str, counts.index[:4]))}"
-            f"{', ...' if len(counts) > 4 else ''}), and constraints on `group` compare two. Name the one that is "
-            f"compared with all others by --data.columns.favoured, or leave both out and compare all pairs by "
-            f"--model.constraints EqualizedOdds --model.constraints.by {column}."
-        )
-    return str(counts.index[0])
-
-
-def _columns(options: dict[str, str]) -> "tuple[pd.Series | None, pd.Series | None]":
-    """The columns of the label and of the groups, without missing cells; None of what is not named, or of several.
-
-    Raises:
-        DataError: if the table cannot be read, or lacks one of them.
+        DataError: if it cannot be read, or lacks the column of a label or of groups.
     """
     from fcco_lightning.data.columns import require_columns  # noqa: PLC0415 - loads pandas
     from fcco_lightning.data.sources import read_table  # noqa: PLC0415 - loads pandas
 
-    named = {name: options[option] for name, option in _COLUMNS.items() if option in options}
-    single = {name: column for name, column in named.items() if not column.startswith("[")}
     frame = read_table(options["--data.train"], "data.train")
-    require_columns(frame, {f"columns.{name}": [column] for name, column in single.items()}, "the train table")
-    found = {name: frame[column].dropna() for name, column in single.items()}
-    groups = found.get("sensitive")
-    return found.get("label"), groups if groups is not None and len(groups) else None
+    named = {"columns.label": _LABEL, "columns.sensitive": _SENSITIVE}
+    wanted = {name: _named(options.get(option, "")) for name, option in named.items()}
+    require_columns(frame, wanted, "the train table")
+    return frame

@@ -1,7 +1,8 @@
 """From a table of numbers and words to float features, fitted on the training split only."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import date
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -12,12 +13,22 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
-from fcco_lightning.data.columns import as_value, is_number, is_value, require_columns, require_few_lost, text_of
+from fcco_lightning.data.columns import (
+    MOST_ARE_NUMBERS,
+    as_value,
+    is_number,
+    is_value,
+    require_columns,
+    require_few_lost,
+    text_of,
+)
 from fcco_lightning.data.features import FloatArray, Pieces, ends_of_pieces, shares_below
 from fcco_lightning.errors import ConfigError, DataError
 
 Features = npt.NDArray[np.float32]
 MISSING = "(missing)"
+_YEAR = 365.2425  # days
+_DATE = r"\s*\d{4}-\d\d-\d\d([T ].*)?"  # without which a number of eight digits is a date of ISO 8601
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,8 @@ class NumericColumn:
     """A column that is standardised: (x - mean) / std, or 0 throughout if it was constant (std = 0).
 
     Where it has ``ends`` (k,), there is beside it how much of every piece between them lies below the value, see
-    :class:`~fcco_lightning.data.features.PiecewiseFeatures`.
+    :class:`~fcco_lightning.data.features.PiecewiseFeatures`; and for every one of its ``periods``, sine and cosine of
+    2 pi value / period.
     """
 
     name: str
@@ -33,11 +45,14 @@ class NumericColumn:
     std: float
     median: float
     ends: list[float] = field(default_factory=list)
+    periods: list[float] = field(default_factory=list)
 
     @property
     def features(self) -> list[str]:
         """Names of the features it becomes."""
-        return [self.name, *(f"{self.name}[{low:.12g},{high:.12g}]" for low, high in pairwise(self.ends))]
+        pieces = [f"{self.name}[{low:.12g},{high:.12g}]" for low, high in pairwise(self.ends)]
+        waves = [f"{wave}({self.name}/{period:.12g})" for period in self.periods for wave in ("sin", "cos")]
+        return [self.name, *pieces, *waves]
 
     @classmethod
     def fit(cls, names: Sequence[str], values: FloatArray) -> list["NumericColumn"]:
@@ -56,10 +71,13 @@ class NumericColumn:
         values = np.where(np.isfinite(values), values, median)
         return np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), 0.0).astype(np.float32)[..., None]
 
-    def below(self, values: FloatArray) -> Features:
-        """Return the features of pieces of ``values`` (n,), shape (n, number of pieces)."""
+    def beside(self, values: FloatArray) -> Features:
+        """Return the features of pieces and periods of ``values`` (n,), shape (n, pieces + 2 periods)."""
         values = np.where(np.isfinite(values), values, self.median)
-        return shares_below(values, np.array(self.ends)).astype(np.float32)
+        turns = 2 * np.pi * values[:, None] / np.array(self.periods)
+        waves = np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(values), -1)
+        below = [shares_below(values, np.array(self.ends))] if self.ends else []
+        return np.concatenate([*below, waves], axis=1, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -148,15 +166,17 @@ class Encoding:
     """How the columns of a table become features; :class:`TabularEncoder` does it.
 
     Args:
-        categorical: columns that are categories.  Of the others, columns of numbers are numbers, and columns of text,
-            bool or any other type are categories, but a column of text most of which are numbers is refused, see
+        categorical: columns that are categories.  Of the others, columns of numbers are numbers; columns of dates, such
+            as 2026-01-31 or 2026-01-31 18:30 (ISO 8601), are days since 1970, with sine and cosine of the year
+            (365.2425 days) and of the week, and of the day if some have a time; and columns of text, bool or any other
+            type are categories, but a column of text most of which are numbers is refused, see
             :func:`fcco_lightning.data.schema.settle_types`.
         missing: "error" refuses feature cells that are missing or infinite, "impute" takes the training split's median
             for numbers and a category of their own for the rest, and counts them.
         quantiles: number >= 2 of bins between the training split's quantiles that columns of numbers are cut into, so
             that all features are 0 or 1 (fewer where quantiles coincide); None standardises them.
-        numeric: columns that are numbers; cells that are none are missing ones, of which there may be a tenth.  Dates,
-            in text as of ISO 8601 (2026-01-31), count in days since 1970, durations in days.
+        numeric: columns that are numbers; cells that are none are missing ones, of which there may be a tenth.  Dates
+            count in days since 1970, without sine and cosine, and durations in days.
         pieces: number of pieces that the range of every column of numbers is cut into, each of which is a feature
             beside the number, so that a perceptron learns steps and bends; 1 for none; "auto" for one for every 500
             rows of the training split, at most 48, see :class:`~fcco_lightning.data.features.PiecewiseFeatures`.
@@ -194,6 +214,7 @@ class TabularEncoder:
 
     Attributes:
         columns: how every column is encoded.
+        dates: the columns that were found to be dates.
         unknown_counts: column -> cells of the latest :meth:`transform` whose category was never seen in fitting.
         imputed: positions of its rows that have a missing cell, in whose place something stands.
         empty: columns of which it has no value at all.
@@ -209,6 +230,7 @@ class TabularEncoder:
     def __init__(self, encoding: Encoding = Encoding()) -> None:
         self.encoding = encoding
         self.columns: list[Column] = []
+        self.dates: list[str] = []
         self.unknown_counts: dict[str, int] = {}
         self.imputed: list[int] = []
         self.empty: list[str] = []
@@ -228,6 +250,8 @@ class TabularEncoder:
         """Learn means, deviations, medians, bins and categories from ``frame`` (n, columns) and return self."""
         categorical, quantiles = self.encoding.categorical, self.encoding.quantiles
         require_columns(frame, {"encoding.categorical": categorical}, where)
+        self.dates = dates_of(frame, {*categorical, *self.encoding.numeric})
+        frame = with_numbers(frame, self.dates, self.encoding, where)
         numeric = frame.columns[[is_number(kind) for kind in frame.dtypes]]
         numbers = [name for name in numeric if name not in categorical]
         values = self._numbers(frame, numbers, where)
@@ -250,6 +274,7 @@ class TabularEncoder:
         if not self.columns:
             raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
         require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
+        frame = with_numbers(frame, self.dates, self.encoding, where)
         self.unknown_counts, self.imputed, self.empty = {}, [], []
         found: dict[str, Features] = {}
         # Columns to be standardised all at once: a table may have 100,000 of them.
@@ -260,15 +285,16 @@ class TabularEncoder:
         for column in self.columns:
             if not isinstance(column, NumericColumn):
                 found[column.name] = self._encoded(column, frame, where)
-            elif column.ends:
-                below = column.below(self._numbers(frame, [column.name], where)[0])
-                found[column.name] = np.concatenate([found[column.name], below], axis=1)
+            elif column.ends or column.periods:
+                beside = column.beside(self._numbers(frame, [column.name], where)[0])
+                found[column.name] = np.concatenate([found[column.name], beside], axis=1)
         features = np.empty((len(frame), len(self.feature_names)), dtype=np.float32)
         return torch.from_numpy(np.concatenate([found[column.name] for column in self.columns], axis=1, out=features))
 
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
         """Yield the features x (B, d) of ``size`` rows after the other, see :meth:`transform`, of a table as read."""
-        numeric = [c.name for c in self.columns if c.name in self.encoding.numeric and c.name in frame.columns]
+        wanted = {*self.encoding.numeric, *self.dates}
+        numeric = [c.name for c in self.columns if c.name in wanted and c.name in frame.columns]
         read = with_numbers(frame, numeric, self.encoding)
         self._unread = {name: len(rows) for name, rows in unread(frame, read, numeric).items()}
         yield from torch.split(self.transform(read), size)
@@ -282,7 +308,8 @@ class TabularEncoder:
             for name, count in self.unknown_counts.items()
         ]
         unread = [
-            f"{count} of {rows} cells of the column {name!r} are no numbers: the training median takes their place."
+            f"{count} of {rows} cells of the column {name!r} are no {'dates' if name in self.dates else 'numbers'}: "
+            "the training median takes their place."
             for name, count in self._unread.items()
         ]
         empty = [
@@ -302,6 +329,7 @@ class TabularEncoder:
             "pieces": self.encoding.pieces,
             "categorical": list(self.encoding.categorical),
             "numeric": list(self.encoding.numeric),
+            "dates": list(self.dates),
             "columns": [asdict(column) for column in self.columns],
         }
 
@@ -309,14 +337,17 @@ class TabularEncoder:
         """Take over what another encoder has learnt."""
         arguments = ("categorical", "missing", "quantiles", "numeric", "pieces")  # older files do not have all
         self.encoding = Encoding(**{name: state[name] for name in arguments if name in state})
-        self.columns = [_column(column) for column in state["columns"]]
+        self.columns, self.dates = [_column(column) for column in state["columns"]], list(state.get("dates", ()))
 
     def _standardised(self, names: Sequence[str], values: FloatArray) -> list[NumericColumn]:
         """Columns of numbers, ``values`` (k, n), cut into pieces where these are asked for."""
         finite = [row[np.isfinite(row)] for row in values]
         ends = ends_of_pieces(finite, self.encoding.pieces, values.shape[1])
-        columns = NumericColumn.fit(names, values)
-        return [replace(column, ends=of.tolist()) for column, of in zip(columns, ends, strict=True)]
+        columns = zip(NumericColumn.fit(names, values), ends, finite, strict=True)
+        return [
+            replace(column, ends=cut.tolist(), periods=_periods(days) if column.name in self.dates else [])
+            for column, cut, days in columns
+        ]
 
     def _encoded(self, column: BinnedColumn | CategoricalColumn, frame: pd.DataFrame, where: str) -> Features:
         if isinstance(column, BinnedColumn):
@@ -380,6 +411,28 @@ def with_numbers(
     return frame.assign(**{name: _as_numbers(frame[name], encoding, where) for name in others}) if others else frame
 
 
+def dates_of(frame: pd.DataFrame, known: Collection[str] = ()) -> list[str]:
+    """Return the columns, beside ``known`` ones, of that type, or of texts most of which are dates of ISO 8601."""
+    return [str(name) for name in frame.columns if name not in known and _are_dates(frame[name])]
+
+
+def _are_dates(column: pd.Series) -> bool:
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        return True
+    filled = column.dropna()
+    if is_number(column.dtype) or not len(filled) or not isinstance(filled.iloc[0], str | date):
+        return False
+    alike = filled.astype(str).str.fullmatch(_DATE)
+    if alike.mean() < MOST_ARE_NUMBERS:
+        return False
+    return bool(_since_1970(filled).notna().mean() >= MOST_ARE_NUMBERS)
+
+
+def _periods(days: FloatArray) -> list[float]:
+    """What dates, in days since 1970, may come back in: the year, the week, and with times the day."""
+    return [_YEAR, 7.0, *([1.0] if (days % 1 != 0).any() else [])]
+
+
 def unread(frame: pd.DataFrame, read: pd.DataFrame, numeric: Sequence[str]) -> dict[str, list[int]]:
     """Return the positions of the filled cells of each of the columns ``numeric`` that :func:`with_numbers` lost."""
     lost = {name: (read[name].isna() & frame[name].notna()).to_numpy().nonzero()[0].tolist() for name in numeric}
@@ -396,15 +449,16 @@ def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
     if numbers.isna().all():
         numbers = _days(_since_1970(column))
     wrong = numbers.isna() & column.notna()
+    kind = "numbers" if str(column.name) in encoding.numeric else "dates"
     if wrong.any() and encoding.missing == "error":
         raise DataError(
-            f"encoding.numeric: the column {str(column.name)!r} of {where} has cells that are no numbers: "
+            f"encoding: the column {str(column.name)!r} of {where} is one of {kind} and has other cells: "
             f"{cells_of(column, wrong)}. Correct them, or set encoding.missing='impute' to take them as missing."
         )
     require_few_lost(
         int(wrong.sum()),
         len(column),
-        f"cells of the column {str(column.name)!r} of {where} are no numbers ({cells_of(column, wrong)})",
+        f"cells of the column {str(column.name)!r} of {where} are no {kind} ({cells_of(column, wrong)})",
         f"Correct them, or take the column for one of categories (encoding.categorical: [{column.name}]).",
     )
     return numbers

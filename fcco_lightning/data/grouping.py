@@ -192,7 +192,6 @@ class Grouping:
         self.names: list[str] = []
         self.unseen: list[str] = []
         self.left_out: dict[str, int] = {}
-        self._index = pd.Index([])
         self._merged = False
 
     @property
@@ -213,22 +212,23 @@ class Grouping:
         enough = counts >= self.min_size
         self.left_out = {self._name(cell): int(count) for cell, count in counts[~enough].items()}
         self._refuse_small(counts, where)
-        self._index = counts[enough].index
-        self.names = [self._name(cell) for cell in self._index]
+        self.names = [self._name(cell) for cell in counts[enough].index]
         self._merged = bool(self.left_out) and self.small == "merge"
         if self._merged:
             self.names.append(OTHER)
         return self
+
+    def know(self, names: Sequence[str]) -> None:
+        """Take over the names of the groups that were decided on another table."""
+        self.names, self._merged = [*names], self.small == "merge" and OTHER in names
 
     def number_unseen(self, frames: Mapping[str, pd.DataFrame]) -> None:
         """Number the combinations that only these tables have, not the one of the fit, from G on, sorted by name."""
         if self._merged:  # they are of the group "other"
             return
         cells = pd.concat([self._cells(frame, where) for where, frame in frames.items()]).drop_duplicates()
-        found = {self._name(cell): cell for cell in cells.itertuples(index=False, name=None)}
-        self.unseen = sorted(found.keys() - {*self.names, *self.left_out})
-        if self.unseen:
-            self._index = self._index.append(pd.MultiIndex.from_tuples([found[name] for name in self.unseen]))
+        found = {self._name(cell) for cell in cells.itertuples(index=False, name=None)}
+        self.unseen = sorted(found - {*self.names, *self.left_out})
 
     def assign(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
         """Return the group of every row, shape (n,), int64 in 0..G-1 or a number of ``unseen``; -1 for rows of none.
@@ -238,9 +238,11 @@ class Grouping:
         """
         if not self.names:
             raise DataError("Grouping is not fitted: call fit(frame) first.")
-        codes = self._index.get_indexer(pd.MultiIndex.from_frame(self._cells(frame, where)))
-        ids = torch.from_numpy(codes.astype(np.int64))
-        return torch.where(ids < 0, len(self.names) - 1, ids) if self._merged else ids
+        codes, cells = pd.factorize(pd.MultiIndex.from_frame(self._cells(frame, where)))
+        numbers = {name: number for number, name in enumerate([*self.names, *self.unseen])}
+        none = len(self.names) - 1 if self._merged else -1
+        of_cells = [numbers.get(self._name(cell), none) for cell in cells]
+        return torch.from_numpy(np.array(of_cells, dtype=np.int64)[codes])
 
     def _refuse_small(self, counts: pd.Series, where: str) -> None:
         if self.left_out and self.small == "error":

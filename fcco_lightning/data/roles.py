@@ -1,8 +1,8 @@
 """Which column of a table is the label, which the group, which come along with a batch, and which are features."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -43,7 +43,12 @@ RESERVED = (
 )
 """Names of batch columns that a further column must not take."""
 
+MOST_GROUPS = 50
+"""A column with more values is a number or a name, and no group has enough samples."""
+
 _MOST_CLASSES = 20  # values with decimal commas, of which more are no classes
+
+_NOT = "not "  # of a group of several values
 
 NOT_KNOWN = -1
 """What ``y`` holds of several labels in the place of one that is not known."""
@@ -69,9 +74,11 @@ class Columns:
             them.
         target: "class" if the label is one of several classes (y int64); "number" if it is a number to be predicted
             (y float32).
-        sensitive: column that defines two groups; None for none.
-        favoured: value of ``sensitive`` that becomes group 1; all other values become group 0.
-        use_sensitive: whether ``sensitive`` is a feature too.
+        sensitive: column whose values are the groups 0, 1, ..., in sorted order, or a list of columns, by each of
+            which constraints compare groups of their own (``by``); None for none.  A row with an empty cell is of no
+            group (-1): constraints on groups leave it out.
+        favoured: value of one column ``sensitive`` that becomes group 1; all other values become group 0.
+        use_sensitive: whether ``sensitive`` is a feature, too.
         weight: column of the samples' weights, numbers >= 0: a sample of weight 2 counts as two in every mean,
             objective, constraint and figure.  Only their ratios matter.  It is no feature.
         drop: columns that are not features.
@@ -81,7 +88,7 @@ class Columns:
 
     Raises:
         ConfigError: if ``positive`` is given for numbers or missing for several labels, ``missing`` is given for one
-            label, ``sensitive`` and ``favoured`` are not given together, or a further column takes a name that batches
+            label, ``favoured`` is given without one column ``sensitive``, or a further column takes a name that batches
             use.
     """
 
@@ -89,9 +96,9 @@ class Columns:
     positive: Value | list[Value] | None = None
     missing: Value | list[Value] | None = None
     target: Literal["class", "number"] = "class"
-    sensitive: str | None = None
+    sensitive: str | list[str] | None = None
     favoured: Value | None = None
-    use_sensitive: bool = True
+    use_sensitive: bool = False
     weight: str | None = None
     drop: list[str] = field(default_factory=list)
     extra: dict[str, str] | list[str] = field(default_factory=list)
@@ -116,15 +123,10 @@ class Columns:
                 f"columns.missing={self.missing!r} is for several labels, of which a sample may lack one, but "
                 f"columns.label={self.label!r} is one. Remove the rows without a label."
             )
-        if isinstance(self.sensitive, list) or str(self.sensitive).startswith("["):
+        if self.favoured is not None and not isinstance(self.sensitive, str):
             raise ConfigError(
-                f"columns.sensitive={self.sensitive!r} names several columns, and it is one of two groups. Groups of "
-                "several columns are their combinations: leave it out, and give groups.by instead."
-            )
-        if (self.sensitive is None) != (self.favoured is None):
-            raise ConfigError(
-                f"columns.sensitive={self.sensitive!r} and columns.favoured={self.favoured!r} go together: the column "
-                "of two groups and its value that becomes group 1. Give both or neither."
+                f"columns.favoured={self.favoured!r} is a value of one column, and columns.sensitive is "
+                f"{self.sensitive!r}. Name the column, or leave favoured out."
             )
         taken = sorted(set(RESERVED) & set(self.extras))
         if taken:
@@ -149,17 +151,22 @@ class Columns:
         return [self.label] if isinstance(self.label, str) else list(self.label)
 
     @property
+    def sensitive_columns(self) -> list[str]:
+        """All columns that define groups."""
+        return [self.sensitive] if isinstance(self.sensitive, str) else list(self.sensitive or ())
+
+    @property
     def wanted(self) -> dict[str, list[str]]:
         """Argument -> columns that a table must have."""
         wanted = {"label": self.label_columns, "drop": list(self.drop), "extra": list(self.extras.values())}
-        wanted |= {} if self.sensitive is None else {"sensitive": [self.sensitive]}
+        wanted |= {"sensitive": self.sensitive_columns}
         wanted |= {} if self.weight is None else {"weight": [self.weight]}
         return {f"columns.{argument}": names for argument, names in wanted.items()}
 
     @property
     def unused(self) -> set[str]:
         """Columns that are not features."""
-        hidden = {self.sensitive} if self.sensitive is not None and not self.use_sensitive else set()
+        hidden = set() if self.use_sensitive else set(self.sensitive_columns)
         weight = {self.weight} if self.weight is not None else set()
         return {*self.label_columns, *self.drop, *self.extras.values(), *hidden, *weight}
 
@@ -185,7 +192,7 @@ class Labels:
 
     Args:
         columns: what the columns mean.
-        groups: which columns define the groups; None for the two of ``columns.sensitive``, or none.
+        groups: which columns define the groups; None for those of ``columns.sensitive``, or none.
 
     Attributes:
         class_names: what the labels 0..C-1 are called in the table; empty for numbers and for several labels.
@@ -219,11 +226,16 @@ class Labels:
         elif columns.target == "class":
             _refuse_numbers(frame[columns.label], columns.positive, where)
             self.class_names = class_names(frame[columns.label], columns.positive, where)
-        if columns.sensitive is not None and columns.favoured is not None:
-            cells = frame[columns.sensitive]
-            self.group_names = _names(cells, indicator(cells, columns.favoured, "columns.favoured", where))
+        if isinstance(columns.sensitive, str):
+            self.group_names = _group_names(frame[columns.sensitive].dropna(), columns, where)
         if self.grouping is not None:
             self.group_names = self.grouping.fit(frame, where).names
+
+    def know(self, class_names: Sequence[str], group_names: Sequence[str]) -> None:
+        """Take over the classes and the groups that were decided on a training table which is not here."""
+        self.class_names, self.group_names = list(class_names), list(group_names)
+        if self.grouping is not None:
+            self.grouping.know(group_names)
 
     @property
     def named(self) -> set[str]:
@@ -232,13 +244,11 @@ class Labels:
         return {*grouped, *(name for names in self.columns.wanted.values() for name in names)}
 
     def require(self, frame: pd.DataFrame, where: str) -> None:
-        """Raise :class:`DataError` unless ``frame`` has all columns that are named, with labels and groups filled."""
+        """Raise :class:`DataError` unless ``frame`` has all columns that are named, with labels filled."""
         require_columns(frame, self.columns.wanted, where)
         for name in self.columns.label_columns:
             cells = frame[name][~self._missing(frame[name])]
             require_filled(cells, "columns.label", where, _OF_SEVERAL if self.columns.several else "")
-        if self.columns.sensitive is not None:
-            require_filled(frame[self.columns.sensitive], "columns.sensitive", where)
 
     def read(self, frame: pd.DataFrame, where: str) -> dict[str, Tensor]:
         """Return ``y``, ``group`` (if there are groups; -1 for rows of none) and the further columns of ``frame``.
@@ -251,12 +261,12 @@ class Labels:
         self.require(frame, where)
         columns = self.columns
         if isinstance(columns.label, list):
-            each = zip(columns.label, self._classes, strict=True)
+            each = zip(columns.label, self._classes or [[]] * len(columns.label), strict=True)
             found = {"y": torch.stack([self._one_of_several(frame[n], classes, where) for n, classes in each], dim=1)}
         else:
             found = {"y": self._labels(frame[columns.label], where)}
-        if columns.sensitive is not None and columns.favoured is not None:
-            found["group"] = indicator(frame[columns.sensitive], columns.favoured, "columns.favoured", where)
+        if isinstance(columns.sensitive, str):
+            found["group"] = self._groups(frame[columns.sensitive])
         if self.grouping is not None:
             found["group"] = self.grouping.assign(frame, where)
         if columns.weight is not None:
@@ -286,6 +296,16 @@ class Labels:
         _require_classes(column, y >= 0, self.class_names, where)
         return y
 
+    def _groups(self, cells: pd.Series) -> Tensor:
+        """The number of the group of every cell, or -1 where it is empty, or training has no such group."""
+        number, favoured = places(self.group_names, cells), self.columns.favoured
+        if favoured is None:
+            return number
+        one = marked(cells, [favoured])
+        if self.group_names[0] == f"{_NOT}{self.group_names[1]}":  # whatever it is
+            number = torch.from_numpy(cells.notna().to_numpy().astype(np.int64)) - 1
+        return torch.where(one == 1, one, number)
+
     def _missing(self, column: pd.Series) -> pd.Series:
         """Mark the cells of a column of labels that ``columns.missing`` says are not known."""
         missing = self.columns.missing
@@ -298,6 +318,8 @@ class Labels:
         missing, positive = torch.tensor(self._missing(column).to_numpy()), self.columns.positive
         if isinstance(positive, list):  # all others are negative
             return marked(column, positive).masked_fill(missing, NOT_KNOWN)
+        if not classes:  # of a table that is not here
+            return marked(column, [positive]).masked_fill(missing, NOT_KNOWN)
         _require_classes(column, marked(column, classes).bool() | missing, classes, where)
         return indicator(column, positive, "columns.positive", where).masked_fill(missing, NOT_KNOWN)
 
@@ -321,7 +343,7 @@ def _refuse_other_roles(columns: Columns) -> None:
         )
     if columns.sensitive is not None:
         raise ConfigError(
-            f"columns.sensitive={columns.sensitive!r} defines two groups, but here groups.by defines them. Name the "
+            f"columns.sensitive={columns.sensitive!r} defines groups, but here groups.by defines them. Name the "
             "column in groups.by."
         )
 
@@ -392,6 +414,18 @@ def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
     return torch.from_numpy(column.to_numpy(dtype=np.float32, copy=True))
 
 
+def of_no_group(column: str, known: Any) -> str:
+    """Say how many rows of training are of no group of a column; nothing if none is.
+
+    Args:
+        column: whose values are the groups.
+        known: whether a row is of a group, (n,), bool.
+    """
+    missing = int((~known).sum())
+    told = f"{missing} of {len(known)} training rows ({missing / max(1, len(known)):.1%}) have no value of {column!r}"
+    return f"{told}: constraints that compare its groups leave them out, the objective does not." if missing else ""
+
+
 def _weights(column: pd.Series, where: str) -> Tensor:
     """Return a column of weights, (n,), float32."""
     weights = _numbers(column, "columns.weight", where).float()
@@ -415,9 +449,27 @@ def of_mean_one(weights: Tensor, where: str) -> Tensor:
     return (weights.double() / weights.double().mean()).float()
 
 
-def _names(column: pd.Series, favoured: Tensor) -> list[str]:
-    """Name the cells marked 0 and 1; several values share the name 'not ...'."""
-    text = text_of(column).to_numpy()
-    one = str(text[int(torch.argmax(favoured))])
-    others = sorted(set(text[(favoured == 0).numpy()]))
-    return [others[0] if len(others) == 1 else f"not {one}", one]
+def _group_names(cells: pd.Series, columns: Columns, where: str) -> list[str]:
+    """What the groups of filled cells are called: their values, or the favoured one last.
+
+    Raises:
+        DataError: if there is one group only, or no favoured one.
+    """
+    text = text_of(cells)
+    values = sorted(text.unique())
+    if len(values) < 2:
+        raise DataError(
+            f"columns.sensitive={str(cells.name)!r} has one group only in {where}, {listed(values)}, so there is "
+            "nothing to compare. Name another column, or leave it out."
+        )
+    if columns.favoured is None:
+        if len(values) > MOST_GROUPS:
+            raise DataError(
+                f"columns.sensitive={str(cells.name)!r} has {len(values)} values in {where}, of which each would be a "
+                f"group, and there may be {MOST_GROUPS}. Compare one with all others (columns.favoured), or give the "
+                "table a column of fewer groups."
+            )
+        return values
+    favoured = indicator(cells, columns.favoured, "columns.favoured", where).bool().numpy()
+    one, others = str(text[favoured].iloc[0]), sorted(text[~favoured].unique())
+    return [others[0] if len(others) == 1 else f"{_NOT}{one}", one]

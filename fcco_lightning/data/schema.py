@@ -7,7 +7,15 @@ import numpy as np
 import pandas as pd
 
 from fcco_lightning.data.columns import MOST_ARE_NUMBERS, require_columns, with_commas
-from fcco_lightning.data.encoding import CategoricalColumn, Column, Encoding, cells_of, with_numbers
+from fcco_lightning.data.encoding import (
+    CategoricalColumn,
+    Column,
+    Encoding,
+    NumericColumn,
+    cells_of,
+    dates_of,
+    with_numbers,
+)
 from fcco_lightning.errors import DataError
 
 _MANY_CATEGORIES = 20
@@ -16,6 +24,10 @@ _UNNAMED = re.compile(r"|Unnamed: \d+(_level_\d+)?(\.\d+)?|__index_level_\d+__")
 _OF_ROWS = re.compile(
     r"(?i)(level_0|index|idx|id|row|(row|line|record|sample)[ _.]?(id|index|idx|no|nr|number))(\.\d+)?"
 )
+MOST_SEEN = 0.5
+"""Share of cells with values that training does not have, from which on a column of categories says nothing."""
+_FEWEST_TEXTS = 100  # rows, of which fewer may be of different categories by chance
+_WORDS = 3  # in a cell, from which on it is a text, not a name
 _FEWEST_NUMBERED = 10  # rows, of which fewer may have the numbers 0, 1, 2, ... by chance
 _SIGNED = r"[+-]?[$€£¥]?\s?[+-]?\d{1,3}([ ,']?\d{3})*([.,]\d+)?\s?[$€£¥%]?"
 
@@ -37,40 +49,42 @@ def settle_types(
     settled = with_numbers(frame, encoding.numeric, encoding, where)
     _refuse_totals(frame, where)
     known = {*encoding.numeric, *encoding.categorical, *unused}
-    for name in frame.columns[text]:
-        if name not in known:
-            _refuse_mistyped_numbers(frame[name], where)
+    faults = [_as_mistyped_numbers(frame[name], where) for name in frame.columns[text] if name not in known]
+    if any(faults):
+        raise DataError(" ".join(filter(None, faults)))
     return settled
 
 
-def _refuse_mistyped_numbers(column: pd.Series, where: str) -> None:
+def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
+    """What is to be said of a column of texts most of which are numbers; nothing of any other."""
     counts = column.value_counts()
     if not len(counts):
-        return
+        return ""
     cells = counts.index.to_series().astype(str)
     numbers = pd.to_numeric(cells, errors="coerce").notna()
     share = counts[numbers.to_numpy()].sum() / counts.sum()
     name = str(column.name)
     if MOST_ARE_NUMBERS <= share < 1:
         wrong = column.isin(counts.index[~numbers.to_numpy()])
-        raise DataError(
+        return (
             f"The column {name!r} of {where} is text, because {wrong.sum()} of its {counts.sum()} filled cells are no "
             f"numbers: {cells_of(column, wrong)}. Correct them; or say what it is: encoding.numeric: [{name}] (these "
             f"cells are then missing, see encoding.missing) or encoding.categorical: [{name}] (a feature for each of "
             f"its {len(counts)} values)."
         )
     if said := with_commas(column):
-        raise DataError(
+        return (
             f"The column {name!r} of {where} {said}, or keep its {len(counts)} values as categories "
             f"(encoding.categorical: [{name}])."
         )
     with_sign = cells.str.fullmatch(_SIGNED) & ~numbers
     if counts[(numbers | with_sign).to_numpy()].sum() / counts.sum() >= MOST_ARE_NUMBERS and with_sign.any():
-        raise DataError(
+        return (
             f"The column {name!r} of {where} is text, because its numbers have signs beside or blanks within them, "
             f"such as {cells[with_sign].iloc[0]!r}. Write the table anew without them, or keep its {len(counts)} "
             f"values as categories (encoding.categorical: [{name}])."
         )
+    return ""
 
 
 def _refuse_totals(frame: pd.DataFrame, where: str) -> None:
@@ -91,8 +105,9 @@ def numbering(frame: pd.DataFrame, named: Collection[str] = ()) -> dict[str, str
     """Return the columns of a whole table that say which row it is, not what is in it, each with the reason.
 
     These are columns without a name (as the index of who saved the table is), whole numbers that number the rows in
-    any order, all different ones in a column called "id", "index" or the like, and copies of another column that
-    pandas has called "NAME.1".  A network would learn the order of the table from them, or the label.
+    any order, all different ones in a column called "id", "index" or the like, copies of another column that pandas
+    has called "NAME.1", and columns of texts most of which occur once.  A network would learn the order of the table
+    from them, or the label.
 
     Args:
         frame: as read.
@@ -107,7 +122,25 @@ def numbering(frame: pd.DataFrame, named: Collection[str] = ()) -> dict[str, str
         if number.isdecimal() and original in frame and frame[name].equals(frame[original]):
             reasons[name] = f"a copy of {original}"
     numbers = {name: "it numbers the rows" for name in _of_rows(frame) if name in names and name not in reasons}
-    return {**reasons, **numbers}
+    rest = [name for name in names if name not in reasons and name not in numbers]
+    return {**reasons, **numbers, **{name: why for name in rest if (why := _of_one_row(frame[name]))}}
+
+
+def _of_one_row(column: pd.Series) -> str:
+    """Why most cells of a column of texts stand in one row only; empty where that is not so."""
+    filled = column.dropna()
+    if len(filled) < _FEWEST_NUMBERED or not isinstance(filled.iloc[0], str):
+        return ""
+    share = filled.nunique() / len(filled)
+    if share < 1 and (share <= MOST_SEEN or len(filled) < _FEWEST_TEXTS):
+        return ""
+    cells = filled.astype(str)
+    numbers = pd.to_numeric(cells, errors="coerce").notna().mean() >= MOST_ARE_NUMBERS
+    if numbers or dates_of(column.to_frame()) or _as_mistyped_numbers(column, ""):
+        return ""
+    if (cells.head(_FEWEST_TEXTS).str.count(r"\s+") + 1).mean() >= _WORDS:
+        return "different texts: GroupedTextDataModule learns from such a column"
+    return "another value in every row" if share == 1 else f"{share:.0%} of its values occur once"
 
 
 def _of_rows(frame: pd.DataFrame) -> list[str]:
@@ -133,11 +166,14 @@ def described(columns: Sequence[Column], unseen: Mapping[str, Mapping[str, float
     For every split ``unseen`` has, of columns of categories, the share of cells whose value the training split lacks;
     ``left_out`` has the columns that are no features because of what :func:`numbering` says.
     """
-    numbers = [column.name for column in columns if not isinstance(column, CategoricalColumn)]
+    dates = [column.name for column in columns if isinstance(column, NumericColumn) and column.periods]
+    numbers = [c.name for c in columns if not isinstance(c, CategoricalColumn) and c.name not in dates]
     categories = sorted((c for c in columns if isinstance(c, CategoricalColumn)), key=lambda c: -len(c.categories))
     lines = [f"{len(columns)} columns become {sum(len(column.features) for column in columns)} features"]
     if numbers:
         lines.append(f"  {len(numbers)} of numbers: {_first(numbers)}")
+    if dates:
+        lines.append(f"  {len(dates)} of dates, as days with sine and cosine of year and week: {_first(dates)}")
     if categories:
         lines.append(f"  {len(categories)} of categories: {_first([_counted(column) for column in categories])}")
     if left_out:
@@ -169,7 +205,7 @@ def require_seen(columns: Sequence[Column], unseen: Mapping[str, float], frame: 
     """
     for column in columns:
         name, share = column.name, unseen.get(column.name, 0.0)
-        if isinstance(column, CategoricalColumn) and share > 0.5:
+        if isinstance(column, CategoricalColumn) and share > MOST_SEEN:
             cells = frame[name].astype(str)
             raise DataError(
                 f"{share:.0%} of the column {name!r} in {where} are values that the training split does not have, such "

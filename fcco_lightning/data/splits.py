@@ -148,8 +148,11 @@ def require_all_cells(
 ) -> None:
     """Raise :class:`DataError` naming what is empty unless all classes, groups and combinations of both have rows.
 
-    The labels ``y`` (n,) number the ``classes``, and ``group`` (n,), or None for no groups, the ``groups``.
+    The labels ``y`` (n,) number the ``classes``, and ``group`` (n,), or None for no groups, the ``groups``; rows of
+    group -1 are of none.
     """
+    if group is not None:
+        y, group = y[group >= 0], group[group >= 0]
     groups = ["all"] if group is None else groups
     cells = y if group is None else len(classes) * group + y
     counts = torch.bincount(cells, minlength=len(groups) * len(classes)).reshape(len(groups), len(classes))

@@ -97,7 +97,7 @@ class GaussianGroups(TableDistribution):
     favoured_share: float = 0.7
     angle: float = math.pi / 3
 
-    columns = Columns("y", positive=1, sensitive="group", favoured=1)
+    columns = Columns("y", positive=1, sensitive="group", favoured=1, use_sensitive=True)
 
     def __post_init__(self) -> None:
         at_least("dim", self.dim, 2)

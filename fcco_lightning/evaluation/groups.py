@@ -40,7 +40,7 @@ class GroupEvaluation(Evaluation):
 
     The column ``y`` (n,) contains the classes, the column ``group`` (n,) the groups.  Let a_g and L_g be the accuracy
     and the mean loss of group g, in float64, and let G be the number of groups that are present in the split.  An
-    absent group counts nowhere.
+    absent group counts nowhere, nor do samples of group -1, which are of none.
 
     - ``accuracy``, ``loss``: the means over samples;
     - ``group_balanced_accuracy``: the mean of a_g over groups;
@@ -200,7 +200,8 @@ def _sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:
     """
     require_columns(batch, "y", "group", figures="figures by group")
     correct, losses = correct_and_loss(outputs, batch["y"])
-    group = batch["group"]
+    known = batch["group"] != -1
+    correct, losses, group = correct[known], losses[known], batch["group"][known]
     size = max(1, int(group.max()) + 1) if len(group) else 1
     weight = batch["weight"].double() if "weight" in batch else torch.ones_like(losses)
     sums = [group_sums(weight * values, group, size)[0] for values in (torch.ones_like(losses), correct, losses)]

@@ -63,9 +63,10 @@ class BinaryEvaluation(Evaluation):
             "score_min": scores.min().item(),
             "score_max": scores.max().item(),
         }
-        if "group" in batch and _both(batch["group"]):
-            given = (scores, y, batch["group"], self.num_thresholds, batch.get("weight"))
-            figures["roc_gap"] = float(roc_gap(*given)) if _two_groups(batch, y) else math.nan
+        scores, y, group, weight = _of_groups(scores, y, batch)
+        if _both(group):
+            given = (scores, y, group, self.num_thresholds, weight)
+            figures["roc_gap"] = float(roc_gap(*given)) if _two_groups(group, y) else math.nan
         return figures
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
@@ -87,11 +88,11 @@ class BinaryEvaluation(Evaluation):
     def _draw_groups(self, final: Final, path: Path) -> Path | None:
         known = self.group_names
         names = (str(known[0]), str(known[1])) if len(known) > 1 else ("group 0", "group 1")
-        splits = {
-            split: (_scores(outputs), one_label_each(batch, self), batch["group"])
+        found = {
+            split: _of_groups(_scores(outputs), one_label_each(batch, self), batch)[:3]
             for split, (outputs, batch) in final.items()
-            if _two_groups(batch, one_label_each(batch, self))
         }
+        splits = {split: (scores, y, group) for split, (scores, y, group) in found.items() if _two_groups(group, y)}
         return plot_roc_by_group(splits, path, names=names, num_thresholds=self.num_thresholds)
 
 
@@ -341,11 +342,16 @@ def _scores(outputs: Tensor) -> Tensor:
     )
 
 
-def _two_groups(batch: Columns, y: Tensor) -> bool:
+def _of_groups(scores: Tensor, y: Tensor, batch: Columns) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the scores, labels, groups and weights of the samples that are of a group; of none without groups."""
+    group, weight = batch.get("group", torch.full_like(y, -1)), batch.get("weight")
+    known = group >= 0
+    return scores[known], y[known], group[known], None if weight is None else weight[known]
+
+
+def _two_groups(group: Tensor, y: Tensor) -> bool:
     """Return whether there are the groups 0 and 1 and no other, each with both classes."""
-    if "group" not in batch or not _both(batch["group"]):
-        return False
-    return all(_both(y[batch["group"] == g]) for g in (0, 1))
+    return _both(group) and all(_both(y[group == g]) for g in (0, 1))
 
 
 def _both(values: Tensor) -> bool:

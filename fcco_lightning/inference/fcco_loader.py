@@ -77,6 +77,8 @@ def features(encoding: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Any:
         ends = np.array(column["ends"])
         if len(ends):
             parts.append(np.clip((values - ends[:-1]) / np.diff(ends), 0, 1))
+        for period in column["periods"]:
+            parts += [np.sin(2 * np.pi * values / period), np.cos(2 * np.pi * values / period)]
     return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
@@ -137,7 +139,7 @@ def _number(cell: Any, name: str, encoding: Mapping[str, Any]) -> float:
     with suppress(ValueError):
         date = datetime.fromisoformat(str(cell).strip())
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() / 86400
-    if name in encoding["numeric"]:
+    if name in (*encoding["numeric"], *encoding["dates"]):
         return float(_missing(np.nan, name, encoding))
     raise ValueError(f"{cell!r} in the column {name!r} is no number.")
 

@@ -1,14 +1,15 @@
-"""The network that a checkpoint describes, made of listed classes only: nothing else that its file names is run."""
+"""What a checkpoint describes, made of listed classes only: nothing else that its file names is run."""
 
 import importlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fcco_lightning import constraints, evaluation, objectives, outer
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.models import (
     ClassVectorNetwork,
@@ -32,6 +33,17 @@ LAYERS: tuple[type[nn.Module], ...] = (
     nn.Softmax, nn.Softplus, nn.Tanh, nn.TransformerEncoder, nn.TransformerEncoderLayer,
 )  # fmt: skip
 """Layers of ``torch.nn`` that are made of plain numbers and words."""
+_OF_PARTS = (constraints, evaluation, objectives, outer)
+PARTS: tuple[type, ...] = tuple(
+    one
+    for module in _OF_PARTS
+    for one in vars(module).values()
+    if isinstance(one, type) and one.__module__.startswith(f"{module.__name__}.")
+)
+"""What a network is judged by: objectives, constraints with what they are made of, and evaluations.
+
+They compute, and open no file.
+"""
 _WITHOUT_WEIGHTS: dict[type[nn.Module], dict[str, Any]] = {  # whose place those of the checkpoint take
     CLIPModel: {"pretrained": None},
     TextClassifier: {"pretrained": False},
@@ -64,46 +76,74 @@ def network_of(
     """
     known = _names(NETWORKS, "fcco_lightning", "fcco_lightning.models") | _names(LAYERS, "torch.nn")
     known |= {name: found for one in trusted for name, found in _trusted(one).items()}
+    size = 4 * sum(weight.numel() for weight in weights.values()) + _SPARE
+    way_out = "Pass network=..., of the architecture that was trained."
+    made: nn.Module = _bounded(lambda: _made(described, known, set(trusted), file), size, file, "a network", way_out)
+    return made
+
+
+def part_of(described: Mapping[str, Any] | str, trusted: Sequence[str], file: str) -> Any:
+    """Make an objective, a constraint, a penalty or an evaluation from its description in a checkpoint.
+
+    As for networks, the class of every part is looked up in a list: :data:`PARTS`, and those that the user trusts.
+
+    Args:
+        described: as ``fcco fit`` has written it down.
+        trusted: full names of further classes.
+        file: how a message names the checkpoint.
+
+    Raises:
+        ConfigError: if a class is not in the list, or a trusted one is of another kind.
+        CheckpointError: if the description makes no part.
+    """
+    described = {"class_path": described} if isinstance(described, str) else described
+    known = _names(
+        PARTS, "fcco_lightning", *(module.__name__ for module in (constraints, evaluation, objectives, outer))
+    )
+    known |= {name: found for one in trusted for name, found in _trusted(one).items()}
+    way_out = "Use the version of this package that wrote it."
+    return _bounded(lambda: _made(described, known, set(trusted), file), _SPARE, file, "a part", way_out)
+
+
+def _bounded(make: Callable[[], Any], values: int, file: str, what: str, way_out: str) -> Any:
+    """What is made, within a number of values; whatever a class does with arguments not meant for it is told."""
     try:
-        with _Bounded(4 * sum(weight.numel() for weight in weights.values()) + _SPARE, file):
-            return _made(described, known, set(trusted), file)
+        with _Bounded(values, file):
+            return make()
     except FCCOError:
         raise
-    except Exception as error:  # whatever a class does with arguments that are not meant for it
+    except Exception as error:
         raise CheckpointError(
-            f"{file} describes a network that cannot be made ({type(error).__name__}: {error}). Pass network=..., of "
-            "the architecture that was trained."
+            f"{file} describes {what} that cannot be made ({type(error).__name__}: {error}). {way_out}"
         ) from error
 
 
-def _names(classes: Sequence[type[nn.Module]], *homes: str) -> dict[str, type[nn.Module]]:
+def _names(classes: Sequence[type], *homes: str) -> dict[str, type]:
     return {f"{home}.{one.__name__}": one for one in classes for home in (one.__module__, *homes)}
 
 
-def _trusted(name: str) -> dict[str, type[nn.Module]]:
+def _trusted(name: str) -> dict[str, type]:
     """The class of that name, under it and under the one of its home."""
     module, _, last = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), last, None) if module else None
     except ImportError:
         found = None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+    if not (isinstance(found, type) and issubclass(found, (nn.Module, *PARTS))):
         raise ConfigError(
-            f"trusted={name!r} must be the full name of a class of networks that can be imported here, such as "
-            "my_package.MyNetwork; a package, a function or another class makes none."
+            f"trusted={name!r} must be the full name of a class of networks, objectives or constraints that can be "
+            "imported here, such as my_package.MyNetwork; a package, a function or another class makes none."
         )
     return {name: found, f"{found.__module__}.{found.__qualname__}": found}
 
 
-def _made(
-    described: Mapping[str, Any], known: Mapping[str, type[nn.Module]], trusted: set[str], file: str
-) -> nn.Module:
+def _made(described: Mapping[str, Any], known: Mapping[str, type], trusted: set[str], file: str) -> Any:
     name = described["class_path"]
     if not isinstance(name, str) or name not in known:
         raise ConfigError(
-            f"{file} asks for {name!r}, which is none of this package's networks and the layers that may come from a "
-            f"file. If it is a class of yours, pass trusted=[{name!r}] (--trusted {name}); else network=..., of the "
-            "architecture that was trained."
+            f"{file} asks for {name!r}, which is none of this package's networks, and the layers and parts that may "
+            f"come from a file. If it is a class of yours, pass trusted=[{name!r}] (--trusted {name}); of a network "
+            "also network=..., of the architecture that was trained."
         )
     kind, arguments = known[name], {**(described.get("init_args") or {}), **(described.get("dict_kwargs") or {})}
     listed = kind in NETWORKS + LAYERS and name not in trusted

@@ -81,31 +81,16 @@ class Predictor(nn.Module):
             DataError: if the table lacks a column, or cells that the encoder needs, or if more than a tenth of a column
                 of numbers are none, or of 10 rows or more over half have an unknown value in one column of categories.
         """
-        if self.encoder is None:
-            raise ConfigError(
-                "the checkpoint was not written with a datamodule of tables or texts, so there is no way from a table "
-                "to the network's inputs. Call the loaded network with tensors, or use `fcco predict --config CONFIG "
-                "--ckpt_path CKPT`, which predicts the config's test split."
-            )
-        frame = read_table(source, "data", [self.encoder.column] if isinstance(self.encoder, TextEncoder) else [])
-        if isinstance(self.encoder, TabularEncoder):
-            frame = as_texts(frame, source, self.encoder.texts)
-            frame = with_features(frame, [column.name for column in self.encoder.columns])
+        frame = self.read(source)
         if id_column is not None:
             require_columns(frame, {"id": [id_column]}, "the table")
         ids: dict[str, Any] = {id_column: _ids(frame, source, id_column)} if id_column else {"index": frame.index}
         ids |= {
             name: text_of(frame[name]) for name in self.group_columns if name in frame.columns and name != id_column
         }
-        parts = [self(x) for x in self.encoder.batches(frame, at_least("batch_size", batch_size, 1))]
-        elsewhere = self.decided_elsewhere if threshold is None and self.kind != "values" else []
-        if isinstance(self.encoder, TabularEncoder) and len(frame) >= _FEWEST_JUDGED:
-            shares = {name: count / len(frame) for name, count in self.encoder.unknown_counts.items()}
-            inferred = [c for c in self.encoder.columns if c.name not in self.encoder.encoding.categorical]
-            require_seen(inferred, shares, frame, "the table")
-        for remark in [*self.encoder.remarks(len(frame)), *elsewhere]:
+        outputs = self.outputs_of(frame, batch_size)
+        for remark in self.decided_elsewhere if threshold is None and self.kind != "values" else ():
             warnings.warn(remark, stacklevel=3)  # torch's decorator is in between
-        outputs = torch.cat(parts)
         kind, names = self.scores_of(outputs)
         if threshold is not None and (kind == "values" or (kind == "classes" and outputs.numel() > len(outputs))):
             raise ConfigError(
@@ -116,6 +101,46 @@ class Predictor(nn.Module):
         if kind != "values" and not any(name.startswith("probability") for name in map(str, table)):
             warnings.warn(f"no probability is written: {NO_PROBABILITIES}", stacklevel=3)
         return table
+
+    def read(self, source: Any, texts: Sequence[str] = ()) -> pd.DataFrame:
+        """The rows of a table with the columns of the training split.
+
+        Args:
+            source: as of :meth:`predict`.
+            texts: columns, beside those of the encoding, that held texts in training.
+
+        Raises:
+            ConfigError: if the network was not trained on a table or on texts.
+            DataError: if there is no such table, or it has no rows.
+        """
+        if self.encoder is None:
+            raise ConfigError(
+                "the checkpoint was not written with a datamodule of tables or texts, so there is no way from a table "
+                "to the network's inputs. Call the loaded network with tensors, or use `fcco predict --config CONFIG "
+                "--ckpt_path CKPT` (or fcco test), which takes the config's test split."
+            )
+        if isinstance(self.encoder, TextEncoder):
+            return as_texts(read_table(source, "data", [self.encoder.column]), source, texts)
+        frame = as_texts(read_table(source, "data"), source, [*self.encoder.texts, *texts])
+        return with_features(frame, [column.name for column in self.encoder.columns])
+
+    @torch.no_grad()
+    def outputs_of(self, frame: pd.DataFrame, batch_size: int = 4096) -> Tensor:
+        """The network's outputs for the rows of a table that was :meth:`read`; warns of what the encoder remarks.
+
+        Raises:
+            DataError: as :meth:`predict`.
+        """
+        encoder = self.encoder
+        assert encoder is not None  # noqa: S101 - the table was read with it
+        parts = [self(x) for x in encoder.batches(frame, at_least("batch_size", batch_size, 1))]
+        if isinstance(encoder, TabularEncoder) and len(frame) >= _FEWEST_JUDGED:
+            shares = {name: count / len(frame) for name, count in encoder.unknown_counts.items()}
+            inferred = [c for c in encoder.columns if c.name not in encoder.encoding.categorical]
+            require_seen(inferred, shares, frame, "the table")
+        for remark in encoder.remarks(len(frame)):
+            warnings.warn(remark, stacklevel=4)
+        return torch.cat(parts)
 
     def scores_of(self, outputs: Tensor) -> tuple[Kind, Sequence[str]]:
         """What the outputs are scores of, and their names; of another number than the classes they are an embedding."""
@@ -152,7 +177,13 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
     Example:
         >>> load("last.ckpt").predict("new.csv")  # doctest: +SKIP
     """
-    content, file = read_file(path, whole=True), f"checkpoint {path}"
+    return predictor_of(read_file(path, whole=True), network, trusted=trusted, file=f"checkpoint {path}")
+
+
+def predictor_of(
+    content: Mapping[str, Any], network: nn.Module | None = None, *, trusted: Sequence[str] = (), file: str
+) -> Predictor:
+    """As :func:`load`, of the content of a checkpoint, which messages name by ``file``."""
     header = content["fcco"]
     config = header.get("config") or {}
     if network is None:
@@ -204,7 +235,8 @@ def _described(data: Mapping[str, Any] | None, classes: Sequence[str]) -> tuple[
     columns = arguments.get("columns") or {}
     by = (arguments.get("groups") or {}).get("by") or []
     groups = [one if isinstance(one, str) else one.get("column") for one in by]
-    groups += [columns["sensitive"]] if columns.get("sensitive") else []
+    sensitive = columns.get("sensitive") or []
+    groups += [sensitive] if isinstance(sensitive, str) else sensitive
     if isinstance(columns.get("label"), list):
         return "labels", columns["label"], groups
     return ("classes" if classes else "values"), list(classes), groups

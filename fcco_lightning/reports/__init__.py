@@ -3,6 +3,7 @@
 from fcco_lightning.reports.baseline import Baseline
 from fcco_lightning.reports.diagnostics import Diagnostics
 from fcco_lightning.reports.feasible import BestFeasible
+from fcco_lightning.reports.later import report_on
 from fcco_lightning.reports.predictions import PredictionWriter
 from fcco_lightning.reports.report import Report
 from fcco_lightning.reports.run import Run, load_run
@@ -17,4 +18,5 @@ __all__ = [
     "Run",
     "StateMonitor",
     "load_run",
+    "report_on",
 ]

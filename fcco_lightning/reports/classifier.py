@@ -24,7 +24,7 @@ from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.checks import at_least, below_one, non_negative, positive
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Decisions, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples
+from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples, of_no_group
 from fcco_lightning.data.features import Pieces, PiecewiseFeatures
 from fcco_lightning.data.roles import of_mean_one
 from fcco_lightning.data.sampling import CellSampling, UniformSampling
@@ -33,8 +33,10 @@ from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP
 from fcco_lightning.models.batch import SAMPLE_WEIGHT
 from fcco_lightning.objectives import CrossEntropy, Objective
+from fcco_lightning.reports.later import report_of
+from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.report import Report
-from fcco_lightning.reports.run import TrainingReport
+from fcco_lightning.reports.run import SplitReport
 from fcco_lightning.training import FCCOModule, Schedule
 from fcco_lightning.training.execution import require_parts
 from fcco_lightning.training.trainers import quiet
@@ -97,7 +99,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         rule_: the decisions that are made, :class:`~fcco_lightning.DecisionRule`.
         network_: the trained network in float64, for the features of ``features_``.
         features_: makes the network's features of X.
-        report_: figures, tables and pictures of the training, see :class:`TrainingReport`.
+        report_: figures, tables and pictures of the training, see :class:`SplitReport`.
 
     Example:
         >>> from sklearn.datasets import make_classification
@@ -211,6 +213,45 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         decided = self.rule_.decided(scores) if scores.dim() == 1 else scores.argmax(1)
         return self.classes_[decided.long().numpy()]
 
+    def report(self, X: Any, y: Any, sensitive_features: Any = None, sample_weight: Any = None) -> SplitReport:
+        """What the network achieves on labelled samples: figures, constraints with intervals, tables and pictures.
+
+        Groups are those of the training.  Samples of another one, or of none (missing), are counted in a table, and
+        left out of what is about groups; a constraint that the samples say nothing of is left out, with the reason.
+
+        Args:
+            X: features, as for :meth:`fit`.
+            y: labels, shape (n,).
+            sensitive_features: groups, as for :meth:`fit`; needed for constraints on groups.
+            sample_weight: weights, likewise.
+
+        Raises:
+            DataError: if there is a class that training has not.
+        """
+        check_is_fitted(self)
+        outputs = torch.from_numpy(self.decision_function(X)).float()
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, order="C", reset=False)
+        unknown = sorted(set(y.tolist()) - set(self.classes_.tolist()))
+        if unknown:
+            raise DataError(f"y has the classes {unknown}, and training had {self.classes_.tolist()} only.")
+        groups = groups_of_samples(sensitive_features, len(y), later=True)
+        columns = {"y": torch.from_numpy(np.searchsorted(self.classes_, y))}
+        if sample_weight is not None:
+            given = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            columns["weight"] = of_mean_one(torch.from_numpy(given), "the samples")
+        data = LabelledSample(columns, groups.assign(y=y), groups=self._groups)
+        module = FCCOModule(self.network_, constraints=copy.deepcopy(list(self.constraints)), **self._parts())
+        module.rule = self.rule_
+        return report_of(module, data, outputs, of_no_group(groups, self._groups), LeftOut(), {})
+
+    def _parts(self) -> dict[str, Any]:
+        """What is minimised, how constraints enter, and what is reported, as :class:`FCCOModule` takes them."""
+        return {
+            "objective": copy.deepcopy(self.objective) or CrossEntropy(),
+            "penalty": copy.deepcopy(self.penalty) or AdaptivePenalty(recipes.MULTIPLIER_RATE, decisions=True),
+            "evaluation": ClassEvaluation() if len(self.classes_) > 2 else None,
+        }
+
     def _train(self, data: LabelledSample) -> None:
         data.setup("fit")
         epochs = recipes.epochs(data.updates)
@@ -222,15 +263,13 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             decay = below_one("weight_decay", self.weight_decay)
         module = FCCOModule(
             TabularMLP(self.hidden, out_features=1 if len(self.classes_) == 2 else len(self.classes_)),
-            copy.deepcopy(self.objective) or CrossEntropy(),
-            copy.deepcopy(list(self.constraints)),
-            copy.deepcopy(self.penalty) or AdaptivePenalty(recipes.MULTIPLIER_RATE, decisions=True),
-            copy.deepcopy(self.algorithm),
+            constraints=copy.deepcopy(list(self.constraints)),
+            algorithm=copy.deepcopy(self.algorithm),
             optimizer=lambda params: AdamW(params, lr=rate, weight_decay=decay / rate),
             schedule=Schedule(lambda optimizer: PolynomialLR(optimizer, updates), interval="step"),
-            evaluation=ClassEvaluation() if len(self.classes_) > 2 else None,
             decisions=decisions,
             margin=self.margin if self.margin == "auto" else non_negative("margin, unless 'auto',", self.margin),
+            **self._parts(),
         )
         with tempfile.TemporaryDirectory() as folder:
             report = Report(pictures=False, table=False, folder=folder)
@@ -246,7 +285,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 callbacks=[report, *([TQDMProgressBar()] if self.verbose else [])],
             ).fit(module, data)
         self.network_ = module.network.cpu().double().eval()  # in float32 a score depends on what is scored with it
-        self.rule_ = module.rule
+        self.rule_, self._groups = module.rule, data.groups
         table = data.tables["train"].columns
         final = {
             "train": (
@@ -254,7 +293,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 {_EVALUATED.get(name, name): column for name, column in table.items() if name != "x"},
             )
         }
-        self.report_ = TrainingReport(report.report, report.history, module.evaluation, final)
+        self.report_ = SplitReport(report.report, report.history, module.evaluation, final)
 
     def _decisions(self) -> Decisions:
         """What decisions are for, under either name."""

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from fcco_lightning.analysis import intervals
 from fcco_lightning.constraints.multipliers import follows_decisions
@@ -20,6 +21,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Evaluation, Split
 from fcco_lightning.evaluation.base import Pictures
 from fcco_lightning.evaluation.pictures import plot_multipliers
+from fcco_lightning.models.batch import Columns
 from fcco_lightning.reports.baseline import Baseline
 from fcco_lightning.reports.diagnostics import Diagnostics, diagnosis_tables
 from fcco_lightning.reports.feasible import FEASIBLE, BestFeasible, kappas_of
@@ -130,7 +132,10 @@ class Report(Callback):
             final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
             pl_module.fit_rule(final)
             beside = {name: (b, b.split(pl_module, loader)) for b in baselines for name, loader in splits.items()}
-        self.report = {split: self._figures(pl_module, split, found, choice) for split, found in final.items()}
+        self.report = {
+            split: figures_of(pl_module, split, found, self.left_out, choice.clusters_in)
+            for split, found in final.items()
+        }
         self.report |= {"seconds": round(seconds, 3), "config": self.config}
         known = {
             "kappas": kappas_of(pl_module),
@@ -203,27 +208,6 @@ class Report(Callback):
                     "(`batches: GroupSampling`), or use larger batches."
                 )
 
-    def _figures(self, module: FCCOModule, name: str, split: Split, choice: BestFeasible) -> dict[str, Any]:
-        """What the report says of a split: figures, details, multipliers and intervals."""
-
-        def bounds() -> dict[str, Any]:
-            clusters = choice.clusters_in(split.columns)
-            found = intervals(module.constraints, split.outputs, split.columns, clusters=clusters)
-            return {constraint: one._asdict() for constraint, one in found.items()}
-
-        def details() -> dict[str, Any]:
-            return as_json(module.evaluation.details(split.outputs, split.columns))
-
-        make, nothing = self.left_out.make, dict[str, Any]()
-        summary = make(f"figures ({name})", lambda: _as_reported(module.summarise(name, split)), nothing)
-        described = make(f"details ({name})", details, nothing)
-        parts = {
-            "multipliers": module.multipliers(),
-            "intervals": make(f"intervals ({name})", bounds, nothing),
-            "vacuous_because": module.vacuous_because.get(name),
-        }
-        return {**summary, **described, **{part: found for part, found in parts.items() if found}}
-
     def _unconstrained(self, module: FCCOModule, name: str, baseline: Baseline, split: Split) -> dict[str, Any]:
         nothing: dict[str, Any] = {}
         figures = partial(baseline.summary, module, split)
@@ -247,6 +231,41 @@ class Report(Callback):
         if saved is not None and Path(saved).name in (FEASIBLE, RECOVERED):
             path = os.path.normpath(folder / saved)
             rank_zero_info(f"Its weights, to predict with: {path} (last.ckpt has the last ones, to go on from)")
+
+
+def figures_of(
+    module: FCCOModule,
+    name: str,
+    split: Split,
+    left_out: LeftOut,
+    clusters_in: Callable[[Columns], Tensor | None] = lambda _: None,
+) -> dict[str, Any]:
+    """What a report says of a split: figures, details, multipliers and intervals, without those that are left out.
+
+    Args:
+        module: whose outputs these are.
+        name: of the split.
+        split: as :meth:`FCCOModule.split_of` returns it.
+        left_out: where to note what cannot be made.
+        clusters_in: gives the clusters of the samples, shape (n,), for the intervals; None where all are independent.
+    """
+
+    def bounds() -> dict[str, Any]:
+        found = intervals(module.constraints, split.outputs, split.columns, clusters=clusters_in(split.columns))
+        return {constraint: one._asdict() for constraint, one in found.items()}
+
+    def details() -> dict[str, Any]:
+        return as_json(module.evaluation.details(split.outputs, split.columns))
+
+    make, nothing = left_out.make, dict[str, Any]()
+    summary = make(f"figures ({name})", lambda: _as_reported(module.summarise(name, split)), nothing)
+    described = make(f"details ({name})", details, nothing)
+    parts = {
+        "multipliers": module.multipliers(),
+        "intervals": make(f"intervals ({name})", bounds, nothing),
+        "vacuous_because": module.vacuous_because.get(name),
+    }
+    return {**summary, **described, **{part: found for part, found in parts.items() if found}}
 
 
 def _callbacks(trainer: Trainer, kind: type[T]) -> list[T]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -16,7 +17,16 @@ from fcco_lightning.evaluation import Evaluation
 from fcco_lightning.inference import Predictor, load
 from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
-from fcco_lightning.reports.summary_table import METRICS, PRINTED_ROWS, read_report, split_tables, table_makers
+from fcco_lightning.reports.summary_table import (
+    METRICS,
+    PRINTED_ROWS,
+    REPORT,
+    print_tables,
+    read_report,
+    split_tables,
+    table_makers,
+    write_report,
+)
 from fcco_lightning.training.resuming import by_age
 
 
@@ -129,11 +139,19 @@ load_run = Run
 """Reads what a run of ``fcco fit``, or of a Trainer with a ``Report``, has left in its folder."""
 
 
-class TrainingReport:
-    """What a training has achieved, for a notebook or a program.
+class SplitReport:
+    """What weights achieve on one split, for a notebook or a program.
+
+    Args:
+        report: as ``report.json`` of a run has it, with one split.
+        history: figures of the validations of the training, if there was one.
+        evaluation: draws the pictures.
+        final: outputs and columns of the split, by its name.
+        left_out: what could not be made, and why.
+        title: what is reported on.
 
     Attributes:
-        figures: of the training split, as ``report.json`` of a run has them under ``train``.
+        figures: of the split, as ``report.json`` of a run has them under its name.
         headline: a sentence or more.
     """
 
@@ -143,10 +161,14 @@ class TrainingReport:
         history: Sequence[dict[str, Any]],
         evaluation: Evaluation,
         final: Mapping[str, tuple[Tensor, Mapping[str, Tensor]]],
+        left_out: Mapping[str, str] | None = None,
+        title: str = "Training",
     ) -> None:
-        self.figures: Mapping[str, Any] = report["train"]
+        (split,) = final
+        self.figures: Mapping[str, Any] = report[split]
         self.headline = str(report.get("verdict") or report.get("headline") or "")
         self._report, self._history, self._evaluation, self._final = report, history, evaluation, final
+        self._left_out, self._title = dict(left_out or {}), title
 
     @property
     def tables(self) -> list[Table]:
@@ -158,13 +180,32 @@ class TrainingReport:
         Path(folder).mkdir(parents=True, exist_ok=True)
         return self._evaluation.draw(list(self._history), self._final, Path(folder))
 
+    def write(self, folder: str | Path) -> Path:
+        """Write ``report.json``, ``report.html`` and the pictures into a folder, and return it."""
+        folder = Path(folder)
+        page, left_out = self._page(folder, whole=True)
+        report = {**self._report, **({"left_out": left_out} if left_out else {})}
+        write_report(report, folder / REPORT)
+        (folder / "report.html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
+        return folder
+
+    def show(self) -> None:
+        """Print the tables and the headline, as wide as the terminal is."""
+        print_tables(LeftOut().make_all(table_makers(self._report, PRINTED_ROWS, Console().width)), self.headline)
+
     def __repr__(self) -> str:
         return self.headline
 
     def _repr_html_(self) -> str:
-        left_out = LeftOut()
         with tempfile.TemporaryDirectory() as folder:
-            pictures = self._evaluation.pictures(list(self._history), self._final)
-            drawn = left_out.make_all({name: partial(draw, Path(folder, name)) for name, draw in pictures.items()})
-            tables = left_out.make_all(table_makers(self._report))
-            return report_page("Training", self.headline, tables, drawn, left_out=left_out, whole=False)
+            return self._page(Path(folder), whole=False)[0]
+
+    def _page(self, folder: Path, *, whole: bool) -> tuple[str, LeftOut]:
+        """The page, with pictures that are drawn into a folder, and what has been left out of it."""
+        left_out = LeftOut(self._left_out)
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures = self._evaluation.pictures(list(self._history), self._final)
+        drawn = left_out.make_all({name: partial(draw, folder / name) for name, draw in pictures.items()})
+        tables = left_out.make_all(table_makers(self._report))
+        config = self._report.get("config")
+        return report_page(self._title, self.headline, tables, drawn, config, left_out, whole=whole), left_out

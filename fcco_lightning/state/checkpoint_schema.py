@@ -97,7 +97,7 @@ class _Columns(TypedDict, total=False):
     """The columns of a table by their roles, as far as a prediction needs them."""
 
     label: str | list[str] | None
-    sensitive: str | None
+    sensitive: str | list[str] | None
 
 
 class _Group(TypedDict, total=False):
@@ -378,6 +378,7 @@ class _Numbers(_Named):
     std: float
     median: float
     ends: NotRequired[list[float]]
+    periods: NotRequired[list[float]]
 
 
 class _Bins(_Named):
@@ -398,6 +399,7 @@ class _Encoder(TypedDict):
     pieces: NotRequired[int | str]
     categorical: NotRequired[list[str]]
     numeric: NotRequired[list[str]]
+    dates: NotRequired[list[str]]
 
 
 class _Texts(TypedDict):
@@ -413,6 +415,7 @@ class _DataState(TypedDict):
     """The state of a datamodule, an entry under the name of its class."""
 
     train_split: dict[str, Any]
+    groups_by: NotRequired[dict[str, list[str]]]
     encoder: NotRequired[_Encoder]
     texts: NotRequired[_Texts]
 

@@ -24,11 +24,24 @@ def test_reads_labels_groups_features_and_names():
     labels, columns, features = read()
     assert columns["y"].tolist() == [1, 0, 0, 1]
     assert columns["group"].tolist() == [1, 0, 1, 0]
-    assert list(features) == ["age", "race"]
+    assert list(features) == ["age"]
     assert labels.class_names == ["<=50K", ">50K"]
     assert labels.group_names == ["not White", "White"]
-    assert list(read(use_sensitive=False)[2]) == ["age"]
-    assert list(read(drop=["age"])[2]) == ["race"]
+    assert list(read(use_sensitive=True)[2]) == ["age", "race"]
+    assert list(read(use_sensitive=True, drop=["age"])[2]) == ["race"]
+
+
+def test_groups_are_the_values_of_a_column_and_an_empty_cell_is_of_none():
+    gaps = FRAME.assign(race=["White", None, "Black", "Asian"])
+    labels, columns, _ = read(gaps, favoured=None)
+    assert labels.group_names == ["Asian", "Black", "White"]
+    assert columns["group"].tolist() == [2, -1, 1, 0]
+    assert read(gaps)[1]["group"].tolist() == [1, -1, 0, 0]
+    two, columns, _ = read(FRAME.assign(race=["White", None, "Black", "White"]))
+    assert (two.group_names, columns["group"].tolist()) == (["Black", "White"], [1, -1, 0, 1])
+    assert two.read(gaps, "a later table")["group"].tolist() == [1, -1, 0, -1]  # training had no Asian
+    _, columns, features = read(FRAME.assign(sex=list("fmfm")), sensitive=["sex", "race"], favoured=None)
+    assert ("group" in columns, list(features)) == (False, ["age"])
 
 
 def test_without_groups_there_is_no_group():
@@ -56,17 +69,15 @@ def test_further_columns_come_along_and_are_no_features():
     assert columns["months"].tolist() == [0.5, 1.5, 2.5, 3.5]
     assert columns["event"].tolist() == [1, 0, 1, 1]
     assert [columns[name].dtype for name in ("query", "months", "event")] == [torch.int64, torch.float32, torch.int64]
-    assert list(features) == ["age", "race"]
-    assert list(read(frame, extra=["query"])[2]) == ["age", "race", "time", "event"]
+    assert list(features) == ["age"]
+    assert list(read(frame, extra=["query"])[2]) == ["age", "time", "event"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sensitive": ["sex", "race"]}, r"names several columns.*give groups\.by instead"),
-        ({"sensitive": "['sex', 'race']"}, r"names several columns.*give groups\.by instead"),
-        ({"favoured": None}, r"columns.sensitive='race' and columns.favoured=None go together"),
-        ({"sensitive": None}, r"columns.sensitive=None and columns.favoured='White' go together"),
+        ({"sensitive": ["sex", "race"]}, r"favoured='White' is a value of one column, .* \['sex', 'race'\]"),
+        ({"sensitive": None}, r"favoured='White' is a value of one column, and columns.sensitive is None"),
         ({"target": "number"}, r"positive='>50K' is a class, but target='number'"),
         ({"target": "rank"}, "target must be one of 'class', 'number', got 'rank'"),
         ({"extra": ["weight"]}, r"columns.extra takes \['weight'\], names that batches use.*as a mapping"),
@@ -106,11 +117,8 @@ def test_values_are_compared_by_meaning_not_by_type(cells, positive):
             {},
             r"'income' \(columns.label\).*1 missing.*row 1",
         ),
-        (
-            FRAME.assign(race=["White", "Black", None, None]),
-            {},
-            r"'race' \(columns.sensitive\).*2 missing.*row 2",
-        ),
+        (FRAME.assign(race=["White", None, "White", "White"]), {}, r"'race' has one group only .*\['White'\]"),
+        (FRAME.assign(race=None), {}, r"'race' has one group only"),
         (FRAME, {"drop": ["age", "race"]}, "No feature column is left"),
     ],
 )

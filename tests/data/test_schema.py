@@ -50,7 +50,7 @@ def test_a_few_typos_do_not_make_categories_of_numbers(count, tmp_path):
     categories = module(path, categorical=["age"])
     categories.setup()
     assert "age=3O" in categories.feature_names or count == 1  # the one may lie in the test split
-    with pytest.raises(DataError, match=r"encoding.numeric.*'age'.*row 17: '3O'.*missing='impute'"):
+    with pytest.raises(DataError, match=r"encoding: .*'age'.*numbers.*row 17: '3O'.*missing='impute'"):
         module(path, numeric=["age"]).setup()
     numbers = module(path, numeric=["age"], missing="impute")
     numbers.setup()
@@ -128,8 +128,6 @@ def test_a_table_of_other_values_is_refused():
     share = (test["job"] != "poet").mean()
     with pytest.raises(DataError, match=rf"{share:.0%} of the column 'job' in the test split.*such as '(Cook|Smith)'"):
         module(train, test).setup()
-    with pytest.raises(DataError, match=r"'name' in the test split.*columns.drop: \[name\]"):
-        module(train.assign(name=[f"n{i}" for i in range(ROWS)])).setup()
     module(train, make_frame(1, jobs=("cook", "poet", "poet", "king"))).setup()
 
 
@@ -153,7 +151,7 @@ def test_dates_in_text_are_days():
     found = settle_types(pd.DataFrame({"day": ["1970-01-03", "1970-01-01 12:00"]}), Encoding(numeric=["day"]))
     np.testing.assert_array_equal(found["day"], [2.0, 0.5])
     mistyped = pd.DataFrame({"day": ["1970-01-03", "soon", None]})
-    with pytest.raises(DataError, match="cells that are no numbers: row 1: 'soon'"):
+    with pytest.raises(DataError, match="one of numbers and has other cells: row 1: 'soon'"):
         settle_types(mistyped, Encoding(numeric=["day"]))
     found = settle_types(mistyped, Encoding(numeric=["day"], missing="impute"))
     np.testing.assert_array_equal(found["day"], [2.0, np.nan, np.nan])

@@ -29,7 +29,7 @@ data:
   class_path: TabularDataModule
   init_args:
     train: train.csv
-    columns: {label: hired, positive: 'yes', sensitive: sex, favoured: m}
+    columns: {label: hired, positive: 'yes', sensitive: sex, favoured: m, use_sensitive: true}
     splits: {test_fraction: 0.3}
     batches: {class_path: UniformSampling, init_args: {batch_size: 50}}
 trainer: {max_epochs: 2, accelerator: cpu, enable_progress_bar: false}

@@ -30,6 +30,7 @@ from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.images import ImageTable
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn, WeightedSamples
+from fcco_lightning.data.roles import MOST_GROUPS, of_no_group
 from fcco_lightning.data.sampling import Sampling, TwoDraws, UniformSampling
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
@@ -38,7 +39,6 @@ from fcco_lightning.state.checkpoint_files import opened
 
 INPUTS = frozenset({"x", "x2", "text"})
 """Columns that are a network's input."""
-_MOST_GROUPS = 50  # a column with more values is a number or a name, and no group has enough samples
 
 
 class SplitDataModule(LightningDataModule):
@@ -89,6 +89,7 @@ class SplitDataModule(LightningDataModule):
         self.tables: dict[str, TensorTable] = {}
         self._rows: dict[str, pd.DataFrame] = {}  # of every split that is evaluated, where it is a table
         self._added: set[str] = set()  # columns that subsets, groups and clusters asked for
+        self._groups_by: dict[str, list[str]] = {}  # column -> its values in training, where constraints group by it
         self._expected: Mapping[str, Any] | None = None
         self._drawn_from: tuple[TensorTable, TensorTable | LabelTable] | None = None
         self._announced = False
@@ -259,12 +260,16 @@ class SplitDataModule(LightningDataModule):
                 "groups (columns.sensitive), or a datamodule of tables, where any column can be named."
             )
         require_columns(self._rows["train"], {"by": [column]}, "the table")
-        values = sorted(text_of(self._rows["train"][column]).dropna().unique())
-        if not 2 <= len(values) <= _MOST_GROUPS:
+        values = self._groups_by.get(column) or sorted(text_of(self._rows["train"][column]).dropna().unique())
+        if not 2 <= len(values) <= MOST_GROUPS:
             raise DataError(
-                f"by={column!r}: the groups of a column are its values, of which there must be 2 to {_MOST_GROUPS}, "
+                f"by={column!r}: the groups of a column are its values, of which there must be 2 to {MOST_GROUPS}, "
                 f"and the training split has {len(values)}. Name a column of categories."
             )
+        if column not in self._groups_by:
+            self._groups_by[column] = values
+            if said := of_no_group(column, self._rows["train"][column].notna().to_numpy()):
+                rank_zero_info(said)
         return self._with_column(f"group by {column}", column, partial(places, values)), values
 
     def clusters_of(self, column: str) -> str:
@@ -336,8 +341,8 @@ class SplitDataModule(LightningDataModule):
         return {part: (name, plan)} | (second if isinstance(sampling, TwoDraws) else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what identifies the training split, as plain values."""
-        return {"train_split": self._identified}
+        """Return what identifies the training split, and the groups of columns that were asked for, as plain values."""
+        return {"train_split": self._identified, "groups_by": self._groups_by}
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:

@@ -13,7 +13,7 @@ from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.labelled import ROW
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.roles import Columns, LabelledFrame, Labels, of_mean_one
+from fcco_lightning.data.roles import Columns, LabelledFrame, Labels, of_mean_one, of_no_group
 from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import DataError, printable
@@ -69,7 +69,8 @@ class LabelledDataModule(SplitDataModule):
     def group_sizes(self) -> dict[str, Tensor]:
         """Split -> number of its rows in every group of :attr:`group_names`, int64."""
         size = len(self.group_names)
-        return {name: torch.bincount(table.columns["group"], minlength=size) for name, table in self.tables.items()}
+        groups = {name: table.columns["group"] for name, table in self.tables.items()}
+        return {name: torch.bincount(group[group >= 0], minlength=size) for name, group in groups.items()}
 
     def group_report(self) -> str:
         """Return a table of the groups: name, rows in each split, and with two classes the positives in training."""
@@ -151,7 +152,8 @@ class LabelledDataModule(SplitDataModule):
 
     def _summary(self) -> str:
         if self.groups is None or self.grouping is None:
-            return ""
+            known = self._table("train").columns.get("group", torch.zeros(0)) >= 0
+            return of_no_group(str(self.columns.sensitive), known)
         names, sizes = self.labels.group_names, self.group_sizes["train"][: self.num_groups]
         low, high = int(sizes.argmin()), int(sizes.argmax())
         told = (

@@ -1,5 +1,6 @@
-"""One labelled sample with the groups of its sensitive features, which is a training split and nothing else."""
+"""One labelled sample with its groups, which is a training split and nothing else, or evaluated and nothing else."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fcco_lightning.data.columns import listed, text_of
 from fcco_lightning.data.conditions import Condition, Where, values_of
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.grouping import Grouping, Groups
@@ -26,19 +28,39 @@ class LabelledSample(TensorDataModule):
         rows: the sensitive features by name, among them ``group``, and the labels as ``y``, as they were given.
         batches: how training batches are drawn.
         seed: of the batches.
+        groups: of another sample, see :attr:`groups`; values that it lacks are of no group.
     """
 
     def __init__(
-        self, columns: dict[str, Tensor], rows: pd.DataFrame, batches: UniformSampling | CellSampling, seed: int
+        self,
+        columns: dict[str, Tensor],
+        rows: pd.DataFrame,
+        batches: UniformSampling | CellSampling = UniformSampling(),  # noqa: B008 - frozen
+        seed: int = 0,
+        groups: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
+        known = dict(groups or {})
+        values = known.pop("group", None)
         self.group_names: list[str] = []
         if "group" in rows:
-            coded = pd.Categorical(rows["group"]).remove_unused_categories()
+            cells = rows["group"]
+            coded = (
+                pd.Categorical(cells).remove_unused_categories()
+                if values is None
+                else pd.Categorical(cells.where(cells.isin(values)), values)
+            )
             columns = columns | {"group": torch.from_numpy(coded.codes.astype(np.int64))}
-            self.group_names = [str(value) for value in coded.categories]
+            values = list(coded.categories)
+            self.group_names = [str(value) for value in values]
         super().__init__({"train": columns, "test": columns}, batches=batches, seed=seed)
-        self._rows = {"train": rows, "test": rows}
+        self._rows, self._values = {"train": rows, "test": rows}, values or []
+        self._groups_by = {column: list(of) for column, of in known.items()}
         self.updates = max(1, len(columns["y"]) // batches.batch_size)
+
+    @property
+    def groups(self) -> dict[str, list[Any]]:
+        """The values that are the groups 0, 1, ... of ``group``, and of columns by which constraints group."""
+        return {"group": list(self._values), **self._groups_by}
 
     def resolve_where(self, where: Where) -> Where:
         """Return a subset in which columns have the values that were given as one that batches can be asked for.
@@ -60,10 +82,55 @@ class LabelledSample(TensorDataModule):
         return {"train": super().evaluation_loaders()["train"]}
 
 
-def groups_of_samples(sensitive: Any, n: int) -> pd.DataFrame:
+class LaterTable(TensorDataModule):
+    """Labelled rows that are only evaluated, whose classes and groups are those of a training split that is not here.
+
+    Args:
+        columns: ``y`` and others, of n rows, as :class:`~fcco_lightning.data.roles.Labels` reads them.
+        rows: the table.
+        class_names: of the labels 0, 1, ...
+        group_names: of the groups 0, 1, ...
+        groups_by: column -> its values in training, for columns by which constraints group.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Tensor],
+        rows: pd.DataFrame,
+        class_names: Sequence[str],
+        group_names: Sequence[str],
+        groups_by: Mapping[str, Sequence[str]],
+    ) -> None:
+        self.class_names, self.group_names = list(class_names), list(group_names)
+        super().__init__({"train": columns, "test": columns})
+        self._rows = {"train": rows, "test": rows}
+        self._groups_by = {column: list(values) for column, values in groups_by.items()}
+
+
+def of_no_group(rows: pd.DataFrame, groups: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+    """Count the rows that are of no group, with the reason: an empty cell, or a value that training does not have.
+
+    Args:
+        rows: n of them.
+        groups: column -> its values in training.
+    """
+    counts: dict[str, int] = {}
+    for column, values in groups.items():
+        if column not in rows:
+            continue
+        cells = text_of(rows[column])
+        strange = cells[cells.notna() & ~cells.isin([str(value) for value in values])]
+        counts[f"rows without {column!r}, of no group"] = int(cells.isna().sum())
+        of_values = listed(strange.unique())
+        counts[f"rows of no group of training: {column!r} in {of_values}"] = len(strange)
+    return {what: count for what, count in counts.items() if count}
+
+
+def groups_of_samples(sensitive: Any, n: int, *, later: bool = False) -> pd.DataFrame:
     """The sensitive features by name, n rows, and as "group", if none is called so, what they are together.
 
-    Groups of several features are the combinations that occur, such as "sex=F, race=B".
+    Groups of several features are the combinations that occur, such as "sex=F, race=B".  Of ``later`` samples, which
+    are only evaluated, cells may be missing: these are of no group.
 
     Raises:
         DataError: if there are missing cells, one group only, or names that are taken or occur twice.
@@ -81,14 +148,17 @@ def groups_of_samples(sensitive: Any, n: int) -> pd.DataFrame:
             f"the sensitive features {refused} are called as other columns of a batch are, or twice. Every one needs a "
             f"name of its own, other than {', '.join(_TAKEN)}: rename them."
         )
-    for name in names:
+    for name in () if later else names:
         _require_groups(name, table[name])
     if "group" in names:
         return table
     if len(names) == 1:
         return table.assign(group=table[names[0]])
-    grouping = Grouping(Groups([*names])).fit(table)
-    return table.assign(group=np.array(grouping.names)[grouping.assign(table).numpy()])
+    known = table.dropna()
+    if known.empty:
+        return table.assign(group=None)
+    grouping = Grouping(Groups([*names])).fit(known)
+    return table.assign(group=pd.Series(np.array(grouping.names)[grouping.assign(known).numpy()], known.index))
 
 
 def _one_column(sensitive: Any) -> pd.DataFrame:

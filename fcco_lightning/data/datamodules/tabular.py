@@ -29,7 +29,8 @@ class TabularDataModule(LabelledDataModule):
     the position of the sample within its own split.  With ``LabelSampling`` a training batch has one label of every
     sample, and ``index`` numbers the pairs of both.  Everything learnt for encoding comes from the training split.
 
-    The groups 0 and 1 are those of a sensitive column.  With ``groups`` they are the joint values of some columns, as
+    The groups are the values of a sensitive column, which is no feature unless ``columns.use_sensitive`` says so; a row
+    with an empty cell is of no group (-1).  With ``groups`` they are the joint values of some columns, as
     0..G-1: they are decided on the training table with the pooled ones, before anything is split off, and rows of no
     group are left out of every split.  Every split made here then holds every group.
 
@@ -214,6 +215,9 @@ class TabularDataModule(LabelledDataModule):
             return
         for name, split in splits.items() if self.class_names else ():
             group, names = split.columns.get("group"), self.labels.group_names
+            if len(names) > 2:  # constraints leave out a comparison for which there are no samples
+                self._warn_of_absent_groups(name, set(torch.unique(group).tolist()))
+                group = None
             require_all_cells(split.columns["y"], group, self.class_names, names, f"{name} split")
 
     def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:

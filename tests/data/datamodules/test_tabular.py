@@ -11,7 +11,7 @@ from tests.conftest import DATA_FOLDER as DATA
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no benchmark data in {DATA} (set FCCO_DATA)")
 ROLES = {"label": "y", "positive": 1, "sensitive": "sex", "favoured": "M"}
-ADULT = {"label": "income", "positive": ">50K", "sensitive": "sex", "favoured": "Male"}
+ADULT = {"label": "income", "positive": ">50K", "sensitive": "sex", "favoured": "Male", "use_sensitive": True}
 
 
 def make_frame(rows=200, seed=0):
@@ -74,7 +74,7 @@ def test_the_encoder_sees_the_training_split_only():
     assert abs(module.tables["test"].columns["x"][:, 0].mean().item()) > 1e-4
 
 
-@pytest.mark.parametrize("change", [{"split_seed": 3}, {"train": make_frame(400)}, {"use_sensitive": False}])
+@pytest.mark.parametrize("change", [{"split_seed": 3}, {"train": make_frame(400)}, {"use_sensitive": True}])
 def test_a_checkpoint_of_other_rows_is_refused(change):
     state = make().state_dict()
     with pytest.raises(DataError, match=r"What differs: .*(rows: 160 there, 320 here|contents or the order of)"):

@@ -1,0 +1,126 @@
+"""What a checkpoint's weights achieve on labelled rows that came later, and the same of the classifier."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from fcco_lightning import ConstrainedClassifier, DemographicParity, EqualizedOdds
+from fcco_lightning.cli import run
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError
+from fcco_lightning.inference import load
+from fcco_lightning.reports import report_on
+from tests.test_messy_tables import messy
+
+QUIET = "--trainer.accelerator cpu --trainer.enable_progress_bar false --report.pictures false"
+FIT = f"fit --data.train train.csv --data.columns.label y --trainer.max_epochs 2 --decisions balanced {QUIET}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Of a run on a messy table, with a column of four groups and one of two."""
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        patch.chdir(tmp_path_factory.mktemp("run"))
+        messy(400).to_csv("train.csv", index=False)
+        assert run([*FIT.split(), "--data.columns.sensitive", "[sex, region]"]) == 0
+        (path,) = Path.cwd().rglob("last.ckpt")
+    return path
+
+
+@pytest.fixture
+def later():
+    return messy(300, seed=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*missing cells, which are imputed")
+def test_the_figures_are_those_of_the_predictions(checkpoint, later, tmp_path, monkeypatch, capsys):
+    later.to_csv(tmp_path / "later.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    assert run(["test", str(checkpoint), "later.csv", "--out", "found"]) == 0
+    report = json.loads(Path("found/report.json").read_text())
+    predicted, y = load(checkpoint).predict(later), later["y"] == "yes"
+    assert report["test"]["auc"] == pytest.approx(roc_auc_score(y, predicted["score"]), abs=1e-6)
+    said_yes = predicted["decision"] == "yes"
+    rates = {group: said_yes[y & (later["region"] == group)].mean() for group in "abcd"}
+    assert report["test"]["decided"]["tpr: b - a"] == pytest.approx(abs(rates["b"] - rates["a"]) - 0.02, abs=1e-6)
+    assert report["test"]["intervals"]["tpr: b - a"]["low"] < report["test"]["intervals"]["tpr: b - a"]["high"]
+    gaps = int(later["region"].isna().sum())
+    assert {"what": "rows without 'region', of no group", "lost": gaps, "of": 300} in report["lost"]
+    assert "later.csv judged by last.ckpt" in Path("found/report.html").read_text()
+    out = capsys.readouterr().out
+    assert {"tpr: m - f", "tpr: d - c"} < set(report["test"]["constraints"])
+    assert "AUC" in out
+    assert "of no group" in out
+
+
+@pytest.mark.filterwarnings("ignore:.*missing cells, which are imputed")
+def test_groups_that_training_has_not_are_counted(checkpoint, later):
+    found = report_on(checkpoint, later.assign(region=later["region"].replace("d", "z")))
+    told = {one["what"]: one["lost"] for one in found._report["lost"]}
+    assert told["rows of no group of training: 'region' in ['z']"] == int((later["region"] == "d").sum())
+    assert "tpr: b - a" in found.figures["constraints"]
+    assert "tpr: d - a" not in found.figures["constraints"]
+
+
+@pytest.mark.filterwarnings("ignore:.*missing cells, which are imputed")
+def test_without_the_column_of_groups_the_other_figures_are_there(checkpoint, later):
+    with pytest.warns(
+        UserWarning, match=r"constraint 2, EqualizedOdds is left out of the report: .*'region' is not a column"
+    ):
+        found = report_on(checkpoint, later.drop(columns="region"))
+    assert found.figures["auc"] == pytest.approx(report_on(checkpoint, later).figures["auc"])
+    assert "tpr: m - f" in found.figures["constraints"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda table: table.drop(columns="y"), "columns.label='y' is not a column of the table"),
+        (lambda table: table.assign(y=table["y"].replace("yes", "perhaps")), r"classes \['perhaps'\].*do not have"),
+        (lambda table: table.assign(y=table["y"].mask(table.index < 3)), "3 missing cells"),
+        (lambda table: table[:0], "has no rows"),
+        (lambda table: table.drop(columns="age"), "'age' is not a column"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named(checkpoint, later, change, said):
+    with pytest.raises(DataError, match=said):
+        report_on(checkpoint, change(later))
+
+
+def test_parts_that_a_stranger_names_are_not_made(checkpoint, later, tmp_path):
+    content = torch.load(checkpoint, weights_only=True)
+    content["fcco"]["config"]["model"]["objective"] = {"class_path": "pathlib.Path", "init_args": {}}
+    content["fcco"].pop("structure", None)
+    torch.save(content, tmp_path / "strange.ckpt")
+    with pytest.raises((ConfigError, CheckpointError), match=r"pathlib\.Path"):
+        report_on(tmp_path / "strange.ckpt", later)
+
+
+def test_the_classifier_reports_on_later_samples(tmp_path):
+    train, later = messy(400), messy(300, seed=1)
+    constraints = [EqualizedOdds(), DemographicParity()]
+    model = ConstrainedClassifier(
+        constraints=constraints, hidden=(8,), max_epochs=8, learning_rate=0.03, random_state=0
+    )
+    numbers = ["age"]
+    filled = train["region"].notna()
+    model.fit(train[numbers][filled], train["y"][filled], sensitive_features=train["region"][filled])
+    groups = later["region"].replace("d", "z")
+    found = model.report(later[numbers], later["y"], sensitive_features=groups)
+    positive, said_yes = later["y"] == "yes", model.predict(later[numbers]) == "yes"
+    assert found.figures["auc"] == pytest.approx(roc_auc_score(positive, model.decision_function(later[numbers])))
+    gap = abs(np.diff([said_yes[groups == group].mean() for group in "ab"])[0])
+    assert found.figures["decided"]["selection rate: b - a"] == pytest.approx(gap - constraints[1].kappa, abs=1e-6)
+    assert {one["lost"] for one in found._report["lost"]} == {int(groups.isna().sum()), int((groups == "z").sum())}
+    assert (found.write(tmp_path / "report") / "report.html").exists()
+    weight = np.random.default_rng(0).uniform(0.5, 3, len(later))
+    weighted = model.report(later[numbers], later["y"], groups, weight).figures["auc"]
+    scores = model.decision_function(later[numbers])
+    assert weighted == pytest.approx(roc_auc_score(positive, scores, sample_weight=weight), abs=1e-6)
+    with pytest.raises(DataError, match=r"y has the classes \['perhaps'\]"):
+        model.report(later[numbers], later["y"].replace("yes", "perhaps"), sensitive_features=groups)
