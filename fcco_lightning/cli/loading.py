@@ -2,7 +2,9 @@
 
 import gc
 import importlib
+import inspect
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,10 +31,10 @@ class _OnDemand(ModuleType):
         if name in _OF_LIGHTNING:
             importlib.import_module("torchmetrics.utilities")  # which some modules have to find begun
             return getattr(importlib.import_module(_OF_LIGHTNING[name]), name)
-        if name.startswith("__") or self.__spec__ is None or self.__spec__.loader is None:
+        if name.startswith("__") or not re.search(rf"\b{name}\b", inspect.getsource(self)):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         object.__setattr__(self, "__class__", ModuleType)  # from now on as any other
-        self.__spec__.loader.exec_module(self)
+        importlib.reload(self)
         return getattr(self, name)
 
 
