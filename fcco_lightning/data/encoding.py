@@ -22,7 +22,7 @@ from fcco_lightning.data.columns import (
     require_few_lost,
     text_of,
 )
-from fcco_lightning.data.features import FloatArray, Pieces, ends_of_pieces, shares_below
+from fcco_lightning.data.pieces import FloatArray, Pieces, ends_of_pieces, shares_below
 from fcco_lightning.errors import ConfigError, DataError
 
 Features = npt.NDArray[np.float32]

@@ -1,51 +1,15 @@
 """Features of columns of numbers for a network, fitted on the training split only."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.preprocessing import StandardScaler
 
 from fcco_lightning.checks import at_least
+from fcco_lightning.data.pieces import FloatArray, Pieces, ends_of_pieces, shares_below
 from fcco_lightning.errors import ConfigError
-
-FloatArray = npt.NDArray[np.float64]
-Pieces = int | Literal["auto"]
-_MOST, _SAMPLES, _FEATURES = 48, 500, 512  # pieces of a column; samples for each; pieces of all columns together
-
-
-def ends_of_pieces(columns: Sequence[FloatArray], pieces: Pieces, samples: int) -> list[FloatArray]:
-    """Return the ends a_k, in increasing order, of the pieces of every column; none of one with two values at most.
-
-    They are the quantiles k / pieces of the values and those of the distinct values; the latter divide a column of
-    which most values are equal, too.
-
-    Args:
-        columns: the values of each, of any shape (n,).
-        pieces: number of pieces for each of the two kinds of quantiles, or "auto" for what the samples allow.
-        samples: number of rows of the table.
-    """
-    if pieces == 1:
-        return [np.empty(0) for _ in columns]
-    distinct = [np.unique(values) for values in columns]
-    divisible = [len(of) > 2 for of in distinct]
-    allowed = min(_MOST, samples // _SAMPLES, _FEATURES // max(1, sum(divisible)))
-    number = max(1, allowed) if pieces == "auto" else at_least("pieces", pieces, 1)
-    shares = np.linspace(0, 1, number + 1)
-    return [
-        np.unique(np.quantile(of, shares).tolist() + np.quantile(values, shares).tolist())
-        if many and number > 1
-        else np.empty(0)
-        for of, values, many in zip(distinct, columns, divisible, strict=True)
-    ]
-
-
-def shares_below(values: FloatArray, ends: FloatArray) -> FloatArray:
-    """Return how much of every piece lies below ``values`` (n,), shape (n, number of pieces)."""
-    return np.clip((values[:, None] - ends[:-1]) / np.diff(ends), 0, 1)
 
 
 class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -59,7 +23,8 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     so that a layer of weights is any function of the column that is linear on each piece: perceptrons learn steps and
     bends badly from the number alone (Gorishniy, Rubachev and Babenko, *On Embeddings for Numerical Features in Tabular
-    Deep Learning*, NeurIPS 2022, Section 3.2).  The ends a_k are those of :func:`ends_of_pieces`.
+    Deep Learning*, NeurIPS 2022, Section 3.2).  The ends a_k are
+    those of :func:`~fcco_lightning.data.pieces.ends_of_pieces`.
 
     Args:
         pieces: number of pieces for each of the two kinds of quantiles; 1 for none; "auto" for one piece for every 500

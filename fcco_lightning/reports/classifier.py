@@ -25,7 +25,8 @@ from fcco_lightning.checks import at_least, below_one, non_negative, positive
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Decisions, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples, of_no_group
-from fcco_lightning.data.features import Pieces, PiecewiseFeatures
+from fcco_lightning.data.features import PiecewiseFeatures
+from fcco_lightning.data.pieces import Pieces
 from fcco_lightning.data.roles import of_mean_one
 from fcco_lightning.data.sampling import CellSampling, UniformSampling
 from fcco_lightning.errors import ConfigError, DataError

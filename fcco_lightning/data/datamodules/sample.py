@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from sklearn.utils.validation import check_consistent_length
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -136,6 +135,8 @@ def groups_of_samples(sensitive: Any, n: int, *, later: bool = False) -> pd.Data
         DataError: if there are missing cells, one group only, or names that are taken or occur twice.
         ValueError: if there are not n of them.
     """
+    from sklearn.utils.validation import check_consistent_length  # noqa: PLC0415  (slow to import)
+
     if sensitive is None:
         return pd.DataFrame(index=range(n))
     table = sensitive if isinstance(sensitive, pd.DataFrame) else _one_column(sensitive)

@@ -1,0 +1,44 @@
+"""The pieces that the range of a column of numbers is divided into, and how much of each lies below a value."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fcco_lightning.checks import at_least
+
+FloatArray = npt.NDArray[np.float64]
+Pieces = int | Literal["auto"]
+_MOST, _SAMPLES, _FEATURES = 48, 500, 512  # pieces of a column; samples for each; pieces of all columns together
+
+
+def ends_of_pieces(columns: Sequence[FloatArray], pieces: Pieces, samples: int) -> list[FloatArray]:
+    """Return the ends a_k, in increasing order, of the pieces of every column; none of one with two values at most.
+
+    They are the quantiles k / pieces of the values and those of the distinct values; the latter divide a column of
+    which most values are equal, too.
+
+    Args:
+        columns: the values of each, of any shape (n,).
+        pieces: number of pieces for each of the two kinds of quantiles, or "auto" for what the samples allow.
+        samples: number of rows of the table.
+    """
+    if pieces == 1:
+        return [np.empty(0) for _ in columns]
+    distinct = [np.unique(values) for values in columns]
+    divisible = [len(of) > 2 for of in distinct]
+    allowed = min(_MOST, samples // _SAMPLES, _FEATURES // max(1, sum(divisible)))
+    number = max(1, allowed) if pieces == "auto" else at_least("pieces", pieces, 1)
+    shares = np.linspace(0, 1, number + 1)
+    return [
+        np.unique(np.quantile(of, shares).tolist() + np.quantile(values, shares).tolist())
+        if many and number > 1
+        else np.empty(0)
+        for of, values, many in zip(distinct, columns, divisible, strict=True)
+    ]
+
+
+def shares_below(values: FloatArray, ends: FloatArray) -> FloatArray:
+    """Return how much of every piece lies below ``values`` (n,), shape (n, number of pieces)."""
+    return np.clip((values[:, None] - ends[:-1]) / np.diff(ends), 0, 1)
