@@ -24,6 +24,7 @@ _CONSTRAINTS, _DECISIONS = "--model.constraints", "--decisions"
 _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
 _TEST_FRACTION, _VAL_FRACTION, _EPOCHS, _VALIDATIONS = "0.2", "0.1", "20", 20
 _ENOUGH = 100  # rows of every class, in groups of every class of a group, of which some can be held out
+_SMALL_GROUP = 0.1  # of the rows, where nothing is known of the groups
 _KAPPA = "0.02"  # of the constraints that are assumed
 _UNIFORM = 128  # samples of a batch by default
 _BY_RECIPE = ("CrossEntropy", "AUC")  # what they are for
@@ -297,7 +298,7 @@ def _of_training(
     n, constrained = _training_rows(len(labels), options), groups is not None or _given(options, _CONSTRAINTS)
     size = min(recipes.BATCH_SIZE, max(1, n // 4))
     if not _given(options, "--data.batches"):
-        few = groups is not None and recipes.rare(_cells(labels, groups), size)
+        few = constrained and recipes.rare(_cells(labels, groups), size)
         yield "--data.batches", "CellSampling" if few else "UniformSampling"
         yield "--data.batches.batch_size", str(size)
     if not _given(options, "--model.optimizer", "--model.schedule"):
@@ -327,12 +328,14 @@ def _of_steps(sizes: list[int], share: float, options: dict[str, str]) -> Iterat
     yield "--model.schedule.interval", "step"
 
 
-def _cells(labels: "pd.Series", groups: "pd.Series") -> list[int]:
-    """Numbers of rows of every combination of a label and a group."""
+def _cells(labels: "pd.Series", groups: "pd.Series | None") -> list[float]:
+    """Numbers of rows of every combination of a label and a group; one of groups that are not known may be small."""
     import pandas as pd  # noqa: PLC0415
 
+    if groups is None:
+        return [count * part for count in labels.value_counts() for part in (_SMALL_GROUP, 1 - _SMALL_GROUP)]
     both = pd.concat([labels.rename("label"), groups.rename("group")], axis=1).dropna()
-    return [int(count) for count in both.value_counts()]
+    return [float(count) for count in both.value_counts()]
 
 
 def _given(options: dict[str, str], *names: str) -> bool:

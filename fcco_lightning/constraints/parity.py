@@ -20,7 +20,6 @@ from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import AbsoluteDistance, Linear, OuterFunction, Range, RatioDifference
 
 _AT_ONCE = 2**20  # pairs of samples that are compared at once
-_TEMPERATURE = 0.4  # of a decision, see examples/benchmarks/results/decisions.md
 
 
 class GroupConstraint(OverSides, ABC):
@@ -87,7 +86,7 @@ class _Rates(OfQuantity, GroupConstraint):
         groups: Sequence[str] | None = None,
     ) -> None:
         super().__init__(non_negative("kappa", kappa), by, against, groups)
-        self.rate = self.quantity = rate or SoftRate(temperature=_TEMPERATURE)
+        self.rate = self.quantity = rate or SoftRate()
         self.range = self.rate.range
 
 

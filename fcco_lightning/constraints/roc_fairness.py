@@ -112,8 +112,12 @@ class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
         if inside < min(2, len(self.thresholds)):
             return (
                 f"{inside} of {len(self.thresholds)} thresholds in [{min(self.thresholds):g}, "
-                f"{max(self.thresholds):g}] lie within the scores' range [{low:.3g}, {high:.3g}]"
+                f"{max(self.thresholds):g}] lie within the scores' range [{low:.3g}, {high:.3g}]. "
+                "Put them at quantiles (scale: QuantileScores)"
             )
         if high - low < self.temperature:
-            return f"the scores span {high - low:.3g}, less than one temperature ({self.temperature:g})"
+            return (
+                f"the scores span {high - low:.3g}, less than one temperature ({self.temperature:g}). Lower it, or use "
+                "scale: QuantileScores"
+            )
         return None

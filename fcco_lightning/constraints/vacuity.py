@@ -10,6 +10,9 @@ from fcco_lightning.models.batch import Columns
 _EDGE = 0.01  # outliers beyond this share on either side are left out of a span; fewer where a class is rare
 _EDGES = (_EDGE, _EDGE)
 _FEW = 0.1  # of a class
+_SAY_WHAT_FOR = (
+    ". Say what decisions are for: --decisions balanced, or with an objective that ranks, as AUC, --decisions.share 0.1"
+)
 
 
 class Enough(NamedTuple):
@@ -102,7 +105,8 @@ def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH) -> str | None
         return None
     positive = int((rate > 0.5).sum())
     if positive in (0, size):
-        return f"the decisions are constant: every sample is decided {'positive' if positive else 'negative'}"
+        kind = "positive" if positive else "negative"
+        return f"the decisions are constant: every sample is decided {kind}{_SAY_WHAT_FOR}"
     for kind, number, least in (
         ("positive", positive, enough.positive),
         ("negative", size - positive, enough.negative),
@@ -110,11 +114,14 @@ def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH) -> str | None
         if number < least:
             return (
                 f"the decisions are nearly all alike: {number:,} of {size:,} samples are decided {kind}, less than "
-                f"a tenth of those that are {kind} or asked for ({least / _FEW:.3g})"
+                f"a tenth of those that are {kind} or asked for ({least / _FEW:.3g}){_SAY_WHAT_FOR}"
             )
     low, high = spread(torch.logit(rate.detach().double(), eps=1e-12), enough.edges)
     if high - low < 1:
-        return f"the smoothed decisions are too soft: the scores span {high - low:.3g} temperatures, less than one"
+        return (
+            f"the smoothed decisions are too soft: the scores span {high - low:.3g} temperatures, less than one. Lower "
+            "the temperature of the rate"
+        )
     return None
 
 
@@ -136,7 +143,10 @@ def by_chance(auc: float, y: Tensor) -> str | None:
     least = 0.5 + 2 * ((len(y) + 1) / (12 * positives * negatives)) ** 0.5
     if not auc < least:
         return None
-    return f"the scores rank no better than chance may: their AUC is {auc:.3f}, that of random orders up to {least:.3f}"
+    return (
+        f"the scores rank no better than chance may: their AUC is {auc:.3f}, that of random orders up to {least:.3f}. "
+        "Draw more of the rare class (--data.batches CellSampling), or allow a larger kappa"
+    )
 
 
 def too_close(scores: Tensor, unit: float) -> str | None:
@@ -150,7 +160,7 @@ def too_close(scores: Tensor, unit: float) -> str | None:
         return None
     low, high = spread(scores)
     return (
-        f"the scores span {high - low:.3g}, less than one unit of the pair loss ({unit:g})"
+        f"the scores span {high - low:.3g}, less than one unit of the pair loss ({unit:g}). Lower its scale"
         if high - low < unit
         else None
     )

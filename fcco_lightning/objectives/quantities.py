@@ -71,11 +71,13 @@ class SoftRate(Quantity):
     Args:
         threshold: decision threshold on the score; None for 0, or for what decisions are for where these are a budget
             or a least rate (:class:`~fcco_lightning.Decisions`).
-        temperature: unit of the score, > 0; the smaller, the closer to the hard rate.
+        temperature: unit of the score, > 0; the smaller, the closer to the hard rate.  At 1 the mean of the logistic
+            model's probabilities is a fifth where nobody is decided positive; so the default is .4
+            (``examples/benchmarks/results/decisions.md``).
     """
 
     threshold: float | None = None
-    temperature: float = 1.0
+    temperature: float = 0.4
     range = Range(0.0, 1.0)
     smooths = True
 

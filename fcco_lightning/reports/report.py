@@ -1,6 +1,7 @@
 """The end of a run: a table in the terminal; report.json, report.html and pictures in the run's folder."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,7 +31,7 @@ from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.run import Run
 from fcco_lightning.reports.state_monitor import StateMonitor
 from fcco_lightning.reports.summary_table import PRINTED_ROWS, REPORT, as_json, print_tables, table_makers, write_report
-from fcco_lightning.reports.verdict import chosen_line, headline, reached_line, verdict
+from fcco_lightning.reports.verdict import chosen_line, headline, ranking_line, reached_line, verdict
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.module import RECOVERED
 
@@ -147,9 +148,10 @@ class Report(Callback):
         self.report |= {name: value for name, value in known.items() if value}
         lost = getattr(trainer.datamodule, "lost", None)  # type: ignore[attr-defined]
         self.report |= {} if lost is None else _lost(pl_module.processes.everyone(lost()))
-        conclude = partial(self._conclude, pl_module.evaluation, trainer.current_epoch - 1)
+        logs = Path(trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        folder = logs if self.folder is None else Path(self.folder)
+        conclude = partial(self._conclude, pl_module.evaluation, trainer.current_epoch - 1, logs / "config.yaml")
         self.left_out.make("the last line", conclude, None)
-        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         self.report |= _checkpoint(trainer, pl_module, folder, chosen=bool(choice.chosen))
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
             self._write(folder, pl_module.evaluation, final)
@@ -178,22 +180,29 @@ class Report(Callback):
         page = report_page(name, line, tables, drawn, self.config, self.left_out)
         (folder / "report.html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
 
-    def _conclude(self, evaluation: Evaluation, epoch: int) -> None:
+    def _conclude(self, evaluation: Evaluation, epoch: int, config: Path) -> None:
         """Say in one line what the weights achieve, and which they are."""
         if (line := verdict(self.report, (*evaluation.bar, "roc_gap"))) is not None:
             chosen = self.report.get("selected")
             figure = evaluation.merit or next(iter(evaluation.bar), None)
-            which = self._reached(epoch, figure) if chosen is None else chosen_line(chosen)
-            self.report["verdict"] = line if which is None else f"{line} {which}"
+            split, history = self._validations(epoch)
+            which = reached_line(history, figure) if chosen is None else chosen_line(chosen)
+            unconstrained = self.report.get("unconstrained", {}).get(split, {})
+            ruined = ranking_line(history, unconstrained, split, self._front(config))
+            self.report["verdict"] = " ".join(filter(None, (line, which, ruined)))
         elif (line := headline(self.report, evaluation.bar)) is not None:
             self.report["headline"] = line
 
-    def _reached(self, epoch: int, figure: str | None) -> str | None:
-        """How near a run has come that ends infeasible on the training split, or on the one that was validated on."""
+    def _validations(self, epoch: int) -> tuple[str, list[dict[str, Any]]]:
+        """The training split, or the one that was validated on, with its history, the final weights last."""
         split = next((s for s in ("train", "val") if any(r["split"] == s for r in self.history)), "")
         history = [record for record in self.history if record["split"] == split]
-        history += [{"epoch": epoch, **self.report[split]}] if split in self.report else []
-        return reached_line(history, figure)
+        return split, [*history, *([{"epoch": epoch, **self.report[split]}] if split in self.report else [])]
+
+    def _front(self, config: Path) -> str:
+        """The command that trains this run with larger kappas; empty where its configuration is not in a file."""
+        varied = "--kappas 0.1,0.05,0.02" if 0 in self.report.get("kappas", {}).values() else "--factors 4,2,1"
+        return f"fcco front --config {shlex.quote(str(config))} {varied}" if config.is_file() else ""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say which constraints no batch has spoken of so far."""

@@ -7,6 +7,8 @@ from typing import Any
 from fcco_lightning.evaluation import Standing, direction, is_feasible, standing
 from fcco_lightning.reports.summary_table import TITLES, splits_of
 
+_RUINED = 1 / 3  # of what a ranking is better than chance
+
 
 def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     """Say whether the constraints hold on the training split and what they cost on the test split.
@@ -151,13 +153,64 @@ def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None
         chooser = "the callback BestFeasible (--feasible.enabled true) with a validation split"
         return f"All of them held in epoch {best['epoch']}: {chooser} chooses such weights."
     if level == 0:
-        return "In no epoch did they say anything."
+        held = known[-1]["worst_violation"] <= 0  # then the verdict says why
+        reason = "" if held else known[-1].get("vacuous_because", "")
+        return f"In no epoch did they say anything{reason and f': {reason}'}."
     where = " and are not vacuous" if any(record.get("vacuous") for record in known) else ""
     return (
         f"No weights were found that meet all constraints{where}; those of epoch {best['epoch']} come nearest, and "
         f"miss one by {h:.2g}: kappa would have to be larger by as much, or some constraints contradict each other or "
         "the data."
     )
+
+
+def ranking_line(
+    history: Sequence[Mapping[str, Any]], unconstrained: Mapping[str, Any], split: str, command: str = ""
+) -> str | None:
+    """Say if constraints were paid for with the ranking, and what is known of a larger kappa.
+
+    A ranking is ruined where it has lost a third or more of what the best one that is known is better than chance.
+    What a larger kappa may gain is read off the validations and the model without constraints, all with their largest
+    h: of those that have back half of what was lost, the one with the least h.
+
+    Args:
+        history: of the validations of one split, with ``epoch``, ``worst_violation`` and ``auc``; the final weights as
+            the last record.
+        unconstrained: figures of a model trained without constraints on the same split; empty without.
+        split: its name.
+        command: by which the points in between are trained.
+
+    Example:
+        >>> weights = [{"epoch": 0, "worst_violation": 0.04, "auc": 0.74}, {"worst_violation": -0.01, "auc": 0.55}]
+        >>> ranking_line(weights, {"worst_violation": 0.2, "auc": 0.8}, "train")
+        'The constraints ruin the ranking: train AUC 0.550 against 0.800 unconstrained. With kappa larger by 0.04 the \
+weights of epoch 0 had 0.740.'
+    """
+    needed = ("worst_violation", "auc")
+    known = [r for r in (*history, unconstrained) if not any(math.isnan(r.get(name, math.nan)) for name in needed)]
+    if not history or history[-1] not in known:
+        return None
+    final, best = history[-1]["auc"], max(known, key=lambda record: record["auc"])
+    lost = best["auc"] - final
+    if lost <= 0 or lost < _RUINED * (best["auc"] - 0.5):
+        return None
+    half = [record for record in known if record["auc"] >= final + lost / 2]
+    looser = min(half, key=lambda record: record["worst_violation"])
+    h = looser["worst_violation"]
+    at = "At this kappa" if h <= 0 else f"With kappa larger by {h:.2g}"
+    return (
+        f"The constraints ruin the ranking: {split} AUC {final:.3f} against {best['auc']:.3f} {_of_record(best)}. "
+        f"{at} the {_weights(looser)} had {looser['auc']:.3f}"
+        + (f"; what lies in between: {command}" if command else ".")
+    )
+
+
+def _of_record(record: Mapping[str, Any]) -> str:
+    return f"in epoch {record['epoch']}" if "epoch" in record else "unconstrained"
+
+
+def _weights(record: Mapping[str, Any]) -> str:
+    return f"weights of epoch {record['epoch']}" if "epoch" in record else "model without constraints"
 
 
 def _standing(record: Mapping[str, Any], figure: str | None) -> Standing:

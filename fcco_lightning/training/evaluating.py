@@ -231,9 +231,8 @@ class EvaluatingModule(LightningModule):
         if reason and not self.vacuous_because.get(name):
             gap = f" (hard ROC gap {summary['roc_gap']:.3f})" if "roc_gap" in summary else ""
             rank_zero_warn(
-                f"the constraints say nothing any more about the {name} split: {reason}. They can hold while hard "
-                f"decisions differ{gap}. Smooth less (a lower temperature), or let no map of the scores "
-                "game them: `rate: TopShare`, in ROCFairness `scale: QuantileScores`."
+                f"the constraints say nothing about the {name} split: {reason}. Until then they can hold while hard "
+                f"decisions differ{gap}."
             )
         self.vacuous_because[name] = reason
         return summary

@@ -48,7 +48,7 @@ def limits(kappa=0.1):
     return [
         MeanDifferenceAtMost(Score(), kappa, {"group": 1}, {"group": 0}),
         MeanAtMost(LogisticLoss(), CAP[kappa], {"group": 1}, name="loss"),
-        MeanAtMost(SoftRate(), 0.95, name="slack"),
+        MeanAtMost(SoftRate(temperature=1.0), 0.95, name="slack"),
     ]
 
 
@@ -252,11 +252,15 @@ def test_a_biased_estimator_is_flagged():
     ("change", "error", "message"),
     [
         (
-            {"constraints": [MeanAtMost(SoftRate(), 0.1, part="protected")]},
+            {"constraints": [MeanAtMost(SoftRate(temperature=1.0), 0.1, part="protected")]},
             ConfigError,
             "MeanAtMost names another part",
         ),
-        ({"constraints": [MeanAtMost(SoftRate(), 0.1, {"group": 3}, "rare")]}, DataError, "'rare' is about"),
+        (
+            {"constraints": [MeanAtMost(SoftRate(temperature=1.0), 0.1, {"group": 3}, "rare")]},
+            DataError,
+            "'rare' is about",
+        ),
         ({"max_values": 5}, ConfigError, "max_values is 5"),
         ({"objective": AveragePrecision(), "max_values": 100}, ConfigError, "AveragePrecision may compare"),
         ({"frozen": True}, ConfigError, "all of them are frozen"),

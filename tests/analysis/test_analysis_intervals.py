@@ -50,7 +50,7 @@ def test_a_hard_rate_has_the_exact_binomial_interval():
     [
         (MeanAtMost(LogisticLoss(), 0.4, {"y": 0}), 0.9),
         (FourFifthsRule(rate=HardRate()), 0.9),
-        (PredictiveParity(0.0, SoftRate()), 0.88),
+        (PredictiveParity(0.0, SoftRate(temperature=1.0)), 0.88),
     ],
 )
 def test_coverage(constraint, least):
@@ -93,7 +93,11 @@ def test_normal_intervals_have_the_width_of_a_bootstrap(name):
 def test_a_subset_without_samples_has_no_interval_and_names_stay_apart():
     scores, columns = split(50, 0)
     columns["group"] = torch.zeros_like(columns["group"])
-    limits = [MeanAtMost(SoftRate(), 0.1, {"group": 1}), MeanAtMost(SoftRate(), 0.1), MeanAtMost(SoftRate(), 0.2)]
+    limits = [
+        MeanAtMost(SoftRate(temperature=1.0), 0.1, {"group": 1}),
+        MeanAtMost(SoftRate(temperature=1.0), 0.1),
+        MeanAtMost(SoftRate(temperature=1.0), 0.2),
+    ]
     assert list(intervals(limits, scores, columns)) == ["soft rate", "soft rate'"]
 
 
@@ -101,7 +105,7 @@ def test_samples_that_weigh_differently_do_so_in_intervals():
     """As a bootstrap of samples with their weights, by the delta method written out."""
     scores, columns = split(400, 0)
     columns["weight"] = 0.5 + 2 * columns["y"].double()
-    (rate,) = intervals([MeanAtMost(SoftRate(), 0.1)], scores, columns).values()
+    (rate,) = intervals([MeanAtMost(SoftRate(temperature=1.0), 0.1)], scores, columns).values()
     (cap,) = intervals([MeanAtMost(LogisticLoss(), 0.1)], scores, columns).values()
     s, w, sign = scores.double(), columns["weight"], 2 * columns["y"] - 1
     for found, q in ((rate, torch.sigmoid(s)), (cap, torch.log1p(torch.exp(-sign * s)))):

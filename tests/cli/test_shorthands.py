@@ -136,6 +136,12 @@ def test_other_options_stay_as_they_are():
             ["--data.columns.sensitive", "sex"],
             {"--model.penalty": "AdaptivePenalty", "--model.penalty.decisions": "true", "--model.margin": "auto"},
         ),
+        (
+            (["yes"] + ["no"] * 9) * 20,
+            ["--model.constraints", "EqualizedOdds", "--model.constraints.by", "sex"],
+            {"--data.batches": "CellSampling", "--data.batches.batch_size": "40"},
+        ),
+        ((["yes"] + ["no"] * 9) * 20, ["--decisions", "balanced"], {"--data.batches": "UniformSampling"}),
         (["yes", "no"] * 4, ["--decisions", "balanced"], {"--model.objective": "CrossEntropy"}),
         (["yes", "no"] * 4, ["--data.test", "u.csv"], {"--data.splits.test_fraction": None}),
         (["yes", "no"] * 4, [], {"--model.network": "TabularMLP", "--data.encoding.pieces": "auto"}),

@@ -106,7 +106,7 @@ def test_a_step_uses_the_objective_of_the_first_and_constraints_of_their_own():
     network = nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)).double()
     twin = copy.deepcopy(network)
     limits = [
-        MeanAtMost(SoftRate(), 0.1, part="second"),
+        MeanAtMost(SoftRate(temperature=1.0), 0.1, part="second"),
         MeanAtMost(LogisticLoss(), 0.2, {"y": 1}),
     ]
     algorithm = SONEX(lam=0.05)

@@ -98,7 +98,7 @@ class Job:
             self.objective = AUC()
             gap = {"where_a": {"group": 0}, "where_b": {"group": 1}}
             self.constraints = [
-                MeanAtMost(SoftRate(), 0.1, {"group": 3}, name="rare"),
+                MeanAtMost(SoftRate(temperature=1.0), 0.1, {"group": 3}, name="rare"),
                 MeanDifferenceAtMost(SoftRate(0.0, 0.5), 0.02, **gap, name="gap at 0"),
                 MeanDifferenceAtMost(SoftRate(0.5, 0.5), 0.02, **gap, name="gap at .5"),
             ]

@@ -31,6 +31,7 @@ from fcco_lightning.evaluation.pictures import (
     style,
 )
 from fcco_lightning.reports import Diagnostics, Report, StateMonitor
+from fcco_lightning.reports import report as reports
 from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.state_monitor import Values, plot_dual_states
@@ -113,7 +114,7 @@ def test_each_item_is_left_out_by_itself(item, monkeypatch):
         "pictures": "evaluation.BinaryEvaluation.pictures",
     }[item]
     report = Report()
-    make = report._figures if item == "figures" else None
+    make = reports.figures_of if item == "figures" else None
     if make is None:
         monkeypatch.setattr(f"fcco_lightning.{place}", raising)
     else:  # of the final weights only
@@ -123,7 +124,7 @@ def test_each_item_is_left_out_by_itself(item, monkeypatch):
                 patch.setattr(f"fcco_lightning.{place}", raising)
                 return make(module, *args)
 
-        report._figures = figures
+        monkeypatch.setattr(reports, "figures_of", figures)
     with pytest.warns(UserWarning, match=f"{item}.* is left out of the report: RuntimeError: no such thing"):
         content, page = written(fit(report))
     assert all(name.startswith(item) for name in content["left_out"])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fcco_lightning.reports.verdict import chosen_line, reached_line, verdict
+from fcco_lightning.reports.verdict import chosen_line, ranking_line, reached_line, verdict
 
 
 def report(*values, vacuous=False, **more):
@@ -53,6 +53,24 @@ def test_an_epoch_is_named_in_which_constraints_held_and_said_something():
     assert reached_line([*history, history[1]], "auc") is None
 
 
+def test_what_the_ranking_has_paid_for_the_constraints_is_told_with_what_a_larger_kappa_gains():
+    history = validations((0.2, 0.0, 0.8), (0.05, 0.0, 0.72), (0.1, 0.0, 0.74), (-0.01, 0.0, 0.6))
+    other = {"worst_violation": 0.3, "auc": 0.82}
+    line = ranking_line(history, other, "val", "fcco front --config c.yaml")
+    assert line == (
+        "The constraints ruin the ranking: val AUC 0.600 against 0.820 unconstrained. With kappa larger by 0.05 the "
+        "weights of epoch 1 had 0.720; what lies in between: fcco front --config c.yaml"
+    )
+    line = ranking_line([history[-1]], other, "train")
+    assert line.endswith("With kappa larger by 0.3 the model without constraints had 0.820.")
+    assert "against 0.800 in epoch 0" in ranking_line(history, {}, "val")
+    held = [{**history[0], "worst_violation": -0.1}, history[3]]
+    assert "At this kappa the weights of epoch 0 had 0.800." in ranking_line(held, {}, "val")
+    assert ranking_line([*history[:3], {**history[3], "auc": 0.72}], other, "val") is None  # .72 - .5 is two thirds
+    for unknown in ([], [{"epoch": 0, "worst_violation": 0.1}], [{**history[0], "auc": math.nan}]):
+        assert ranking_line(unknown, other, "val") is None
+
+
 def test_no_epoch_is_named_for_having_decided_all_alike():
     history = validations((-0.3, 1.0, 0.43), (0.05, 0.0, 0.7), (0.1, 0.0, 0.9))
     assert reached_line(history, "auc").startswith(
@@ -60,6 +78,8 @@ def test_no_epoch_is_named_for_having_decided_all_alike():
         "one by 0.05: "
     )
     assert reached_line(history[:1], "auc") == "In no epoch did they say anything."
+    both = {**history[0], "worst_violation": 0.1, "vacuous_because": "all are decided alike"}
+    assert reached_line([both]) == "In no epoch did they say anything: all are decided alike."
     chosen = {"epoch": 3, "feasible": False, "vacuous": True, "worst_violation": -0.1}
     line = "In no epoch did the constraints say anything on the validation split, so that none is feasible; these are "
     line += "the weights of epoch 3, with the best figure."

@@ -339,7 +339,7 @@ def test_vacuous_constraints_warn_once(make_module, make_trainer, small_data):
         def forward(self, x):
             return self.inside(x) - 50
 
-    with pytest.warns(UserWarning, match="say nothing any more about the train split") as caught:
+    with pytest.warns(UserWarning, match="say nothing about the train split") as caught:
         make_trainer(max_epochs=3).fit(make_module(network=Shifted()), small_data)
     assert sum("say nothing" in str(w.message) for w in caught) == 1
 
