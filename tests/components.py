@@ -42,8 +42,8 @@ CLIP = {
     "splits": IMAGES["splits"],
     "pairs": (
         Pairs,
-        "pairs:sources pair_image_column:image_column caption_column limit_pairs:limit target_pairs:of_target augment "
-        "pair_corrupt:corrupt",
+        "pairs:sources pair_image_column:image_column caption_column limit_pairs:limit target_pairs:of_target "
+        "of_others augment pair_corrupt:corrupt",
     ),
 }
 DIGITS = {"digits": (DigitImages, "num_train num_test data_seed:seed num_val augment")}

@@ -13,6 +13,8 @@ _RUINED = 1 / 3  # of what a ranking is better than chance
 def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     """Say whether the constraints hold on the training split and what they cost on the test split.
 
+    Of continual learning it says, too, if the target was not learnt.
+
     Args:
         report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``vacuous`` (and
             ``vacuous_because``, why) and figures; maybe ``decisions``, whether they are enforced on these; and maybe
@@ -34,7 +36,7 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     shown = "test" if "test" in report else checked
     compared = _comparison(report[shown], report.get("unconstrained", {}).get(shown, {}), figures)
     held = _held(report[checked], "training" if checked == "train" else checked, decisions=report.get("decisions"))
-    return f"{held}; {shown} {compared}." if compared else f"{held}."
+    return (f"{held}; {shown} {compared}." if compared else f"{held}.") + _not_learnt(report[shown], shown)
 
 
 def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
@@ -47,7 +49,16 @@ def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     splits = splits_of(report)
     shown = "test" if "test" in splits else next(iter(splits), "")
     found = _comparison(splits.get(shown, {}), {}, figures)
-    return f"On the {shown} split: {found}." if found else None
+    return f"On the {shown} split: {found}.{_not_learnt(splits[shown], shown)}" if found else None
+
+
+def _not_learnt(results: Mapping[str, Any], split: str) -> str:
+    """A sentence of its own if a model that was to learn a target is no better at it than before."""
+    change = results.get("delta_target", math.nan)
+    if not change <= 0:
+        return ""
+    now = f", to {results['target_accuracy']:.3f}" if "target_accuracy" in results else ""
+    return f" The target has not improved: its accuracy on the {split} split has changed by {change:+.3f}{now}."
 
 
 def _held(results: Mapping[str, Any], split: str, *, decisions: bool | None) -> str:

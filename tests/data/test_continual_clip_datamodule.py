@@ -79,7 +79,7 @@ def make(folder):
         }
         made = ContinualCLIPDataModule(**composed({**arguments, **changes}, CLIP))
         if setup:
-            made.setup("fit")
+            made.setup()  # not to train: its pairs are of one class alone
         return made
 
     return module
@@ -409,12 +409,37 @@ def test_refuses_arguments(make, changes, message):
         ({"classes": None, "target": [], "protected": ["cloudy"]}, r"No labelled image is of class 'cloudy'"),
         ({"target": []}, "There are no pairs to learn from"),
         ({"target_pairs": False}, "There are no pairs to learn from"),
-        ({"templates": ["a {} day."]}, "All 9 pairs have the caption 'a overcast day.': there is nothing to contrast"),
     ],
 )
 def test_refuses_data(make, changes, message):
     with pytest.raises(DataError, match=message):
         make(**changes)
+
+
+@pytest.mark.parametrize("templates", [["a {} day."], ["a {} day.", "weather: {}"]])
+def test_pairs_of_one_class_are_refused_where_they_are_trained_on(make, web, templates):
+    message = r"All 9 pairs have the same captions, \['a overcast day\.'.*of_others 0\.2"
+    alone = make(templates=templates)
+    alone.setup("test")
+    with pytest.raises(DataError, match=message):
+        alone.setup("fit")
+    for others in {"pairs": web}, {"of_others": 0.2}, {"target": ["overcast", "clear"]}:
+        make(templates=templates, **others).setup("fit")
+
+
+def test_a_share_of_the_other_classes_becomes_pairs(make, table):
+    module = make(of_others=0.5)
+    pairs = module.tables["pairs"]
+    rows = table.iloc[[numbers({"x": pairs[i]["x"][None]})[0] for i in range(len(pairs))]]
+    assert rows["weather"].value_counts().to_dict() == {"overcast": 9, "clear": 6, "foggy": 3, "rainy": 2}
+    assert rows["split"].eq("train").all()
+    captions = {name: {f"a {name} day.", f"weather: {name}"} for name in CLASSES}
+    assert all(words(pairs[i]["text"]) in captions[name] for i, name in enumerate(rows["weather"]))
+    every_second = np.arange(6) * 2
+    of_clear = table[(table["split"] == "train") & (table["weather"] == "clear")]
+    assert sorted(rows.index[rows["weather"] == "clear"]) == of_clear.index[every_second].tolist()
+    with pytest.raises(ConfigError, match=r"pairs\.of_others"):
+        make(setup=False, of_others=1.5)
 
 
 def test_refuses_a_task_that_cannot_be_held(make, folder, table):

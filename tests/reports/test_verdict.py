@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fcco_lightning.reports.verdict import chosen_line, ranking_line, reached_line, verdict
+from fcco_lightning.reports.verdict import chosen_line, headline, ranking_line, reached_line, verdict
 
 
 def report(*values, vacuous=False, **more):
@@ -30,6 +30,19 @@ FIGURES = "test AUC 0.861 against 0.880 unconstrained, hard ROC gap 0.050 agains
 )
 def test_whether_they_hold(values, expected):
     assert verdict(report(*values, **OTHER), ["auc", "roc_gap"]) == f"{expected}; {FIGURES}"
+
+
+@pytest.mark.parametrize(("change", "said"), [(-0.26, True), (0.0, True), (0.01, False), (math.nan, False)])
+def test_a_target_that_is_not_learnt_is_said(change, said):
+    results = {"delta_target": change, "target_accuracy": 0.013}
+    line = f" The target has not improved: its accuracy on the test split has changed by {change:+.3f}, to 0.013."
+    held = report(-0.1)
+    for found in (
+        verdict({**held, "test": {**held["test"], **results}}, ["auc"]),
+        headline({"train": {}, "test": {"auc": 0.9, **results}}, ["auc"]),
+    ):
+        assert found.endswith(line) is said
+        assert ("not improved" in found) is said
 
 
 def test_vacuous_constraints_are_not_praised():

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.checks import at_least, fraction, one_of
 from fcco_lightning.data.columns import listed
 from fcco_lightning.data.images import MOST_PIXELS, Images
 from fcco_lightning.data.pairs import read_pairs
@@ -150,6 +150,9 @@ class Pairs:
         caption_column: column of their captions; None looks for one.
         limit: take at most this many of them, drawn at random.
         of_target: whether the training images of the target classes become pairs as well.
+        of_others: share in [0, 1] of the training images of every other class that become pairs as well, captioned in
+            the same way.  Images of one class have the same captions, so that nothing tells them from other classes
+            unless there are pairs of these.
         augment: random crops as open_clip trains with (0.9 to 1 of the area); a mapping changes arguments of
             ``timm.data.create_transform``; False trains on the centre crop.
         corrupt: "error" refuses missing or unreadable images, "skip" leaves them out of their batch.
@@ -165,6 +168,7 @@ class Pairs:
     caption_column: str | None = None
     limit: int | None = None
     of_target: bool = True
+    of_others: float = 0.0
     augment: bool | dict[str, Any] = True
     corrupt: Literal["error", "skip"] = "error"
     allow_outside: bool = False
@@ -172,6 +176,8 @@ class Pairs:
 
     def __post_init__(self) -> None:
         at_least("pairs.most_pixels", self.most_pixels, 1)
+        if self.of_others != 0:
+            fraction("pairs.of_others", self.of_others)
         if self.limit is not None:
             at_least("pairs.limit", self.limit, 1)
         one_of("pairs.corrupt", self.corrupt, ("error", "skip"))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from fcco_lightning.data.columns import listed, places, require_columns, require_filled, text_of
+from fcco_lightning.data.columns import listed, listed_in_order, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs, in_place_of
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, held_apart, parts_of
@@ -116,6 +116,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self._class_tokens = torch.empty(0, 0, 0, dtype=torch.int64)
         self._digests: dict[str, str] = {}
         self._contents: dict[str, str] = {}
+        self._captions: list[str] = []  # that all pairs share, if they do
 
     @property
     def num_train(self) -> int:
@@ -144,6 +145,21 @@ class ContinualCLIPDataModule(SplitDataModule):
         """The protected tasks."""
         self._table("train")
         return self.task_names
+
+    def setup(self, stage: str | None = None) -> None:
+        """Make all splits together; refuse to train on pairs that all share their captions.
+
+        Raises:
+            DataError: as :meth:`SplitDataModule.setup`, or if the pairs are of one class alone.
+        """
+        super().setup(stage)
+        if stage == "fit" and self._captions:
+            raise DataError(
+                f"All {self.num_train} pairs have the same captions, {listed_in_order(self._captions)}, as images of "
+                "one class have: nothing says what else there is, so that a contrastive loss learns noise. Pass pairs "
+                "of other things (pairs.sources), or let a share of the other classes' images be pairs, too "
+                "(--data.pairs.of_others 0.2)."
+            )
 
     def prepare_data(self) -> None:
         """Download hub data and fill the caches of ``datasets`` once, before every process reads them."""
@@ -217,8 +233,13 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:
         """Return which training images become pairs, given their classes ``y`` (n,)."""
-        targets = torch.tensor([self._class_names.index(name) for name in self.target_names], dtype=torch.int64)
-        return torch.isin(y, targets).nonzero().flatten() if self.pairs.of_target else torch.empty(0, dtype=torch.int64)
+        rows = [torch.empty(0, dtype=torch.int64)]
+        for label, name in enumerate(self._class_names):
+            of_label = (y == label).nonzero().flatten()
+            share = float(self.pairs.of_target) if name in self.target_names else self.pairs.of_others
+            count = round(share * len(of_label))
+            rows.append(of_label[torch.arange(count) * len(of_label) // max(1, count)])  # from all over the table
+        return torch.cat(rows).sort().values
 
     def _make_tables(self) -> dict[str, TensorTable]:
         frame, images = self._read_labelled()
@@ -314,20 +335,16 @@ class ContinualCLIPDataModule(SplitDataModule):
         return [Subset(ConcatDataset(images), rows)], [Subset(ConcatDataset(captions), rows)]
 
     def _check_captions(self, captions: Sequence[Any]) -> None:
-        """Refuse pairs that nothing could be learnt from, and remember what the captions are."""
+        """Refuse to be without pairs, and remember what the captions are."""
         size, cells = sum(map(len, captions)), itertools.chain.from_iterable(captions)
         if size == 0:
             raise DataError(
                 f"There are no pairs to learn from: no pairs are given, and none of the training images is of the "
                 f"target classes {self.target_names}, or pairs.of_target is off. Pass pairs.sources, or name a target."
             )
-        texts = [text for cell in cells for text in ([cell] if isinstance(cell, str) else cell)]
-        if size > 1 and len(set(texts)) == 1:
-            raise DataError(
-                f"All {size} pairs have the caption {texts[0]!r}: there is nothing to contrast. Pass more pairs "
-                "(pairs.sources), or several classes.caption_templates."
-            )
-        self._digests[_PAIRS] = digest_of([str(size), *texts])
+        drawn_from = [(cell,) if isinstance(cell, str) else tuple(cell) for cell in cells]
+        self._captions = list(drawn_from[0]) if len(set(drawn_from)) == 1 else []
+        self._digests[_PAIRS] = digest_of([str(size), *(text for texts in drawn_from for text in texts)])
 
     def _check_tasks(self, train: ImageTable) -> None:
         task = train.columns["task"]
