@@ -253,7 +253,7 @@ def test_small_groups_are_left_out_of_all_splits(tmp_path):
 
 
 FIT = "fit --data GroupedImageDataModule --data.images.root pets --data.transform.size 32"
-NETWORK = "--model.network TimmModel --model.network.name test_resnet"
+NETWORK = "--model.network fcco_lightning.TimmModel --model.network.name test_resnet"
 QUICK = "--trainer.max_epochs 1 --trainer.accelerator cpu --trainer.enable_progress_bar false --report.folder out"
 
 
