@@ -185,19 +185,19 @@ class Report(Callback):
         if (line := verdict(self.report, (*evaluation.bar, "roc_gap"))) is not None:
             chosen = self.report.get("selected")
             figure = evaluation.merit or next(iter(evaluation.bar), None)
-            split, history = self._validations(epoch)
-            which = reached_line(history, figure) if chosen is None else chosen_line(chosen)
-            unconstrained = self.report.get("unconstrained", {}).get(split, {})
-            ruined = ranking_line(history, unconstrained, split, self._front(config))
+            histories = {split: self._validations(split, epoch) for split in ("train", "val", "test")}
+            validated = next((s for s in ("train", "val") if any(r["split"] == s for r in self.history)), "train")
+            which = reached_line(histories[validated], figure) if chosen is None else chosen_line(chosen)
+            histories = {validated: histories[validated], **histories}
+            ruined = ranking_line(histories, self.report.get("unconstrained", {}), self._front(config))
             self.report["verdict"] = " ".join(filter(None, (line, which, ruined)))
         elif (line := headline(self.report, evaluation.bar)) is not None:
             self.report["headline"] = line
 
-    def _validations(self, epoch: int) -> tuple[str, list[dict[str, Any]]]:
-        """The training split, or the one that was validated on, with its history, the final weights last."""
-        split = next((s for s in ("train", "val") if any(r["split"] == s for r in self.history)), "")
+    def _validations(self, split: str, epoch: int) -> list[dict[str, Any]]:
+        """The figures of a split at every validation, and of the final weights as the last."""
         history = [record for record in self.history if record["split"] == split]
-        return split, [*history, *([{"epoch": epoch, **self.report[split]}] if split in self.report else [])]
+        return [*history, *([{"epoch": epoch, **self.report[split]}] if split in self.report else [])]
 
     def _front(self, config: Path) -> str:
         """The command that trains this run with larger kappas; empty where its configuration is not in a file."""

@@ -176,37 +176,42 @@ def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None
 
 
 def ranking_line(
-    history: Sequence[Mapping[str, Any]], unconstrained: Mapping[str, Any], split: str, command: str = ""
+    histories: Mapping[str, Sequence[Mapping[str, Any]]],
+    unconstrained: Mapping[str, Mapping[str, Any]],
+    command: str = "",
 ) -> str | None:
     """Say if constraints were paid for with the ranking, and what is known of a larger kappa.
 
-    A ranking is ruined where it has lost a third or more of what the best one that is known is better than chance.
-    What a larger kappa may gain is read off the validations and the model without constraints, all with their largest
-    h: of those that have back half of what was lost, the one with the least h.
+    A ranking is ruined where it has lost more than a third of what the best one that is known is better than chance, on
+    every split of which there is something to compare with: a model without constraints may know the training split by
+    heart.  What a larger kappa may gain is read off the validations and the model without constraints, all with their
+    largest h: of those that have back half of what was lost, the one with the least h.
 
     Args:
-        history: of the validations of one split, with ``epoch``, ``worst_violation`` and ``auc``; the final weights as
-            the last record.
-        unconstrained: figures of a model trained without constraints on the same split; empty without.
-        split: its name.
+        histories: validations by split, with ``epoch``, ``worst_violation`` and ``auc``, and the final weights as the
+            last record of each; figures are those of the first split.
+        unconstrained: figures of a model trained without constraints, by split; empty without.
         command: by which the points in between are trained.
 
     Example:
         >>> weights = [{"epoch": 0, "worst_violation": 0.04, "auc": 0.74}, {"worst_violation": -0.01, "auc": 0.55}]
-        >>> ranking_line(weights, {"worst_violation": 0.2, "auc": 0.8}, "train")
+        >>> ranking_line({"train": weights}, {"train": {"worst_violation": 0.2, "auc": 0.8}})
         'The constraints ruin the ranking: train AUC 0.550 against 0.800 unconstrained. With kappa larger by 0.04 the \
 weights of epoch 0 had 0.740.'
     """
-    needed = ("worst_violation", "auc")
-    known = [r for r in (*history, unconstrained) if not any(math.isnan(r.get(name, math.nan)) for name in needed)]
-    if not history or history[-1] not in known:
+    compared = {}
+    for split, history in histories.items():
+        needed = ("worst_violation", "auc")
+        rows = [*history, unconstrained.get(split, {})]
+        known = [row for row in rows if not any(math.isnan(row.get(name, math.nan)) for name in needed)]
+        if len(known) > 1 and history and history[-1] in known:
+            compared[split] = history[-1]["auc"], max(known, key=lambda row: row["auc"]), known
+    lost = [(best["auc"] - final, _RUINED * (best["auc"] - 0.5)) for final, best, _ in compared.values()]
+    if not compared or any(by <= max(0.0, most) for by, most in lost):
         return None
-    final, best = history[-1]["auc"], max(known, key=lambda record: record["auc"])
-    lost = best["auc"] - final
-    if lost <= 0 or lost < _RUINED * (best["auc"] - 0.5):
-        return None
-    half = [record for record in known if record["auc"] >= final + lost / 2]
-    looser = min(half, key=lambda record: record["worst_violation"])
+    split, (final, best, known) = next(iter(compared.items()))
+    half = [row for row in known if row["auc"] >= (final + best["auc"]) / 2]
+    looser = min(half, key=lambda row: row["worst_violation"])
     h = looser["worst_violation"]
     at = "At this kappa" if h <= 0 else f"With kappa larger by {h:.2g}"
     return (

@@ -68,20 +68,30 @@ def test_an_epoch_is_named_in_which_constraints_held_and_said_something():
 
 def test_what_the_ranking_has_paid_for_the_constraints_is_told_with_what_a_larger_kappa_gains():
     history = validations((0.2, 0.0, 0.8), (0.05, 0.0, 0.72), (0.1, 0.0, 0.74), (-0.01, 0.0, 0.6))
-    other = {"worst_violation": 0.3, "auc": 0.82}
-    line = ranking_line(history, other, "val", "fcco front --config c.yaml")
+    other = {"val": {"worst_violation": 0.3, "auc": 0.82}}
+    line = ranking_line({"val": history}, other, "fcco front --config c.yaml")
     assert line == (
         "The constraints ruin the ranking: val AUC 0.600 against 0.820 unconstrained. With kappa larger by 0.05 the "
         "weights of epoch 1 had 0.720; what lies in between: fcco front --config c.yaml"
     )
-    line = ranking_line([history[-1]], other, "train")
+    line = ranking_line({"val": history[-1:]}, other)
     assert line.endswith("With kappa larger by 0.3 the model without constraints had 0.820.")
-    assert "against 0.800 in epoch 0" in ranking_line(history, {}, "val")
+    assert "against 0.800 in epoch 0" in ranking_line({"val": history}, {})
     held = [{**history[0], "worst_violation": -0.1}, history[3]]
-    assert "At this kappa the weights of epoch 0 had 0.800." in ranking_line(held, {}, "val")
-    assert ranking_line([*history[:3], {**history[3], "auc": 0.72}], other, "val") is None  # .72 - .5 is two thirds
-    for unknown in ([], [{"epoch": 0, "worst_violation": 0.1}], [{**history[0], "auc": math.nan}]):
-        assert ranking_line(unknown, other, "val") is None
+    assert "At this kappa the weights of epoch 0 had 0.800." in ranking_line({"val": held}, {})
+    assert ranking_line({"val": [*history[:3], {**history[3], "auc": 0.72}]}, other) is None  # more than two thirds
+    nothing = ([], history[:1], [{"epoch": 0, "worst_violation": 0.1}], [{**history[0], "auc": math.nan}])
+    for unknown in nothing:
+        assert ranking_line({"val": unknown}, {}) is None
+
+
+def test_a_model_that_knows_the_training_split_by_heart_ranks_no_better():
+    final = {"worst_violation": 0.0, "auc": 0.76}
+    other = {"train": {"worst_violation": 0.3, "auc": 0.92}, "test": {"worst_violation": 0.3, "auc": 0.75}}
+    assert ranking_line({"train": [final], "test": [{**final, "auc": 0.74}]}, other) is None
+    line = ranking_line({"train": [final], "val": [], "test": [{**final, "auc": 0.58}]}, other)
+    assert line.startswith("The constraints ruin the ranking: train AUC 0.760 against 0.920 unconstrained.")
+    assert ranking_line({"train": [final], "test": [{**final, "auc": 0.74}]}, {"train": other["train"]}) is not None
 
 
 def test_no_epoch_is_named_for_having_decided_all_alike():
