@@ -284,7 +284,12 @@ class Labels:
         left_out = self.columns.unused | self._hidden | {*others}
         features = frame[[column for column in frame.columns if column not in left_out]]
         if features.shape[1] == 0:
-            raise DataError(f"No feature column is left in {where} beside {listed(left_out)}. Drop fewer columns.")
+            way_out = (
+                "" if self.columns.use_sensitive else ", or let a sensitive one be a feature (columns.use_sensitive)"
+            )
+            raise DataError(
+                f"No feature column is left in {where} beside {listed(left_out)}. Drop fewer columns{way_out}."
+            )
         return features
 
     def _labels(self, column: pd.Series, where: str) -> Tensor:

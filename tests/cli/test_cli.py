@@ -349,7 +349,7 @@ ALONE = ["--data=TabularDataModule", "--model.network=TabularMLP", "--model.obje
 
 def test_missing_file_and_column_leave_nothing_behind(capsys, tmp_path):
     table = tmp_path / "t.csv"
-    table.write_text("a,sex,label\n" + "".join(f"{i},{'mf'[i % 2]},{'yn'[i // 2 % 2]}\n" for i in range(80)))
+    table.write_text("a,sex,label\n" + "".join(f"{i % 9},{'mf'[i % 2]},{'yn'[i // 2 % 2]}\n" for i in range(80)))
     common = ["--data=TabularDataModule", "--data.columns.positive=y", "--data.columns.favoured=m"]
     common += ["--data.columns.sensitive=sex", "--data.splits.test_fraction=0.2"]
     config = tmp_path / "c.yaml"

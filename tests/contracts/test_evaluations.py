@@ -430,7 +430,7 @@ REFUSED = [
     (GroupEvaluation, (4, 3), GROUPED | {"y": [0, 1, 3, 0]}, r"y must lie in 0\.\.2 .* got 3 at position 2"),
     (GroupEvaluation, (4, 3, 2), GROUPED, "one score per sample"),
     (GroupEvaluation, (4,), GROUPED | {"y": [0, 1]}, r"shape \(4,\), got \(2,\)"),
-    (GroupEvaluation, (4,), GROUPED | {"group": [0, -1, 0, 1]}, "got -1 at position 1"),
+    (GroupEvaluation, (4,), GROUPED | {"group": [0, -2, 0, 1]}, "got -2"),
     (GroupEvaluation, (0,), {"y": [], "group": []}, "at least one sample"),
     (TaskEvaluation, (3, 2), LABELLED | {"y": [[1], [1], [1]]}, r"one shape \(n, T\), got \(3, 2\) and \(3, 1\)"),
     (TaskEvaluation, (3,), LABELLED | {"y": [1, 1, 1]}, r"one shape \(n, T\), got \(3,\) and \(3,\)"),

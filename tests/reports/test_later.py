@@ -11,13 +11,14 @@ from sklearn.metrics import roc_auc_score
 
 from fcco_lightning import ConstrainedClassifier, DemographicParity, EqualizedOdds
 from fcco_lightning.cli import run
+from fcco_lightning.constraints import Decisions
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.inference import load
 from fcco_lightning.reports import report_on
 from tests.test_messy_tables import messy
 
 QUIET = "--trainer.accelerator cpu --trainer.enable_progress_bar false --report.pictures false"
-FIT = f"fit --data.train train.csv --data.columns.label y --trainer.max_epochs 2 --decisions balanced {QUIET}"
+FIT = f"fit --data.train train.csv --data.columns.label y --trainer.max_epochs 2 --decisions.share 0.3 {QUIET}"
 
 
 @pytest.fixture(scope="module")
@@ -104,23 +105,22 @@ def test_parts_that_a_stranger_names_are_not_made(checkpoint, later, tmp_path):
 def test_the_classifier_reports_on_later_samples(tmp_path):
     train, later = messy(400), messy(300, seed=1)
     constraints = [EqualizedOdds(), DemographicParity()]
-    model = ConstrainedClassifier(
-        constraints=constraints, hidden=(8,), max_epochs=8, learning_rate=0.03, random_state=0
-    )
-    numbers = ["age"]
+    model = ConstrainedClassifier(constraints=constraints, decisions=Decisions(share=0.4), hidden=(8,))
+    model.set_params(max_epochs=8, learning_rate=0.03, random_state=0)
+    known, later_known = (table[["age", "income"]].fillna(0.0) for table in (train, later))
     filled = train["region"].notna()
-    model.fit(train[numbers][filled], train["y"][filled], sensitive_features=train["region"][filled])
+    model.fit(known[filled], train["y"][filled], sensitive_features=train["region"][filled])
     groups = later["region"].replace("d", "z")
-    found = model.report(later[numbers], later["y"], sensitive_features=groups)
-    positive, said_yes = later["y"] == "yes", model.predict(later[numbers]) == "yes"
-    assert found.figures["auc"] == pytest.approx(roc_auc_score(positive, model.decision_function(later[numbers])))
+    found = model.report(later_known, later["y"], sensitive_features=groups)
+    positive, scores = later["y"] == "yes", model.decision_function(later_known)
+    assert found.figures["auc"] == pytest.approx(roc_auc_score(positive, scores))
+    said_yes = scores > np.sort(scores)[-121]  # a share is one of the samples that are decided on
     gap = abs(np.diff([said_yes[groups == group].mean() for group in "ab"])[0])
     assert found.figures["decided"]["selection rate: b - a"] == pytest.approx(gap - constraints[1].kappa, abs=1e-6)
     assert {one["lost"] for one in found._report["lost"]} == {int(groups.isna().sum()), int((groups == "z").sum())}
     assert (found.write(tmp_path / "report") / "report.html").exists()
     weight = np.random.default_rng(0).uniform(0.5, 3, len(later))
-    weighted = model.report(later[numbers], later["y"], groups, weight).figures["auc"]
-    scores = model.decision_function(later[numbers])
+    weighted = model.report(later_known, later["y"], groups, weight).figures["auc"]
     assert weighted == pytest.approx(roc_auc_score(positive, scores, sample_weight=weight), abs=1e-6)
     with pytest.raises(DataError, match=r"y has the classes \['perhaps'\]"):
-        model.report(later[numbers], later["y"].replace("yes", "perhaps"), sensitive_features=groups)
+        model.report(later_known, later["y"].replace("yes", "perhaps"), sensitive_features=groups)
