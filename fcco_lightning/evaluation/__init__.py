@@ -3,6 +3,7 @@
 from fcco_lightning.evaluation.base import Evaluation, Tally, direction, shown_split
 from fcco_lightning.evaluation.classes import ClassEvaluation, NeighbourEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
+from fcco_lightning.evaluation.decided import decision_details
 from fcco_lightning.evaluation.default import default_evaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.numbers import NumberEvaluation, ValueEvaluation
@@ -32,6 +33,7 @@ __all__ = [
     "ValueEvaluation",
     "concatenate",
     "constraint_values",
+    "decision_details",
     "default_evaluation",
     "direction",
     "is_feasible",

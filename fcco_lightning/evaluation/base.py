@@ -63,6 +63,7 @@ class Evaluation(ABC):
             figure is about whole lists, or about the nearest of all samples.
         group_names: The names of the groups 0, 1, ...; :class:`FCCOModule` takes them from the datamodule.
         label_names: The names of several labels of a sample, likewise.
+        class_names: The names of the classes 0, 1, ..., likewise.
     """
 
     bar: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ class Evaluation(ABC):
     separable: bool = True
     group_names: Sequence[str] = ()
     label_names: Sequence[str] = ()
+    class_names: Sequence[str] = ()
     _warned: bool = False
 
     @abstractmethod

@@ -30,7 +30,15 @@ from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.run import Run
 from fcco_lightning.reports.state_monitor import StateMonitor
-from fcco_lightning.reports.summary_table import PRINTED_ROWS, REPORT, as_json, print_tables, table_makers, write_report
+from fcco_lightning.reports.summary_table import (
+    PRINTED_ROWS,
+    REPORT,
+    as_json,
+    calibration_pictures,
+    print_tables,
+    table_makers,
+    write_report,
+)
 from fcco_lightning.reports.verdict import chosen_line, headline, ranking_line, reached_line, verdict
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.module import RECOVERED
@@ -229,7 +237,10 @@ class Report(Callback):
             found = {name: (split.outputs, split.columns) for name, split in final.items()}
             nothing: Pictures = {}
             pictures = self.left_out.make("pictures", partial(evaluation.pictures, self.history, found), nothing)
-            pictures |= {"multipliers.png": partial(plot_multipliers, self.history)}
+            pictures |= {
+                "multipliers.png": partial(plot_multipliers, self.history),
+                **calibration_pictures(self.report),
+            }
             self.left_out.make_all({name: partial(picture, folder / name) for name, picture in pictures.items()})
         if self.table:
             tables = self.left_out.make_all(table_makers(self.report, PRINTED_ROWS, Console().width))
@@ -264,7 +275,7 @@ def figures_of(
         return {constraint: one._asdict() for constraint, one in found.items()}
 
     def details() -> dict[str, Any]:
-        return as_json(module.evaluation.details(split.outputs, split.columns))
+        return as_json(module.details(split))
 
     make, nothing = left_out.make, dict[str, Any]()
     summary = make(f"figures ({name})", lambda: _as_reported(module.summarise(name, split)), nothing)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.errors import CheckpointError, DataError
 from fcco_lightning.evaluation import Evaluation
+from fcco_lightning.evaluation.base import Pictures
 from fcco_lightning.inference import Predictor, load
 from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
@@ -21,6 +22,7 @@ from fcco_lightning.reports.summary_table import (
     METRICS,
     PRINTED_ROWS,
     REPORT,
+    calibration_pictures,
     print_tables,
     read_report,
     split_tables,
@@ -178,7 +180,11 @@ class SplitReport:
     def draw(self, folder: str | Path) -> list[Path]:
         """Draw the pictures of the run as PNG files in a folder."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        return self._evaluation.draw(list(self._history), self._final, Path(folder))
+        drawn = [draw(Path(folder, name)) for name, draw in self._pictures().items()]
+        return [path for path in drawn if path is not None]
+
+    def _pictures(self) -> Pictures:
+        return {**self._evaluation.pictures(list(self._history), self._final), **calibration_pictures(self._report)}
 
     def write(self, folder: str | Path) -> Path:
         """Write ``report.json``, ``report.html`` and the pictures into a folder, and return it."""
@@ -204,8 +210,7 @@ class SplitReport:
         """The page, with pictures that are drawn into a folder, and what has been left out of it."""
         left_out = LeftOut(self._left_out)
         folder.mkdir(parents=True, exist_ok=True)
-        pictures = self._evaluation.pictures(list(self._history), self._final)
-        drawn = left_out.make_all({name: partial(draw, folder / name) for name, draw in pictures.items()})
+        drawn = left_out.make_all({name: partial(draw, folder / name) for name, draw in self._pictures().items()})
         tables = left_out.make_all(table_makers(self._report))
         config = self._report.get("config")
         return report_page(self._title, self.headline, tables, drawn, config, left_out, whole=whole), left_out

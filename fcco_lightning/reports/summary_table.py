@@ -24,6 +24,8 @@ from rich.text import Text
 
 from fcco_lightning.errors import DataError, printable, printable_lines
 from fcco_lightning.evaluation import shown_split
+from fcco_lightning.evaluation.base import Pictures
+from fcco_lightning.evaluation.pictures import plot_calibration
 
 REPORT, METRICS = "report.json", "metrics.csv"
 """Names of files in a run's folder: its report, and the log of all figures."""
@@ -48,12 +50,15 @@ TITLES = {
     "worst_violation": "worst violation, max h",
     "roc_gap": "hard ROC gap",
     "vacuous": "constraints vacuous",
+    "brier_loss": "Brier score of the probabilities",
+    "calibration_error": "calibration error, 10 bins",
 }
 _SIGNIFICANT_DIGITS = 7  # what a float32 holds
 VACUOUS_WARNING = (
     "Constraints vacuous: nearly all decisions are alike, or the scores rank by chance, lie outside the thresholds' "
     "window or span less than a temperature, so a small violation says nothing. Read the hard rates and gaps."
 )
+_DRAWN = ("calibration",)  # of which a picture is enough, where not all is shown
 _ERROR = "_error"  # ends the name of the bound of a figure's error
 _INTERVAL = "95% interval"
 _LEAST = ("noise floor", "h val")  # columns of constraints that a narrow terminal does without
@@ -215,13 +220,23 @@ def table_makers(
     return {
         "the table of the summary": partial(_summary, report),
         **{
-            f"the table of {name} ({split})": partial(_records, f"{name.capitalize()} ({split})", records, most)
+            f"the table of {name} ({split})": partial(_records, f"{_in_words(name)} ({split})", records, most)
             for name, records in splits.get(split, {}).items()
-            if isinstance(records, list) and records
+            if isinstance(records, list) and records and (most is None or name not in _DRAWN)
         },
         "the table of constraints": partial(_constraints, report, most, width),
         "the table of what was lost": partial(_lost, report),
     }
+
+
+def calibration_pictures(report: Mapping[str, Any]) -> Pictures:
+    """How the picture of the probabilities of a report is drawn, by the name of its file; none without these."""
+    found = {name: part["calibration"] for name, part in splits_of(report).items() if part.get("calibration")}
+    return {"calibration.png": partial(plot_calibration, found)} if found else {}
+
+
+def _in_words(name: str) -> str:
+    return name.replace("_", " ").capitalize()
 
 
 def _summary(report: Mapping[str, Any]) -> Table:

@@ -14,7 +14,7 @@ from fcco_lightning.constraints import Constraint, DecisionRule
 from fcco_lightning.constraints.multipliers import Enforcement, follows_decisions
 from fcco_lightning.engine import columns_of, named_samples, narrow_weights, other_columns, outputs_of_columns
 from fcco_lightning.errors import NonFiniteError
-from fcco_lightning.evaluation import Collector, Evaluation, Split, summarise
+from fcco_lightning.evaluation import Collector, Evaluation, Split, decision_details, summarise
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import CrossEntropy, Objective
 from fcco_lightning.state.divided import is_gathered
@@ -207,6 +207,13 @@ class EvaluatingModule(LightningModule):
             scores, weight = split.outputs.detach().reshape(-1), split.columns.get("weight")
             classifies = self.objective.classifies
             self.rule.fit(scores, y, weight, classifies=classifies, held_out="val" in splits)
+
+    def details(self, split: Split) -> dict[str, Any]:
+        """What the evaluation and the decisions of the rule say of a split beyond its figures, in plain numbers."""
+        told, evaluation = (split.outputs, split.columns), self.evaluation
+        classes, classifies = evaluation.class_names, self.objective.classifies
+        decided = decision_details(self.rule, *told, classes, evaluation.group_name, classifies=classifies)
+        return {**evaluation.details(*told), **decided}
 
     def summarise(self, name: str, split: Split) -> dict[str, float]:
         """All figures of a split; warns when its constraints have become vacuous.

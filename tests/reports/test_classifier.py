@@ -12,7 +12,7 @@ from scipy import sparse
 from sklearn import clone, config_context
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_classification
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import brier_score_loss, confusion_matrix, roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -94,6 +94,24 @@ def test_the_step_falls_to_zero_with_the_last_update(problem, monkeypatch, max_e
 def test_what_a_training_leaves(fair, problem):
     assert list(fair.report_.figures["constraints"]) == ["selection rate: m - f"]
     assert "data:image/png" in fair.report_._repr_html_()  # which draws the pictures
+
+
+def test_the_report_tells_the_decisions_that_are_made(fair, problem, tmp_path):
+    X, y, sex = problem
+    told = fair.report_.figures
+    expected = [
+        {"true": name, "decided no": no, "decided yes": yes}
+        for name, (no, yes) in zip(fair.classes_, confusion_matrix(y, fair.predict(X)).tolist(), strict=True)
+    ]
+    assert told["confusion_matrix"] == expected
+    assert {one["group"]: one["positives"] for one in told["rates_by_group"]} == {
+        "all": (y == "yes").sum(),
+        **{g: (y[sex == g] == "yes").sum() for g in "fm"},
+    }
+    assert told["brier_loss"] == pytest.approx(brier_score_loss(y == "yes", fair.predict_proba(X)[:, 1]), abs=1e-5)
+    assert tmp_path / "calibration.png" in fair.report_.draw(tmp_path)
+    titles = [str(table.title) for table in fair.report_.tables]
+    assert {"Confusion matrix (train)", "Rates by group (train)", "Calibration (train)"} <= {*titles}
     again = pickle.loads(pickle.dumps(fair))  # noqa: S301 - of this test
     np.testing.assert_array_equal(again.predict(problem[0]), fair.predict(problem[0]))
 

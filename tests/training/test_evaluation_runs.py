@@ -24,7 +24,7 @@ def test_a_run_reports_its_groups(make_module, make_trainer, small_data, tmp_pat
     assert shown <= trainer.progress_bar_metrics.keys(), trainer.progress_bar_metrics.keys()
     assert "train_cvar_loss" not in trainer.progress_bar_metrics
     folder = tmp_path / "run"
-    names = {"report.json", "report.html", "group_curves.png", "groups.png", "constraints.png"}
+    names = {"report.json", "report.html", "group_curves.png", "groups.png", "constraints.png", "calibration.png"}
     assert {path.name for path in folder.iterdir()} == names
     assert all(path.read_bytes().startswith(PNG) for path in folder.glob("*.png"))
     written = json.loads((folder / "report.json").read_text())
@@ -98,5 +98,5 @@ def test_an_evaluation_of_ones_own(make_module, make_trainer, small_data, tmp_pa
     report = Report(folder=str(tmp_path / "run"))
     make_trainer(callbacks=[report], max_epochs=1).fit(make_module(evaluation=Shares(), constraints=[]), small_data)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"report.json", "report.html"}
-    assert report.report["test"].keys() == {"positives"}
+    assert report.report["test"].keys() == {"positives", "confusion_matrix", "rates_by_group"}
     assert "positives" in capsys.readouterr().out

@@ -41,6 +41,7 @@ class LabelledSample(TensorDataModule):
         known = dict(groups or {})
         values = known.pop("group", None)
         self.group_names: list[str] = []
+        self.class_names = [str(value) for value in np.unique(rows["y"])]
         if "group" in rows:
             cells = rows["group"]
             coded = (

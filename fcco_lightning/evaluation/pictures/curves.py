@@ -141,14 +141,14 @@ def _draw_gap(axes: "Axes", rates: GroupRates) -> None:
 
 
 def plot_calibration(
-    groups: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, *, horizon: float
+    groups: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, *, horizon: float | None = None
 ) -> Path | None:
-    """Draw the predicted survival of groups of samples against the observed one; on the diagonal they agree.
+    """Draw the predicted probability of groups of samples against the observed share; on the diagonal they agree.
 
     Args:
         groups: for each split a list of records with ``predicted`` and ``observed``, probabilities.
         path: PNG file to write; its folder is created.
-        horizon: the time by which survival is meant, for the labels.
+        horizon: where survival is meant, until when; None for the class of positives.
 
     Returns:
         The file written, or None if no split has a group.
@@ -162,7 +162,13 @@ def plot_calibration(
     for split, records in shown.items():
         points = ([record[name] for record in records] for name in ("predicted", "observed"))
         axes.plot(*points, linewidth=1.2, label=split, **style.split_style(split))
-    labels = {"xlabel": "predicted", "ylabel": "observed (Kaplan-Meier)"}
-    style.unit_square(axes, aspect="equal", title=f"survival to {horizon:.4g}", **labels)
+    if horizon is None:
+        labels = {"title": "Probabilities of positives", "ylabel": "observed, by tenths of the samples"}
+    else:
+        labels = {"title": f"survival to {horizon:.4g}", "ylabel": "observed (Kaplan-Meier)"}
+    style.unit_square(axes, aspect="equal", xlabel="predicted", **labels)
+    if horizon is None:  # of rare positives all are small
+        most = max(max(record["predicted"], record["observed"]) for records in shown.values() for record in records)
+        axes.set(xlim=(-0.02 * most, 1.05 * most), ylim=(-0.02 * most, 1.05 * most))
     axes.legend(loc="lower right", frameon=False)
     return style.save(figure, path)

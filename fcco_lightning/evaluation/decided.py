@@ -1,0 +1,138 @@
+"""What decisions between two classes and their probabilities are worth on a split."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from fcco_lightning.constraints import DecisionRule
+from fcco_lightning.models.batch import Columns
+
+FloatArray = npt.NDArray[np.float64]
+_BINS = 10
+
+
+def decision_details(
+    rule: DecisionRule,
+    outputs: Any,
+    columns: Columns,
+    classes: Sequence[str] = (),
+    group_name: Callable[[int], str] = str,
+    *,
+    classifies: bool = True,
+) -> dict[str, Any]:
+    r"""Describe the decisions of a rule between two classes, and their probabilities if the scores have some.
+
+    - ``confusion_matrix``: a record for either class, with how many of its samples are decided to be of which class;
+    - ``rates_by_group``: a record for all samples and one for every group, those with the lowest true positive rate
+      first, with the numbers of positives and negatives, and the rates of decisions among these: of true positives
+      (``tpr``), of false positives (``fpr``), of positive decisions (``chosen``), and of positives among those
+      (``precision``); null where there is nothing to divide by;
+    - ``brier_loss``: the mean of :math:`(p - y)^2`, scikit-learn's ``brier_score_loss``;
+    - ``calibration``: a record for each of at most 10 bins of about equally many samples with similar probabilities,
+      with their number, the mean of what is ``predicted`` and the share of positives that is ``observed``;
+    - ``calibration_error``: the mean over these bins of :math:`|\text{predicted} - \text{observed}|`, each by its
+      samples (expected calibration error).
+
+    Samples with a ``weight`` count by it in everything but the numbers of positives, negatives and samples.
+
+    Args:
+        rule: the decisions.
+        outputs: of the network on the whole split, one per sample, or two of a classifier.
+        columns: of the split; ``y`` are classes 0 and 1.
+        classes: the names of the two.
+        group_name: the name of a number in the column ``group``.
+        classifies: whether the objective gives positives a score above 0, or the larger of two.
+
+    Returns:
+        The entries of the report by name; none where there are not two classes, or the decisions are not known.
+    """
+    y = columns.get("y")
+    two = isinstance(outputs, Tensor) and (
+        outputs.numel() == len(outputs) or (outputs.shape[1:] == (2,) and classifies)
+    )
+    if not two or y is None or y.dim() != 1 or not len(y) or not bool(((y == 0) | (y == 1)).all()):
+        return {}
+    scores = outputs.detach().double()
+    several = scores.numel() > len(scores)
+    if not several and not rule.known:
+        return {}
+    scores = scores if several else scores.reshape(-1)
+    decided = scores.argmax(1) == 1 if several else rule.decided(scores, among_themselves=True)
+    probabilities = rule.probabilities(scores) if rule.proper or not several else None
+    positive = y.cpu().numpy() == 1
+    weight = columns["weight"].cpu().double().numpy() if "weight" in columns else None
+    names = [str(name) for name in classes] if len(classes) == 2 else ["0", "1"]
+    of_all = _Confusion(positive, decided.cpu().numpy(), weight)
+    found: dict[str, Any] = {"confusion_matrix": of_all.records(names), "rates_by_group": [of_all.rates("all")]}
+    if "group" in columns and columns["group"].dim() == 1:
+        groups = columns["group"].cpu().numpy()
+        rates = [of_all.part(groups == g).rates(group_name(int(g))) for g in np.unique(groups)]
+        found["rates_by_group"] += sorted(rates, key=lambda record: np.nan_to_num(record["tpr"], nan=2.0))
+    if probabilities is not None:
+        p = (probabilities[:, 1] if several else probabilities).cpu().numpy()
+        found |= _of_probabilities(positive, p, weight)
+    return found
+
+
+class _Confusion:
+    """Decisions beside the truth; each sample may have a weight."""
+
+    def __init__(self, positive: npt.NDArray[np.bool_], decided: npt.NDArray[np.bool_], weight: FloatArray | None):
+        from sklearn.metrics import confusion_matrix  # noqa: PLC0415 - slow to import
+
+        self.positive, self.decided, self.weight = positive, decided, weight
+        self.matrix = confusion_matrix(positive, decided, labels=[False, True], sample_weight=weight)
+
+    def part(self, kept: npt.NDArray[np.bool_]) -> "_Confusion":
+        return _Confusion(self.positive[kept], self.decided[kept], None if self.weight is None else self.weight[kept])
+
+    def records(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        return [
+            {"true": name} | {f"decided {other}": n for other, n in zip(names, row, strict=True)}
+            for name, row in zip(names, self.matrix.tolist(), strict=True)
+        ]
+
+    def rates(self, group: str) -> dict[str, Any]:
+        (tn, fp), (fn, tp) = self.matrix.astype(float)
+        return {
+            "group": group,
+            "positives": int(self.positive.sum()),
+            "negatives": int((~self.positive).sum()),
+            "tpr": _share(tp, fn),
+            "fpr": _share(fp, tn),
+            "chosen": _share(tp + fp, fn + tn),
+            "precision": _share(tp, fp),
+        }
+
+
+def _share(part: float, rest: float) -> float:
+    return part / (part + rest) if part + rest > 0 else float("nan")
+
+
+def _of_probabilities(positive: npt.NDArray[np.bool_], p: FloatArray, weight: FloatArray | None) -> dict[str, Any]:
+    from sklearn.metrics import brier_score_loss  # noqa: PLC0415 - slow to import
+
+    w = np.ones_like(p) if weight is None else weight
+    order = np.argsort(p, kind="stable")
+    reached = np.cumsum(w[order])
+    if not reached[-1] > 0:
+        return {}
+    # scikit-learn's calibration_curve knows no weights, and does not say how many samples are in a bin
+    ends = p[order][np.searchsorted(reached, reached[-1] * np.arange(1, _BINS) / _BINS)]
+    bins = np.searchsorted(ends, p)
+    count, mass, predicted, observed = (
+        np.bincount(bins, weights=of, minlength=_BINS) for of in (np.ones_like(p), w, w * p, w * positive)
+    )
+    kept = mass > 0
+    records = [
+        {"samples": int(n), "predicted": float(said), "observed": float(true)}
+        for n, said, true in zip(count[kept], predicted[kept] / mass[kept], observed[kept] / mass[kept], strict=True)
+    ]
+    return {
+        "brier_loss": float(brier_score_loss(positive, p, sample_weight=weight)),
+        "calibration_error": float(np.abs(predicted - observed).sum() / mass.sum()),
+        "calibration": records,
+    }
