@@ -1,5 +1,7 @@
 """One pass over a messy table: identifier, dates, texts, gaps and four groups stand in no way, and are said."""
 
+import shlex
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -75,6 +77,17 @@ def test_each_of_several_columns_has_its_constraint(table, more):
     assert given.count('"EqualizedOdds"') == 1
 
 
+def test_what_is_assumed_can_be_copied(table, capsys):
+    """By a shell, with the constraints of two columns and all else, and has the same meaning when it is typed."""
+    found = written_out([*table, "[sex, region]"])
+    said = shlex.split(capsys.readouterr().err.partition(": ")[2])
+    again = written_out([*table, "[sex, region]", *said])
+    assert said[:2] == ["--data", "TabularDataModule"]
+    (typed,) = [word for word in again if word.startswith("--model.constraints=")]
+    assert typed in found
+    assert capsys.readouterr().err == ""
+
+
 def data_of(**columns):
     columns = Columns("y", "yes", **columns)
     return TabularDataModule("t.csv", columns=columns, splits=Splits(0.2), encoding=Encoding(missing="impute"))
@@ -89,6 +102,7 @@ def test_the_first_lines_say_what_became_of_every_column(table, caplog):
     names = {name.partition("=")[0] for name in data.feature_names}
     assert names == {"age", "income", "plan", "since", *(f"{w}(since/{p})" for w in ("sin", "cos") for p in PERIODS)}
     assert "1 of dates, as days with sine and cosine of year and week: since" in caplog.text
+    assert "2 of groups and no features: sex, region; columns.use_sensitive takes them in" in caplog.text
     assert "2 left out: customer (another value in every row), note (different texts: GroupedText" in caplog.text
     gaps = int((data.tables["train"].columns["group by region"] == -1).sum())
     assert gaps > 0

@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -161,7 +162,7 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
         yield from args
         return
     assumed = {name: value for name, value in _assumed(options) if name not in options}
-    said = [f"{name} {value}" for name, value in assumed.items()]
+    said = [f"{name} {shlex.quote(value)}" for name, value in assumed.items()]
     print(printable_lines(f"Assumed, as nothing else is said: {' '.join(said)}"), file=sys.stderr)  # noqa: T201 - the program's output
     words = [*_with_constraints(f"{name}={value}" for name, value in assumed.items())]
     args = list(_by_each(args, _named(options.get(_SENSITIVE, ""))))

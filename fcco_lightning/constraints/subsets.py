@@ -71,7 +71,7 @@ class Subset:
         return mask
 
     def of_split(self, columns: Columns) -> Tensor:
-        """Mark the samples of the whole training split that belong to the subset.
+        """Mark the samples of a whole split that belong to the subset.
 
         Raises:
             DataError: if there are none.
@@ -79,7 +79,7 @@ class Subset:
         mask = self.mask(columns)
         if not bool(mask.any()):
             raise DataError(
-                f"{self.argument}={self.where!r} holds for no training sample, so nothing can be learnt of it: "
+                f"{self.argument}={self.where!r} holds for no sample, so nothing is known of it: "
                 f"{self._values(columns)}. Correct the description, or the split."
             )
         return mask

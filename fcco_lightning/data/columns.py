@@ -203,7 +203,7 @@ def condition_on(column: pd.Series, condition: Condition) -> "Callable[[pd.Serie
     if not bool(test(column).any()):
         low, high = column.min(), column.max()
         raise DataError(
-            f"where={{{name}: {condition!r}}} holds for no sample of the training split, where {name!r} lies in "
+            f"where={{{name}: {condition!r}}} holds for no sample, where {name!r} lies in "
             f"[{low}, {high}]. Correct the comparison."
         )
     return test
@@ -212,10 +212,7 @@ def condition_on(column: pd.Series, condition: Condition) -> "Callable[[pd.Serie
 def _require_comparison(value: object, column: pd.Series, known: str) -> None:
     where = f"where={{{column.name}: {value!r}}}"
     if not comparisons(value):
-        raise DataError(
-            f"{where}: {value!r} is not a value of column {str(column.name)!r} in the training split. Its values are "
-            f"{known}."
-        )
+        raise DataError(f"{where}: {value!r} is not a value of column {str(column.name)!r}. Its values are {known}.")
     if not pd.api.types.is_numeric_dtype(column.dtype):
         raise DataError(
             f"{where} compares the column {str(column.name)!r} with numbers, but it is {column.dtype}. Name one of its "

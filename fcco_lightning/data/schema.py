@@ -160,11 +160,17 @@ def _numbers_rows(column: pd.Series) -> bool:
     return bool(values.max() - values.min() == len(values) - 1 or _OF_ROWS.fullmatch(str(column.name)))
 
 
-def described(columns: Sequence[Column], unseen: Mapping[str, Mapping[str, float]], left_out: Mapping[str, str]) -> str:
+def described(
+    columns: Sequence[Column],
+    unseen: Mapping[str, Mapping[str, float]],
+    left_out: Mapping[str, str],
+    sensitive: Sequence[str] = (),
+) -> str:
     """Return in a few lines what the columns of a table were taken for, and how much of other splits is unseen.
 
     For every split ``unseen`` has, of columns of categories, the share of cells whose value the training split lacks;
-    ``left_out`` has the columns that are no features because of what :func:`numbering` says.
+    ``left_out`` has the columns that are no features because of what :func:`numbering` says, ``sensitive`` those that
+    define groups and are none, either.
     """
     dates = [column.name for column in columns if isinstance(column, NumericColumn) and column.periods]
     numbers = [c.name for c in columns if not isinstance(c, CategoricalColumn) and c.name not in dates]
@@ -179,6 +185,9 @@ def described(columns: Sequence[Column], unseen: Mapping[str, Mapping[str, float
     if left_out:
         reasons = _first([f"{name} ({reason})" for name, reason in left_out.items()])
         lines.append(f"  {len(left_out)} left out: {reasons}; encoding.numeric or encoding.categorical takes one in")
+    if sensitive:
+        named = _first(sensitive)
+        lines.append(f"  {len(sensitive)} of groups and no features: {named}; columns.use_sensitive takes them in")
     shares = sorted(((s, c, split) for split, of_split in unseen.items() for c, s in of_split.items()), reverse=True)
     if shares:
         lines.append(f"  never seen in training: {_first([f'{s:.1%} of {c} ({split})' for s, c, split in shares])}")

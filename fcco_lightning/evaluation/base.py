@@ -61,7 +61,7 @@ class Evaluation(ABC):
         merit: The figure of merit, by which weights and settings are chosen unless the user names another one.
         separable: Whether the figures of a random part of the samples estimate those of all.  They do not where a
             figure is about whole lists, or about the nearest of all samples.
-        group_names: The names of the groups 0, 1, ...; :class:`FCCOModule` takes them from the datamodule.
+        group_names: The names of the groups 0, 1, ..., see :meth:`take_names`.
         label_names: The names of several labels of a sample, likewise.
         class_names: The names of the classes 0, 1, ..., likewise.
     """
@@ -73,6 +73,11 @@ class Evaluation(ABC):
     label_names: Sequence[str] = ()
     class_names: Sequence[str] = ()
     _warned: bool = False
+
+    def take_names(self, datamodule: Any) -> None:
+        """Take over the names that a datamodule knows, of groups, labels and classes; None knows none."""
+        for names in ("group_names", "label_names", "class_names"):
+            setattr(self, names, getattr(datamodule, names, getattr(self, names)))
 
     @abstractmethod
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:

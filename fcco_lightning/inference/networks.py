@@ -1,9 +1,11 @@
 """What a checkpoint describes, made of listed classes only: nothing else that its file names is run."""
 
+import functools
 import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pkgutil import iter_modules
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,16 +36,10 @@ LAYERS: tuple[type[nn.Module], ...] = (
 )  # fmt: skip
 """Layers of ``torch.nn`` that are made of plain numbers and words."""
 _OF_PARTS = (constraints, evaluation, objectives, outer)
-PARTS: tuple[type, ...] = tuple(
-    one
-    for module in _OF_PARTS
-    for one in vars(module).values()
-    if isinstance(one, type) and one.__module__.startswith(f"{module.__name__}.")
-)
-"""What a network is judged by: objectives, constraints with what they are made of, and evaluations.
-
-They compute, and open no file.
-"""
+_KINDS = (
+    nn.Module, constraints.Constraint, constraints.ScoreScale, evaluation.Evaluation, objectives.Objective,
+    objectives.PairLoss, objectives.Quantity, outer.OuterFunction,
+)  # fmt: skip
 _WITHOUT_WEIGHTS: dict[type[nn.Module], dict[str, Any]] = {  # whose place those of the checkpoint take
     CLIPModel: {"pretrained": None},
     TextClassifier: {"pretrained": False},
@@ -82,10 +78,30 @@ def network_of(
     return made
 
 
+@functools.cache
+def parts() -> tuple[type, ...]:
+    """What a network is judged by: objectives, constraints with what they are made of, and evaluations.
+
+    All of these classes of the package may be named by a file: they compute, and open no other file.
+    """
+    names = (
+        name
+        for package in _OF_PARTS
+        for _, name, is_package in iter_modules(package.__path__, f"{package.__name__}.")
+        if not is_package
+    )
+    return tuple(
+        one
+        for module in map(importlib.import_module, names)
+        for one in vars(module).values()
+        if isinstance(one, type) and one.__module__ == module.__name__
+    )
+
+
 def part_of(described: Mapping[str, Any] | str, trusted: Sequence[str], file: str) -> Any:
     """Make an objective, a constraint, a penalty or an evaluation from its description in a checkpoint.
 
-    As for networks, the class of every part is looked up in a list: :data:`PARTS`, and those that the user trusts.
+    As for networks, the class of every part is looked up in a list: :func:`parts`, and those that the user trusts.
 
     Args:
         described: as ``fcco fit`` has written it down.
@@ -97,9 +113,7 @@ def part_of(described: Mapping[str, Any] | str, trusted: Sequence[str], file: st
         CheckpointError: if the description makes no part.
     """
     described = {"class_path": described} if isinstance(described, str) else described
-    known = _names(
-        PARTS, "fcco_lightning", *(module.__name__ for module in (constraints, evaluation, objectives, outer))
-    )
+    known = _names(parts(), "fcco_lightning", *(package.__name__ for package in _OF_PARTS))
     known |= {name: found for one in trusted for name, found in _trusted(one).items()}
     way_out = "Use the version of this package that wrote it."
     return _bounded(lambda: _made(described, known, set(trusted), file), _SPARE, file, "a part", way_out)
@@ -129,7 +143,7 @@ def _trusted(name: str) -> dict[str, type]:
         found = getattr(importlib.import_module(module), last, None) if module else None
     except ImportError:
         found = None
-    if not (isinstance(found, type) and issubclass(found, (nn.Module, *PARTS))):
+    if not (isinstance(found, type) and issubclass(found, _KINDS)):
         raise ConfigError(
             f"trusted={name!r} must be the full name of a class of networks, objectives or constraints that can be "
             "imported here, such as my_package.MyNetwork; a package, a function or another class makes none."

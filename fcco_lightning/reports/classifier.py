@@ -240,7 +240,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if sample_weight is not None:
             given = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             columns["weight"] = of_mean_one(torch.from_numpy(given), "the samples")
-        data = LabelledSample(columns, groups.assign(y=y), groups=self._groups)
+        data = LabelledSample(columns, groups.assign(y=y), groups=self._groups, classes=self.classes_)
         module = FCCOModule(self.network_, constraints=copy.deepcopy(list(self.constraints)), **self._parts())
         module.rule = self.rule_
         return report_of(module, data, outputs, of_no_group(groups, self._groups), LeftOut(), {})

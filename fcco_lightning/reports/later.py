@@ -100,8 +100,7 @@ def report_of(
         DataError: if the evaluation has no figures of such samples.
     """
     data.setup()
-    for names in ("group_names", "label_names"):
-        setattr(module.evaluation, names, getattr(data, names, getattr(module.evaluation, names)))
+    module.evaluation.take_names(data)
     split = Split(outputs, data.tables[_SPLIT].columns)
     adapted = partial(_adapted, module=module, data=data, split=split)
     module.constraints = left_out.make_all(

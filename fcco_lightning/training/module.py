@@ -199,8 +199,7 @@ class FCCOModule(EvaluatingModule):
         install(self.trainer)
         self.phases.start = min(self.phases.start, self.trainer.current_epoch)  # of an earlier fit
         datamodule = datamodule_of(self.trainer)
-        for names in ("group_names", "label_names", "class_names"):
-            setattr(self.evaluation, names, getattr(datamodule, names, getattr(self.evaluation, names)))
+        self.evaluation.take_names(datamodule)
         for constraint in self.constraints:
             constraint.decide_by(self.rule.decisions)
         with self.processes.together():

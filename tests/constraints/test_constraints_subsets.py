@@ -99,7 +99,7 @@ def test_a_subset_that_cannot_be_is_refused_at_set_up(data, where, message):
 def test_an_empty_combination_names_its_columns(data):
     empty = MeanDifferenceAtMost(SoftRate(), 0.1, {"y": 1}, {"race": "Black", "hours": "<0.5", "size": "<25"})
     empty.adapt(data)
-    message = r"where_b=.*holds for no training sample.* have race=Black, \d+ have hours<0.5, \d+ have size<25"
+    message = r"where_b=.*holds for no sample.* have race=Black, \d+ have hours<0.5, \d+ have size<25"
     with pytest.raises(DataError, match=message):
         empty.subsets(data.sampling()["target"].columns)
 

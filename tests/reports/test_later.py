@@ -124,3 +124,19 @@ def test_the_classifier_reports_on_later_samples(tmp_path):
     assert weighted == pytest.approx(roc_auc_score(positive, scores, sample_weight=weight), abs=1e-6)
     with pytest.raises(DataError, match=r"y has the classes \['perhaps'\]"):
         model.report(later_known, later["y"].replace("yes", "perhaps"), sensitive_features=groups)
+
+
+@pytest.mark.filterwarnings("ignore:the figures of the ROC curve")
+def test_classes_and_groups_of_the_training_keep_their_names():
+    """Where a later sample has the second of the two alone."""
+    train = messy(300)
+    constraints = [DemographicParity(kappa=0.5)]
+    model = ConstrainedClassifier(constraints=constraints, hidden=(4,), max_epochs=2, random_state=0)
+    model.fit(train[["age"]], train["y"], sensitive_features=train["sex"])
+    later = messy(200, seed=1)
+    chosen = later[(later["y"] == "yes") & (later["sex"] == "m")]
+    found = model.report(chosen[["age"]], chosen["y"], sensitive_features=chosen["sex"])
+    assert "constraints" not in found.figures
+    (record,) = [one for one in found.figures["confusion_matrix"] if sum(v for v in one.values() if isinstance(v, int))]
+    assert record["true"] == "yes"
+    assert {"decided no", "decided yes"} < record.keys()

@@ -28,6 +28,7 @@ class LabelledSample(TensorDataModule):
         batches: how training batches are drawn.
         seed: of the batches.
         groups: of another sample, see :attr:`groups`; values that it lacks are of no group.
+        classes: of another sample, the labels 0, 1, ...; None for those of this one.
     """
 
     def __init__(
@@ -37,11 +38,12 @@ class LabelledSample(TensorDataModule):
         batches: UniformSampling | CellSampling = UniformSampling(),  # noqa: B008 - frozen
         seed: int = 0,
         groups: Mapping[str, Sequence[Any]] | None = None,
+        classes: Any = None,
     ) -> None:
         known = dict(groups or {})
         values = known.pop("group", None)
         self.group_names: list[str] = []
-        self.class_names = [str(value) for value in np.unique(rows["y"])]
+        self.class_names = [str(value) for value in (np.unique(rows["y"]) if classes is None else classes)]
         if "group" in rows:
             cells = rows["group"]
             coded = (

@@ -237,7 +237,9 @@ class TabularDataModule(LabelledDataModule):
 
     def _summary(self) -> str:
         lost = [f"  {len(rows)} of {of} {what}" for what, (rows, of) in self._lost.items()]
-        told = super()._summary(), described_columns(self.encoder.columns, self._unseen, self._numbering), *lost
+        groups = [name for name in self.columns.sensitive_columns if name in self.columns.unused]
+        columns = described_columns(self.encoder.columns, self._unseen, self._numbering, groups)
+        told = super()._summary(), columns, *lost
         return "\n".join(filter(None, told))
 
     def lost(self) -> dict[str, tuple[list[int], int]]:
