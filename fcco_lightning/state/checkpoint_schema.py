@@ -310,6 +310,7 @@ class _Schedule(TypedDict, total=False):
     _step_count: int
     _last_lr: list[float | Tensor]
     _schedulers: "list[_Schedule]"
+    _milestones: list[int]
 
 
 class _Best(TypedDict):

@@ -403,7 +403,9 @@ def test_damaged_and_foreign_checkpoints(how, capsys, copied):
 # -------------------------------------------------------------------------------------------------------- command line
 
 
-def test_mistakes_in_the_arguments(capsys):
+def test_mistakes_in_the_arguments(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a").touch()
     for arguments in (
         ["inspect"],
         ["inspect", "a", "b"],
