@@ -131,7 +131,8 @@ def test_commands_are_understood(page, parser_of, monkeypatch):
     own = re.findall(r"```yaml\n(.*?)```", PAGES[page], flags=re.S)
     for name in ("my_clip.yaml", "my_changes.yaml"):
         Path(name).write_text(own[0] if own else "{}")
-    Path("t.csv").write_text("y,sex\n1,m\n0,f\n1,f\n")
+    Path("t.csv").write_text("y,sex,region\n1,m,a\n0,f,b\n1,f,a\n")
+    Path("loans.csv").write_text("paid,sex\n1,m\n0,f\n1,f\n")
     Path("german.csv").write_text("age,credit-label\n30,1\n40,0\n")
     for command in commands_of(page):
         program, _, arguments = command.replace("-m fcco_lightning", "fcco").rpartition("fcco ")
