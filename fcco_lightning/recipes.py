@@ -50,11 +50,6 @@ def effective_size(counts: Sequence[float], costs: Sequence[float]) -> float:
     return sum(n * c for n, c in pairs) ** 2 / sum(n * c * c for n, c in pairs)
 
 
-def rare(sizes: Sequence[float], batch_size: int = BATCH_SIZE) -> bool:
-    """Whether uniform batches hold few samples of one of some combinations of class and group.
-
-    Args:
-        sizes: number of samples of every combination.
-        batch_size: of a batch.
-    """
-    return bool(sizes) and min(sizes) / sum(sizes) * batch_size < _FEW
+def rare(share: float, batch_size: int) -> bool:
+    """Whether uniform batches hold few samples of a combination of class and group that is such a share of all."""
+    return share * batch_size < _FEW

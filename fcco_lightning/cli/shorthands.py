@@ -1,5 +1,6 @@
 """What a person may leave out or write shortly on the command line, written out for the parser."""
 
+import contextlib
 import inspect
 import json
 import math
@@ -271,13 +272,13 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
         # constraints are on decisions, of which the AUC says nothing
         constrained = any(name.startswith(_CONSTRAINTS) for name in options)
         columns = _named(options.get(_SENSITIVE, ""))
-        if not constrained and len(columns) > 1 and objective in (None, "CrossEntropy"):
-            each = [{"class_path": _ALIKE, "init_args": {"by": name, "kappa": float(_KAPPA)}} for name in columns]
-            yield _CONSTRAINTS, json.dumps(each)
-            constrained = True
-        elif not constrained and columns and objective in (None, "CrossEntropy"):
-            yield _CONSTRAINTS, _ALIKE
-            yield f"{_CONSTRAINTS}.kappa", _KAPPA
+        if not constrained and columns and objective in (None, "CrossEntropy"):
+            if len(columns) > 1:
+                each = [{"class_path": _ALIKE, "init_args": {"by": name, "kappa": float(_KAPPA)}} for name in columns]
+                yield _CONSTRAINTS, json.dumps(each)
+            else:
+                yield _CONSTRAINTS, _ALIKE
+                yield f"{_CONSTRAINTS}.kappa", _KAPPA
             constrained = True
         yield "--model.objective", "CrossEntropy" if constrained or "--model.decisions" in options else "AUC"
 
@@ -299,7 +300,8 @@ def _of_training(
     n, constrained = _training_rows(len(labels), options), groups is not None or _given(options, _CONSTRAINTS)
     size = min(recipes.BATCH_SIZE, max(1, n // 4))
     if not _given(options, "--data.batches"):
-        few = constrained and recipes.rare(_cells(labels, groups), size)
+        share = _rarest(labels, groups) / len(labels) * (_SMALL_GROUP if groups is None else 1)
+        few = constrained and recipes.rare(share, size)
         yield "--data.batches", "CellSampling" if few else "UniformSampling"
         yield "--data.batches.batch_size", str(size)
     if not _given(options, "--model.optimizer", "--model.schedule"):
@@ -329,14 +331,10 @@ def _of_steps(sizes: list[int], share: float, options: dict[str, str]) -> Iterat
     yield "--model.schedule.interval", "step"
 
 
-def _cells(labels: "pd.Series", groups: "pd.Series | None") -> list[float]:
-    """Numbers of rows of every combination of a label and a group; one of groups that are not known may be small."""
-    import pandas as pd  # noqa: PLC0415
-
-    if groups is None:
-        return [count * part for count in labels.value_counts() for part in (_SMALL_GROUP, 1 - _SMALL_GROUP)]
-    both = pd.concat([labels.rename("label"), groups.rename("group")], axis=1).dropna()
-    return [float(count) for count in both.value_counts()]
+def _rarest(labels: "pd.Series", groups: "pd.Series | None") -> int:
+    """Number of rows of the rarest label, in groups of the rarest combination of a label and a group."""
+    cells = labels if groups is None else labels.to_frame().join(groups.rename("group"), how="inner")
+    return int(cells.value_counts().min())
 
 
 def _given(options: dict[str, str], *names: str) -> bool:
@@ -346,15 +344,10 @@ def _given(options: dict[str, str], *names: str) -> bool:
 
 def _training_rows(rows: int, options: dict[str, str]) -> int:
     """How many rows of the table are about to be trained on."""
-    try:
-        held_out = [
-            0.0 if name == "test_fraction" and "--data.test" in options else float(options.get(option, default))
-            for name, default in (("test_fraction", _TEST_FRACTION), ("val_fraction", "0"))
-            for option in [f"--data.splits.{name}"]
-        ]
-    except ValueError:  # which the parser refuses
-        return rows
-    left = rows * (1 - held_out[0]) * (1 - held_out[1])
+    left = float(rows)
+    for name, usual in (("test_fraction", "0" if "--data.test" in options else _TEST_FRACTION), ("val_fraction", "0")):
+        with contextlib.suppress(ValueError):  # the parser refuses what is no number
+            left *= 1 - float(options.get(f"--data.splits.{name}", usual))
     return max(1, int(left))
 
 
@@ -365,8 +358,7 @@ def _is_to_be_calibrated(
     said = {"--data.groups", *(f"--data.splits{of}" for of in ("", ".val_fraction", ".whole", ".remove_positives"))}
     if labels is None or labels.nunique() != 2 or objective in ("CrossEntropy", _OF_NUMBERS) or said & options.keys():
         return False
-    cells = labels if groups is None else labels.to_frame().join(groups.rename("group"), how="inner")
-    return bool(cells.value_counts().min() >= _ENOUGH)
+    return _rarest(labels, groups) >= _ENOUGH
 
 
 def _of_labels(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.constraints.decisions import Decisions, TopShare
 from fcco_lightning.constraints.vacuity import constant_decision, enough_decisions
-from fcco_lightning.models.batch import KNOWN_STRATUM, SAMPLE_WEIGHT, Columns
+from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import ErrorProbability, Quantity
 from fcco_lightning.objectives.measurable import Rows
@@ -66,12 +66,14 @@ class OverSides(Constraint, ABC):
         return [[of_class[side] for side in sides] for of_class in self.members(columns) for sides in self._rows]
 
     def over_strata(self, columns: Columns, strata: Tensor, rows: Tensor) -> "StrataOfSides":
-        members, own = self.members(columns), columns.get(SAMPLE_WEIGHT)
+        members, counted = self.members(columns), None
+        if SAMPLE_WEIGHT in columns:
+            counted = columns[SAMPLE_WEIGHT].double(), columns[POPULATION]
         if bool(rows.all()):
-            return StrataOfSides(members, strata, sample_weight=own)
+            return StrataOfSides(members, strata, counted=counted)
         some = torch.zeros(members.shape[1], dtype=torch.bool)  # joined constraints have a row and sides each
         some[[side for sides, row in zip(self._rows, rows.tolist(), strict=True) if row for side in sides]] = True
-        return StrataOfSides(members, strata, some, own)
+        return StrataOfSides(members, strata, some, counted)
 
     def shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the mean over each class and side, and of which of these the batch has enough.
@@ -197,25 +199,28 @@ class StrataOfSides:
         sides: which training samples belong to each side, shape (..., n), bool.
         strata: of the training samples, shape (n,), int64; -1 for those that are never drawn.
         some: which sides are to be measured so, shape (number of sides,), bool; None for all.
-        sample_weight: w_i of the training samples, shape (n,), where they count differently in the data: the mean of q
-            is then ``sum_s (N_as / W_a) (mean of w q over the samples of a in stratum s)``, W_a being the sum of w over
-            the side, which is unbiased, too.
+        counted: w_i and m_i of the training samples, shape (n,) each, where they have weights of their own, and count
+            m_i times in the population that batches stand for.  The mean of q is then
+            ``sum_s (D_as / M_a) (mean of w q over the samples of a in stratum s)``, with M_a the sum of m over the side
+            and D_as that of m/w over its samples in stratum s, which is unbiased, too.
     """
 
     def __init__(
-        self, sides: Tensor, strata: Tensor, some: Tensor | None = None, sample_weight: Tensor | None = None
+        self,
+        sides: Tensor,
+        strata: Tensor,
+        some: Tensor | None = None,
+        counted: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.some = None if some is None else Known(some)
-        number = int(strata.max()) + 1
+        number, drawn = int(strata.max()) + 1, strata >= 0
+        weight, population = counted or 2 * (torch.ones(len(strata), dtype=torch.float64),)
+        each, population = (torch.where(drawn, of, 0.0) for of in (population / weight, population))
         sizes = torch.stack(
-            [torch.bincount(strata[side & (strata >= 0)], minlength=number) for side in sides.flatten(0, -2)]
+            [torch.bincount(strata.clamp(min=0), side * each, minlength=number) for side in sides.flatten(0, -2)]
         )
-        sizes = sizes.view(*sides.shape[:-1], number).double()
-        totals = sizes.sum(-1, keepdim=True).clamp(min=1)
-        if sample_weight is not None:
-            counted = (sides * sample_weight.double()).sum(-1, keepdim=True)
-            totals = torch.where(counted > 0, counted, totals)
-        self._shares = Known(sizes / totals)
+        totals = (sides * population).sum(-1, keepdim=True)
+        self._shares = Known(sizes.view(*sides.shape[:-1], number) / torch.where(totals > 0, totals, 1.0))
         self._numbers = Known(torch.arange(number).unsqueeze(1))
 
     def shares(

@@ -421,20 +421,24 @@ class Problem(nn.Module):
             probability: of the rows where strata play no role, shape (m,).
         """
         strata, weigh = drawn.plan.strata, getattr(drawn.plan, "weights", None)
-        weight = None if strata is None or weigh is None else weigh()
-        if strata is None or weight is None:  # else means are those over the samples as they are drawn
+        weight, weighted = None if weigh is None else weigh(), SAMPLE_WEIGHT in drawn.columns
+        if weight is None or (strata is None and not weighted):  # else means are those over the samples as drawn
             return probability
+        strata = torch.zeros(len(weight), dtype=torch.int64) if strata is None else strata
         strata = torch.where(weight > 0, strata, -1)
         found, by_strata = probability.clone(), torch.zeros(len(subsets), dtype=torch.bool)
         for first in range(0, len(subsets), part.together):
             rows = slice(first, first + part.together)
             cells = within_strata(subsets[rows], strata)
-            if cells is None or all(len(parts) == len(row) for parts, row in zip(cells, subsets[rows], strict=True)):
+            if cells is None:
+                continue
+            whole = all(len(parts) == len(row) for parts, row in zip(cells, subsets[rows], strict=True))
+            if whole and not weighted:  # of samples that weigh alike, whose mean is no ratio
                 continue
             own = presence(cells, drawn, part.names[rows], of_batch)
             if bool((own >= _OFTEN * probability[rows]).all()):
                 found[rows], by_strata[rows] = own, True
-        sides = part.over_strata(drawn.columns, strata, by_strata) if bool(by_strata.any()) else None
+        sides = part.over_strata(_of_population(drawn), strata, by_strata) if bool(by_strata.any()) else None
         if sides is None:
             return probability
         self._sides.append((part, sides))

@@ -53,13 +53,14 @@ class BinaryEvaluation(Evaluation):
         scores = _scores(outputs)
         require_columns(batch, "y", figures="binary figures")
         y = one_label_each(batch, self)
-        if not _both(y):
+        defined = _both(y[batch["weight"] > 0] if "weight" in batch else y)
+        if not defined:
             self.warn_of_undefined(
                 "the figures of the ROC curve (auc)",
                 f": all {len(y)} samples of a split are of one class. Divide the data by class (splits)",
             )
         figures = {
-            "auc": float(auc(scores, y, batch.get("weight"))) if _both(y) else math.nan,
+            "auc": float(auc(scores, y, batch.get("weight"))) if defined else math.nan,
             "score_min": scores.min().item(),
             "score_max": scores.max().item(),
         }
@@ -226,7 +227,9 @@ class RankingEvaluation(Evaluation):
         pairs = [(scores, y)] if y.dim() == 1 else zip(scores.unbind(1), y.unbind(1), strict=True)
         weight, lists = batch.get("weight"), []
         for own, values in pairs:
-            known = slice(None) if self.missing is None else values != self.missing
+            known = torch.ones_like(values, dtype=torch.bool) if self.missing is None else values != self.missing
+            if weight is not None:
+                known &= weight > 0
             lists.append((own[known], values[known], None if weight is None else weight[known]))
         for t, (_, values, _) in enumerate(lists):
             rule, remedy = f"label {t} must be 0 or 1", "Map them, or name the value of unknown labels by `missing`."

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
 from fcco_lightning.checks import at_least, finite, one_of, positive
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import Columns
+from fcco_lightning.models.batch import SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.base import (
     Objective,
@@ -24,6 +24,7 @@ from fcco_lightning.objectives.base import (
 )
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import MOST_ROWS, CrossEntropyLoss, Quantity, means_by_part, parts_of
+from fcco_lightning.objectives.ratios import warn_of_ratios
 from fcco_lightning.outer import (
     ChiSquare,
     Hinge,
@@ -73,6 +74,8 @@ class GroupObjective(Objective, ABC):
         group, last = one_label_each(batch, self, "group"), self._known_groups() - 1
         rule = f"group labels must lie in 0..{last}"
         require((group >= 0) & (group <= last), group, rule, "Number the groups from 0.")
+        if SAMPLE_WEIGHT in batch:
+            warn_of_ratios(group == torch.unique(group).unsqueeze(1), batch, type(self).__name__)
 
     def _set_num_groups(self, num_groups: int) -> None:
         if self.ambiguity is not None:

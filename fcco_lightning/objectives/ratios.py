@@ -13,7 +13,8 @@ _FEW = 30  # samples, below which the bias of a ratio is worth a warning
 def warn_of_ratios(sets: Tensor, batch: Columns, name: str) -> None:
     """Warn where few samples of a set weigh differently, whose mean is then a ratio of two random sums.
 
-    The mean of a set of whole strata is no such ratio, as every batch holds equally many samples of these.
+    The mean of a set of whole strata is no such ratio, as every batch holds equally many samples of these, unless they
+    have weights of their own.
 
     Args:
         sets: which samples belong to each of the sets over which means are taken, shape (s, B), bool.
@@ -33,7 +34,12 @@ def warn_of_ratios(sets: Tensor, batch: Columns, name: str) -> None:
     remedy = "more or all groups (groups_per_batch)" if chosen else alike
     for members in sets:
         count = len(torch.unique(units[members]))
-        whole = known and not chosen and not bool(torch.isin(stratum[members], stratum[~members]).any())
+        whole = (
+            known
+            and not chosen
+            and SAMPLE_WEIGHT not in batch
+            and not bool(torch.isin(stratum[members], stratum[~members]).any())
+        )
         if not count or count >= _FEW or whole or bool((weight[members] == weight[members][0]).all()):
             continue
         warnings.warn(

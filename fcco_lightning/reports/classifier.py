@@ -177,7 +177,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             columns[SAMPLE_WEIGHT] = of_mean_one(torch.from_numpy(given), "the training")
         size = min(at_least("batch_size", self.batch_size, 1), len(y))
         cells = pd.DataFrame({"y": labels} | ({"group": groups["group"].astype(str)} if "group" in groups else {}))
-        few = recipes.rare(cells.value_counts().tolist(), size)
+        few = recipes.rare(float(cells.value_counts(normalize=True).min()), size)
         batches = CellSampling(size) if few and self.constraints and "group" in groups else UniformSampling(size)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         data = LabelledSample(columns, groups.assign(y=y), batches, seed)

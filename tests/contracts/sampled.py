@@ -256,6 +256,10 @@ class Plan:
         counted *= len(counted)
         return None if bool((counted - 1).abs().max() < 1e-9) else counted
 
+    def weights(self) -> Tensor | None:
+        """Those of samples with weights of their own; elsewhere as a plan that does not say how means are weighted."""
+        return None if self.way.sample_weight is None else self.way.columns()["weight"]
+
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
         assert share == 1
         if self.strata is None:

@@ -8,11 +8,17 @@ from sklearn import metrics as sk
 from fcco_lightning.data.plans import RepeatedBatches, StratifiedBatches, UniformBatches, WeightedSamples
 from fcco_lightning.data.plans.stratified import all_of_them
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation import ClassEvaluation, GroupEvaluation, NumberEvaluation, RankingEvaluation
+from fcco_lightning.evaluation import (
+    BinaryEvaluation,
+    ClassEvaluation,
+    GroupEvaluation,
+    NumberEvaluation,
+    RankingEvaluation,
+)
 from fcco_lightning.evaluation.metrics import ranking
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
 from tests.contracts.registry_objectives import CASES
-from tests.contracts.sampled import WAYS, Bench, N, Way, as_drawn, as_lists, by_row, counting
+from tests.contracts.sampled import RHO, STRATUM, WAYS, Bench, N, Way, as_drawn, as_lists, by_row, counting
 from tests.contracts.test_row_weights import gradient_where_samples_repeat
 from tests.reference.probabilities import Uniform
 
@@ -25,18 +31,19 @@ def every_sample():
     return counting(Way(Uniform(N, N), None, None), TIMES)
 
 
-def with_weighted_rows(case, way):
-    """A bench whose rows are those of the weighted data, from a batch of all samples."""
-    bench = Bench(case, way)
-    own = every_sample().columns()
-    columns = bench.batch(range(N), weighted=False)[bench.name]
-    readings = bench.measured({bench.name: {**columns, **own}}).readings
+def with_weighted_rows(case, way, times=TIMES):
+    """A bench whose rows are those of the population, from a batch of all samples."""
+    bench, own = Bench(case, way), counting(Way(Uniform(N, N), None, None), times).columns()
+    if way.strata is not None:
+        own |= {name: column for name, column in way.columns().items() if name.startswith("stratum")}
+    columns = {**bench.batch(range(N), weighted=False)[bench.name], **own, "sample_weight": way.sample_weight}
+    readings = bench.measured({bench.name: columns}).readings
     bench.exact = {reading.term: by_row(reading, reading.values.detach().double()) for reading in readings}
     return bench
 
 
-def repeated(columns):
-    index = torch.arange(N).repeat_interleave(torch.tensor(TIMES))
+def repeated(columns, times=TIMES):
+    index = torch.arange(N).repeat_interleave(torch.tensor(times))
     return {name: column[index].tolist() for name, column in columns.items()}, index
 
 
@@ -78,6 +85,36 @@ def test_violations_are_those_where_samples_repeat(name):
     columns, index = repeated(bench.case.columns)
     expected = torch.stack(bench.case.brute(as_lists(bench.network.table[index]), columns))
     torch.testing.assert_close(bench.part.violation(rows.values), expected, rtol=1e-9, atol=1e-9)
+
+
+def weighted_gradient(case, times):
+    """Of the penalties, by the formula on a data set in which samples are repeated."""
+    columns, index = repeated(case.columns, times)
+    table = case.outputs.clone().requires_grad_()
+    violated = case.brute(as_lists(case.wrap(table[index])), columns)
+    (found,) = torch.autograd.grad(sum(RHO * torch.relu(h) for h in violated) / len(violated), table)
+    return found.flatten()
+
+
+PLAIN_CONSTRAINTS = [
+    *(name for name, case in CONSTRAINTS.items() if case.unbiased == ("uniform", "balanced")),
+    "mean of everyone",  # of both classes, so that their shares matter
+]
+POSITIVES_TWICE = [t * (1 + label) for t, label in zip(TIMES, STRATUM, strict=True)]  # as 2 of 3 and 2 of 6 are drawn
+WEIGHTED = {
+    "uniform": (WAYS["uniform"], TIMES),
+    "balanced": (WAYS["balanced"], TIMES),
+    "balanced, as drawn": (lambda: as_drawn(WAYS["balanced"]()), POSITIVES_TWICE),
+}
+
+
+@pytest.mark.parametrize("way", WEIGHTED)
+@pytest.mark.parametrize("name", PLAIN_CONSTRAINTS)
+def test_the_mean_gradient_of_a_penalty_is_that_where_samples_repeat(name, way):
+    make, times = WEIGHTED[way]
+    bench = with_weighted_rows(CONSTRAINTS[name], counting(make(), TIMES), times)
+    expected = weighted_gradient(CONSTRAINTS[name], times)
+    torch.testing.assert_close(bench.mean_gradient(), expected, rtol=1e-6, atol=1e-9)
 
 
 def strata_plan():
@@ -146,5 +183,9 @@ def test_figures_are_those_where_samples_repeat(seed, ties):
     assert ranking.roc_gap(scores, y, group, 20, times).item() == pytest.approx(gap.item(), abs=1e-12)
 
 
-def test_drawn_batches_without_weights_are_as_before():
-    assert as_drawn(WAYS["balanced"]()).columns() == {}
+@pytest.mark.filterwarnings("ignore:.*not defined:UserWarning")
+def test_a_class_without_weight_is_absent():
+    scores, y, _ = scored(0, ties=False)
+    batch = {"y": y, "weight": (1 - y).double()}
+    assert np.isnan(BinaryEvaluation()(scores, batch)["auc"])
+    assert np.isnan(RankingEvaluation()(scores, batch)["average_precision"])

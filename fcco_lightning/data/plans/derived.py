@@ -13,7 +13,40 @@ from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import IN_HALVES
 
 
-class RepeatedBatches(BatchPlan):
+class OfAnother(BatchPlan):
+    """Batches that are those of another plan but for something; rows are of its strata, and drawn as it draws them.
+
+    Args:
+        plan: the other one.
+        num_rows: number of rows of the table.
+        batch_size: number of rows in a batch.
+    """
+
+    def __init__(self, plan: BatchPlan, num_rows: int, batch_size: int) -> None:
+        super().__init__(num_rows, batch_size, plan.seed)
+        self.plan, self.num_batches, self.stream = plan, plan.num_batches, plan.stream
+
+    @property
+    def strata(self) -> Tensor | None:
+        return self.plan.strata
+
+    def second_draw(self) -> Self:
+        return self._of(self.plan.second_draw())
+
+    def by_size(self) -> list[tuple[float, Self]]:
+        return [(share, self._of(plan)) for share, plan in self.plan.by_size()]
+
+    def _second_half(self) -> Self:
+        return self._of(self.plan._second_half())
+
+    def _of(self, plan: BatchPlan) -> Self:
+        """The same of a plan of the same table."""
+        other = copy.copy(self)
+        other.plan, other.stream = plan, plan.stream
+        return other
+
+
+class RepeatedBatches(OfAnother):
     """The batches of another plan, each of them ``copies`` times in a row: samples x perturbations.
 
     For objectives whose inner function is an expectation over perturbations of a sample: every copy is perturbed
@@ -34,16 +67,11 @@ class RepeatedBatches(BatchPlan):
 
     def __init__(self, plan: BatchPlan, copies: int) -> None:
         self.copies = at_least("copies", copies, 2)
-        super().__init__(plan.num_rows, plan.batch_size * copies, plan.seed)
-        self.plan, self.num_batches, self.stream = plan, plan.num_batches, plan.stream
+        super().__init__(plan, plan.num_rows, plan.batch_size * copies)
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         for batch in self.plan.batches(epoch):
             yield torch.tile(batch, (self.copies,))
-
-    @property
-    def strata(self) -> Tensor | None:
-        return self.plan.strata
 
     @property
     def stratum_kinds(self) -> Tensor:
@@ -71,11 +99,8 @@ class RepeatedBatches(BatchPlan):
         strata = self.plan.strata if columns else None
         return with_strata(columns, torch.zeros(self.num_rows, dtype=torch.int64) if strata is None else strata)
 
-    def second_draw(self) -> Self:
-        return type(self)(self.plan.second_draw(), self.copies)
-
-    def by_size(self) -> list[tuple[float, Self]]:
-        return [(share, type(self)(plan, self.copies)) for share, plan in self.plan.by_size()]
+    def _of(self, plan: BatchPlan) -> Self:
+        return type(self)(plan, self.copies)
 
     def _second_half(self) -> Self:
         return copy.copy(self)  # it holds a whole copy of the batch
@@ -87,7 +112,7 @@ class RepeatedBatches(BatchPlan):
         return self.copies * self.plan.most(counts)
 
 
-class WeightedSamples(BatchPlan):
+class WeightedSamples(OfAnother):
     """The batches of another plan, of samples that count differently in the data.
 
     The population that these batches stand for is that of the plan with the row i taken ``s_i`` times: means over the
@@ -104,18 +129,13 @@ class WeightedSamples(BatchPlan):
     """
 
     def __init__(self, plan: BatchPlan, sample_weight: Tensor) -> None:
-        super().__init__(plan.num_rows, plan.batch_size, plan.seed)
-        self.plan, self.num_batches, self.stream = plan, plan.num_batches, plan.stream
+        super().__init__(plan, plan.num_rows, plan.batch_size)
         self.sample_weight = sample_weight
         drawn, given = plan.population(), sample_weight.double()
         self._scale = len(given) / (given if drawn is None else given * drawn).sum()
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         return self.plan.batches(epoch)
-
-    @property
-    def strata(self) -> Tensor | None:
-        return self.plan.strata
 
     @property
     def stratum_kinds(self) -> Tensor:
@@ -147,20 +167,6 @@ class WeightedSamples(BatchPlan):
         strata = self.plan.strata if self.plan.weights() is not None else None
         return with_strata(columns, torch.zeros(self.num_rows, dtype=torch.int64) if strata is None else strata)
 
-    def second_draw(self) -> Self:
-        return self._of(self.plan.second_draw())
-
-    def by_size(self) -> list[tuple[float, Self]]:
-        return [(share, self._of(plan)) for share, plan in self.plan.by_size()]
-
-    def _second_half(self) -> Self:
-        return self._of(self.plan._second_half())
-
-    def _of(self, plan: BatchPlan) -> Self:
-        other = copy.copy(self)
-        other.plan, other.stream = plan, plan.stream
-        return other
-
     def _absence(self, counts: Tensor) -> float:
         return self.plan.absence(counts)
 
@@ -168,7 +174,7 @@ class WeightedSamples(BatchPlan):
         return self.plan.most(counts)
 
 
-class RowsOf(BatchPlan):
+class RowsOf(OfAnother):
     """The batches of a plan over some rows of a table, as rows of the whole table.
 
     The rows of the table that are never drawn are a stratum of their own, the last one.  "The data" of
@@ -188,9 +194,8 @@ class RowsOf(BatchPlan):
 
     def __init__(self, plan: BatchPlan, rows: Tensor, num_rows: int | None = None) -> None:
         self._check(plan, rows, num_rows)
-        super().__init__(int(rows.max()) + 1 if num_rows is None else num_rows, plan.batch_size, plan.seed)
-        self.plan, self.rows, self.num_batches = plan, rows, plan.num_batches
-        self.stream = plan.stream
+        super().__init__(plan, int(rows.max()) + 1 if num_rows is None else num_rows, plan.batch_size)
+        self.rows = rows
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         for batch in self.plan.batches(epoch):
@@ -231,20 +236,6 @@ class RowsOf(BatchPlan):
             columns[name] = inner.new_zeros(self.num_rows, *inner.shape[1:])
             columns[name][self.rows] = inner
         return columns
-
-    def second_draw(self) -> Self:
-        return type(self)(self.plan.second_draw(), self.rows, self.num_rows)
-
-    def by_size(self) -> list[tuple[float, Self]]:
-        return [(share, self._of(plan)) for share, plan in self.plan.by_size()]
-
-    def _second_half(self) -> Self:
-        return self._of(self.plan._second_half())
-
-    def _of(self, plan: BatchPlan) -> Self:
-        other = copy.copy(self)
-        other.plan = plan
-        return other
 
     def _absence(self, counts: Tensor) -> float:
         return self.plan.absence(counts[: self.plan.num_strata])
