@@ -70,10 +70,11 @@ def calibrated(scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Calib
     Args:
         scores: finite, shape (n,).
         y: classes 0 and 1, both of which occur, shape (n,).
-        weight: of the samples, shape (n,); None for equal ones.
+        weight: of the samples, shape (n,); None for equal ones.  Those of weight 0 are as if they were not there.
     """
-    s, positive = scores.detach().cpu().double().numpy(), y.cpu().numpy() == 1
-    w = np.ones_like(s) if weight is None else weight.cpu().double().numpy()
+    kept = slice(None) if weight is None else weight > 0
+    s, positive = scores[kept].detach().cpu().double().numpy(), y[kept].cpu().numpy() == 1
+    w = np.ones_like(s) if weight is None else weight[kept].cpu().double().numpy()
     if min(positive.sum(), (~positive).sum()) < _ENOUGH:
         return _platt(s, positive, w)
     from sklearn.isotonic import IsotonicRegression  # noqa: PLC0415 - slow to import

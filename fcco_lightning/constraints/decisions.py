@@ -305,7 +305,8 @@ class DecisionRule:
             classifies: whether a score above 0 is what the objective gives to positives.
             held_out: whether no sample was trained on.
         """
-        both = bool((y == 1).any() & (y == 0).any())
+        counted = y if weight is None else y[weight > 0]
+        both = bool((counted == 1).any() & (counted == 0).any())
         self.known = True
         if classifies and self.decisions.mistakes:
             self.division = 0.0

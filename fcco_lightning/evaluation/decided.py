@@ -121,7 +121,8 @@ def _of_probabilities(positive: npt.NDArray[np.bool_], p: FloatArray, weight: Fl
     if not reached[-1] > 0:
         return {}
     # scikit-learn's calibration_curve knows no weights, and does not say how many samples are in a bin
-    ends = p[order][np.searchsorted(reached, reached[-1] * np.arange(1, _BINS) / _BINS)]
+    tenths = reached[-1] * np.arange(1, _BINS) / _BINS * (1 - 1e-12)  # so that rounding decides on no edge
+    ends = p[order][np.searchsorted(reached, tenths)]
     bins = np.searchsorted(ends, p)
     count, mass, predicted, observed = (
         np.bincount(bins, weights=of, minlength=_BINS) for of in (np.ones_like(p), w, w * p, w * positive)

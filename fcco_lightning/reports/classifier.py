@@ -174,7 +174,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         columns = {"x": torch.from_numpy(self.features_.transform(X)).float(), "y": torch.from_numpy(labels)}
         if sample_weight is not None:
             given = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            columns[SAMPLE_WEIGHT] = of_mean_one(torch.from_numpy(given), "the training")
+            columns[SAMPLE_WEIGHT] = torch.from_numpy(given)
         size = min(at_least("batch_size", self.batch_size, 1), len(y))
         cells = pd.DataFrame({"y": labels} | ({"group": groups["group"].astype(str)} if "group" in groups else {}))
         few = recipes.rare(float(cells.value_counts(normalize=True).min()), size)

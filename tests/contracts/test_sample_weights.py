@@ -5,6 +5,9 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
+from fcco_lightning import TensorDataModule, UniformSampling
+from fcco_lightning.constraints import DecisionRule
+from fcco_lightning.constraints.calibration import calibrated
 from fcco_lightning.data.plans import RepeatedBatches, StratifiedBatches, UniformBatches, WeightedSamples
 from fcco_lightning.data.plans.stratified import all_of_them
 from fcco_lightning.errors import ConfigError
@@ -15,6 +18,7 @@ from fcco_lightning.evaluation import (
     NumberEvaluation,
     RankingEvaluation,
 )
+from fcco_lightning.evaluation.decided import decision_details
 from fcco_lightning.evaluation.metrics import ranking
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
 from tests.contracts.registry_objectives import CASES
@@ -189,3 +193,34 @@ def test_a_class_without_weight_is_absent():
     batch = {"y": y, "weight": (1 - y).double()}
     assert np.isnan(BinaryEvaluation()(scores, batch)["auc"])
     assert np.isnan(RankingEvaluation()(scores, batch)["average_precision"])
+
+
+@pytest.mark.parametrize("scale", [1 / 3, 0.1, 0.7])
+def test_only_ratios_of_weights_count(scale):
+    """Also where quantiles of equal weights lie between two scores, and rounding might decide."""
+    scores, y = torch.linspace(-2, 2, 10, dtype=torch.float64), torch.tensor([0, 1, 0, 0, 1, 0, 1, 1, 0, 1])
+    group, even = torch.tensor([0, 0, 1, 1, 0, 1, 1, 0, 0, 1]), torch.full((10,), scale, dtype=torch.float64)
+    rule = DecisionRule(known=True)
+    plain = decision_details(rule, scores, {"y": y, "group": group})
+    found = decision_details(rule, scores, {"y": y, "group": group, "weight": even})
+    assert found["calibration"] == [pytest.approx(one, rel=1e-9) for one in plain["calibration"]]
+    assert found["calibration_error"] == pytest.approx(plain["calibration_error"], rel=1e-9)
+    for levels in (5, 10, 200):
+        gap = ranking.roc_gap(scores, y, group, levels)
+        assert ranking.roc_gap(scores, y, group, levels, even).item() == pytest.approx(gap.item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("size", [40, 500])
+def test_samples_without_weight_are_as_if_they_were_not_there(size):
+    scores, y = torch.randn(size, generator=torch.Generator().manual_seed(0)).double(), torch.arange(size) % 2
+    weight = torch.rand(size, generator=torch.Generator().manual_seed(1)).double() + 0.1
+    more = torch.cat([scores, -scores]), torch.cat([y, y]), torch.cat([weight, torch.zeros(size).double()])
+    at = torch.linspace(-2, 2, 9).double()
+    torch.testing.assert_close(calibrated(*more)(at), calibrated(scores, y, weight)(at), rtol=1e-6, atol=1e-9)
+
+
+def test_weights_of_tensors_have_mean_one():
+    columns = {"x": torch.zeros(4, 1), "y": torch.tensor([0, 1, 0, 1]), "sample_weight": torch.tensor([2.0, 4, 2, 8])}
+    data = TensorDataModule({"train": columns, "test": columns}, batches=UniformSampling(2))
+    data.setup("fit")
+    assert data.tables["train"].columns["sample_weight"].tolist() == [0.5, 1.0, 0.5, 2.0]

@@ -30,7 +30,7 @@ from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.images import ImageTable
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
 from fcco_lightning.data.plans import BatchPlan, Drawn, WeightedSamples
-from fcco_lightning.data.roles import MOST_GROUPS, of_no_group
+from fcco_lightning.data.roles import MOST_GROUPS, of_mean_one, of_no_group
 from fcco_lightning.data.sampling import Sampling, TwoDraws, UniformSampling
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
@@ -113,6 +113,9 @@ class SplitDataModule(LightningDataModule):
         """
         if not self.tables:
             self.tables = self._make_tables()
+            for name, table in self.tables.items():
+                if SAMPLE_WEIGHT in table.columns:
+                    table.columns[SAMPLE_WEIGHT] = of_mean_one(table.columns[SAMPLE_WEIGHT], f"the {name} split")
             self._require_expected_split()
         if stage == "fit" and not self._announced:
             self._announced = True

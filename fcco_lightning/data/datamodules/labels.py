@@ -13,11 +13,10 @@ from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.labelled import ROW
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.roles import Columns, LabelledFrame, Labels, of_mean_one, of_no_group
+from fcco_lightning.data.roles import Columns, LabelledFrame, Labels, of_no_group
 from fcco_lightning.data.splits import grouped_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import DataError, printable
-from fcco_lightning.models.batch import SAMPLE_WEIGHT
 
 
 class LabelledDataModule(SplitDataModule):
@@ -86,9 +85,6 @@ class LabelledDataModule(SplitDataModule):
     def _make_tables(self) -> dict[str, TensorTable]:
         splits = self._divided()
         self._check(splits)
-        for name, split in splits.items():
-            if SAMPLE_WEIGHT in split.columns:
-                split.columns[SAMPLE_WEIGHT] = of_mean_one(split.columns[SAMPLE_WEIGHT], f"the {name} split")
         self._rows = {name: split.table.drop(columns=ROW, errors="ignore") for name, split in splits.items()}
         return self._tables_of(splits)
 

@@ -224,7 +224,8 @@ def group_rates(
         thresholds = ranked[(2 * k + 1) * len(scores) // (2 * levels)]
     else:
         filled = count[order].cumsum(0)
-        thresholds = ranked[torch.searchsorted(filled, (2 * k + 1) / (2 * levels) * filled[-1], right=True)]
+        wanted = (2 * k + 1) / (2 * levels) * filled[-1] * (1 + 1e-12)  # so that rounding decides on no quantile
+        thresholds = ranked[torch.searchsorted(filled, wanted, right=True).clamp(max=len(ranked) - 1)]
     classes = [[positive & of for of in (~favoured, favoured)], [~positive & of for of in (~favoured, favoured)]]
     tpr, fpr = (torch.stack([_share_at_least(scores[own], count[own], thresholds) for own in two]) for two in classes)
     return GroupRates(thresholds, tpr, fpr)
