@@ -162,7 +162,10 @@ class Averages:
         for position, summand in enumerate(estimates.summands):
             key = f"{summand.name}/{position}"
             one = self._last[key] = summand if summand.lasts else summand.evaluated()
-            waiting = self._waiting.setdefault(key, [])
+            waiting, so_far = self._waiting.setdefault(key, []), self._restored.pop(key, None)
+            if waiting and so_far is not None and _kind(one.values, one.weights) != _kind(*waiting[-1][:2]):
+                self._sums[key] = so_far  # those of the checkpoint were computed in another way, as compiled ones are
+                waiting.clear()
             waiting.append((one.values, one.weights, one.rows, size))
             if len(waiting) == _TOGETHER:
                 self._sums[key] = self._summed(key)
@@ -214,6 +217,11 @@ class Averages:
         waiting = {key: list(each) for key, each in held.get("waiting", {}).items()}
         self._sums, self._waiting, self._last = dict(held.get("sums", {})), waiting, {}
         self._restored = dict(held.get("so_far", {}))
+
+
+def _kind(values: Tensor, weights: Tensor | None) -> tuple[int, bool]:
+    """What batches have in common that can be summed together."""
+    return values.dim(), weights is None
 
 
 class Proposal(NamedTuple):

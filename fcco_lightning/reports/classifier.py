@@ -175,6 +175,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if sample_weight is not None:
             given = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             columns[SAMPLE_WEIGHT] = torch.from_numpy(given)
+            counted = np.unique(labels[given > 0])
+            if len(counted) < 2:
+                raise DataError(
+                    f"all samples but those of the class {str(self.classes_[counted[0]])!r} have sample_weight 0: this "
+                    "classifier can't train when only one class is present. Give samples of two classes a weight > 0."
+                )
         size = min(at_least("batch_size", self.batch_size, 1), len(y))
         cells = pd.DataFrame({"y": labels} | ({"group": groups["group"].astype(str)} if "group" in groups else {}))
         few = recipes.rare(float(cells.value_counts(normalize=True).min()), size)
@@ -204,7 +210,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Raises:
             AttributeError: for an objective of which they are not, such as one of ranking.
         """
-        found = self.rule_.probabilities(torch.from_numpy(self.decision_function(X)))
+        scores = torch.from_numpy(self.decision_function(X))  # which looks whether there is a network
+        found = self.rule_.probabilities(scores)
         assert found is not None  # noqa: S101 - else there is no such method
         return (torch.stack([1 - found, found], dim=1) if found.dim() == 1 else found).numpy()
 

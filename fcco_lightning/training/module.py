@@ -331,7 +331,8 @@ class FCCOModule(EvaluatingModule):
     def _look_at_outputs(self, engine: Any, seen: Evaluated) -> None:
         with torch.no_grad():
             engine.measure(seen.at_present())  # the parts of the problem have the first word
-        self.evaluation.check(*read(seen.outputs, seen.batch, self.objective))
+        if self.trainer.enable_validation:  # else there may be no figures to make of them
+            self.evaluation.check(*read(seen.outputs, seen.batch, self.objective))
 
     def on_train_start(self) -> None:
         """Continue the random streams of the checkpoint, and let what the user changed win over it.

@@ -249,6 +249,11 @@ class Plan:
         if self.strata is None and self.way.weight is None:
             return None
         counted = torch.zeros(len(self.strata), dtype=torch.float64)
+        if isinstance(self.sampler, Balanced):  # of which there may be too many batches to go through
+            weight = 1.0 if self.way.weight is None else self.way.weight
+            chance = [1 - self.sampler.absent([i]) for i in range(len(counted))]
+            counted = len(counted) / sum(self.sampler.drawn) * torch.tensor(chance, dtype=torch.float64) * weight
+            return None if bool((counted - 1).abs().max() < 1e-9) else counted
         for batch, chance in self.sampler.batches():
             index = torch.tensor(batch)
             weight = 1.0 if self.way.weight is None else self.way.weight[index]
