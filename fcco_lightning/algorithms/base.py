@@ -13,6 +13,7 @@ from fcco_lightning.engine import Drawn, Engine, Evaluated, Problem, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.objectives import Objective
+from fcco_lightning.outer import slopes
 from fcco_lightning.state import Layout
 from fcco_lightning.state.processes import Processes
 
@@ -136,7 +137,7 @@ class Algorithm(ABC):
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         """The dual values y_i that rows (b, k) of a term stand for, shape (b, k)."""
-        return term.present_outer.subgradient(rows)
+        return slopes(term.present_outer, rows)
 
     def settings(self) -> dict[str, str]:
         """The hyperparameters by name, for comparison between processes."""

@@ -97,7 +97,7 @@ class DoubleLoop(TwoDraws):
             self._point.restart()
         with self._point.held() as centre:
             self._descent.centre = centre
-            engine.descend(self.surrogate(engine, batch))
+            engine.descend(self.estimate(engine, batch))
             engine.commit(self._descent)
             if self.needs_previous:
                 self._previous.remember(engine.params)

@@ -7,16 +7,15 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.algorithms.base import Algorithm
-from fcco_lightning.engine import Engine, Measured, Problem, Reading, Surrogate, Term
+from fcco_lightning.engine import Engine, Estimate, Measured, Problem, Reading, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator, PreviousWeights, Sampling
-from fcco_lightning.estimators.base import Tracked
 from fcco_lightning.models.batch import Batch
-from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing
+from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing, slopes
 
 
 class Estimation(Algorithm, ABC):
-    r"""Outer gradients from remembered rows, moved with the batch on which the gradient is taken.
+    r"""F at remembered rows, moved with the batch on which the gradient is taken.
 
     Args:
         estimator: for the constraints, and for the objective unless it has its own.
@@ -59,7 +58,7 @@ class Estimation(Algorithm, ABC):
                     f"follow. Use ALEXR with mirror=True, ALEXR2 or SONEX, or a fixed penalty such as HingePenalty."
                 )
             if estimator.convex_only:
-                self.smoothing(term.outer).require_convex(self.name)
+                term.outer.require_convex(self.name)
             if estimator.remembers:
                 term.remember()
             term.smooth(self.smoothing)
@@ -68,60 +67,54 @@ class Estimation(Algorithm, ABC):
         self._params = engine.params
         self._previous = PreviousWeights()
 
-    def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
+    def estimate(self, engine: Engine, batch: Batch) -> Estimate:
         """Measure a batch and let :meth:`step` follow."""
         return engine.run(self.step, batch, self._previous.tensors if self.needs_previous else None)
 
-    def step(self, now: Measured) -> Surrogate:
-        """New rows and outer gradients from what a batch says: a function of tensors, which can be compiled."""
-        surrogate = Surrogate(now.direct)
+    def step(self, now: Measured) -> Estimate:
+        """New rows, and F at remembered ones, from what a batch says: a function of tensors, which can be compiled."""
+        estimate = Estimate(now.direct)
         for reading in now.readings:
-            self.add(surrogate, reading, *self.track(surrogate, reading))
-        return surrogate
+            estimate.add(reading, self.track(estimate, reading))
+        return estimate
 
-    def add(self, surrogate: Surrogate, reading: Reading, tracked: Tracked, outer: OuterFunction) -> None:
-        """Add a term to the surrogate: ``<y_i, g_i>``, and what carries the gradient of known parameters of f."""
-        fixed = outer is reading.term.smoothed
-        learnt = not fixed and any(parameter.requires_grad for parameter in outer.parameters())
-        known = self.estimator_of(reading.term).known_part(tracked, outer) if learnt else None
-        surrogate.add(reading, tracked.weights, outer, tracked.at, known)
-
-    def track(self, surrogate: Surrogate, reading: Reading) -> tuple[Tracked, OuterFunction]:
+    def track(self, estimate: Estimate, reading: Reading) -> Tensor:
         """Move the rows of a reading, and the multipliers that follow them.
 
         Args:
-            surrogate: takes the new rows, which are to be written.
+            estimate: takes the new rows, which are to be written.
             reading: of a term.
 
-        Returns: the outer gradients, and f as the algorithm smooths it.
+        Returns: f of every row, (r,), see :meth:`Estimator.estimate`.
         """
         estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
         rows, inner, sampling = self.held(reading, estimator)
         earlier = None if reading.earlier is None else reading.earlier.to(rows.dtype)
-        tracked = estimator.update(rows, inner, earlier, outer, sampling)
+        new = estimator.update(rows, inner, earlier, outer, sampling)
         if estimator.remembers:
-            surrogate.remember(reading, tracked.rows, estimator.decay())
+            estimate.remember(reading, new, estimator.decay())
+        at = sampling.trusted(new if estimator.fresh else rows, inner)
         multipliers = reading.term.multipliers
         if multipliers is not None:
-            u = estimator.values(tracked.rows, inner)
+            u = new
             if reading.apart is not None and multipliers.decisions is not None:
                 before = self._apart(reading, inner)
                 apart = torch.lerp(before, self._apart_now(reading, inner), estimator.gamma)
-                surrogate.propose(reading, multipliers.decisions, reading.apart, apart)
-                u, tracked = u + apart, _moved(tracked, outer, apart if estimator.fresh else before)
-            surrogate.propose(reading, multipliers.state, multipliers.state.gather(None), multipliers.moved(u))
-        return tracked, outer
+                estimate.propose(reading, multipliers.decisions, reading.apart, apart)
+                u, at = u + apart, at + (apart if estimator.fresh else before)
+            estimate.propose(reading, multipliers.state, multipliers.state.gather(None), multipliers.moved(u))
+        return estimator.estimate(outer, at, reading.values, inner)
 
-    def recall(self, reading: Reading) -> tuple[Tracked, OuterFunction]:
-        """The outer gradients that the rows of a reading stand for; a row never visited counts as the fresh one."""
-        estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
+    def recall(self, reading: Reading) -> Tensor:
+        """F of every row as it is remembered, (r,); a row never visited counts as the fresh one."""
+        estimator = self.estimator_of(reading.term)
         rows, inner, _ = self.held(reading, estimator)
-        tracked = Tracked(rows, estimator.weights(rows, outer), estimator.values(rows, inner))
-        return self.at_decisions(reading, tracked, outer, inner), outer
+        return self.at_rows(reading, rows, inner)
 
-    def at_decisions(self, reading: Reading, tracked: Tracked, outer: OuterFunction, inner: Tensor) -> Tracked:
-        """The outer gradients at the values on decisions that are remembered, where multipliers follow decisions."""
-        return tracked if reading.apart is None else _moved(tracked, outer, self._apart(reading, inner))
+    def at_rows(self, reading: Reading, rows: Tensor, inner: Tensor) -> Tensor:
+        """F of every row, (r,), at given rows; and at decisions as they are remembered, if multipliers follow these."""
+        at = rows if reading.apart is None else rows + self._apart(reading, inner)
+        return self.estimator_of(reading.term).estimate(self.smoothed(reading), at, reading.values, inner)
 
     def _apart(self, reading: Reading, inner: Tensor) -> Tensor:
         """How far a constraint's values on decisions are from the smooth ones, as remembered, (r, k)."""
@@ -148,19 +141,14 @@ class Estimation(Algorithm, ABC):
         return rows, inner, Sampling(inverse, unseen, term.range, term.growth)
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
-        return self.estimator_of(term).weights(rows, self.smoothing(term.present_outer))
+        estimator = self.estimator_of(term)
+        return slopes(self.smoothing(term.present_outer), rows) if estimator.follows_values else rows
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "previous": self._previous.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._previous.load_state_dict(state["previous"], self._params)
-
-
-def _moved(tracked: Tracked, outer: OuterFunction, apart: Tensor) -> Tracked:
-    """The outer gradients at inner values moved by ``apart`` (r, k)."""
-    at = tracked.at + apart
-    return tracked._replace(weights=outer.subgradient(at), at=at)
 
 
 class SingleLoop(Estimation):
@@ -182,7 +170,7 @@ class SingleLoop(Estimation):
         super().prepare(problem)
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
-        engine.descend(self.surrogate(engine, batch))
+        engine.descend(self.estimate(engine, batch))
         engine.commit()
         if self.needs_previous:
             self._previous.remember(engine.params)

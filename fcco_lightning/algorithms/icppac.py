@@ -10,7 +10,7 @@ from fcco_lightning.algorithms.base import Algorithm, along
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Engine, Problem, Reading, Surrogate
+from fcco_lightning.engine import Engine, Estimate, Problem, Reading
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import InnerPoint
 from fcco_lightning.models.batch import Batch
@@ -115,10 +115,10 @@ class ICPPAC(Algorithm):
         with torch.no_grad():
             now = engine.measure(engine.evaluate(batch))
             sides = [_sides(reading, _signed(reading)) for reading in now.readings]
-            surrogate = Surrogate(now.direct)
+            estimate = Estimate(now.direct)
             for reading, side in zip(now.readings, sides, strict=True):
-                surrogate.plus(_contained(reading, side, 0.0).sum())  # so that it is looked at
-        engine.descend(surrogate)
+                estimate.plus(_contained(reading, side, 0.0).sum())  # so that it is looked at
+        engine.descend(estimate)
         engine.commit()
         self._y = [torch.zeros_like(side) for side in sides]
         self._ahead = [_contained(*one, torch.nan) for one in zip(now.readings, sides, strict=True)]
@@ -129,10 +129,10 @@ class ICPPAC(Algorithm):
         now = engine.measure(engine.evaluate(batch))
         signed = [_signed(reading) for reading in now.readings]
         y = [self._risen(*one, away) for one in zip(self._y, self._ahead, self._before, strict=True)]
-        surrogate = Surrogate(now.direct)
+        estimate = Estimate(now.direct)
         for reading, s, multiplier in zip(now.readings, signed, y, strict=True):
-            self._add(surrogate, reading, s, multiplier)
-        gradient = [g.clone() for g in engine.gradients(surrogate.value, own=True, of_samples=True)]
+            self._add(estimate, reading, s, multiplier)
+        gradient = [g.clone() for g in engine.gradients(estimate.value, own=True, of_samples=True)]
         engine.processes.average_(gradient)
         pull = 2 * self.mu * (1 + torch.stack([one.sum() for one in y]).sum())
         step = [
@@ -141,8 +141,8 @@ class ICPPAC(Algorithm):
         ]
         held = self._ahead
         found = [self._linearised(engine, *one, step) for one in zip(now.readings, signed, held, strict=True)]
-        surrogate.gradients = gradient
-        engine.descend(surrogate)
+        estimate.gradients = gradient
+        engine.descend(estimate)
         engine.commit()
         self._y, self._ahead = y, found
         self._before = [torch.where(old.isnan(), new, old) for old, new in zip(held, found, strict=True)]
@@ -153,12 +153,12 @@ class ICPPAC(Algorithm):
         s = (1 + self.theta) * ahead - self.theta * before
         return torch.where(ahead.isnan(), y, (y + (s + self.mu * away) / self.tau).clamp(min=0))
 
-    def _add(self, surrogate: Surrogate, reading: Reading, s: Tensor, y: Tensor) -> None:
+    def _add(self, estimate: Estimate, reading: Reading, s: Tensor, y: Tensor) -> None:
         """Add ``sum_i y_i h_i`` over the rows that the batch contains, each divided by how likely that is."""
         pressure = y[:, 0] if y.shape[1] == 1 else y[:, 0] - y[:, 1]
         chance = reading.weight * reading.term.num_rows / reading.term.share  # 1/p_i
-        surrogate.plus((chance * pressure * s.squeeze(1)).sum())
-        surrogate.estimates.add(reading, reading.term.outer, reading.values.detach())
+        estimate.plus((chance * pressure * s.squeeze(1)).sum())
+        estimate.parts.add(reading, reading.term.outer(reading.values.detach()))
 
     def _linearised(self, engine: Engine, reading: Reading, s: Tensor, held: Tensor, step: Sequence[Tensor]) -> Tensor:
         """L at the next z, (m, sides); as it was for rows that the batch does not contain."""
@@ -181,7 +181,7 @@ def _signed(reading: Reading) -> Tensor:
     """``h + kappa`` of a constraint with one side, s of ``|s| <= kappa``, with graph, (m, 1)."""
     constraint = reading.term.part
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
-    return constraint.number().value(reading.values).unsqueeze(1)
+    return constraint.number()(reading.values).unsqueeze(1)
 
 
 def _contained(reading: Reading, values: Tensor, other: Tensor | float) -> Tensor:

@@ -11,7 +11,7 @@ from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.ambiguity import AmbiguitySet, EuclideanPenalty, KLPenalty, Penalty
 from fcco_lightning.checks import one_of
 from fcco_lightning.constraints import Constraint
-from fcco_lightning.engine import Problem, Proposal, Reading, Surrogate, Term
+from fcco_lightning.engine import Estimate, Problem, Proposal, Reading, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import WorstCase
@@ -65,19 +65,19 @@ class MaxForm(Algorithm, ABC):
             return ambiguity.project_kl(torch.add(q.clamp(min=_TINY).log(), h, alpha=eta))
         return ambiguity.project(q + eta * h)
 
-    def add(self, surrogate: Surrogate, risks: Reading, q: Tensor, penalty: Penalty | None) -> None:
-        """Add ``sum over the batch of q_i / p_i R_i`` to the surrogate, and to its estimate of F also the penalty."""
+    def add(self, estimate: Estimate, risks: Reading, q: Tensor, penalty: Penalty | None) -> None:
+        """Add ``sum over the batch of q_i / p_i R_i``, and to what is logged of F also the penalty."""
         term = risks.term
         y = term.num_rows * q.to(term.dtype).unsqueeze(1)
         y = y if risks.index is None else y.index_select(0, risks.index)
-        surrogate.add(risks, y, term.outer, y * risks.values.detach().to(y.dtype))
+        estimate.add(risks, (y * risks.values.to(y.dtype)).sum(-1))
         if penalty is not None:
-            surrogate.estimates.add_number(term.name, -term.share * penalty.value(q))
+            estimate.parts.add_number(term.name, -term.share * penalty.value(q))
 
-    def remember(self, surrogate: Surrogate, term: Term, q: Tensor) -> None:
+    def remember(self, estimate: Estimate, term: Term, q: Tensor) -> None:
         """Let q be written."""
         assert term.state is not None  # noqa: S101 - `prepare` has seen to it
-        surrogate.proposals.append(Proposal(term.state, None, q.to(term.dtype).unsqueeze(1)))
+        estimate.proposals.append(Proposal(term.state, None, q.to(term.dtype).unsqueeze(1)))
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         return term.num_rows * rows

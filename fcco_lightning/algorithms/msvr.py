@@ -8,11 +8,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
-from fcco_lightning.engine import Engine, Reading, Surrogate
+from fcco_lightning.engine import Engine, Estimate, Reading
 from fcco_lightning.estimators import CorrectedEMA, Storm, like_parameters
-from fcco_lightning.estimators.base import Tracked
 from fcco_lightning.models.batch import Batch
-from fcco_lightning.outer import OuterFunction
 from fcco_lightning.state import replaced
 from fcco_lightning.state.checkpoint_schema import require
 
@@ -50,7 +48,7 @@ class MSVR(Estimation):
     def iteration(self, engine: Engine, batch: Batch) -> None:
         earlier, old = self._at_previous(engine, batch)
         now = engine.measure(engine.evaluate(batch))
-        surrogate, changed = Surrogate(now.direct), _ChangedRows()
+        estimate, changed = Estimate(now.direct), _ChangedRows()
         for number, reading in enumerate(now.readings):
             rows, inner, _ = self.held(reading, self.estimator_of(reading.term))
             apart = None
@@ -58,8 +56,8 @@ class MSVR(Estimation):
                 apart = torch.where(reading.present.unsqueeze(1), self._apart(reading, inner), reading.apart)
             changed.note(number, reading, rows, apart)
             there = reading._replace(earlier=earlier[number] if earlier else None)
-            self.add(surrogate, there, *self.track(surrogate, there))
-        engine.descend(surrogate)
+            estimate.add(there, self.track(estimate, there))
+        engine.descend(estimate)
         if engine.commit():
             new = [torch.zeros_like(p) if p.grad is None else p.grad for p in engine.params]
             for p, g in zip(engine.params, self._storm.update(new, old), strict=True):
@@ -76,10 +74,10 @@ class MSVR(Estimation):
         with engine.functions.elsewhere(weights):
             seen, samples = engine.evaluate(batch), engine.problem.row_parameters
             there = engine.measure(seen if samples is None else seen._replace(batch=samples.at_previous(seen.batch)))
-            surrogate = Surrogate(there.direct)
+            estimate = Estimate(there.direct)
             for number, reading in enumerate(there.readings):
-                self.add(surrogate, reading, *self._recalled(reading, number))
-            return [reading.values.detach() for reading in there.readings], engine.gradients(surrogate.value)
+                estimate.add(reading, self._recalled(reading, number))
+            return [reading.values.detach() for reading in there.readings], engine.gradients(estimate.value)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "v": list(self._storm.v), "changed": self._changed.state_dict()}
@@ -89,16 +87,14 @@ class MSVR(Estimation):
         self._storm.v = like_parameters(state["v"], self._params)
         self._changed.load_state_dict(state["changed"], self._params[0].device)
 
-    def _recalled(self, reading: Reading, number: int) -> tuple[Tracked, OuterFunction]:
-        """The outer gradients at the rows from before the previous step."""
+    def _recalled(self, reading: Reading, number: int) -> Tensor:
+        """F of every row, (r,), at the rows from before the previous step."""
         multipliers, noted = reading.term.multipliers, self._changed.multipliers(number)
         if multipliers is not None and noted is not None:
             reading = reading._replace(outer=multipliers.outer_of(noted), apart=self._changed.apart(number))
-        estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
-        rows, inner, sampling = self.held(reading, estimator)
+        rows, inner, sampling = self.held(reading, self.estimator_of(reading.term))
         rows = sampling.trusted(self._changed.undone(number, reading.index, rows), inner)
-        tracked = Tracked(rows, estimator.weights(rows, outer), rows)
-        return self.at_decisions(reading, tracked, outer, inner), outer
+        return self.at_rows(reading, rows, inner)
 
 
 class _ChangedRows:

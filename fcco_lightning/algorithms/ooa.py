@@ -4,7 +4,7 @@ from torch import Tensor
 
 from fcco_lightning.algorithms.max_form import Geometry, MaxForm, ambiguity_of, penalty_of
 from fcco_lightning.checks import positive
-from fcco_lightning.engine import Engine, Evaluated, Measured, Reading, Surrogate, read
+from fcco_lightning.engine import Engine, Estimate, Evaluated, Measured, Reading, read
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.objectives.measurable import nan_where
@@ -40,16 +40,16 @@ class OOA(MaxForm):
         engine.commit()
         engine.update()
 
-    def step(self, now: Measured) -> Surrogate:
-        """The new q, and the surrogate with it, from what a batch says."""
-        surrogate = Surrogate(now.direct)
+    def step(self, now: Measured) -> Estimate:
+        """The new q, and the estimate with it, from what a batch says."""
+        estimate = Estimate(now.direct)
         for risks in now.readings:
             term, penalty = risks.term, penalty_of(risks.term)
             h = self.direction(risks, self.required(risks))
             q = self.ascend(self.weights(term), h, ambiguity_of(term), self.eta_dual, penalty)
-            self.remember(surrogate, term, q)
-            self.add(surrogate, risks, q, penalty)
-        return surrogate
+            self.remember(estimate, term, q)
+            self.add(estimate, risks, q, penalty)
+        return estimate
 
     def required(self, risks: Reading) -> Tensor:
         """The risks (r, 1) of a batch, NaN where the method is not made for it."""

@@ -85,11 +85,11 @@ class PDSCA(Estimation):
             at_u = self.step(there)
             y = engine.gradients(at_u.value, of_samples=True)
         step = [w - self.alpha * g for w, g in zip(engine.params, inner, strict=True)]
-        surrogate = at_u.replaced(torch.stack([(a * b).sum() for a, b in zip(y, step, strict=True)]).sum())
+        estimate = at_u.replaced(torch.stack([(a * b).sum() for a, b in zip(y, step, strict=True)]).sum())
         rest = [t for t in terms if t.name != "objective"]
         for reading in engine.measure(seen, rest, direct=False).readings:
-            self.add(surrogate, reading, *self.track(surrogate, reading))
-        engine.descend(surrogate)
+            estimate.add(reading, self.track(estimate, reading))
+        engine.descend(estimate)
         engine.commit()
         self._u = u
         engine.update()

@@ -8,7 +8,7 @@ from torch import Tensor
 from fcco_lightning.algorithms.max_form import Geometry, ambiguity_of, penalty_of
 from fcco_lightning.algorithms.proximally_guided import ProximallyGuided
 from fcco_lightning.algorithms.stages import ConcaveStages, Stage, Stages
-from fcco_lightning.engine import Engine, Problem, Surrogate, Term
+from fcco_lightning.engine import Engine, Estimate, Problem, Term
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.estimators import like_parameters
 from fcco_lightning.models.batch import Batch
@@ -90,13 +90,13 @@ class PGSMD(ProximallyGuided):
     def _inner_iteration(self, engine: Engine, batch: Batch, stage: Stage) -> None:
         with self.looking():
             now = engine.measure(engine.evaluate(batch))
-            surrogate = Surrogate(now.direct)
+            estimate = Estimate(now.direct)
             for risks in now.readings:
                 term, penalty = risks.term, penalty_of(risks.term)
                 q, h = self._weights(term), self.direction(risks, self.values(engine, risks))
-                self.add(surrogate, risks, q, penalty)
-                self.remember(surrogate, term, self.ascend(q, h, ambiguity_of(term), stage.eta_dual, penalty))
-            engine.descend(surrogate)
+                self.add(estimate, risks, q, penalty)
+                self.remember(estimate, term, self.ascend(q, h, ambiguity_of(term), stage.eta_dual, penalty))
+            engine.descend(estimate)
             engine.commit(self._descent)
         if self._count == 0:
             self._mean = [p.detach().clone() for p in self._params]

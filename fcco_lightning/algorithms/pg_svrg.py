@@ -10,7 +10,7 @@ from fcco_lightning.algorithms.max_form import Geometry, ambiguity_of, penalty_o
 from fcco_lightning.algorithms.proximally_guided import ProximallyGuided
 from fcco_lightning.ambiguity import Penalty
 from fcco_lightning.checks import at_least, non_negative, positive
-from fcco_lightning.engine import Engine, Surrogate, Term
+from fcco_lightning.engine import Engine, Estimate, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import PreviousWeights, like_parameters
 from fcco_lightning.models.batch import Batch
@@ -152,15 +152,15 @@ class PGSVRG(ProximallyGuided):
 
     def _pass_at_snapshot(self, engine: Engine, batch: Batch) -> None:
         """Add what a batch says of G_z and G_q."""
-        term, surrogate = engine.problem.all_terms[0], Surrogate(None)
+        term, estimate = engine.problem.all_terms[0], Estimate(None)
         q = self.weights(term) if self._snapshots else self.uniform()
         with self.looking():
             (risks,) = engine.measure(engine.evaluate(batch)).readings
             joined = self._pass.joined(risks, self.values(engine, risks))
             y = (q if risks.index is None else q.index_select(0, risks.index)) * self._pass.fresh(risks)
             y = torch.where(risks.present, risks.each * y / risks.weight, 0.0)  # each row once, whatever its chance
-            surrogate.add(risks, y.to(term.dtype).unsqueeze(1), term.outer, risks.values.detach())
-            gradient = engine.gradients(surrogate.value)
+            estimate.add(risks, y * risks.values[:, 0].to(y.dtype))
+            gradient = engine.gradients(estimate.value)
             engine.commit(asked=~joined.isnan().any())
         if not self._pass.begun:
             self._full = [torch.zeros_like(p) for p in self._params]
@@ -177,15 +177,15 @@ class PGSVRG(ProximallyGuided):
         with self.looking():
             old, change = self._at_snapshot(engine, batch)
             now = engine.measure(engine.evaluate(batch))
-            surrogate, (risks,) = Surrogate(now.direct), now.readings
+            estimate, (risks,) = Estimate(now.direct), now.readings
             if change is None:
                 change = self.along(engine, risks, self._snapshot.tensors or ())
             else:
                 change = risks.values - change
             h = self._pass.values + self.direction(risks, change)
-            self.add(surrogate, risks, q, penalty)
-            self.remember(surrogate, term, self.ascend(q, h, ambiguity, self.eta_dual, self._pull(term)))
-            engine.descend(surrogate)
+            self.add(estimate, risks, q, penalty)
+            self.remember(estimate, term, self.ascend(q, h, ambiguity, self.eta_dual, self._pull(term)))
+            engine.descend(estimate)
             engine.commit(self._descent)
             new = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
             for p, g, o, f in zip(self._params, new, old, self._full, strict=True):
@@ -198,9 +198,9 @@ class PGSVRG(ProximallyGuided):
         point = [p.data for p in self._params] if self.linearised else self._snapshot.tensors or ()
         with engine.functions.elsewhere(point):
             (risks,) = engine.measure(engine.evaluate(batch), direct=False).readings
-            surrogate = Surrogate(None)
-            self.add(surrogate, risks, self._q, None)
-            gradient = engine.gradients(surrogate.value)
+            estimate = Estimate(None)
+            self.add(estimate, risks, self._q, None)
+            gradient = engine.gradients(estimate.value)
         return gradient, None if self.linearised else risks.values.detach()
 
     def _pull(self, term: Term) -> Penalty:

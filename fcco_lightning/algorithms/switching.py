@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.checks import non_negative
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Measured, Problem, Surrogate
+from fcco_lightning.engine import Estimate, Measured, Problem
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import CorrectedEMA
 from fcco_lightning.objectives import Objective
@@ -57,21 +58,16 @@ class Switching(SingleLoop):
             )
         return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+, with the slope of h
 
-    def step(self, now: Measured) -> Surrogate:
-        surrogate, worst, violated = Surrogate(now.direct), None, None
+    def step(self, now: Measured) -> Estimate:
+        estimate, found = Estimate(now.direct), list[Tensor]()
         for reading in now.readings:
-            tracked, outer = self.track(surrogate, reading)
+            values = self.track(estimate, reading)
             if reading.term.name == "objective":
-                self.add(surrogate, reading, tracked, outer)
+                estimate.add(reading, values)
                 continue
-            self.add(surrogate, reading, tracked._replace(weights=torch.zeros_like(tracked.weights)), outer)
-            h, row = torch.where(reading.present, outer.value(tracked.at), -torch.inf).max(0, keepdim=True)
-            slope = tracked.weights.index_select(0, row).to(reading.values.dtype) * reading.values.index_select(0, row)
-            if worst is None or violated is None:
-                worst, violated = h, slope.sum()
-            else:
-                worst, violated = torch.maximum(h, worst), torch.where(h > worst, slope.sum(), violated)
-        value = surrogate.value
-        if worst is None or violated is None:
-            return surrogate
-        return surrogate.replaced(torch.where(worst > self.tolerance, violated.to(value), value).sum())
+            estimate.add(reading, values.detach())
+            found.append(torch.where(reading.present, values, -torch.inf))
+        if not found:
+            return estimate
+        worst = torch.cat(found).max(0).values
+        return estimate.replaced(torch.where(worst > self.tolerance, worst, estimate.value.to(worst)))

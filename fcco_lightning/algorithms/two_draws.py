@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import one_of
-from fcco_lightning.engine import Engine, Evaluated, Measured, Surrogate
+from fcco_lightning.engine import Engine, Estimate, Evaluated, Measured
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.models.batch import DUAL, IN_HALVES, Batch, Columns, dual_of
@@ -67,33 +67,33 @@ class TwoDraws(Estimation, ABC):
     def measured_apart(self, seen: Evaluated) -> Sequence[Evaluated]:
         return _halves(seen) if self.objective_share < 1 else ()
 
-    def surrogate(self, engine: Engine, batch: Batch) -> Surrogate:
+    def estimate(self, engine: Engine, batch: Batch) -> Estimate:
         before = self._previous.tensors if self.needs_previous else None
         if self.jacobian in ("old", "reuse"):
             return engine.run(self.step, batch, before)
         return self._of_two_draws(engine, engine.evaluate(batch, before))
 
-    def step(self, now: Measured) -> Surrogate:
+    def step(self, now: Measured) -> Estimate:
         """The step on one batch: the Jacobian meets the y from before it, or with "reuse" the new one."""
-        surrogate = Surrogate(now.direct)
+        estimate = Estimate(now.direct)
         for reading in now.readings:
-            tracked = self.track(surrogate, reading)
+            values = self.track(estimate, reading)
             old = self.jacobian == "old" and self.estimator_of(reading.term).convex_only
-            self.add(surrogate, reading, *(self.recall(reading) if old else tracked))
-        return surrogate
+            estimate.add(reading, self.recall(reading) if old else values)
+        return estimate
 
-    def _of_two_draws(self, engine: Engine, seen: Evaluated) -> Surrogate:
+    def _of_two_draws(self, engine: Engine, seen: Evaluated) -> Estimate:
         """The step on two draws, the first of which moves y."""
         dual = [term for term in engine.problem.all_terms if self.estimator_of(term).convex_only]
         rest = [term for term in engine.problem.all_terms if term not in dual]
-        surrogate = super().step(engine.measure(seen, rest))
+        estimate = super().step(engine.measure(seen, rest))
         first, second = _halves(seen) if self.jacobian == "halves" else (_dual_part(seen), seen)
         moved = engine.measure(first, dual, direct=False).readings
         for reading in moved:
-            self.track(surrogate, reading)
+            self.track(estimate, reading)
         for reading in engine.measure(second.at_present(), dual, direct=False).readings:
-            self.add(surrogate, reading, *self.recall(surrogate.latest(reading)))
-        return surrogate
+            estimate.add(reading, self.recall(estimate.latest(reading)))
+        return estimate
 
 
 def _halves(seen: Evaluated) -> tuple[Evaluated, Evaluated]:

@@ -13,7 +13,7 @@ from fcco_lightning.analysis.certificate import (
     require_certifiable,
 )
 from fcco_lightning.analysis.diagnosis import GRID, Spectrum, Stationarity, diagnose, spectrum, stationarity
-from fcco_lightning.analysis.dual_values import Duals, duals, outer_gradients, remembered_duals, surrogate
+from fcco_lightning.analysis.dual_values import Duals, duals, outer_gradients, remembered_duals, value_of
 from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, Jacobian, gram, jacobian, required_size
 from fcco_lightning.analysis.intervals import Interval, exact_binomial, intervals
 
@@ -41,5 +41,5 @@ __all__ = [
     "required_size",
     "spectrum",
     "stationarity",
-    "surrogate",
+    "value_of",
 ]

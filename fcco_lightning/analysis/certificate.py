@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fcco_lightning.analysis.dual_values import surrogate
+from fcco_lightning.analysis.dual_values import value_of
 from fcco_lightning.analysis.inner_jacobian import MAX_VALUES, flat, gradient, gradients, gram, undisturbed
 from fcco_lightning.checks import positive
 from fcco_lightning.constraints import Constraint, Penalty
@@ -21,6 +21,7 @@ from fcco_lightning.models import TwoViews
 from fcco_lightning.models.batch import Batch, Columns
 from fcco_lightning.objectives import Measurable, Objective
 from fcco_lightning.outer import NoSmoothing, Smoothing, excess
+from fcco_lightning.outer import slopes as outer_slopes
 from fcco_lightning.state.processes import Processes
 
 
@@ -166,8 +167,8 @@ def penalty_multipliers(
     for c in constraints:
         values = _whole(c, samples)
         outer = (smoothing or NoSmoothing())(c.outer(penalty.outer(penalty.weight(epoch), c.kappa)))
-        along = c.number().subgradient(values)
-        slope = (outer.subgradient(values) * along).sum(1) / along.square().sum(1)
+        along = outer_slopes(c.number(), values)
+        slope = (outer_slopes(outer, values) * along).sum(1) / along.square().sum(1)
         slopes += (slope.abs() / total).tolist()
     return slopes
 
@@ -252,7 +253,7 @@ def _of_objective(objective: Objective, samples: Samples, max_values: float) -> 
     own = _prepared(objective, samples.of(objective)[1], max_values)
     outputs, columns = samples.of(own)
     rows = _sample_parameters(own, columns)
-    value = surrogate(own, outputs, {**columns, **rows})
+    value = value_of(own, outputs, {**columns, **rows})
     if value is not None and not bool(value.isfinite()):
         own.check(outputs, {**columns, **rows})
     value = torch.zeros((), dtype=torch.float64) if value is None else value
@@ -279,10 +280,9 @@ def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor
     for c in constraints:
         values = _whole(c, samples)
         outer = c.number()
-        s, slope = outer.value(values.detach()), outer.subgradient(values.detach())
-        product = (slope * values).sum(1)
-        numbers.append(s + product - product.detach())
-        exceeded.append(excess(s.unsqueeze(1), c.kappa, c.sides).flatten())
+        s = outer(values)
+        numbers.append(s)
+        exceeded.append(excess(s.detach().unsqueeze(1), c.kappa, c.sides).flatten())
         signs.append(s.new_tensor([1.0, -1.0][: c.sides]).repeat(c.num_rows))
     sign = torch.cat(signs)
     return torch.cat(numbers), _Sides((sign > 0).cumsum(0) - 1, sign, torch.cat(exceeded))  # a row begins with +

@@ -10,7 +10,7 @@ from fcco_lightning.analysis.dual_values import duals, on_device_of, outer_funct
 from fcco_lightning.analysis.inner_jacobian import Jacobian, column_blocks, gradient, gram
 from fcco_lightning.checks import positive
 from fcco_lightning.objectives import GroupObjective, Objective
-from fcco_lightning.outer import Shifted
+from fcco_lightning.outer import Shifted, slopes
 
 GRID = tuple(10 ** (k / 10 - 4) for k in range(51))
 """The smoothings lam at which stationarity is measured: ten per decade from 1e-4 to 10."""
@@ -64,8 +64,8 @@ def stationarity(objective: Objective, jacobian: Jacobian, lams: Sequence[float]
     outer, g = outer_function(objective), on_device_of(objective, jacobian.values)
     shifts, weights, totals = [], [], []
     for lam in lams:
-        t = outer.prox(g, lam).detach() if lam else g
-        y = outer.envelope_gradient(g, lam).detach() if lam else outer_gradients(objective, g)
+        y = slopes(outer.smoothed(lam), g) if lam else outer_gradients(objective, g)
+        t = g - lam * y  # prox_{lam f}(g)
         shifts.append(float((t - g).norm(dim=1).max()))
         weights.append((y.reshape(-1) / len(g)).cpu())
         total = jacobian.direct_gradient.clone()
@@ -100,7 +100,7 @@ def _gradient_of_outer(objective: Objective, values: Tensor, lam: float) -> Tens
     if not parameters or outer.coupled:  # a coupled f is a maximum over weights, without parameters
         return torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     with torch.inference_mode(False), torch.enable_grad():
-        return gradient((outer.envelope(values, lam) if lam else outer.value(values)).mean(), parameters)
+        return gradient((outer.smoothed(lam) if lam else outer)(values).mean(), parameters)
 
 
 def diagnose(
@@ -130,7 +130,7 @@ def diagnose(
     result: dict[str, Any] = {"rows": n, "width": k, "parameters": jacobian.rows.shape[1]}
     if not outer.coupled:
         values = on_device_of(objective, jacobian.values)
-        result["value"] = jacobian.direct + float(outer.value(values).detach().mean())
+        result["value"] = jacobian.direct + float(outer(values).detach().mean())
     return result | {
         "gram": spectrum(gram(jacobian.rows) + _of_threshold(objective))._asdict(),
         "gram_network": spectrum(gram(jacobian.rows[:, : jacobian.num_network]))._asdict(),

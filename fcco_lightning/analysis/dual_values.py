@@ -15,7 +15,7 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import counts
 from fcco_lightning.objectives import Objective
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import OuterFunction, WorstCase
+from fcco_lightning.outer import OuterFunction, WorstCase, slopes, widest
 
 _ACTIVE = 1e-6  # relative to the largest dual value
 
@@ -64,7 +64,7 @@ def outer_gradients(objective: Objective, values: Tensor) -> Tensor:
     if isinstance(outer, WorstCase):
         penalty = getattr(objective, "penalty", None) or KLPenalty(0.0)
         return len(values) * outer.ambiguity.best_response(values[:, 0], penalty).q.unsqueeze(1)
-    return outer.subgradient(values).detach()
+    return slopes(outer, values)
 
 
 def remembered_duals(algorithm: Algorithm, terms: Sequence[Term]) -> Tensor | None:
@@ -103,18 +103,17 @@ def outer_function(objective: Objective) -> OuterFunction:
     return objective.outer
 
 
-def surrogate(objective: Objective, outputs: Any, columns: Columns) -> Tensor | None:
-    r"""``g_0 + mean_i r_i <y_i, g_i>`` with y_i the slope of f_i at g_i, the values that the samples give.
+def value_of(objective: Objective, outputs: Any, columns: Columns) -> Tensor | None:
+    r"""``g_0 + mean_i r_i f_i(g_i)`` of the values that samples give.
 
-    Its gradient is that of ``g_0 + mean_i r_i f_i(g_i)``, also with respect to known parameters of f.  The mean is over
-    the rows of which the samples say something, r_i is the relevance of a row, 1 by default.
+    The mean is over the rows that the samples contain, r_i is the relevance of a row, 1 by default.
 
     Args:
         objective: the objective.
         outputs: of the network for the samples of its part, with graph.
         columns: of these samples.
 
-    Returns: a scalar with graph; None if the samples say nothing.
+    Returns: a scalar with graph, by the parameters of f_i, too; None if the samples contain no row.
     """
     direct, rows = objective.measure(outputs, columns)
     outer = None if rows is None else rows.outer or objective.outer
@@ -128,10 +127,8 @@ def surrogate(objective: Objective, outputs: Any, columns: Columns) -> Tensor | 
 def _mean(outer: OuterFunction, rows: Rows, names: Tensor | None) -> Tensor:
     """The mean over rows under a function of single rows; entries with one name count as one row together."""
     chosen = rows.weight.nonzero().squeeze(1)
-    at = torch.where((rows.weight != 0).unsqueeze(1), rows.values.detach(), 1.0)  # where f and its slope are finite
-    each = (outer.subgradient(at)[chosen] * rows.values[chosen]).sum(1)
-    if any(parameter.requires_grad for parameter in outer.parameters()):
-        each = each + outer.value(at)[chosen]
+    at = torch.where((rows.weight != 0).unsqueeze(1), rows.values, 1.0)  # where f and its slope are finite
+    each = outer(at.to(widest(at)))[chosen]
     if rows.weight.dtype != torch.bool:
         each = rows.weight[chosen].to(each.dtype) * each
     once = torch.ones_like(each) if names is None else counts(names[chosen]).to(each.dtype).reciprocal()

@@ -13,6 +13,7 @@ from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.split import inner_values
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.outer import slopes
 
 
 class Interval(NamedTuple):
@@ -146,10 +147,10 @@ def _rows(constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tens
     index, inner = inner_values(constraint, wide, {**known, "weight": weight * known.get("weight", 1)})
     if not len(index):
         return {}
-    slopes = constraint.number().subgradient(inner.detach())
+    of_numbers = slopes(constraint.number(), inner)
     subsets = constraint.subsets(known)
     found: dict[int, _Means] = {}
-    for i, values, slope in zip(index.tolist(), inner, slopes, strict=True):
+    for i, values, slope in zip(index.tolist(), inner, of_numbers, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
         members = influence != 0 if subsets is None else torch.stack(list(subsets[i]))
         rates = not weighed and subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
@@ -203,7 +204,7 @@ def _influence(value: Tensor, weight: Tensor) -> Tensor:
 
 def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
     tail, rates = (1 - level) / 2, len(means.sizes) > 0
-    s = float(constraint.number().value(means.values.unsqueeze(0)))
+    s = float(constraint.number()(means.values.unsqueeze(0)))
     below, above = _of_rates(means, tail) if rates else (means.quantile(tail) * means.error,) * 2
     low, high = s - below, s + above
     noise = math.nan

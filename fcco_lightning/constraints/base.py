@@ -21,11 +21,8 @@ class _Itself(OuterFunction):
     monotone = True
     smooth = True
 
-    def value(self, u: Tensor) -> Tensor:
+    def __call__(self, u: Tensor) -> Tensor:
         return u[:, 0]
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        return u.new_ones(u.shape)
 
 
 class Constraint(Measurable, ABC):
@@ -161,7 +158,7 @@ class Constraint(Measurable, ABC):
 
     def violation(self, values: Tensor) -> Tensor:
         """h_i at the :attr:`tolerance` from inner values: (b, k) -> (b,).  Positive where it is violated."""
-        s = self.number().value(values)
+        s = self.number()(values)
         return (s if self.sides == 1 else s.abs()) - self.tolerance
 
     @property

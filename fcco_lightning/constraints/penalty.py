@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from fcco_lightning.checks import at_least, non_negative, positive
-from fcco_lightning.outer import Hinge, MoreauEnvelope, OuterFunction, SquaredHinge
+from fcco_lightning.outer import Hinge, OuterFunction, SmoothedHinge, SquaredHinge
 
 
 class RhoSchedule(ABC):
@@ -83,7 +83,7 @@ class SmoothedHingePenalty(Penalty):
         self.lam = positive("lam", lam)
 
     def outer(self, rho: float, kappa: float) -> OuterFunction:
-        return MoreauEnvelope(Hinge(rho=rho, kappa=kappa), self.lam)
+        return SmoothedHinge(rho, kappa, self.lam)
 
 
 class SquaredHingePenalty(Penalty):

@@ -10,7 +10,7 @@ from fcco_lightning.engine.batches import (
 )
 from fcco_lightning.engine.diagnosis import name_index, named_samples, narrow_weights, require_single
 from fcco_lightning.engine.engine import Engine
-from fcco_lightning.engine.estimates import Estimates, Evaluated, Measured, Proposal, Surrogate
+from fcco_lightning.engine.estimates import Estimate, Estimates, Evaluated, Measured, Proposal
 from fcco_lightning.engine.functions import InnerFunctions, outputs_of, outputs_of_columns, read, wide
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import BatchDraws, Drawn
@@ -21,6 +21,7 @@ __all__ = [
     "BatchDraws",
     "Drawn",
     "Engine",
+    "Estimate",
     "Estimates",
     "Evaluated",
     "InnerFunctions",
@@ -28,7 +29,6 @@ __all__ = [
     "Problem",
     "Proposal",
     "Reading",
-    "Surrogate",
     "Term",
     "as_batch",
     "columns_of",

@@ -25,33 +25,33 @@ class Backend:
     def __init__(self, processes: Processes | None = None) -> None:
         self.processes = processes or Processes()
 
-    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
-        """Leave the gradient of ``surrogate`` in ``.grad``.
+    def backward(self, estimate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+        """Leave the gradient of ``estimate`` in ``.grad``.
 
         Args:
-            surrogate: what is differentiated, a scalar.
+            estimate: what is differentiated, a scalar.
             leaf: a further tensor with respect to which it is differentiated, such as parameters of samples; None for
                 none.
 
-        Returns: the gradient with respect to the leaf, in true units; None where the surrogate does not depend on it.
+        Returns: the gradient with respect to the leaf, in true units; None where the estimate does not depend on it.
         """
-        surrogate.backward()  # type: ignore[no-untyped-call]
+        estimate.backward()  # type: ignore[no-untyped-call]
         return None if leaf is None else leaf.grad
 
     def takes_gradients(self, params: Sequence[Tensor]) -> bool:
-        """Whether gradients that were computed with the surrogate may take the place of a backward pass.
+        """Whether gradients that were computed with the estimate may take the place of a backward pass.
 
         They may not where a subclass has a backward pass of its own, or a parameter has hooks.
         """
         return type(self).backward is Backend.backward and not hooked(params)
 
     def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:  # noqa: ARG002
-        """Leave gradients that were computed with the surrogate in ``.grad``, as :meth:`backward` would.
+        """Leave gradients that were computed with the estimate in ``.grad``, as :meth:`backward` would.
 
         Args:
-            value: the surrogate's, without graph.
+            value: the estimate's, without graph.
             params: the parameters.
-            gradients: of their shapes; None for one that the surrogate does not depend on.
+            gradients: of their shapes; None for one that the estimate does not depend on.
         """
         for p, g in zip(params, gradients, strict=True):
             p.grad = g
@@ -61,18 +61,18 @@ class Backend:
         self.processes.average_([p.grad for p in params if p.grad is not None])
 
     def gradients(
-        self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
+        self, estimate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
     ) -> Sequence[Tensor | None]:
         """This process's gradients with respect to other tensors, in the unit of ``.grad`` when a step runs.
 
         Args:
-            surrogate: what is differentiated, a scalar.
+            estimate: what is differentiated, a scalar.
             weights: with respect to what.
-            keep: whether the surrogate's graph is kept for what shares it.
+            keep: whether the estimate's graph is kept for what shares it.
             graph: whether the gradients have a graph of their own, for second derivatives; the other one is then kept.
         """
         return torch.autograd.grad(
-            surrogate, list(weights), retain_graph=keep or graph, create_graph=graph, allow_unused=True
+            estimate, list(weights), retain_graph=keep or graph, create_graph=graph, allow_unused=True
         )
 
     def everywhere(self, usable: bool) -> bool:

@@ -1,4 +1,4 @@
-"""A step from the network's input, or its outputs, to the surrogate as one graph, by torch.compile."""
+"""A step from the network's input, or its outputs, to the estimate of F as one graph, by torch.compile."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.engine.estimates import Evaluated, Measured, Proposal, Summand, Surrogate
+from fcco_lightning.engine.estimates import Estimate, Evaluated, Measured, Proposal, Summand
 from fcco_lightning.engine.functions import RandomState
 from fcco_lightning.engine.running import Running
 from fcco_lightning.models.batch import Batch
@@ -55,9 +55,7 @@ class Compiled:
         elsewhere = engine.algorithm.needs_previous and not engine.network_alone
         return not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
 
-    def __call__(
-        self, step: Callable[[Measured], Surrogate], batch: Batch, before: Sequence[Tensor] | None
-    ) -> Surrogate:
+    def __call__(self, step: Callable[[Measured], Estimate], batch: Batch, before: Sequence[Tensor] | None) -> Estimate:
         """See :meth:`Engine.run`."""
         engine, whole = self._engine, self._engine.alone
         engine.given, engine.stop_agreed = batch, engine.stop_asked if whole else engine.stop_agreed
@@ -74,15 +72,15 @@ class Compiled:
             self._made[key] = _compiled(self._function(step, whole=whole, wanted=wanted))
         state = RandomState(engine.params[0].device)
         with self._traced:
-            value, gradients, proposals, counted, estimates = self._made[key](given)
+            value, gradients, proposals, counted, parts = self._made[key](given)
         self._draws = self._draws or state.has_moved()  # as where dropout begins later
-        surrogate = Surrogate(value)
-        surrogate.proposals = [Proposal(self._states[number], *rest) for number, *rest in proposals]
-        surrogate.counted = [(engine.problem.all_terms[number].weights, *rest) for number, *rest in counted]
-        surrogate.estimates.summands = [Summand(name, total, rows=rows) for name, total, rows in estimates]
+        estimate = Estimate(value)
+        estimate.proposals = [Proposal(self._states[number], *rest) for number, *rest in proposals]
+        estimate.counted = [(engine.problem.all_terms[number].weights, *rest) for number, *rest in counted]
+        estimate.parts.summands = [Summand(name, total, rows=rows) for name, total, rows in parts]
         if gradients is not None:
-            *surrogate.gradients, surrogate.by_rows = gradients
-        return surrogate
+            *estimate.gradients, estimate.by_rows = gradients
+        return estimate
 
     def _attached(self, batch: Batch, before: Sequence[Tensor] | None) -> Evaluated:
         """Columns with what is known of the samples, and the outputs at previous weights if the graph has not these."""
@@ -92,7 +90,7 @@ class Compiled:
                 earlier = self._outputs(batch)
         return Evaluated({}, engine.problem.attach(batch), earlier, before, {})
 
-    def _function(self, step: Callable[[Measured], Surrogate], *, whole: bool, wanted: bool) -> Callable[..., Any]:
+    def _function(self, step: Callable[[Measured], Estimate], *, whole: bool, wanted: bool) -> Callable[..., Any]:
         """What is compiled; ``wanted``: whether gradients are part of it."""
         engine = self._engine
         weights, parameters = list(engine.params), engine.problem.row_parameters
@@ -105,8 +103,8 @@ class Compiled:
                 seen = seen._replace(earlier=engine.functions.outputs_at(before, places, given.batch))
             if whole:
                 seen = seen._replace(outputs=engine.functions.outputs(given.batch))
-            surrogate = step(engine.measure(seen))
-            value: Tensor = surrogate.value
+            estimate = step(engine.measure(seen))
+            value: Tensor = estimate.value
             gradients: list[Tensor | None] | None = None
             if wanted:
                 leaves = [] if parameters is None else [_leaf(given.batch, parameters.spec.name)]
@@ -115,10 +113,10 @@ class Compiled:
                 gradients = [next(found) if w.requires_grad else None for w in weights]
                 gradients.append(next(found, None))
                 value = value.detach()
-            proposals = [(p.state.number, p.index, p.rows, p.decay, p.finite) for p in surrogate.proposals]
-            counted = [(w.number, index, each) for w, index, each in surrogate.counted]
-            estimates = [(one.name, *one.summed()) for one in surrogate.estimates.summands]
-            return value, gradients, proposals, counted, estimates
+            proposals = [(p.state.number, p.index, p.rows, p.decay, p.finite) for p in estimate.proposals]
+            counted = [(w.number, index, each) for w, index, each in estimate.counted]
+            parts = [(one.name, *one.summed()) for one in estimate.parts.summands]
+            return value, gradients, proposals, counted, parts
 
         return run
 

@@ -13,11 +13,13 @@ from fcco_lightning.engine.estimates import Evaluated
 from fcco_lightning.engine.functions import read
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.running import Method, Running
+from fcco_lightning.engine.terms import Reading
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import all_finite
+from fcco_lightning.outer import slopes
 
-_OVERFLOWS = 1e20  # a surrogate of this size has gradients that float32 does not hold
+_OVERFLOWS = 1e20  # inner values times slopes of this size give gradients that float32 does not hold
 _SMALL = 2.0**-14  # a derivative of this size overflows in no type on its way through a network
 _MOST_NAMED = 10
 
@@ -119,7 +121,8 @@ def _of_value(engine: Running, seen: Evaluated) -> str:
 def _of_gradient(engine: Running, seen: Evaluated, values: Sequence[Tensor]) -> str:
     """Say whether the gradient overflowed, or a derivative does not exist."""
     unchanged = "the gradient is not finite although the loss is; no row and no weight was changed."
-    size = max((abs(float(v)) for v in values if v.dim() == 0), default=0.0)
+    readings = engine.measure(seen.at_present()).readings
+    size = max([*(abs(float(v)) for v in values if v.dim() == 0), *map(_steepest, readings)], default=0.0)
     if size < _OVERFLOWS and _has_derivatives(engine, seen):
         return (
             f"{unchanged} It overflows on its way back through the network, all of whose derivatives exist. Lower the "
@@ -127,7 +130,6 @@ def _of_gradient(engine: Running, seen: Evaluated, values: Sequence[Tensor]) -> 
         )
     if size < _OVERFLOWS:
         return f"{unchanged} Look for a function without derivative at a value that occurs, such as sqrt or norm at 0."
-    readings = engine.measure(seen.at_present()).readings
     measured = [r.values[r.present].abs() for r in readings]
     largest = max((float(values.max()) for values in measured if len(values)), default=size)
     return (
@@ -135,6 +137,13 @@ def _of_gradient(engine: Running, seen: Evaluated, values: Sequence[Tensor]) -> 
         f"{size:.1e}. {engine.problem.objective.against_overflow} Or lower the learning rate."
         f"{_narrowness(engine, seen)}"
     )
+
+
+def _steepest(reading: Reading) -> float:
+    """The largest inner value times the slope of its outer function, at the remembered row."""
+    values = torch.where(reading.present.unsqueeze(1), reading.values, 1.0)
+    rows = values if reading.held is None else torch.where(reading.held.isnan(), values, reading.held)
+    return float((slopes(reading.outer, rows) * values).abs().nan_to_num(torch.inf).max()) if len(values) else 0.0
 
 
 def _has_derivatives(engine: Running, seen: Evaluated) -> bool:

@@ -14,7 +14,7 @@ from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.batches import is_ready, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, name_index, refuse
-from fcco_lightning.engine.estimates import Averages, Estimates, Evaluated, Measured, Proposal, Surrogate
+from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, Evaluated, Measured, Proposal
 from fcco_lightning.engine.functions import InnerFunctions, in_full, read, unite
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.row_weights import RowWeights
@@ -35,10 +35,10 @@ class Engine:
     """Carries out an algorithm on a stream of batches.
 
     With P processes each one is given its part of a batch, and the result is that of one process with the whole batch:
-    every process measures the inner functions on the outputs of all (:func:`unite`), so rows and surrogate are the same
+    every process measures the inner functions on the outputs of all (:func:`unite`), so rows and estimates are the same
     everywhere, and the gradients add up.
 
-    An iteration measures a batch, which reads the rows, makes a surrogate with new rows, descends (a backward pass) and
+    An iteration measures a batch, which reads the rows, estimates F with new rows, descends (a backward pass) and
     commits: until then no row and no weight has changed, and :meth:`commit` looks at everything at once, so that a bad
     batch changes nothing.
 
@@ -260,8 +260,8 @@ class Engine:
     # ------------------------------------------------------------------------------------------------- for iterations
 
     def run(
-        self, step: Callable[[Measured], Surrogate], batch: Batch, before: Sequence[Tensor] | None = None
-    ) -> Surrogate:
+        self, step: Callable[[Measured], Estimate], batch: Batch, before: Sequence[Tensor] | None = None
+    ) -> Estimate:
         """What follows from a batch by a step of an algorithm: a function of tensors, compiled if the user asked.
 
         Args:
@@ -332,18 +332,18 @@ class Engine:
         weight = self.problem.direct_weight
         return Measured(g0 if g0 is None or weight == 1 else weight * g0, readings)
 
-    def descend(self, surrogate: Surrogate) -> None:
-        """Leave the gradient of the surrogate in ``.grad`` of the parameters, averaged over the processes, unscaled.
+    def descend(self, estimate: Estimate) -> None:
+        """Leave the gradient of an estimate of F in ``.grad`` of the parameters, averaged over the processes, unscaled.
 
-        The surrogate's rows are written by :meth:`commit`.
+        Its rows are written by :meth:`commit`.
         """
-        self._new_estimates = surrogate.estimates
-        value, by_rows, of_samples = surrogate.value, surrogate.by_rows, self.problem.row_parameters
+        self._new_estimates = estimate.parts
+        value, by_rows, of_samples = estimate.value, estimate.by_rows, self.problem.row_parameters
         self._looked_at.append(value.detach())
-        self._proposals += surrogate.proposals
-        self._counted += surrogate.counted
-        if surrogate.gradients is not None:
-            self.backend.put(value, self.params, surrogate.gradients)
+        self._proposals += estimate.proposals
+        self._counted += estimate.counted
+        if estimate.gradients is not None:
+            self.backend.put(value, self.params, estimate.gradients)
         elif value.requires_grad:
             by_rows = self.backend.backward(value, None if of_samples is None else of_samples.leaf)
             if self.processes.size > 1:

@@ -1,4 +1,4 @@
-"""What a batch says, and what follows from it: the surrogate, new rows, and the estimates of F that are logged."""
+"""What a batch says, and what follows from it: the estimate of F, new rows, and what is logged of the parts of F."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,6 @@ from torch.utils import _pytree as pytree
 from fcco_lightning.engine.row_weights import RowWeights
 from fcco_lightning.engine.terms import Reading
 from fcco_lightning.models.batch import Batch
-from fcco_lightning.outer import OuterFunction
 from fcco_lightning.state import DualState, replaced
 
 _TOGETHER = 32  # batches
@@ -56,9 +55,7 @@ class Summand(NamedTuple):
 
     Attributes:
         name: of the part.
-        values: the number, or the sum; or the values of the rows (r,), or the inner values (r, k) that ``outer`` takes.
-        outer: f, whose value is taken when somebody looks; None for values that have been taken.
-        lasts: whether f is the same in all batches.
+        values: the number, or the sum; or f(u_i) of the rows, shape (r,).
         share: factor of the sum.
         weights: of the rows in the sum, shape (r,), or None.
         rows: how much of a row every entry is, shape (r,), 0 of rows that the batch does not contain; their sum; or
@@ -67,26 +64,16 @@ class Summand(NamedTuple):
 
     name: str
     values: Tensor
-    outer: OuterFunction | None = None
-    lasts: bool = False
     share: float = 1.0
     weights: Tensor | None = None
     rows: Tensor | None = None
 
-    def evaluated(self) -> "Summand":
-        """The same with the values of the rows."""
-        if self.outer is None:
-            return self
-        with torch.no_grad():
-            return self._replace(values=self.outer.value(self.values), outer=None)
-
     def summed(self) -> tuple[Tensor, Tensor | None]:
         """The number and None, or the sum over the rows and how many these are."""
-        values, weights, rows = self.evaluated().values, self.weights, self.rows
-        if weights is None or rows is None:
-            return values, rows
-        total = torch.dot(weights.to(values.dtype), torch.where(rows > 0, values, 0.0))
-        return total if self.share == 1 else self.share * total, rows.sum()
+        if self.weights is None or self.rows is None:
+            return self.values, self.rows
+        total = torch.dot(self.weights.to(self.values.dtype), torch.where(self.rows > 0, self.values, 0.0))
+        return total if self.share == 1 else self.share * total, self.rows.sum()
 
 
 class Estimates(Mapping[str, Tensor]):
@@ -107,16 +94,13 @@ class Estimates(Mapping[str, Tensor]):
         if direct is not None:
             self.add_number("objective", direct)
 
-    def add(self, reading: Reading, outer: OuterFunction, at: Tensor) -> None:
-        """Add ``share * mean_i c_i f(u_i)`` to a part, with u (r, k) and the importances c of the rows.
+    def add(self, reading: Reading, values: Tensor) -> None:
+        """Add ``share * mean_i c_i f(u_i)`` to a part, given the f(u_i), (r,), with the importances c of the rows.
 
         c is 1, or where rows have a relevance this, the larger the rarer batches contain the row; of mean about 1.
         """
         term, (weights, rows) = reading.term, reading.importances()
-        lasts = reading.outer is term.outer and term.multipliers is None
-        summand = Summand(term.name, at, outer, lasts, term.share, weights, rows)
-        moves = any(parameter.requires_grad for parameter in outer.parameters())
-        self.summands.append(summand.evaluated() if moves else summand)
+        self.summands.append(Summand(term.name, values.detach(), term.share, weights, rows))
 
     def add_number(self, name: str, value: Tensor) -> None:
         """Add a number to a part."""
@@ -161,7 +145,7 @@ class Averages:
         """Add the estimates of a batch of ``size`` samples."""
         for position, summand in enumerate(estimates.summands):
             key = f"{summand.name}/{position}"
-            one = self._last[key] = summand if summand.lasts else summand.evaluated()
+            one = self._last[key] = summand
             waiting, so_far = self._waiting.setdefault(key, []), self._restored.pop(key, None)
             if waiting and so_far is not None and _kind(one.values, one.weights) != _kind(*waiting[-1][:2]):
                 self._sums[key] = so_far  # those of the checkpoint were computed in another way, as compiled ones are
@@ -243,50 +227,47 @@ class Proposal(NamedTuple):
     finite: Tensor | None = None
 
 
-class Surrogate:
-    r"""``S(w) = g_0(w) + sum over terms, sum over rows i of the batch, of weight_i <y_i, g_i(w)>``.
+class Estimate:
+    r"""An estimate of F on a batch, whose gradient in the weights is the algorithm's G.
 
-    Its gradient is the estimate G of grad F; its value means nothing.  With it goes what a step is going to write.
+    ``g_0(w) + sum over terms, sum over rows i of the batch, of weight_i f_i(stop(u_i) + g_i(w) - stop(g_i(w)))``, where
+    stop is stop_gradient: its value is that of F at the remembered u_i, its gradient ``sum_i weight_i [Jac g_i]^T
+    grad f_i(u_i)``, and parameters of f_i, such as a threshold, have theirs.  With it goes what a step is going to
+    write.
 
     Args:
         direct: estimate of g_0 with graph, or None.
 
     Attributes:
-        estimates: of the parts of F.
+        parts: the same by parts of F, without graph.
         proposals: rows to be written, once all is known to be finite.
-        counted: rows of which the batch speaks, where their probabilities are estimated.
-        gradients: of S with respect to the parameters, where they have been computed with it; else None.
+        counted: rows that the batch contains, where their probabilities are estimated.
+        gradients: with respect to the parameters, where they have been computed with it; else None.
         by_rows: the same with respect to the parameters of samples.
     """
 
     def __init__(self, direct: Tensor | None) -> None:
-        self._parts = [] if direct is None else [direct]
-        self.estimates = Estimates(direct)
+        self._summed = [] if direct is None else [direct]
+        self.parts = Estimates(direct)
         self.proposals: list[Proposal] = []
         self.counted: list[tuple[RowWeights, Tensor | None, Tensor]] = []
         self.gradients: Sequence[Tensor | None] | None = None
         self.by_rows: Tensor | None = None
 
-    def add(self, reading: Reading, y: Tensor, outer: OuterFunction, at: Tensor, known: Tensor | None = None) -> None:
-        """Add a term.
+    def add(self, reading: Reading, values: Tensor) -> None:
+        """Add a term, given ``f_i(u_i)`` of its rows with graph, (r,), see :meth:`Estimator.estimate`."""
+        self._summed.append(reading.total(values))
+        self.note(reading, values)
 
-        Args:
-            reading: of the term.
-            y: outer gradients, shape (r, k).
-            outer: f, as it is smoothed.
-            at: inner values at which the outer gradients are taken, shape (r, k).
-            known: what carries the gradient of known parameters of f, shape (r,).
-        """
-        self._parts.append(reading.pair(y))
-        if known is not None:
-            self._parts.append(reading.total(known))
-        self.estimates.add(reading, outer, at)
+    def note(self, reading: Reading, values: Tensor) -> None:
+        """Let f_i(u_i) of the rows of a term, (r,), be logged alone."""
+        self.parts.add(reading, values)
         if reading.term.weights.counted:
             self.counted.append((reading.term.weights, reading.index, reading.each))
 
     def plus(self, value: Tensor) -> None:
-        """Add a scalar with graph, of which nothing is estimated."""
-        self._parts.append(value)
+        """Add a scalar with graph, of which nothing is logged."""
+        self._summed.append(value)
 
     def remember(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
         """Propose new rows (r, k) of a term that keeps some; those of which the batch says nothing only decay."""
@@ -311,16 +292,16 @@ class Surrogate:
             reading = reading._replace(held=replaced(reading.held, reading.index, index, rows))
         return reading
 
-    def replaced(self, value: Tensor) -> "Surrogate":
-        """Another scalar with graph in the place of S; the same proposals and estimates of F."""
-        other = Surrogate(value)
-        other.estimates, other.proposals, other.counted = self.estimates, self.proposals, self.counted
+    def replaced(self, value: Tensor) -> "Estimate":
+        """Another scalar with graph in its place; the same proposals and parts of F."""
+        other = Estimate(value)
+        other.parts, other.proposals, other.counted = self.parts, self.proposals, self.counted
         return other
 
     @property
     def value(self) -> Tensor:
-        """S, a scalar with graph unless :attr:`gradients` are known."""
-        total = self._parts[0] if self._parts else torch.zeros(())
-        for part in self._parts[1:]:
+        """The scalar, with graph unless :attr:`gradients` are known."""
+        total = self._summed[0] if self._summed else torch.zeros(())
+        for part in self._summed[1:]:
             total = total + part
         return total

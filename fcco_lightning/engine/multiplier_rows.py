@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fcco_lightning.constraints import Constraint, Multipliers
-from fcco_lightning.outer import Multiplied, OuterFunction, excess
+from fcco_lightning.outer import Multiplied, OuterFunction, excess, widest
 from fcco_lightning.state import DualState
 from fcco_lightning.state.processes import Processes
 
@@ -128,5 +128,4 @@ class MultiplierRows(nn.Module):
 
     def _signed(self, values: Tensor) -> Any:
         """``h + kappa``, or s of two sides, shape (n, 1)."""
-        values = values.to(self.state.held.dtype)
-        return self.constraint.number().value(values).unsqueeze(1)
+        return self.constraint.number()(values.to(widest(values))).unsqueeze(1)

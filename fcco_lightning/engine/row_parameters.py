@@ -53,7 +53,7 @@ class RowParameters(nn.Module):
         self._known = None if shares is None else Known(shares)
         self.state = DualState(num_rows, spec.width, dtype, processes, layout)
         self.leaf: Tensor | None = None
-        """The parameters attached last, by which surrogates are differentiated, until :meth:`step` has been taken."""
+        """The parameters attached last, by which F is differentiated, until :meth:`step` has been taken."""
         self.with_previous = False
         self._columns: Columns = {}
         self.before: dict[str, Tensor] = {}
@@ -92,7 +92,7 @@ class RowParameters(nn.Module):
         """What the parameters attached last become.
 
         Args:
-            gradient: of a surrogate with respect to them, (b, k), in true units; None where it does not depend on them.
+            gradient: of F with respect to them, (b, k), in true units; None where it does not depend on them.
         """
         leaf, self.leaf = self.leaf, None
         if leaf is None or gradient is None:
@@ -105,7 +105,7 @@ class RowParameters(nn.Module):
         return [Proposal(self.state, index, moved.clamp(self.spec.least, self.spec.most))]
 
     def _shares(self, again: Copies | None, leaf: Tensor) -> Tensor:
-        """What a sample, all its copies together, counts in the surrogate, a mean over samples; (b, 1), or a scalar."""
+        """What a sample, all its copies together, counts in F, a mean over samples; (b, 1), or a scalar."""
         index, weight = self._columns["index"], self._columns.get("weight")
         if self._known is not None:
             return self._known.like(leaf, leaf.dtype).index_select(0, index).unsqueeze(1)

@@ -29,7 +29,7 @@ class Reading(NamedTuple):
         earlier: the same values at other weights, without graph, or None.
         present: whether the batch says anything of the row, shape (r,), bool.
         each: how much of its row an entry is, shape (r,): 1, or 1/c of c copies; 0 where nothing is said.
-        weight: factor of ``<y_i, g_i>`` in the surrogate: the term's share times the weight of the row in the mean over
+        weight: factor of f_i(u_i) in the estimate of F: the term's share times the weight of the row in the mean over
             all rows; shape (r,), 0 where nothing is said.
         chance: 1/(n p_i), with p_i the probability that a batch says something of row i; shape (r,), or one number.
         relevance: what each row counts in the mean over all rows, shape (r,), is part of ``weight``; None for 1.
@@ -58,13 +58,8 @@ class Reading(NamedTuple):
         chance = self.chance.unsqueeze(1) if isinstance(self.chance, Tensor) and self.chance.dim() else self.chance
         return self.term.num_rows * chance
 
-    def pair(self, y: Tensor) -> Tensor:
-        """``sum_i weight_i <y_i, g_i>``, a scalar with graph."""
-        weighted = (self.weight.unsqueeze(1) * y).to(self.values.dtype)
-        return torch.dot(weighted.reshape(-1), self.values.reshape(-1))  # one operator in either direction
-
     def total(self, per_row: Tensor) -> Tensor:
-        """``sum_i weight_i v_i`` of values v (r,), a scalar."""
+        """``sum_i weight_i v_i`` of values v (r,), a scalar with their graph."""
         return torch.dot(self.weight.to(per_row.dtype), per_row)
 
     def importances(self) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from fcco_lightning.estimators.base import (
     Minibatch,
     Sampling,
     ScaledEMA,
-    Tracked,
 )
 from fcco_lightning.estimators.dual import DualMirror, DualProx, EntropicMirror
 from fcco_lightning.estimators.optimizers import AdamType, HeavyBall, ProximalDescent, ProximalSGD, Storm
@@ -30,6 +29,5 @@ __all__ = [
     "Sampling",
     "ScaledEMA",
     "Storm",
-    "Tracked",
     "like_parameters",
 ]

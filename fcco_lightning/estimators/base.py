@@ -1,4 +1,4 @@
-"""What an estimator is, a pure map from remembered rows and fresh inner values to new rows and outer gradients.
+"""What an estimator is, a pure map from remembered rows and fresh inner values to new rows.
 
 Behind it are the estimators that remember u_i, a running estimate of g_i(w).
 """
@@ -12,22 +12,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer import OuterFunction, Range
-
-
-class Tracked(NamedTuple):
-    """What an estimator returns.
-
-    Attributes:
-        rows: the new rows (u_i, or y_i for a dual estimator) to remember, shape (b, k), no graph.
-        weights: the outer gradients y_i that multiply the Jacobian of g_i, shape (b, k), no graph.
-        at: the inner values at which the outer gradients are taken, shape (b, k), no graph.  The value of f there is
-            what is logged, and what carries the gradient with respect to known parameters of f.
-    """
-
-    rows: Tensor
-    weights: Tensor
-    at: Tensor
+from fcco_lightning.outer import OuterFunction, Range, widest
 
 
 class Sampling(NamedTuple):
@@ -57,9 +42,9 @@ class Sampling(NamedTuple):
 
 
 class Estimator(ABC):
-    r"""Follows inner values from mini-batches and says how much every inner function matters.
+    r"""Follows inner values from mini-batches.
 
-    All tensors have shape (b, k) and carry no graph.
+    Rows have shape (b, k) and carry no graph.
 
     Attributes:
         remembers: whether the estimator keeps rows; without, no state is allocated.
@@ -67,8 +52,7 @@ class Estimator(ABC):
         follows_values: whether a row stands for an inner value u_i, and not for a dual variable.
         by_chance: whether the update depends on how likely the rows were drawn.
         gamma: weight of a new value in a running mean.
-        fresh: whether outer gradients are taken at the new rows, or at those from before the step, which do not depend
-            on the batch.
+        fresh: whether f is taken at the new rows, or at those from before the step, which do not depend on the batch.
     """
 
     remembers: ClassVar[bool] = True
@@ -87,14 +71,6 @@ class Estimator(ABC):
         """The row that an index never visited counts as having: the fresh value, so that the first visit is exact."""
         return inner
 
-    def weights(self, rows: Tensor, outer: OuterFunction) -> Tensor:
-        """The outer gradients y_i that remembered rows stand for."""
-        return outer.subgradient(rows)
-
-    def values(self, rows: Tensor, inner: Tensor) -> Tensor:  # noqa: ARG002
-        """The inner values at which rows say that the outer gradients are taken; ``inner`` are the fresh ones."""
-        return rows
-
     def decay(self) -> float:
         """Factor on ALL rows before those of the batch are written; 1 for every estimator but MOAP's."""
         return 1.0
@@ -102,8 +78,8 @@ class Estimator(ABC):
     @abstractmethod
     def update(
         self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, sampling: Sampling
-    ) -> Tracked:
-        """New rows and outer gradients.
+    ) -> Tensor:
+        """The new rows.
 
         Args:
             rows: remembered rows; for an index never visited, :meth:`first`.
@@ -114,13 +90,20 @@ class Estimator(ABC):
             sampling: how likely the rows were drawn, and what is known of them.
         """
 
-    def known_part(self, tracked: Tracked, outer: OuterFunction) -> Tensor:
-        """What carries the gradient with respect to the known parameters of f, shape (b,), with their graph.
+    def estimate(self, outer: OuterFunction, rows: Tensor, g: Tensor, inner: Tensor) -> Tensor:  # noqa: ARG002
+        r"""``f(u_i)`` at remembered rows u_i, whose slope in the weights is that of ``<grad f(u_i), g_i(w)>``.
 
-        It is that of f at the tracked inner values.  An estimator that remembers y has ``-f*(y)`` instead, the other
-        part of the saddle function ``<y, g> - f*(y)``.
+        It is ``f(stop_gradient(u_i) + g_i(w) - stop_gradient(g_i(w)))``, with the slope in the parameters of f.
+
+        Args:
+            outer: f, smoothed if the algorithm smooths.
+            rows: shape (b, k).
+            g: the inner values of a batch, shape (b, k), with graph; of rows that it lacks any finite numbers.
+            inner: the same without graph; 1 for rows that it lacks.
+
+        Returns: shape (b,), with graph.
         """
-        return outer.known(tracked.at, tracked.weights)
+        return outer(rows.to(widest(rows)) + (g - g.detach()))
 
 
 @dataclass(frozen=True)
@@ -134,10 +117,10 @@ class Minibatch(Estimator):
         rows: Tensor,  # noqa: ARG002
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
-        outer: OuterFunction,
+        outer: OuterFunction,  # noqa: ARG002
         sampling: Sampling,  # noqa: ARG002
-    ) -> Tracked:
-        return Tracked(inner, outer.subgradient(inner), inner)
+    ) -> Tensor:
+        return inner
 
 
 @dataclass(frozen=True)
@@ -146,7 +129,7 @@ class EMA(Estimator):
 
     Args:
         gamma: weight of the new value, in (0, 1].
-        fresh: whether the outer gradient is taken at the new u_i (SOAP) instead of the u_i before this step (SOX).
+        fresh: whether f is taken at the new u_i (SOAP) instead of the u_i before this step (SOX).
     """
 
     gamma: float = 0.9
@@ -160,12 +143,10 @@ class EMA(Estimator):
         rows: Tensor,
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
-        outer: OuterFunction,
-        sampling: Sampling,
-    ) -> Tracked:
-        new = torch.lerp(rows, inner, self.gamma)
-        at = sampling.trusted(new if self.fresh else rows, inner)
-        return Tracked(new, outer.subgradient(at), at)
+        outer: OuterFunction,  # noqa: ARG002
+        sampling: Sampling,  # noqa: ARG002
+    ) -> Tensor:
+        return torch.lerp(rows, inner, self.gamma)
 
 
 @dataclass(frozen=True)
@@ -196,12 +177,11 @@ class ScaledEMA(Estimator):
         rows: Tensor,
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
-        outer: OuterFunction,
+        outer: OuterFunction,  # noqa: ARG002
         sampling: Sampling,
-    ) -> Tracked:
+    ) -> Tensor:
         new = torch.lerp(rows, (inner * sampling.inverse).to(rows.dtype), self.gamma)
-        new = new if sampling.unseen is None else torch.where(sampling.unseen, inner, new)
-        return Tracked(new, outer.subgradient(new), new)
+        return new if sampling.unseen is None else torch.where(sampling.unseen, inner, new)
 
 
 @dataclass(frozen=True)
@@ -217,8 +197,7 @@ class CorrectedEMA(Estimator):
         gamma_prime: weight of the correction, >= 0, or ``"theory"``: ``1 - gamma + (n - B1) / (B1 (1 - gamma))`` of
             Thm 4.7 of the SONEX paper, with 1/p_i for n/B1 where rows are not drawn alike.  At 0 the second forward
             pass is not made.
-        fresh: whether the outer gradient is taken at the new u_i instead of the u_i before this step (SONEX paper, Alg.
-            1 line 9).
+        fresh: whether f is taken at the new u_i instead of the u_i before this step (SONEX paper, Alg. 1 line 9).
     """
 
     gamma: float = 0.8
@@ -248,12 +227,16 @@ class CorrectedEMA(Estimator):
         return self.gamma_prime
 
     def update(
-        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, sampling: Sampling
-    ) -> Tracked:
+        self,
+        rows: Tensor,
+        inner: Tensor,
+        previous: Tensor | None,
+        outer: OuterFunction,  # noqa: ARG002
+        sampling: Sampling,
+    ) -> Tensor:
         new = torch.lerp(rows, inner, self.gamma)
-        if previous is not None:
-            if sampling.unseen is not None:  # a first visit is exact
-                previous = torch.where(sampling.unseen, inner, previous)
-            new = sampling.range.project(new + self.correction(sampling) * (inner - previous))
-        at = sampling.trusted(new if self.fresh else rows, inner)
-        return Tracked(new, outer.subgradient(at), at)
+        if previous is None:
+            return new
+        if sampling.unseen is not None:  # a first visit is exact
+            previous = torch.where(sampling.unseen, inner, previous)
+        return sampling.range.project(new + self.correction(sampling) * (inner - previous))

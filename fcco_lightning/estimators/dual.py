@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative, positive
-from fcco_lightning.estimators.base import CorrectedEMA, Estimator, Sampling, Tracked
-from fcco_lightning.outer import OuterFunction
+from fcco_lightning.estimators.base import CorrectedEMA, Estimator, Sampling
+from fcco_lightning.outer import OuterFunction, slopes, widest
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,6 @@ class DualProx(Estimator):
     def first(self, inner: Tensor) -> Tensor:
         return torch.zeros_like(inner)
 
-    def weights(self, rows: Tensor, outer: OuterFunction) -> Tensor:  # noqa: ARG002
-        return rows
-
-    def values(self, rows: Tensor, inner: Tensor) -> Tensor:  # noqa: ARG002
-        return inner
-
     def update(
         self,
         rows: Tensor,
@@ -52,13 +46,16 @@ class DualProx(Estimator):
         previous: Tensor | None,
         outer: OuterFunction,
         sampling: Sampling,  # noqa: ARG002
-    ) -> Tracked:
+    ) -> Tensor:
         ahead = inner if previous is None else inner.add(inner - previous, alpha=self.theta)
-        y = outer.conjugate_prox(rows.add(ahead, alpha=1 / self.tau), 1 / self.tau)
-        return Tracked(y, y, inner)
+        return slopes(outer.smoothed(self.tau), ahead + self.tau * rows)
 
-    def known_part(self, tracked: Tracked, outer: OuterFunction) -> Tensor:
-        return -outer.conjugate(tracked.weights)
+    def estimate(self, outer: OuterFunction, rows: Tensor, g: Tensor, inner: Tensor) -> Tensor:
+        """``f(g_i)`` of the batch alone, with the slope of the saddle function ``<y_i, g_i> - f*(y_i)``."""
+        slope = outer.paired(rows.to(widest(rows)), g.to(widest(g)))
+        with torch.no_grad():
+            value = outer(inner.to(widest(inner)))
+        return value + (slope - slope.detach())
 
 
 @dataclass(frozen=True)
@@ -66,13 +63,13 @@ class DualMirror(CorrectedEMA):
     r"""Extrapolated dual step in u-form, ``psi = f*``: ``u_i <- (tau u_i + g~_i) / (1 + tau)``, ``y_i = grad f(u_i)``.
 
     ALEXR paper, eq. (3) and section 4.2 of the SONEX paper: an average with ``gamma = 1/(1 + tau)`` and ``gamma' =
-    gamma theta``, the outer gradient taken at the new u_i.  For hinges it carries u_i outside [kappa, kappa + lam rho],
+    gamma theta``, f taken at the new u_i.  For hinges it carries u_i outside [kappa, kappa + lam rho],
     which the y-form forgets (erratum SONEX-7).
 
     Args:
         gamma: 1/(1 + tau), in (0, 1].
         gamma_prime: gamma theta, >= 0.
-        fresh: whether the outer gradient is taken at the new u_i; True in the papers.
+        fresh: whether f is taken at the new u_i; True in the papers.
     """
 
     fresh: bool = True
@@ -96,7 +93,7 @@ class EntropicMirror(Estimator):
 
     Args:
         alpha: step size in nu, > 0, in units of 1/u.
-        fresh: whether the outer gradient is taken at the new u_i.  The weight ``g_i / u_i`` of what a batch says is
+        fresh: whether f is taken at the new u_i.  The weight ``g_i / u_i`` of what a batch says is
             then at most ``1 + 1 / (alpha u_i)``, but correlated with it.  With the u_i from before the step the
             gradient estimate is unbiased given exact rows, and the weight has no bound.  An objective's ``growth``
             bounds both (:meth:`~fcco_lightning.estimators.Sampling.trusted`).
@@ -113,10 +110,8 @@ class EntropicMirror(Estimator):
         rows: Tensor,
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
-        outer: OuterFunction,
-        sampling: Sampling,
-    ) -> Tracked:
+        outer: OuterFunction,  # noqa: ARG002
+        sampling: Sampling,  # noqa: ARG002
+    ) -> Tensor:
         step = self.alpha * rows.clamp(min=0)
-        new = rows + step / (1 + step) * (inner - rows)
-        at = sampling.trusted(new if self.fresh else rows, inner)
-        return Tracked(new, outer.subgradient(at), at)
+        return rows + step / (1 + step) * (inner - rows)

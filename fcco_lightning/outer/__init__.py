@@ -1,6 +1,6 @@
-"""Outer functions f: values, subgradients, proximal maps, envelopes and conjugates."""
+"""Outer functions f: formulas, which autograd differentiates, with their smoothings."""
 
-from fcco_lightning.outer.base import OuterFunction, Range
+from fcco_lightning.outer.base import MoreauEnvelope, OuterFunction, Range, not_below, slopes, widest
 from fcco_lightning.outer.composed import (
     AbsoluteDifference,
     AbsoluteDistance,
@@ -10,7 +10,7 @@ from fcco_lightning.outer.composed import (
 )
 from fcco_lightning.outer.discount import DiscountedGain
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum, WorstCase
-from fcco_lightning.outer.elementary import Hinge, Square, SquaredHinge, cvar
+from fcco_lightning.outer.elementary import AveragedHinge, Hinge, SmoothedHinge, Square, SquaredHinge, cvar
 from fcco_lightning.outer.log_exp import (
     KullbackLeiblerOfLog,
     Log,
@@ -25,8 +25,6 @@ from fcco_lightning.outer.log_exp import (
 from fcco_lightning.outer.multiplied import Multiplied, excess
 from fcco_lightning.outer.pooled_pairs import PooledPairs
 from fcco_lightning.outer.smoothing import (
-    GaussianAverage,
-    MoreauEnvelope,
     MoreauSmoothing,
     NoSmoothing,
     RandomizedSmoothing,
@@ -36,9 +34,9 @@ from fcco_lightning.outer.smoothing import (
 __all__ = [
     "AbsoluteDifference",
     "AbsoluteDistance",
+    "AveragedHinge",
     "ChiSquare",
     "DiscountedGain",
-    "GaussianAverage",
     "Hinge",
     "KullbackLeibler",
     "KullbackLeiblerOfLog",
@@ -61,6 +59,7 @@ __all__ = [
     "Ratio",
     "RatioDifference",
     "Shifted",
+    "SmoothedHinge",
     "Smoothing",
     "Softplus",
     "Square",
@@ -68,4 +67,7 @@ __all__ = [
     "WorstCase",
     "cvar",
     "excess",
+    "not_below",
+    "slopes",
+    "widest",
 ]

@@ -1,47 +1,13 @@
-"""What every outer function f offers: value, subgradient, prox, Moreau envelope, conjugate and its prox."""
+"""What an outer function f is: a formula, which autograd differentiates."""
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError
-
-DUAL_ROUNDING = 16 * 1.2e-7  # relative: a dual row on the boundary of dom f* may have been rounded to float32
-_MAPS = (
-    "value",
-    "subgradient",
-    "prox",
-    "envelope",
-    "envelope_gradient",
-    "average",
-    "average_gradient",
-    "conjugate",
-    "conjugate_prox",
-)
-
-
-def in_float64(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The method with its rows taken to float64 and its result back to the dtype of the rows.
-
-    What follows the rows is the size of a step or of a smoothing, which must be a finite number > 0.
-    """
-    name = "tau" if method.__name__ == "conjugate_prox" else "lam"
-
-    @wraps(method)
-    def computed(self: Any, rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if args and not 0 < args[0] < math.inf:
-            positive(name, args[0])
-        if rows.dtype == torch.float64 or rows.device.type == "mps":  # Apple's GPUs have no float64
-            return method(self, rows, *args, **kwargs)
-        return method(self, rows.double(), *args, **kwargs).to(rows.dtype)
-
-    return computed
 
 
 class Range(NamedTuple):
@@ -60,15 +26,15 @@ class Range(NamedTuple):
 class OuterFunction(ABC):
     r"""An outer function f: R^k -> R, applied to every row of a (B, k) tensor.
 
-    Rows are inner values u (unit: of the inner function) or dual values y (unit: of f per unit of u).  A class states
-    what holds of f, so that an algorithm that needs more can refuse it by name.
+    A class writes the formula, and autograd finds the slope, that of a kink included: ``relu`` and ``abs`` have the
+    slope 0 there.  A minimum or a maximum inside f is written at its detached optimum; by Danskin's theorem the slope
+    is then right.  Rows are inner values u, in the unit of the inner function, and in float64: differences such as
+    ``u - kappa`` would keep few of the digits of float32.
 
-    Every map is computed in float64 and returned in the dtype of its rows, whatever that is: ``u - kappa`` and
-    ``(u - prox) / lam`` of float32 rows keep few of their digits where lam is small.  A subclass writes plain formulas
-    without differences of nearly equal numbers; the change of dtype is added where the class is made.
+    A class also states what holds of f, so that an algorithm that needs more can refuse it by name.
 
     Attributes:
-        convex: f is convex, hence has a conjugate and dual steps.
+        convex: f is convex, as dual steps need.
         monotone: f is non-decreasing in every coordinate.
         smooth: f has a Lipschitz gradient where it is used, so it needs no smoothing.
         coupled: f acts on all n rows together, so only an estimator that keeps all of them (``dense``) can use it.
@@ -82,12 +48,6 @@ class OuterFunction(ABC):
     coupled: ClassVar[bool] = False
     above_zero: ClassVar[tuple[str, ...]] = ()
     known_at_present: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        for name in _MAPS:
-            if name in vars(cls):
-                setattr(cls, name, in_float64(vars(cls)[name]))
 
     def __post_init__(self) -> None:
         for name in self.above_zero:
@@ -108,55 +68,32 @@ class OuterFunction(ABC):
         return float("inf")
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """The known parameters of f, with respect to which :meth:`value` can be differentiated; most have none."""
+        """The known parameters of f, with respect to which it can be differentiated, too; most have none."""
         return tuple(getattr(self, name) for name in self.known_at_present)
 
-    def known(self, u: Tensor, y: Tensor) -> Tensor:  # noqa: ARG002 - some functions need only the slopes
-        """Numbers with the gradient of f(u) with respect to the known parameters, for every row: (B, k) -> (B,).
+    @abstractmethod
+    def __call__(self, u: Tensor) -> Tensor:
+        """f(u) for every row, with graph: (B, k) -> (B,)."""
+
+    def smoothed(self, lam: float) -> "OuterFunction":
+        r"""The Moreau envelope ``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``.
+
+        Its slope is ``(u - prox_{lam f}(u)) / lam`` (SONEX paper, eq. (2)).  By Moreau's identity the proximal step of
+        a dual variable, ``argmin_y f*(y) + tau/2 |y - v/tau|^2``, is the slope of ``f_tau`` at v.
 
         Args:
-            u: rows, shape (B, k), without graph.
-            y: slopes of f there, shape (B, k), without graph.
-        """
-        return self.value(u)
-
-    @abstractmethod
-    def value(self, u: Tensor) -> Tensor:
-        """f(u) for every row: (B, k) -> (B,)."""
-
-    @abstractmethod
-    def subgradient(self, u: Tensor) -> Tensor:
-        """One element of the subdifferential (the gradient where f is smooth): (B, k) -> (B, k)."""
-
-    def prox(self, u: Tensor, lam: float) -> Tensor:  # noqa: ARG002 - overridden where f has one
-        r"""``argmin_v f(v) + |v - u|^2 / (2 lam)`` for every row: (B, k) -> (B, k).
+            lam: smoothing, > 0, in squared units of u per unit of f.
 
         Raises:
             ConfigError: if f has no closed form of it.
         """
-        raise ConfigError(
-            f"{self!r} has no closed-form prox. It is smooth, so use it without smoothing (SOX, SOAP) "
-            "or with a u-form dual step (ALEXR2, or ALEXR with form `mirror`)."
-        )
+        return MoreauEnvelope(self, lam)
 
-    @in_float64
-    def envelope(self, u: Tensor, lam: float) -> Tensor:
-        r"""Moreau envelope ``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``: (B, k) -> (B,)."""
-        fixed = u.detach()
-        v, y = self.prox(fixed, lam), self.envelope_gradient(fixed, lam)
-        return with_slope(self.value(v) + lam / 2 * y.square().sum(-1), y, u)
+    def averaged(self, sigma: float) -> "OuterFunction":  # noqa: ARG002 - overridden where f has one
+        r"""The average ``E f(u + sigma z)`` over z of independent standard normal numbers.
 
-    @in_float64
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        r"""``grad f_lam(u) = (u - prox_{lam f}(u)) / lam``: (B, k) -> (B, k).  Source: SONEX paper, eq. (2).
-
-        For smooth f it is the gradient of f at the prox, which is the same number without the cancellation.
-        """
-        v = self.prox(u, lam)
-        return self.subgradient(v) if self.smooth else (u - v) / lam
-
-    def average(self, u: Tensor, sigma: float) -> Tensor:  # noqa: ARG002 - overridden where f has one
-        r"""``E f(u + sigma z)`` over z of independent standard normal numbers: (B, k) -> (B,).
+        Args:
+            sigma: standard deviation of the noise, > 0, in units of u.
 
         Raises:
             ConfigError: if f has no closed form of it.
@@ -166,34 +103,29 @@ class OuterFunction(ABC):
             "NoSmoothing where it is smooth."
         )
 
-    def average_gradient(self, u: Tensor, sigma: float) -> Tensor:
-        """Gradient of :meth:`average` in u: (B, k) -> (B, k).  Raises as it does."""
-        return self.average(u, sigma)
+    def prox(self, u: Tensor, lam: float) -> Tensor:  # noqa: ARG002 - overridden where f has one
+        r"""``argmin_v f(v) + |v - u|^2 / (2 lam)`` for every row, without graph: (B, k) -> (B, k).
 
-    def conjugate(self, y: Tensor) -> Tensor:  # noqa: ARG002 - overridden where f has one
-        r"""``f*(y) = sup_u <y, u> - f(u)``, ``inf`` outside its domain: (B, k) -> (B,).
+        It is what :class:`MoreauEnvelope` asks for; a function that passes its smoothing on to another one needs none.
 
         Raises:
-            ConfigError: if f is not convex (then f is not the conjugate of f*).
+            ConfigError: if f has no closed form of it.
         """
-        raise ConfigError(f"{self!r} offers no conjugate{'' if self.convex else ': it is not convex'}.")
+        raise ConfigError(
+            f"{self!r} has no closed-form prox. It is smooth, so use it without smoothing (SOX, SOAP) "
+            "or with a u-form dual step (ALEXR2, or ALEXR with form `mirror`)."
+        )
 
-    @in_float64
-    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
-        r"""``argmin_v f*(v) + |v - y|^2 / (2 tau)`` by Moreau's identity: (B, k) -> (B, k), inside dom f*.
+    def paired(self, y: Tensor, u: Tensor) -> Tensor:
+        r"""``<y, u> - f*(y)``, but for a constant: (B, k), (B, k) -> (B,).
 
-        ``y - tau prox_{f/tau}(y/tau)`` is the gradient of ``f_{1/tau}`` at ``y/tau``, which lies in dom f*.
+        It has the slope y in u, and in the known parameters of f that of f where its slope is y.
 
         Args:
-            y: dual rows, shape (B, k).
-            tau: step size, > 0.
-
-        Raises:
-            ConfigError: if f is not convex or has no prox.
-        Source: Parikh and Boyd, Proximal Algorithms (2014), section 2.5.
+            y: dual variables, without graph.
+            u: rows.
         """
-        self.require_convex("a dual step")
-        return self.envelope_gradient(y / tau, 1 / tau)
+        return (y * u).sum(-1)
 
     def require_convex(self, needed_by: str) -> None:
         """Raise :class:`ConfigError` naming ``needed_by`` if f is not convex."""
@@ -234,29 +166,57 @@ class Composed(OuterFunction):
         return (*super().parameters(), *self.inside.parameters())
 
 
-class _WithSlope(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, slope: Tensor, z: Tensor) -> Tensor:  # noqa: ARG004
-        ctx.save_for_backward(slope)
-        return value.clone()
+class MoreauEnvelope(Composed):
+    r"""``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``, itself an outer function.
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, Tensor]:
-        (slope,) = ctx.saved_tensors
-        return gradients[0], None, gradients[0].unsqueeze(-1) * slope
+    ``f_lam <= f <= f_lam + lam C_f^2 / 2`` for convex f (SONEX paper, Prop. A.2), its gradient is ``1/lam``-Lipschitz,
+    and ``(f_lam)* = f* + lam |.|^2 / 2``.
+
+    Args:
+        outer: the function to smooth; needs a prox.
+        lam: smoothing, > 0, in squared units of u per unit of f.  Theory: ``lam = eps / C_f``.
+    """
+
+    smooth = True
+
+    def __init__(self, outer: OuterFunction, lam: float) -> None:
+        self.outer, self.lam = outer, positive("lam", lam)
+
+    @property
+    def inside(self) -> OuterFunction:
+        return self.outer
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MoreauEnvelope) and (self.outer, self.lam) == (other.outer, other.lam)
+
+    def __hash__(self) -> int:
+        return hash((self.outer, self.lam))
+
+    def __call__(self, u: Tensor) -> Tensor:
+        v = self.outer.prox(u.detach(), self.lam)
+        return self.outer(v) + (v - u).square().sum(-1) / (2 * self.lam)
+
+    def smoothed(self, lam: float) -> OuterFunction:
+        """``f_{lam + self.lam}``: two smoothings are one of their sum."""
+        return self.outer.smoothed(positive("lam", lam) + self.lam)
 
 
-def with_slope(value: Tensor, slope: Tensor, z: Tensor) -> Tensor:
-    """``value``, shape (B,), with the gradient ``slope`` in z in place of a graph through roots and kinks."""
-    if not z.requires_grad:
-        return value
-    result: Tensor = _WithSlope.apply(value, slope.detach(), z)
-    return result
+def slopes(f: OuterFunction, u: Tensor) -> Tensor:
+    """The gradient of f at rows, one element of the subdifferential at a kink: (B, k) -> (B, k), without graph."""
+    with torch.enable_grad():
+        at = u.detach().to(widest(u)).requires_grad_()
+        (found,) = torch.autograd.grad(f(at).sum(), at)
+    return found.to(u.dtype)
 
 
-def sloped(value: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """``value(z)``, with the gradient ``slope(z)`` in z where that is asked for."""
-    return with_slope(value(z.detach()), slope(z.detach()), z) if z.requires_grad else value(z)
+def widest(u: Tensor) -> torch.dtype:
+    """The dtype in which outer functions are computed: float64, which Apple's GPUs have not."""
+    return u.dtype if u.device.type == "mps" else torch.float64
+
+
+def not_below(u: Tensor, floor: float) -> Tensor:
+    """``max(u, floor)`` with the slope of u everywhere, so that a row below the floor is not forgotten."""
+    return u + (u.clamp(min=floor) - u).detach()
 
 
 def require_known(name: str, value: Tensor) -> None:
@@ -281,8 +241,3 @@ def known_at(known: Tensor, u: Tensor) -> Tensor:
             "for each of them, or one for all."
         )
     return known.to(u, non_blocking=known.device.type == "cpu")  # few numbers, for which nothing has to wait
-
-
-def infinite_outside(value: Tensor, inside: Tensor) -> Tensor:
-    """``value`` where ``inside`` holds and +inf elsewhere (indicator of a domain)."""
-    return torch.where(inside, value, torch.inf)

@@ -10,19 +10,14 @@ from torch import Tensor
 
 from fcco_lightning.checks import finite
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer.base import DUAL_ROUNDING, Composed, OuterFunction, infinite_outside, known_at, sloped
+from fcco_lightning.outer.base import Composed, OuterFunction, known_at, slopes
 
 
 class OfArgument(Composed):
-    r"""``f(u) = psi(z(u))``: values and slopes are those of psi at z, carried back to u.
+    r"""``f(u) = psi(z(u))``.
 
-    For a z with ``dz/du (dz/du)^T = c`` times the identity, ``f_lam(u) = psi_{c lam}(z)`` and
-    ``prox_{lam f}(u) = u + (dz/du)^T (prox_{c lam psi}(z) - z) / c``; and if z is affine, noise in u of deviation sigma
-    is noise in z of deviation ``sqrt(c) sigma``.
-
-    :meth:`value`, :meth:`envelope` and :meth:`average` have the slope in u, and in the known parameters of z, that
-    :meth:`subgradient`, :meth:`envelope_gradient` and :meth:`average_gradient` return, also at a kink.  The maps that
-    return rows are constants.
+    Where ``dz/du (dz/du)^T = c`` times the identity, smoothing passes on to psi: ``f_lam(u) = psi_{c lam}(z(u))``; and
+    if z is affine, noise in u of deviation sigma is noise in z of deviation ``sqrt(c) sigma``.
     """
 
     @property
@@ -35,35 +30,17 @@ class OfArgument(Composed):
         """Z of every row, with graph: (B, k) -> (B, j)."""
 
     @abstractmethod
-    def back(self, u: Tensor, slope: Tensor) -> Tensor:
-        """``(dz/du)^T slope``, without graph: (B, j) -> (B, k)."""
+    def of(self, psi: OuterFunction) -> OuterFunction:
+        """The same with another function of the argument."""
 
-    def value(self, u: Tensor) -> Tensor:
-        return sloped(self.inside.value, self.inside.subgradient, self.argument(u))
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.inside(self.argument(u))
 
-    def subgradient(self, u: Tensor) -> Tensor:
-        z = self.argument(u)
-        return self.back(u, self.inside.subgradient(z.detach() if z.requires_grad else z))
+    def smoothed(self, lam: float) -> OuterFunction:
+        return self.of(self.inside.smoothed(self.square * lam))
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        z = self.argument(u).detach()
-        return u + self.back(u, self.inside.prox(z, self.square * lam) - z) / self.square
-
-    def envelope(self, u: Tensor, lam: float) -> Tensor:
-        inner, psi = self.square * lam, self.inside
-        return sloped(lambda z: psi.envelope(z, inner), lambda z: psi.envelope_gradient(z, inner), self.argument(u))
-
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        inner, z = self.square * lam, self.argument(u)
-        return self.back(u, self.inside.envelope_gradient(z.detach() if z.requires_grad else z, inner))
-
-    def average(self, u: Tensor, sigma: float) -> Tensor:
-        inner, psi = math.sqrt(self.square) * sigma, self.inside
-        return sloped(lambda z: psi.average(z, inner), lambda z: psi.average_gradient(z, inner), self.argument(u))
-
-    def average_gradient(self, u: Tensor, sigma: float) -> Tensor:
-        z = self.argument(u).detach()
-        return self.back(u, self.inside.average_gradient(z, math.sqrt(self.square) * sigma))
+    def averaged(self, sigma: float) -> OuterFunction:
+        return self.of(self.inside.averaged(math.sqrt(self.square) * sigma))
 
 
 @dataclass(frozen=True)
@@ -107,21 +84,57 @@ class Linear(OfArgument):
             return u[..., :1] - u[..., 1:]
         return sum(c * u[..., j : j + 1] for j, c in enumerate(self.weights[1:], 1)) + self.weights[0] * u[..., :1]
 
-    def back(self, u: Tensor, slope: Tensor) -> Tensor:  # noqa: ARG002
-        return torch.cat([slope if c == 1 else c * slope for c in self.weights], dim=-1)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        along = self.argument(y) / self.square
-        on_line = torch.isclose(self.back(y, along), y, rtol=DUAL_ROUNDING, atol=DUAL_ROUNDING).all(-1)
-        return infinite_outside(self.phi.conjugate(along), on_line)
+    def of(self, psi: OuterFunction) -> OuterFunction:
+        return Linear(psi, self.weights)
 
 
 @dataclass(frozen=True)
-class AbsoluteDistance(OfArgument):
+class Even(OfArgument):
+    """``f(u) = phi(|u - centre|)`` for rows of width 1; see :class:`AbsoluteDistance`, which looks at phi.
+
+    Args:
+        phi: convex function of one variable with slope 0 at 0.
+        centre: in units of u.
+    """
+
+    phi: OuterFunction
+    centre: float = 0.0
+    monotone = False
+
+    def argument(self, u: Tensor) -> Tensor:
+        return (u - self.centre if self.centre else u).abs()
+
+    def of(self, psi: OuterFunction) -> OuterFunction:
+        return Even(psi, self.centre)
+
+    def averaged(self, sigma: float) -> OuterFunction:
+        if not self.phi.monotone:  # convex, monotone and flat at 0 is constant below it
+            raise ConfigError(
+                f"{self!r} has no closed form of its average under Gaussian noise, as {self.phi!r} falls somewhere. "
+                "Use MoreauSmoothing, or a hinge."
+            )
+        return _BothSides(self.phi, self.phi.averaged(sigma), self.centre)
+
+
+@dataclass(frozen=True)
+class _BothSides(Composed):
+    """``E phi(|d|) = E phi(d) + E phi(-d) - phi(0)`` of ``d = u - centre + noise``, as phi is constant below 0."""
+
+    phi: OuterFunction
+    average: OuterFunction
+    centre: float
+    monotone = False
+    smooth = True
+
+    def __call__(self, u: Tensor) -> Tensor:
+        d = u - self.centre
+        return self.average(d) + self.average(-d) - self.phi(torch.zeros_like(d))
+
+
+class AbsoluteDistance(Even):
     r"""``f(u) = phi(|u - centre|)`` for rows of width 1: penalises a mean that is not near a number.
 
     Convex because phi is convex and has slope 0 at 0, hence does not fall after it; not monotone; as smooth as phi.
-    With d = u - centre, ``prox_{lam f}(u) = centre + sign(d) prox_{lam phi}(|d|)``.
 
     Args:
         phi: convex function of one variable with slope 0 at 0.
@@ -131,16 +144,11 @@ class AbsoluteDistance(OfArgument):
         ConfigError: if phi is not such a function, or the centre not a finite number.
     """
 
-    phi: OuterFunction
-    centre: float = 0.0
-    monotone = False
-
     def __post_init__(self) -> None:
         self.phi.require_convex("AbsoluteDifference")
         known = self.phi.parameters()
         rows = max((len(p) for p in known if p.dim()), default=1)
-        zero = torch.zeros(rows, 1, device=known[0].device if known else None)
-        slope = self.phi.subgradient(zero).abs().max().item()
+        slope = slopes(self.phi, torch.zeros(rows, 1, device=known[0].device if known else None)).abs().max().item()
         if slope != 0:
             raise ConfigError(
                 f"AbsoluteDifference needs a convex phi with slope 0 at 0, {self.phi!r} has slope {slope:g} there. "
@@ -148,43 +156,12 @@ class AbsoluteDistance(OfArgument):
             )
         finite("centre", self.centre)
 
-    def argument(self, u: Tensor) -> Tensor:
-        return self._away(u).abs()
-
-    def back(self, u: Tensor, slope: Tensor) -> Tensor:
-        return self._away(u).sign() * slope
-
-    def average(self, u: Tensor, sigma: float) -> Tensor:
-        """``E phi(|d|) = E phi(d) + E phi(-d) - phi(0)``, because phi is constant below 0."""
-        self._require_flat()
-        d = self._away(u)
-        return self.phi.average(d, sigma) + self.phi.average(-d, sigma) - self.phi.value(torch.zeros_like(d))
-
-    def average_gradient(self, u: Tensor, sigma: float) -> Tensor:
-        self._require_flat()
-        d = self._away(u)
-        return self.phi.average_gradient(d, sigma) - self.phi.average_gradient(-d, sigma)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        return self.phi.conjugate(y.abs()) + self.centre * y.sum(-1)
-
-    def _away(self, u: Tensor) -> Tensor:
-        return u - self.centre if self.centre else u
-
-    def _require_flat(self) -> None:
-        if not self.phi.monotone:  # convex, monotone and flat at 0 is constant below it
-            raise ConfigError(
-                f"{self!r} has no closed form of its average under Gaussian noise, as {self.phi!r} falls somewhere. "
-                "Use MoreauSmoothing, or a hinge."
-            )
-
 
 class AbsoluteDifference(Linear):
     r"""``f(u) = phi(|u_1 - u_2|)`` for rows of width 2: penalises two rates that differ (SONEX paper, F.2).
 
     With ``phi = Hinge(rho, kappa)`` it is the fairness function ``rho [|u_1 - u_2| - kappa]_+``.  It is
-    :class:`AbsoluteDistance` of the difference: ``prox_{lam f}(u) = u + (e - d)/2 (1, -1)`` with d = u_1 - u_2 and
-    ``e = prox_{2 lam phi(|.|)}(d)``.
+    :class:`AbsoluteDistance` of the difference d, so that ``f_lam(u) = phi_{2 lam}(|d|)``.
 
     Args:
         phi: convex function of one variable with slope 0 at 0.
@@ -221,8 +198,11 @@ class RatioDifference(OfArgument):
     lipschitz = math.inf
     above_zero = ("floor",)
 
-    @property
-    def square(self) -> float:
+    def argument(self, u: Tensor) -> Tensor:
+        ratios = u[..., ::2] / u[..., 1::2].clamp(min=self.floor)
+        return ratios[..., :1] - ratios[..., 1:]
+
+    def of(self, psi: OuterFunction) -> OuterFunction:  # noqa: ARG002
         """Refuse: see the class.
 
         Raises:
@@ -232,16 +212,6 @@ class RatioDifference(OfArgument):
             f"{self!r} has no closed-form prox, which smoothing needs. Use a smooth penalty "
             "(--model.penalty SquaredHingePenalty or SmoothedHingePenalty), or SONX."
         )
-
-    def argument(self, u: Tensor) -> Tensor:
-        ratios = u[..., ::2] / u[..., 1::2].clamp(min=self.floor)
-        return ratios[..., :1] - ratios[..., 1:]
-
-    def back(self, u: Tensor, slope: Tensor) -> Tensor:
-        below = u[..., 1::2].clamp(min=self.floor)
-        of_denominators = -u[..., ::2] / below.square() * (u[..., 1::2] > self.floor)
-        slopes = torch.stack([1 / below, of_denominators], dim=-1)  # (B, side, numerator and denominator)
-        return slope * torch.cat([slopes[..., 0, :], -slopes[..., 1, :]], dim=-1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -253,8 +223,7 @@ class Shifted(OfArgument):
     ``h = ChiSquare(lam0)`` or ``KullbackLeibler(lam0)`` and ``c = lam0`` the dual of a divergence.  Convex, monotone
     and smooth as h.
 
-    :meth:`value`, :meth:`envelope` and :meth:`conjugate` can be differentiated with respect to s, see
-    :class:`OfArgument`; the maps that return rows are constants.
+    It can be differentiated with respect to s.
 
     Args:
         outer: the function h.
@@ -280,9 +249,6 @@ class Shifted(OfArgument):
         """C_f = C_h / c."""
         return self.outer.lipschitz / self.scale
 
-    def known(self, u: Tensor, y: Tensor) -> Tensor:
-        return self.value(u) if self.outer.parameters() else (-y * self.shift).sum(-1)
-
     @property
     def square(self) -> float:
         return 1 / self.scale**2
@@ -291,9 +257,8 @@ class Shifted(OfArgument):
         away = u - known_at(self.shift, u)
         return away if self.scale == 1 else away / self.scale
 
-    def back(self, u: Tensor, slope: Tensor) -> Tensor:  # noqa: ARG002
-        return slope if self.scale == 1 else slope / self.scale
+    def of(self, psi: OuterFunction) -> OuterFunction:
+        return Shifted(psi, self.shift, self.scale)
 
-    def conjugate(self, y: Tensor) -> Tensor:
-        """``h*(c y) + <y, s>``."""
-        return self.outer.conjugate(self.scale * y) + (y * known_at(self.shift, y)).sum(-1)
+    def paired(self, y: Tensor, u: Tensor) -> Tensor:
+        return self.outer.paired(self.scale * y, self.argument(u))

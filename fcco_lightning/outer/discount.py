@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import positive
-from fcco_lightning.outer.base import OuterFunction
+from fcco_lightning.outer.base import OuterFunction, not_below
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,9 @@ class DiscountedGain(OuterFunction):
         of_cutoff = 0.0 if self.cutoff is None else discount * self.sharpness / (4 * self.floor)
         return discount**2 / (math.log(2) * (1 + self.floor)) + of_cutoff
 
-    def value(self, u: Tensor) -> Tensor:
-        discount, share = self._factors(u)
-        return -(discount * share).sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        rank = u.clamp(min=self.floor)
-        discount, share = self._factors(u)
-        slope = discount.square() / (math.log(2) * (1 + rank)) * share
-        if self.cutoff is None:
-            return slope
-        return slope + discount * share * (1 - share) * self.sharpness / rank
-
-    def _factors(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """1 / log2(1 + r) and C(r), each of the shape of ``u``."""
-        rank = u.clamp(min=self.floor)
-        share = torch.ones_like(rank)
+    def __call__(self, u: Tensor) -> Tensor:
+        rank = not_below(u, self.floor)
+        gain = math.log(2) / torch.log1p(rank)
         if self.cutoff is not None:
-            share = torch.sigmoid(self.sharpness * (math.log(self.cutoff) - rank.log()))
-        return math.log(2) / torch.log1p(rank), share
+            gain = gain * torch.sigmoid(self.sharpness * (math.log(self.cutoff) - rank.log()))
+        return -gain.sum(-1)

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.ambiguity import AmbiguitySet
-from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root, project_to_simplex
-from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside
+from fcco_lightning.outer.base import OuterFunction
 
 
 @dataclass(frozen=True)
@@ -40,24 +39,13 @@ class ChiSquare(_Divergence):
     def _shift(self) -> float:
         return 1.0 if self.half else 2.0
 
-    def value(self, u: Tensor) -> Tensor:
+    def __call__(self, u: Tensor) -> Tensor:
         s = self._shift
-        return self.lam0 * ((u + s).clamp(min=0).square() / (2 * s) - s / 2).sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        return self.lam0 / self._shift * (u + self._shift).clamp(min=0)
+        return self.lam0 * ((u + s).relu().square() / (2 * s) - s / 2).sum(-1)
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         step = lam * self.lam0 / self._shift
         return u - (u + self._shift).clamp(min=0) * (step / (1 + step))
-
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        weight = self.lam0 / self._shift
-        return weight / (1 + lam * weight) * (u + self._shift).clamp(min=0)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        value = self.lam0 * self._shift / 2 * (y / self.lam0 - 1).square()
-        return infinite_outside(value, y >= 0).sum(-1)
 
 
 class KullbackLeibler(_Divergence):
@@ -70,11 +58,8 @@ class KullbackLeibler(_Divergence):
         lam0: weight of the divergence, > 0.
     """
 
-    def value(self, u: Tensor) -> Tensor:
+    def __call__(self, u: Tensor) -> Tensor:
         return self.lam0 * u.expm1().sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        return self.lam0 * u.exp()
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         """``u - W(lam lam0 exp(u))`` with Lambert's W, as the root of ``v + lam lam0 exp(v) = u``."""
@@ -82,45 +67,30 @@ class KullbackLeibler(_Divergence):
         low = (u - 1).clamp(max=-math.log(step))  # there step exp(v) <= 1
         return increasing_root(lambda v: v + step * torch.exp(v) - u, low, u)
 
-    def conjugate(self, y: Tensor) -> Tensor:
-        t = y.clamp(min=0) / self.lam0
-        return infinite_outside(self.lam0 * (torch.xlogy(t, t) - t + 1), y >= 0).sum(-1)
-
 
 @dataclass(frozen=True)
 class Maximum(OuterFunction):
     r"""``f(u) = max_j u_j`` over the k coordinates of a row: multi-task group DRO (ALEXR paper, App. B).
 
-    The subgradient puts weight one on the first maximal coordinate.
+    The slope puts weight one on the first maximal coordinate.
     """
 
     monotone = True
     lipschitz = 1.0
 
-    def value(self, u: Tensor) -> Tensor:
+    def __call__(self, u: Tensor) -> Tensor:
         return u.max(dim=-1).values
 
-    def subgradient(self, u: Tensor) -> Tensor:
-        return u.new_zeros(u.shape).scatter_(-1, u.argmax(dim=-1, keepdim=True), 1.0)
-
     def prox(self, u: Tensor, lam: float) -> Tensor:
-        return u - lam * self.envelope_gradient(u, lam)
-
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
         # the projection does not change with a shift of the row, and u / lam alone would lose the differences
-        return project_to_simplex((u - u.amax(dim=-1, keepdim=True)) / lam)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        tolerance = DUAL_ROUNDING * y.shape[-1]
-        inside = (y >= -tolerance).all(-1) & ((y.sum(-1) - 1).abs() <= tolerance)
-        return infinite_outside(y.new_zeros(y.shape[:-1]), inside)
+        return u - lam * project_to_simplex((u - u.amax(dim=-1, keepdim=True)) / lam)
 
 
 @dataclass(frozen=True)
 class WorstCase(OuterFunction):
     r"""``max_{q in Q} sum_i q_i u_i`` over all n rows together, for primal-dual methods that remember q.
 
-    What stands for a row in :meth:`value` is ``n q_i u_i``, so that the mean over rows is the value.
+    What stands for a row is ``n q_i u_i``, so that the mean over rows is the value.
 
     Args:
         ambiguity: Q.
@@ -131,8 +101,5 @@ class WorstCase(OuterFunction):
     monotone = True
     smooth = True  # smoothing acts row by row, so it is left alone
 
-    def value(self, u: Tensor) -> Tensor:
+    def __call__(self, u: Tensor) -> Tensor:
         return u.sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:  # noqa: ARG002
-        raise ConfigError(f"{self!r} has no subgradient of a single row. Use OOA or SMD.")

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite, positive
-from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside
+from fcco_lightning.outer.base import OuterFunction
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,11 @@ class Square(OuterFunction):
     smooth = True
     above_zero = ("c",)
 
-    def value(self, u: Tensor) -> Tensor:
+    def __call__(self, u: Tensor) -> Tensor:
         return self.c * u.square().sum(-1)
 
-    def subgradient(self, u: Tensor) -> Tensor:
-        return 2 * self.c * u
-
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        return u / (1 + 2 * lam * self.c)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        return y.square().sum(-1) / (4 * self.c)
+    def smoothed(self, lam: float) -> "Square":
+        return Square(self.c / (1 + 2 * positive("lam", lam) * self.c))
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class _AboveKappa(OuterFunction):
     rho: float = 1.0
     kappa: float = 0.0
     monotone = True
-    above_zero = ("rho",)
+    above_zero: ClassVar[tuple[str, ...]] = ("rho",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,8 +47,8 @@ class _AboveKappa(OuterFunction):
 class Hinge(_AboveKappa):
     r"""``f(u) = rho sum_j [u_j - kappa]_+``: the exact penalty of ``u <= kappa`` (SONEX paper, eq. (8)).
 
-    With ``rho = 1/r`` it is the CVaR outer function (ALEXR paper, F.1; SONEX paper, eq. (10)).  Its Moreau envelope is
-    the smoothed hinge of eq. (9) of the SONEX paper.  The subgradient at the kink is 0.
+    With ``rho = 1/r`` it is the CVaR outer function (ALEXR paper, F.1; SONEX paper, eq. (10)).  The slope at the kink
+    is 0.
 
     Args:
         rho: penalty weight, > 0; also the largest dual value.
@@ -65,38 +60,69 @@ class Hinge(_AboveKappa):
         """C_f = rho, per coordinate."""
         return self.rho
 
-    def value(self, u: Tensor) -> Tensor:
-        return self.rho * (u - self.kappa).clamp(min=0).sum(-1)
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.rho * (u - self.kappa).relu().sum(-1)
 
-    def subgradient(self, u: Tensor) -> Tensor:
-        return (u > self.kappa).to(u.dtype) * self.rho
+    def smoothed(self, lam: float) -> "SmoothedHinge":
+        return SmoothedHinge(self.rho, self.kappa, lam)
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        z = u - self.kappa
-        return u - torch.clamp(z, min=0.0, max=lam * self.rho)
-
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return ((u - self.kappa) / lam).clamp(min=0.0, max=self.rho)
-
-    def average(self, u: Tensor, sigma: float) -> Tensor:
-        r"""``rho sigma sum_j (z_j Phi(z_j) + phi(z_j))`` with ``z = (u - kappa) / sigma``, phi the normal density."""
-        z = (u - self.kappa) / sigma
-        density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-        return self.rho * sigma * (z * _below(z) + density).sum(-1)
-
-    def average_gradient(self, u: Tensor, sigma: float) -> Tensor:
-        return self.rho * _below((u - self.kappa) / sigma)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        return infinite_outside(self.kappa * y, (y >= 0) & (y <= self.rho * (1 + DUAL_ROUNDING))).sum(-1)
-
-    def conjugate_prox(self, y: Tensor, tau: float) -> Tensor:
-        return (y - tau * self.kappa).clamp(min=0.0, max=self.rho)
+    def averaged(self, sigma: float) -> "AveragedHinge":
+        return AveragedHinge(self.rho, self.kappa, sigma)
 
 
-def _below(z: Tensor) -> Tensor:
-    """Phi(z), the probability that a standard normal number is below z."""
-    return torch.erfc(z * -math.sqrt(0.5)) / 2
+@dataclass(frozen=True)
+class SmoothedHinge(_AboveKappa):
+    r"""The Moreau envelope of :class:`Hinge`: ``max over 0 <= y <= rho of sum_j y_j (u_j - kappa) - lam y_j^2 / 2``.
+
+    It is the smoothed hinge of eq. (9) of the SONEX paper, quadratic from kappa to ``kappa + lam rho`` and linear with
+    the slope rho above.
+
+    Args:
+        rho: penalty weight, > 0.
+        kappa: tolerance.
+        lam: smoothing, > 0.
+    """
+
+    lam: float = 1.0
+    smooth = True
+    above_zero = ("rho", "lam")
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = rho, per coordinate."""
+        return self.rho
+
+    def __call__(self, u: Tensor) -> Tensor:
+        above = u - self.kappa
+        y = (above.detach() / self.lam).clamp(0.0, self.rho)
+        return (y * (above - self.lam / 2 * y)).sum(-1)
+
+    def smoothed(self, lam: float) -> "SmoothedHinge":
+        return SmoothedHinge(self.rho, self.kappa, self.lam + positive("lam", lam))
+
+
+@dataclass(frozen=True)
+class AveragedHinge(_AboveKappa):
+    r"""``E rho sum_j [u_j + sigma z_j - kappa]_+``: :class:`Hinge` under Gaussian noise.
+
+    In closed form ``rho sigma sum_j (x_j Phi(x_j) + phi(x_j))`` with ``x = (u - kappa) / sigma``, phi the density and
+    Phi the distribution function of a standard normal number.
+
+    Args:
+        rho: penalty weight, > 0.
+        kappa: tolerance.
+        sigma: standard deviation of the noise, > 0, in units of u.
+    """
+
+    sigma: float = 1.0
+    smooth = True
+    above_zero = ("rho", "sigma")
+
+    def __call__(self, u: Tensor) -> Tensor:
+        x = (u - self.kappa) / self.sigma
+        density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
+        below = torch.erfc(x * -math.sqrt(0.5)) / 2
+        return self.rho * self.sigma * (x * below + density).sum(-1)
 
 
 def cvar(r: float) -> Hinge:
@@ -121,18 +147,8 @@ class SquaredHinge(_AboveKappa):
 
     smooth = True
 
-    def value(self, u: Tensor) -> Tensor:
-        return self.rho / 2 * (u - self.kappa).clamp(min=0).square().sum(-1)
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.rho / 2 * (u - self.kappa).relu().square().sum(-1)
 
-    def subgradient(self, u: Tensor) -> Tensor:
-        return self.rho * (u - self.kappa).clamp(min=0)
-
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        z = (u - self.kappa).clamp(min=0)
-        return u - z * (lam * self.rho / (1 + lam * self.rho))
-
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return self.rho / (1 + lam * self.rho) * (u - self.kappa).clamp(min=0)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        return infinite_outside(self.kappa * y + y.square() / (2 * self.rho), y >= 0).sum(-1)
+    def smoothed(self, lam: float) -> "SquaredHinge":
+        return SquaredHinge(self.rho / (1 + positive("lam", lam) * self.rho), self.kappa)

@@ -8,11 +8,9 @@ from torch import Tensor
 from fcco_lightning.checks import finite
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
-from fcco_lightning.outer.base import DUAL_ROUNDING, OuterFunction, infinite_outside, known_at
+from fcco_lightning.outer.base import OuterFunction, known_at, not_below
 
-_NEWTON_STEPS = 50  # the roots below are simple and start close; float64 is reached in fewer than 10
 _MOST_EXPONENT = 500.0  # of an exponential in float64, which overflows at 709
-_ROOT = 1e-4  # relative residual of a root that float32 reaches with room to spare
 
 
 @dataclass(frozen=True)
@@ -46,34 +44,16 @@ class Log(_OfLog):
         """C_f = tau / floor."""
         return self.tau / self.floor
 
-    def value(self, u: Tensor) -> Tensor:
-        return self.tau * u.clamp(min=self.floor).log().sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        return self.tau / u.clamp(min=self.floor)
-
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        r"""Local minimiser ``(u + sqrt(u^2 - 4 lam tau)) / 2``; it exists for ``u >= 2 sqrt(lam tau)``.
-
-        Raises:
-            ConfigError: where it does not exist; in compiled code it is NaN there.
-        """
-        discriminant = u.square() - 4 * lam * self.tau
-        exists = (discriminant >= 0) & (u >= 0)
-        if not torch.compiler.is_compiling() and not bool(exists.all()):
-            raise ConfigError(
-                f"prox of {self!r} with lam={lam!r} exists only for u >= {2 * (lam * self.tau) ** 0.5:.3g}, got "
-                f"{u.min().item():.3g}. Use a smaller lam, or no smoothing: f is smooth on bounded inner values."
-            )
-        return torch.where(exists, (u + discriminant.sqrt()) / 2, torch.nan)
+    def __call__(self, u: Tensor) -> Tensor:
+        return self.tau * not_below(u, self.floor).log().sum(-1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogWithTemperature(OuterFunction):
     r"""``f(u) = sum_j tau_j (log u_j + rho)`` for u > 0: a contrastive loss whose temperature tau is learnt.
 
-    Concave; smooth for u above ``floor``.  :meth:`value` can be differentiated with respect to tau, at its present
-    value: the slope is ``log u_j + rho``.  The subgradient in u is a constant, without a graph to tau.
+    Concave; smooth for u above ``floor``.  It can be differentiated with respect to tau, at its present value: the
+    slope is ``log u_j + rho``.
 
     Args:
         tau: the temperature, > 0, a scalar tensor or rows of shape (B, k); it may require a gradient.
@@ -98,11 +78,8 @@ class LogWithTemperature(OuterFunction):
         """C_f = max tau / floor, at the present temperature."""
         return self.tau.detach().max().item() / self.floor
 
-    def value(self, u: Tensor) -> Tensor:
-        return (known_at(self.tau, u) * (u.clamp(min=self.floor).log() + self.rho)).sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        return known_at(self.tau, u).detach() / u.clamp(min=self.floor)
+    def __call__(self, u: Tensor) -> Tensor:
+        return (known_at(self.tau, u) * (not_below(u, self.floor).log() + self.rho)).sum(-1)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -112,7 +89,7 @@ class KullbackLeiblerOfLog(OuterFunction):
     With u_i = mean_j exp(l_ij / lam) the minimum over c of ``c + mean_i f(u_i)`` is ``tau log mean_i exp(L_i / tau)``
     with L_i = lam log u_i: a worst case over i of worst cases over j, both softened by a KL divergence.
 
-    :meth:`value` can be differentiated with respect to c, at its present value.  Convex for lam >= tau only, so it
+    It can be differentiated with respect to c, at its present value.  Convex for lam >= tau only, so it
     counts as not convex; smooth for u above ``floor``.  Exponents above 500 are continued by a tangent.
 
     Args:
@@ -135,17 +112,10 @@ class KullbackLeiblerOfLog(OuterFunction):
     above_zero = ("lam", "tau", "floor")
     known_at_present = ("c",)
 
-    def value(self, u: Tensor) -> Tensor:
-        x = self._exponent(u, known_at(self.c, u))
+    def __call__(self, u: Tensor) -> Tensor:
+        x = (self.lam * not_below(u, self.floor).log() - known_at(self.c, u)) / self.tau
         small = x.clamp(max=_MOST_EXPONENT)  # expm1 keeps the digits of values near 0
         return self.tau * (small.expm1() + (x - small) * small.exp()).sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        x = self._exponent(u, known_at(self.c, u).detach())
-        return self.lam / u.clamp(min=self.floor) * x.clamp(max=_MOST_EXPONENT).exp()
-
-    def _exponent(self, u: Tensor, c: Tensor) -> Tensor:
-        return (self.lam * u.clamp(min=self.floor).log() - c) / self.tau
 
 
 class NegativeLog(_OfLog):
@@ -158,24 +128,13 @@ class NegativeLog(_OfLog):
         floor: gradients are taken at ``max(u, floor)``, > 0.
     """
 
-    def value(self, u: Tensor) -> Tensor:
-        return infinite_outside(-self.tau * u.clamp(min=self.floor).log(), u > 0).sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        return -self.tau / u.clamp(min=self.floor)
+    def __call__(self, u: Tensor) -> Tensor:
+        return torch.where(u > 0, -self.tau * not_below(u, self.floor).log(), torch.inf).sum(-1)
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         root = (u.square() + 4 * lam * self.tau).sqrt()
         # for u < 0 the sum cancels: multiply by the conjugate expression instead
         return torch.where(u >= 0, (u + root) / 2, 2 * lam * self.tau / (root - u.clamp(max=0)))
-
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return -self.tau / self.prox(u, lam)  # also below the floor
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        inside = y < 0
-        size = torch.where(inside, -y, 1.0)
-        return infinite_outside(-self.tau + self.tau * (self.tau / size).log(), inside).sum(-1)
 
 
 class LogRatio(_OfLog):
@@ -196,18 +155,9 @@ class LogRatio(_OfLog):
         """C_f = sqrt(2) tau / floor."""
         return 2**0.5 * self.tau / self.floor
 
-    def value(self, u: Tensor) -> Tensor:
-        logs = u.clamp(min=self.floor).log()
+    def __call__(self, u: Tensor) -> Tensor:
+        logs = not_below(u, self.floor).log()
         return self.tau * (logs[..., 1] - logs[..., 0])
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        slopes = self.tau / u.clamp(min=self.floor)
-        return torch.stack([-slopes[..., 0], slopes[..., 1]], dim=-1)
-
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        r"""Coordinate by coordinate: the minimiser of the first, the local minimiser of :class:`Log` for the second."""
-        first = NegativeLog(self.tau, self.floor).prox(u[..., :1], lam)
-        return torch.cat([first, Log(self.tau, self.floor).prox(u[..., 1:], lam)], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -230,11 +180,8 @@ class Power(OuterFunction):
         """For p >= 2 on bounded inner values."""
         return self.p >= 2
 
-    def value(self, u: Tensor) -> Tensor:
-        return u.clamp(min=0).pow(self.p).sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        return self.p * u.clamp(min=0).pow(self.p - 1)
+    def __call__(self, u: Tensor) -> Tensor:
+        return u.relu().pow(self.p).sum(-1)
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         high = u.clamp(min=0)
@@ -243,14 +190,6 @@ class Power(OuterFunction):
             return v + lam * self.p * v.pow(self.p - 1) - high
 
         return torch.where(u > 0, increasing_root(residual, torch.zeros_like(u), high), u)
-
-    def envelope_gradient(self, u: Tensor, lam: float) -> Tensor:
-        return self.subgradient(self.prox(u, lam))  # f has a gradient also where p < 2
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        inside = y >= 0
-        size = y.clamp(min=0) / self.p
-        return infinite_outside((self.p - 1) * size.pow(self.p / (self.p - 1)), inside).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -278,21 +217,12 @@ class Softplus(OuterFunction):
         """C_f = |b|, per coordinate."""
         return abs(self.b)
 
-    def value(self, u: Tensor) -> Tensor:
+    def __call__(self, u: Tensor) -> Tensor:
         return torch.nn.functional.softplus(self.b * u, threshold=50.0).sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        return self.b * torch.sigmoid(self.b * u)
 
     def prox(self, u: Tensor, lam: float) -> Tensor:
         reach = lam * abs(self.b)
-        return increasing_root(lambda v: v - u + lam * self.subgradient(v), u - reach, u + reach)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        p = y / self.b
-        inside = (p >= 0) & (p <= 1 + DUAL_ROUNDING)
-        p = p.clamp(0, 1)
-        return infinite_outside(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p), inside).sum(-1)
+        return increasing_root(lambda v: v - u + lam * self.b * torch.sigmoid(self.b * v), u - reach, u + reach)
 
 
 @dataclass(frozen=True)
@@ -310,36 +240,8 @@ class Ratio(OuterFunction):
     smooth = True
     above_zero = ("floor",)
 
-    def value(self, u: Tensor) -> Tensor:
-        return -u[..., 0] / u[..., 1].clamp(min=self.floor)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        inverse = u[..., 1].clamp(min=self.floor).reciprocal()
-        return torch.stack([-inverse, u[..., 0] * inverse * inverse], dim=-1)
-
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        r"""The stationary point near u (f is not convex, so lam must be small against u_2).
-
-        ``v_1 = u_1 + lam / v_2`` and v_2 solves ``u_1/v_2^2 + lam/v_2^3 + (v_2 - u_2)/lam = 0``, by Newton from u_2.
-
-        Raises:
-            ConfigError: where it is not found; in compiled code it is NaN there.
-        """
-        top, bottom = u[..., 0], u[..., 1].clamp(min=self.floor)
-        v = bottom
-        for _ in range(_NEWTON_STEPS):
-            value = top / v**2 + lam / v**3 + (v - bottom) / lam
-            slope = -2 * top / v**3 - 3 * lam / v**4 + 1 / lam
-            v = v - value / slope
-        residual = lam * (top / v**2 + lam / v**3) + (v - bottom)
-        found = (v > 0) & (slope > 0) & (residual.abs() <= _ROOT * bottom)
-        if not torch.compiler.is_compiling() and not bool(found.all()):
-            raise ConfigError(
-                f"prox of {self!r} with lam={lam!r} has no stationary point near u. Use a smaller lam, "
-                "or no smoothing: f is smooth where u_2 is bounded away from 0."
-            )
-        v = torch.where(found, v, torch.nan)
-        return torch.stack([top + lam / v, v], dim=-1)
+    def __call__(self, u: Tensor) -> Tensor:
+        return -u[..., 0] / not_below(u[..., 1], self.floor)
 
 
 @dataclass(frozen=True)
@@ -361,18 +263,6 @@ class LogSumExp(OuterFunction):
     lipschitz = 1.0  # the gradient lies on the simplex
     above_zero = ("theta",)
 
-    def value(self, u: Tensor) -> Tensor:
-        scaled = torch.logsumexp(u / self.theta, dim=-1)
-        return self.theta * (scaled - self._log_count(u))
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        return torch.softmax(u / self.theta, dim=-1)
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        tolerance = DUAL_ROUNDING * y.shape[-1]
-        inside = (y >= 0).all(-1) & ((y.sum(-1) - 1).abs() <= tolerance)
-        entropy = torch.xlogy(y, y.clamp(min=0)).sum(-1)
-        return infinite_outside(self.theta * (entropy + self._log_count(y)), inside)
-
-    def _log_count(self, rows: Tensor) -> Tensor:
-        return torch.log(rows.new_tensor(float(rows.shape[-1] if self.mean else 1)))
+    def __call__(self, u: Tensor) -> Tensor:
+        count = torch.log(u.new_tensor(float(u.shape[-1] if self.mean else 1)))
+        return self.theta * (torch.logsumexp(u / self.theta, dim=-1) - count)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer.base import OuterFunction, infinite_outside, known_at
+from fcco_lightning.outer.base import OuterFunction, known_at
 
 TINY = 1e-300  # at c = 0 the multiplier is nu, and nothing is divided
 
@@ -66,31 +66,10 @@ class Multiplied(OuterFunction):
         cap = None if self.cap is None else factor * self.cap
         return Multiplied(factor * self.multiplier, self.kappa, factor * self.curvature, cap)
 
-    def value(self, u: Tensor) -> Tensor:
-        y = self.pressure(u)
+    def __call__(self, u: Tensor) -> Tensor:
+        y = self.pressure(u.detach())
         away = y - known_at(self.multiplier, u)
         return (y * self._excess(u) - away.square() / (2 * self._curvature(u)).clamp(min=TINY)).sum(-1)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        y = self.pressure(u)
-        return y if self.monotone else y[:, :1] - y[:, 1:]
-
-    def conjugate(self, y: Tensor) -> Tensor:
-        r"""``min over y_1 - y_2 = y, 0 <= y_s <= rho_s, of sum_s (y_s - nu_s)^2 / (2 c_s) + kappa y_s``."""
-        nu = known_at(self.multiplier, y)
-        c = self._curvature(y).clamp(min=TINY).expand_as(nu)
-        cap = torch.full_like(nu, torch.inf) if self.cap is None else known_at(self.cap, y)
-        kappa = known_at(self.kappa, y) if isinstance(self.kappa, Tensor) else self.kappa
-        if self.monotone:
-            sides, inside = y, (y >= 0) & (y <= cap)
-        else:
-            low, high = (-y).clamp(min=0), torch.minimum(cap[:, 1:], cap[:, :1] - y)
-            weight = c[:, :1] / c.sum(1, keepdim=True)  # of the second side where both give way
-            middle = (1 - weight) * (nu[:, :1] - y) + weight * nu[:, 1:] - 2 * kappa * weight * c[:, 1:]
-            second, inside = torch.maximum(torch.minimum(middle, high), low), low <= high
-            sides = torch.cat([y + second, second], dim=-1)
-        away = (sides - nu).square() / (2 * c)
-        return infinite_outside((away + kappa * sides).sum(-1), inside.all(-1))
 
     def pressure(self, u: Tensor) -> Tensor:
         """The multipliers ``y = clamp(nu + c x, 0, rho)`` of every side, which multiply its gradient: (b, 1) -> (b, s).

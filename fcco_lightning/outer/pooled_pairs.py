@@ -39,10 +39,10 @@ class PooledPairs(OuterFunction):
 
     ``f_i = n / (2 n_i) mean over the rows j of the other class of l(h_i - h_j)``, of negative i ``l(h_j - h_i)``,
 
-    so that the mean of f_i over all n bags is ``F = mean over pairs of l``.  As u_i is in f_j, too,
-    :meth:`subgradient` is not the slope of f_i but ``n dF / du_i``, which is ``2 df_i / du_i``.  Both are right on
-    average where the rows of the other class are any of its bags with equal chances.  Where a class has no rows, all
-    values and slopes are 0.  Where several rows are copies of a bag, each has the values and slopes of a single one.
+    so that the mean of f_i over all n bags is ``F = mean over pairs of l``.  As u_i is in f_j, too, its slope in u_i is
+    not that of f_i but ``n dF / du_i``, which is ``2 df_i / du_i``.  Both are right on average where the rows of the
+    other class are any of its bags with equal chances.  Where a class has no rows, all values and slopes are 0.  Where
+    several rows are copies of a bag, each has the values and slopes of a single one.
 
     It acts on the rows that it was made for, not on single rows, so it is not convex, and smooth as far as l is.
 
@@ -65,16 +65,12 @@ class PooledPairs(OuterFunction):
     def __repr__(self) -> str:
         return f"PooledPairs({self.pooling!r}, {self.loss!r}), which compares bags with one another,"
 
-    def value(self, u: Tensor) -> Tensor:
-        return self._share_of_a_pair(u) / 2 * self._sums(self.pooling.score(u), self.loss)
-
-    def subgradient(self, u: Tensor) -> Tensor:
-        with torch.enable_grad():
-            u = u.detach().requires_grad_()
-            h = self.pooling.score(u)
-        sums = self._sums(h.detach(), lambda gaps: self.loss.with_slope(gaps)[1])
-        slopes = self._share_of_a_pair(u) * torch.where(self.positive.to(u.device), sums, -sums)
-        return torch.autograd.grad(h, u, slopes)[0]
+    def __call__(self, u: Tensor) -> Tensor:
+        score, share = self.pooling.score(u), self._share_of_a_pair(u)
+        h = score.detach()
+        sums = self._sums(h, lambda gaps: self.loss.with_slope(gaps)[1])
+        slope = share * torch.where(self.positive.to(u.device), sums, -sums)
+        return share / 2 * self._sums(h, self.loss) + slope * (score - h)
 
     def _share_of_a_pair(self, u: Tensor) -> Tensor:
         """What a pair counts in the mean over all rows: n / n_i over the bags of the other class, shape (b,)."""

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fcco_lightning.analysis import surrogate
+from fcco_lightning.analysis import value_of
 from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.engine import as_batch, outputs_of, read, usable
 from fcco_lightning.engine.functions import in_full
@@ -198,7 +198,7 @@ def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[
     given = usable(as_batch(batch), network)
     outputs, columns = read(outputs_of(network, given), given, objective)
     with in_full(next(network.parameters()).device.type):
-        return surrogate(objective, outputs, columns)
+        return value_of(objective, outputs, columns)
 
 
 def _params(optimizer: Optimizer) -> list[Tensor]:

@@ -85,11 +85,11 @@ class LightningBackend(Backend):
         """Ask all processes, where each sees its part of the gradient."""
         return usable if not self.divided else not self.module.processes.largest(not usable)
 
-    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+    def backward(self, estimate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
         for parameter in self.idle:
-            surrogate = surrogate + 0.0 * parameter.sum()
-        self.module.manual_backward(surrogate)
+            estimate = estimate + 0.0 * parameter.sum()
+        self.module.manual_backward(estimate)
         scaler, gradient = self._scaler, None if leaf is None else leaf.grad
         if scaler is None or gradient is None:
             return gradient
@@ -117,20 +117,20 @@ class LightningBackend(Backend):
             self.module.processes.average_([p.grad for p in params if p.grad is not None])
 
     def gradients(
-        self, surrogate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
+        self, estimate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
     ) -> Sequence[Tensor | None]:
         """Gradients beside the backward pass, in true units (the loss is scaled against underflow, then unscaled).
 
         FSDP2 knows a gradient with respect to its weights by a backward pass only, and averages it there.
         """
         if self.divided:
-            self.backward(surrogate)
+            self.backward(estimate)
             found = [p.grad for p in weights]
             for p in weights:
                 p.grad = None
             return found
         scaler = self._scaler
-        value = surrogate if scaler is None else scaler.scale(surrogate)
+        value = estimate if scaler is None else scaler.scale(estimate)
         scaled = super().gradients(value, weights, keep=keep, graph=graph)
         if scaler is None:
             return scaled
@@ -296,9 +296,9 @@ class FabricBackend(Backend):
                 "'32-true', or an FCCOModule, which undoes the scaling."
             )
 
-    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+    def backward(self, estimate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """``fabric.backward``."""
-        self.fabric.backward(surrogate)
+        self.fabric.backward(estimate)
         return None if leaf is None else leaf.grad
 
     def synchronise(self, params: Sequence[Tensor]) -> None:

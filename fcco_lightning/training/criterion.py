@@ -176,16 +176,16 @@ class Criterion(nn.Module):
         for multipliers in engine.problem.multipliers_of_terms:
             multipliers.follow(engine.optimizer)
         try:
-            surrogate = self.algorithm.surrogate(engine, columns)
+            estimate = self.algorithm.estimate(engine, columns)
         except IndexError:
             name_index(engine)  # raises, if it is that of a row
             raise
-        self._backend.surrogate = surrogate.value
-        self.estimates = surrogate.estimates
+        self._backend.estimate = estimate.value
+        self.estimates = estimate.parts
         engine.arrivals.learn(self.estimates, last_batch=False)
-        engine.descend(surrogate)
-        value = self._backend.surrogate
-        del self._backend.surrogate  # as the outputs once rows are written: nothing keeps the graph
+        engine.descend(estimate)
+        value = self._backend.estimate
+        del self._backend.estimate  # as the outputs once rows are written: nothing keeps the graph
         if value.requires_grad:
             value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
             self._waits = True
@@ -314,14 +314,14 @@ class _Outputs(BatchNetwork):
 
 
 class _Deferred(Backend):
-    """Leaves the backward pass, of the surrogate that it keeps, and averaging over processes to the user's loop."""
+    """Leaves the backward pass, of the estimate that it keeps, and averaging over processes to the user's loop."""
 
-    surrogate: Tensor
+    estimate: Tensor
 
-    def backward(self, surrogate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+    def backward(self, estimate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
         """Keep it: the user differentiates, perhaps in another unit."""
-        self.surrogate = surrogate
-        return None if leaf is None else torch.autograd.grad(surrogate, leaf, retain_graph=True, allow_unused=True)[0]
+        self.estimate = estimate
+        return None if leaf is None else torch.autograd.grad(estimate, leaf, retain_graph=True, allow_unused=True)[0]
 
     def synchronise(self, params: Sequence[Tensor]) -> None:
         """Nothing: DistributedDataParallel averages."""

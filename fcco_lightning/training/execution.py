@@ -43,9 +43,9 @@ class Execution:
             batch of any size takes the memory of a micro-batch, costs one more forward pass, and has the same
             gradient: the rows, pairs and constraints are those of the whole batch.
         compiled: whether the network is compiled by torch.compile, and with it, for most algorithms, what
-            follows from its outputs (inner functions, estimators, surrogate; on a CPU mostly the gradient, too) as one
-            graph.  That takes some seconds or minutes at first.  Dropout draws the same masks as without.  CPUs need a
-            C++ compiler for it, GPUs Triton.
+            follows from its outputs (inner functions, estimators, outer functions; on a CPU mostly the gradient, too)
+            as one graph.  That takes some seconds or minutes at first.  Dropout draws the same masks as without.  CPUs
+            need a C++ compiler for it, GPUs Triton.
         kept_outputs: largest number of samples of a split of which the outputs are kept for its evaluation; None for
             all.  Of a larger split the figures are those of so many random samples, but for what the evaluation can
             count batch by batch (see :meth:`Evaluation.tally`), so that the memory does not grow with the split.

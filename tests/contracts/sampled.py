@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fcco_lightning import OOA, SGD, SOX, Engine, Objective
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.constraints import Constraint, HingePenalty
-from fcco_lightning.engine import Evaluated, Measured, Reading, Surrogate
+from fcco_lightning.engine import Estimate, Evaluated, Measured, Reading
 from fcco_lightning.engine.functions import unite
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import HERE, SAMPLE_WEIGHT
@@ -399,28 +399,26 @@ class Bench:
         """What a batch says."""
         return self.engine.measure(self.engine.evaluate(batch))
 
-    def surrogate(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Surrogate:
-        """Of a batch, with outer gradients at exact rows."""
+    def estimate(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Estimate:
+        """Of a batch, at exact rows."""
         now = self.engine.measure(seen or self.engine.evaluate(batch))
-        surrogate = Surrogate(now.direct)
+        estimate = Estimate(now.direct)
         for reading in now.readings:
             exact = self.exact[reading.term]
             if self.case.coupled:
                 q = self.objective.outer.ambiguity.worst_case(exact[:, 0]).unsqueeze(1)
-                y = len(exact) * at_entries(reading, q)
-                surrogate.add(reading, y, reading.outer, y)
-                continue
-            at = at_entries(reading, exact)
-            known = reading.outer.value(at) if reading.outer.parameters() else None
-            surrogate.add(reading, reading.outer.subgradient(at), reading.outer, at, known)
-        return surrogate
+                estimate.add(reading, (len(exact) * at_entries(reading, q) * reading.values).sum(-1))
+            else:
+                at = at_entries(reading, exact)
+                estimate.add(reading, self.algorithm.estimator.estimate(reading.outer, at, reading.values, at))
+        return estimate
 
     def gradient(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Tensor:
         """With respect to the table and the objective's parameters, flat."""
-        return self.gradient_of(self.surrogate(batch, seen).value)
+        return self.gradient_of(self.estimate(batch, seen).value)
 
     def gradient_of(self, value: Tensor) -> Tensor:
-        """As ``gradient``, of the value of a surrogate or a mean of such."""
+        """As ``gradient``, of the value of an estimate or a mean of such."""
         params = self.parameters()
         if not value.requires_grad:
             return torch.cat([torch.zeros_like(p).flatten() for p in params])
@@ -453,7 +451,7 @@ class Bench:
         batches = self.way.sampler.batches()
         others = list(product(*(combinations(range(size), 2) for size in self.case.others.values())))
         mean = sum(
-            chance / len(others) * self.surrogate(self.batch(list(batch), drawn)).value
+            chance / len(others) * self.estimate(self.batch(list(batch), drawn)).value
             for batch, chance in batches
             for drawn in others
         )
