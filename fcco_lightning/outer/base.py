@@ -214,6 +214,11 @@ def widest(u: Tensor) -> torch.dtype:
     return u.dtype if u.device.type == "mps" else torch.float64
 
 
+def summed(x: Tensor) -> Tensor:
+    """The sum over the coordinates of every row: (B, k) -> (B,)."""
+    return x.squeeze(-1) if x.shape[-1] == 1 else x.sum(-1)
+
+
 def not_below(u: Tensor, floor: float) -> Tensor:
     """``max(u, floor)`` with the slope of u everywhere, so that a row below the floor is not forgotten."""
     return u + (u.clamp(min=floor) - u).detach()

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -80,8 +80,6 @@ class Linear(OfArgument):
         return sum(weight * weight for weight in self.weights)
 
     def argument(self, u: Tensor) -> Tensor:
-        if self.weights == (1.0, -1.0):
-            return u[..., :1] - u[..., 1:]
         return sum(c * u[..., j : j + 1] for j, c in enumerate(self.weights[1:], 1)) + self.weights[0] * u[..., :1]
 
     def of(self, psi: OuterFunction) -> OuterFunction:
@@ -89,23 +87,35 @@ class Linear(OfArgument):
 
 
 @dataclass(frozen=True)
-class Even(OfArgument):
-    """``f(u) = phi(|u - centre|)`` for rows of width 1; see :class:`AbsoluteDistance`, which looks at phi.
+class AbsoluteDistance(OfArgument):
+    r"""``f(u) = phi(|u - centre|)`` for rows of width 1: penalises a mean that is not near a number.
+
+    Convex because phi is convex and has slope 0 at 0, hence does not fall after it; not monotone; as smooth as phi.
 
     Args:
         phi: convex function of one variable with slope 0 at 0.
         centre: in units of u.
+        known: whether phi is known to be such a function, as a smoothed one of such is.
+
+    Raises:
+        ConfigError: if phi is not such a function, or the centre not a finite number.
     """
 
     phi: OuterFunction
     centre: float = 0.0
+    known: bool = field(default=False, repr=False, compare=False)
     monotone = False
+
+    def __post_init__(self) -> None:
+        finite("centre", self.centre)
+        if not self.known:
+            _require_flat(self.phi)
 
     def argument(self, u: Tensor) -> Tensor:
         return (u - self.centre if self.centre else u).abs()
 
     def of(self, psi: OuterFunction) -> OuterFunction:
-        return Even(psi, self.centre)
+        return AbsoluteDistance(psi, self.centre, known=True)
 
     def averaged(self, sigma: float) -> OuterFunction:
         if not self.phi.monotone:  # convex, monotone and flat at 0 is constant below it
@@ -131,47 +141,56 @@ class _BothSides(Composed):
         return self.average(d) + self.average(-d) - self.phi(torch.zeros_like(d))
 
 
-class AbsoluteDistance(Even):
-    r"""``f(u) = phi(|u - centre|)`` for rows of width 1: penalises a mean that is not near a number.
-
-    Convex because phi is convex and has slope 0 at 0, hence does not fall after it; not monotone; as smooth as phi.
-
-    Args:
-        phi: convex function of one variable with slope 0 at 0.
-        centre: in units of u.
-
-    Raises:
-        ConfigError: if phi is not such a function, or the centre not a finite number.
-    """
-
-    def __post_init__(self) -> None:
-        self.phi.require_convex("AbsoluteDifference")
-        known = self.phi.parameters()
-        rows = max((len(p) for p in known if p.dim()), default=1)
-        slope = slopes(self.phi, torch.zeros(rows, 1, device=known[0].device if known else None)).abs().max().item()
-        if slope != 0:
-            raise ConfigError(
-                f"AbsoluteDifference needs a convex phi with slope 0 at 0, {self.phi!r} has slope {slope:g} there. "
-                "Use a hinge or a squared hinge with kappa >= 0."
-            )
-        finite("centre", self.centre)
-
-
-class AbsoluteDifference(Linear):
+@dataclass(frozen=True)
+class AbsoluteDifference(OfArgument):
     r"""``f(u) = phi(|u_1 - u_2|)`` for rows of width 2: penalises two rates that differ (SONEX paper, F.2).
 
-    With ``phi = Hinge(rho, kappa)`` it is the fairness function ``rho [|u_1 - u_2| - kappa]_+``.  It is
-    :class:`AbsoluteDistance` of the difference d, so that ``f_lam(u) = phi_{2 lam}(|d|)``.
+    With ``phi = Hinge(rho, kappa)`` it is the fairness function ``rho [|u_1 - u_2| - kappa]_+``.  Its envelope is
+    ``phi_{2 lam}(|u_1 - u_2|)``.
 
     Args:
         phi: convex function of one variable with slope 0 at 0.
+        known: whether phi is known to be such a function, as a smoothed one of such is.
 
     Raises:
         ConfigError: if phi is not such a function.
     """
 
-    def __init__(self, phi: OuterFunction) -> None:
-        super().__init__(AbsoluteDistance(phi), (1.0, -1.0))
+    phi: OuterFunction
+    known: bool = field(default=False, repr=False, compare=False)
+    monotone = False
+    square = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.known:
+            _require_flat(self.phi)
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = sqrt(2) C_phi."""
+        return math.sqrt(2) * self.phi.lipschitz
+
+    def argument(self, u: Tensor) -> Tensor:
+        return torch.sub(*u.unbind(-1)).abs().unsqueeze(-1)
+
+    def of(self, psi: OuterFunction) -> OuterFunction:
+        return AbsoluteDifference(psi, known=True)
+
+    def averaged(self, sigma: float) -> OuterFunction:
+        return Linear(AbsoluteDistance(self.phi, known=True), (1.0, -1.0)).averaged(sigma)
+
+
+def _require_flat(phi: OuterFunction) -> None:
+    """Refuse a function of one variable that is not convex, or has another slope than 0 at 0."""
+    phi.require_convex("AbsoluteDifference")
+    known = phi.parameters()
+    rows = max((len(p) for p in known if p.dim()), default=1)
+    slope = slopes(phi, torch.zeros(rows, 1, device=known[0].device if known else None)).abs().max().item()
+    if slope != 0:
+        raise ConfigError(
+            f"AbsoluteDifference needs a convex phi with slope 0 at 0, {phi!r} has slope {slope:g} there. "
+            "Use a hinge or a squared hinge with kappa >= 0."
+        )
 
 
 @dataclass(frozen=True)

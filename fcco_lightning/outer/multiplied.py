@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer.base import OuterFunction, known_at
+from fcco_lightning.outer.base import OuterFunction, known_at, summed
 
 TINY = 1e-300  # at c = 0 the multiplier is nu, and nothing is divided
 
@@ -69,7 +69,7 @@ class Multiplied(OuterFunction):
     def __call__(self, u: Tensor) -> Tensor:
         y = self.pressure(u.detach())
         away = y - known_at(self.multiplier, u)
-        return (y * self._excess(u) - away.square() / (2 * self._curvature(u)).clamp(min=TINY)).sum(-1)
+        return summed(y * self._excess(u) - away.square() / (2 * self._curvature(u)).clamp(min=TINY))
 
     def pressure(self, u: Tensor) -> Tensor:
         """The multipliers ``y = clamp(nu + c x, 0, rho)`` of every side, which multiply its gradient: (b, 1) -> (b, s).
