@@ -11,7 +11,6 @@ from itertools import product
 import numpy as np
 import torch
 from mpmath import mp, mpf
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from fcco_lightning.outer import OuterFunction
@@ -19,10 +18,6 @@ from fcco_lightning.outer import OuterFunction
 mp.dps = 60
 Row = list[mpf]
 HALVINGS = 130  # a bracket of 1e12 down to 1e-27
-
-
-def everywhere(u: Tensor, lam: float) -> Tensor:
-    return torch.ones(len(u), dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -36,9 +31,13 @@ class Case:
     kinks: tuple[tuple[float, ...], ...] = ((0.0,),)  # points where a non-smooth f is not differentiable
     dual: tuple[float, float] = (-np.inf, np.inf)  # dom f* of a function of one variable
     convex: bool = True
-    prox: bool = True  # f has a closed form of it
-    conjugate: bool = True  # if f is convex, the same
-    proximal: Callable[[Tensor, float], Tensor] = everywhere  # mask of the rows that have a prox of this lam
+    envelope: bool = True  # f has a closed form of it
+    given: "Reference | None" = None  # in place of that of the class
+
+    @property
+    def exact(self) -> "Reference":
+        """The reference of the function."""
+        return self.given or reference(self.outer)
 
     def rows(self, count: int, seed: int = 0) -> Tensor:
         """Random rows and the kinks."""
@@ -55,8 +54,7 @@ def case_name(case: object) -> str | None:
 class Reference:
     """A function of a row; a subclass states value, slope and prox.
 
-    The gradient of the envelope and the prox of the conjugate follow by ``(u - prox) / lam`` and Moreau's identity,
-    which cost nothing in 60 digits.
+    The gradient of the envelope follows by ``(u - prox) / lam``, which costs nothing in 60 digits.
     """
 
     def value(self, u: Row) -> mpf:
@@ -74,9 +72,6 @@ class Reference:
     def envelope(self, u: Row, lam: mpf) -> mpf:
         v = self.prox(u, lam)
         return self.value(v) + lam / 2 * sum(a**2 for a in self.envelope_gradient(u, lam))
-
-    def conjugate_prox(self, y: Row, tau: mpf) -> Row:
-        return self.envelope_gradient([a / tau for a in y], 1 / tau)
 
 
 class Separable(Reference):
@@ -121,27 +116,31 @@ def reference(outer: OuterFunction) -> Reference:
     return REFERENCES[type(outer)](outer)
 
 
-def minimum(objective: Callable[[Tensor], Tensor], low: float, high: float, count: int = 4001) -> tuple[float, float]:
-    """Global minimiser and minimum of a function of one variable: dense grid, then scipy inside its best cell."""
-    grid = torch.linspace(low, high, count, dtype=torch.float64)
-    values = objective(grid.unsqueeze(1))
-    best = int(values.argmin())
-    a, b = grid[max(best - 1, 0)].item(), grid[min(best + 1, count - 1)].item()
+def minimum(objective: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Minimisers and minima (m,) of m functions with one valley each, given for points (m, c), over ever finer grids.
 
-    def scalar(v: float) -> float:
-        return objective(torch.tensor([[v]], dtype=torch.float64)).item()
+    Args:
+        objective: value of every function at its points, (m, c) -> (m, c).
+        low: where the grids begin, (m,).
+        high: where they end, (m,).
+    """
+    steps = torch.linspace(0, 1, 101, dtype=torch.float64)
+    for _ in range(8):  # each takes two cells of a hundred
+        grid = low.unsqueeze(1) + (high - low).unsqueeze(1) * steps
+        values, best = objective(grid).min(dim=1, keepdim=True)
+        low, high = (grid.gather(1, (best + side).clamp(0, 100)).squeeze(1) for side in (-1, 1))
+    return grid.gather(1, best).squeeze(1), values.squeeze(1)
 
-    polished = minimize_scalar(scalar, bounds=(a, b), method="bounded", options={"xatol": 1e-12})
-    if polished.fun < values[best]:
-        return polished.x, polished.fun
-    return grid[best].item(), values[best].item()
 
-
-def cloud(centre: Tensor, scales: tuple[float, ...] = (1e-5, 1e-3, 0.03, 0.3, 1.0, 4.0)) -> Tensor:
-    """Points around one row (k,): random ones and, along every ridge of the functions above, {-1, 0, 1}^k."""
-    k = centre.numel()
+def cloud(centres: Tensor, scales: tuple[float, ...] = (1e-5, 1e-3, 0.03, 0.3, 1.0, 4.0)) -> Tensor:
+    """Points (m, c, k) around rows (m, k): random ones and, along every ridge of the functions above, {-1, 0, 1}^k."""
+    k = centres.shape[1]
     generator = torch.Generator().manual_seed(1)
     random = torch.randn(60, k, generator=generator, dtype=torch.float64)
     ridges = torch.tensor([d for d in product((-1.0, 0.0, 1.0), repeat=k) if any(d)], dtype=torch.float64)
-    directions = torch.cat([random, ridges])
-    return torch.cat([centre + s * directions for s in scales])
+    return centres.unsqueeze(1) + torch.cat([s * torch.cat([random, ridges]) for s in scales])
+
+
+def at_points(f: OuterFunction, points: Tensor) -> Tensor:
+    """f at points (m, c, k): (m, c)."""
+    return f(points.flatten(0, 1)).view(points.shape[:2])

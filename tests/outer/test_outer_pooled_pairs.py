@@ -9,7 +9,7 @@ import torch
 from mpmath import diff, exp, log, mpf
 
 from fcco_lightning.objectives import AttentionPooling, LogisticPair, SigmoidPair, SmoothMaxPooling
-from fcco_lightning.outer import PooledPairs
+from fcco_lightning.outer import PooledPairs, slopes
 
 POSITIVE = torch.tensor([True, False, True, False, False])
 BAGS = 3, 4  # positive and negative ones, of which two and three have rows here
@@ -36,7 +36,7 @@ def test_values_and_slopes_are_those_of_the_definition_in_60_digits(name):
     pooling, loss, *_ = CASES[name]
     u, outer = rows(pooling.width), PooledPairs(pooling, loss, POSITIVE, SHARE)
     exact = [[mpf(x) for x in row] for row in u.tolist()]
-    for i, (value, slope) in enumerate(zip(outer.value(u), outer.subgradient(u), strict=True)):
+    for i, (value, slope) in enumerate(zip(outer(u), slopes(outer, u), strict=True)):
         assert value.item() == pytest.approx(float(by_pairs(name, exact, i)), rel=1e-14)
         for k in range(pooling.width):
 
@@ -54,14 +54,14 @@ def test_with_all_bags_the_slopes_are_those_of_the_mean_over_pairs():
     score = 0.5 * u[:, 0].log()
     pairs = [torch.sigmoid(score[j] - score[i]) for i in (0, 2) for j in (1, 3, 4)]
     mean = sum(pairs) / len(pairs)
-    assert outer.value(u).mean().item() == pytest.approx(mean.item(), rel=1e-6)  # shares of float32
-    torch.testing.assert_close(outer.subgradient(u), n * torch.autograd.grad(mean, u)[0], rtol=1e-6, atol=0)
+    assert outer(u).mean().item() == pytest.approx(mean.item(), rel=1e-6)  # shares of float32
+    torch.testing.assert_close(slopes(outer, u), n * torch.autograd.grad(mean, u)[0], rtol=1e-6, atol=0)
 
 
 def test_rows_of_one_class_say_nothing():
     outer = PooledPairs(SmoothMaxPooling(0.5), SigmoidPair(), POSITIVE[POSITIVE], SHARE[POSITIVE])
-    assert outer.value(rows(1, 2)).tolist() == [0, 0]
-    assert outer.subgradient(rows(1, 2)).tolist() == [[0], [0]]
+    assert outer(rows(1, 2)).tolist() == [0, 0]
+    assert slopes(outer, rows(1, 2)).tolist() == [[0], [0]]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -71,5 +71,5 @@ def test_copies_of_a_bag_have_the_values_and_slopes_of_a_single_one(name):
     once = PooledPairs(pooling, loss, POSITIVE, SHARE)
     copies = torch.bincount(at)[at]
     found = PooledPairs(pooling, loss, POSITIVE[at], SHARE[at], copies)
-    torch.testing.assert_close(found.value(u[at]), once.value(u)[at], rtol=1e-14, atol=0)
-    torch.testing.assert_close(found.subgradient(u[at]), once.subgradient(u)[at], rtol=1e-14, atol=0)
+    torch.testing.assert_close(found(u[at]), once(u)[at], rtol=1e-14, atol=0)
+    torch.testing.assert_close(slopes(found, u[at]), slopes(once, u)[at], rtol=1e-14, atol=0)

@@ -1,14 +1,16 @@
-"""Every map of every outer function in float32, against the same map in 60 digits, for rows and lam of any size."""
+"""Values and slopes of every outer function and of its envelope, against 60 digits, for float32 rows of any size."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from mpmath import mpf
 
-from fcco_lightning.outer import MoreauEnvelope, NegativeLog, Shifted, Softplus
-from tests.outer.case import Case, case_name, reference
-from tests.outer.cases import ALL_OUTER, WITH_PROX
+from fcco_lightning.outer import Maximum, NegativeLog, OuterFunction, Power, Softplus, slopes
+from tests.outer.case import Case, Row, case_name
+from tests.outer.cases import ALL_OUTER, SMOOTHED
 
-DIGITS = 1e-6  # relative; rounding a result to float32 takes 6e-8 of it
+DIGITS = {torch.float64: 1e-9, torch.float32: 1e-6}  # relative; rounding a result to float32 takes 6e-8 of it
 SINGLE = torch.finfo(torch.float32)
 SIZES = (1e-6, 1e-3, 0.3, 1.0, 50.0, 1e6)
 LAMS = (1e-6, 1e-2, 1e3)
@@ -27,81 +29,64 @@ def rows(case: Case, *, positive: bool) -> torch.Tensor:
     return found[(found > 0).all(dim=1)] if positive else found
 
 
-def assert_precise(got: torch.Tensor, wanted: list[list[mpf]], u: torch.Tensor, beside: torch.Tensor | None = None):
-    """Relative to the largest entry of a row that is wanted, or of the row of ``beside`` if that is larger."""
-    assert got.dtype == torch.float32
-    assert len(got) == len(wanted) > 0
-    for place, (row, exact) in enumerate(zip(got.reshape(len(got), -1).tolist(), wanted, strict=True)):
-        size = max(abs(x) for x in exact)
-        if size > SINGLE.max:
-            continue
-        least = 0.0 if beside is None else beside[place].abs().max().item()
-        error = max(abs(a - b) for a, b in zip(row, exact, strict=True))
-        assert error <= DIGITS * max(size, least, SINGLE.tiny), (u[place].tolist(), row, [float(x) for x in exact])
+def assert_precise(got: torch.Tensor, wanted: list[Row], u: torch.Tensor) -> None:
+    """Relative to the largest entry of a row that is wanted."""
+    exact = torch.tensor([[float(x) for x in row] for row in wanted], dtype=torch.float64)
+    size = exact.abs().amax(dim=1)
+    wrong = (got.view(exact.shape) - exact).abs().amax(dim=1) > DIGITS[got.dtype] * size.clamp(min=SINGLE.tiny)
+    wrong &= size <= SINGLE.max
+    assert not wrong.any(), [(a.tolist(), b.tolist(), c.tolist()) for a, b, c in zip(u, got, exact, strict=True)]
 
 
-def numbers(row: torch.Tensor) -> list[mpf]:
-    return [mpf(x) for x in row.tolist()]
+def assert_exact(f: OuterFunction, u: torch.Tensor, value: Callable[[Row], mpf], slope: Callable[[Row], Row]) -> None:
+    """Of rows in float32, of which values are taken in float64."""
+    exact = [[mpf(x) for x in row] for row in u.tolist()]
+    assert f(u.double()).dtype == torch.float64
+    assert slopes(f, u).dtype == torch.float32
+    assert_precise(f(u.double()), [[value(row)] for row in exact], u)
+    assert_precise(slopes(f, u), [slope(row) for row in exact], u)
 
 
 @pytest.mark.parametrize("case", ALL_OUTER, ids=case_name)
-def test_value_and_subgradient(case):
-    exact, u = reference(case.outer), rows(case, positive=case.low > 0 and not isinstance(case.outer, MoreauEnvelope))
-    assert_precise(case.outer.value(u), [[exact.value(numbers(row))] for row in u], u)
-    assert_precise(case.outer.subgradient(u), [exact.subgradient(numbers(row)) for row in u], u)
+def test_value_and_slope(case):
+    exact = case.exact
+    assert_exact(case.outer, rows(case, positive=case.low > 0), exact.value, exact.subgradient)
 
 
-def with_lams(cases: list[Case]) -> list[tuple[Case, float]]:
-    """Envelopes pass lam on to what they smooth, so that one is enough for them."""
-    return [(c, lam) for c in cases for lam in (LAMS[1:2] if isinstance(c.outer, MoreauEnvelope) else LAMS)]
-
-
-@pytest.mark.parametrize(("case", "lam"), with_lams([c for c in ALL_OUTER if c.prox]), ids=case_name)
-def test_prox_envelope_and_its_gradient(case, lam):
-    exact, u = reference(case.outer), rows(case, positive=not case.outer.convex)
-    u = u[case.proximal(u, lam)]
-    if not len(u):
-        return
-    moved = [exact.prox(numbers(row), mpf(lam)) for row in u]
-    assert_precise(case.outer.prox(u, lam), moved, u, beside=u)
-    slopes = [exact.envelope_gradient(numbers(row), mpf(lam)) for row in u]
-    assert_precise(case.outer.envelope_gradient(u, lam), slopes, u)
-    values = [[exact.envelope(numbers(row), mpf(lam))] for row in u]
-    assert_precise(case.outer.envelope(u, lam), values, u)
-
-
-@pytest.mark.parametrize(("case", "tau"), with_lams(WITH_PROX), ids=case_name)
-def test_conjugate_prox(case, tau):
-    exact, y = reference(case.outer), rows(case, positive=False)
-    moved = [exact.conjugate_prox(numbers(row), mpf(tau)) for row in y]
-    assert_precise(case.outer.conjugate_prox(y, tau), moved, y)
+@pytest.mark.parametrize("lam", LAMS)
+@pytest.mark.parametrize("case", SMOOTHED, ids=case_name)
+def test_value_and_slope_of_the_envelope(case, lam):
+    exact, smoothing = case.exact, mpf(lam)
+    assert_exact(
+        case.outer.smoothed(lam),
+        rows(case, positive=False),
+        lambda u: exact.envelope(u, smoothing),
+        lambda u: exact.envelope_gradient(u, smoothing),
+    )
 
 
 @pytest.mark.parametrize(
     ("outer", "u", "lam", "slope"),
-    [(NegativeLog(), 50.0, 1e-4, -0.02), (Softplus(), 1e6, 1e-4, 1.0), (NegativeLog(), -1e6, 1e-6, -1e12)],
+    [
+        (NegativeLog(), [50.0], 1e-4, [-0.02]),
+        (NegativeLog(), [-1e6], 1e-6, [-1e12]),
+        (Softplus(), [1e6], 1e-4, [1.0]),
+        (Power(), [1e-6], 1e-6, [4e-18]),
+        (Maximum(), [1e6, 1e6], 1e-6, [0.5, 0.5]),
+    ],
     ids=repr,
 )
 def test_slopes_that_a_difference_quotient_loses(outer, u, lam, slope):
-    row = torch.tensor([[u]])
-    assert outer.envelope_gradient(row, lam).item() == pytest.approx(slope, rel=DIGITS)
-    assert outer.envelope_gradient(row.double(), lam).item() == pytest.approx(slope, rel=DIGITS)
-    step = 1 / lam  # the same number as a dual step
-    assert outer.conjugate_prox(row * step, step).item() == pytest.approx(slope, rel=DIGITS)
+    for dtype in (torch.float32, torch.float64):
+        assert slopes(outer.smoothed(lam), torch.tensor([u], dtype=dtype))[0].tolist() == pytest.approx(
+            slope, rel=1e-6, abs=0
+        )
 
 
-@pytest.mark.parametrize("case", WITH_PROX, ids=case_name)
-def test_dual_rows_of_float32_lie_in_the_domain(case):
-    y = case.outer.conjugate_prox(3 * case.rows(40).float(), 0.7)
-    assert bool(torch.isfinite(case.outer.conjugate(y)).all())
-    thirds = Shifted(case.outer, torch.tensor(0.1), 0.3)  # c y leaves the domain by the last bit of c
-    assert bool(torch.isfinite(thirds.conjugate(thirds.conjugate_prox(3 * case.rows(40).float(), 0.7))).all())
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rows_of_half_precision_are_rounded_once(dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_rows_of_lower_precision_are_rounded_once(dtype):
     u = torch.linspace(-2, 2, 33).to(dtype).unsqueeze(1)
-    for case in WITH_PROX:
+    for case in SMOOTHED:
         if case.width == 1:
-            got, wide = case.outer.envelope_gradient(u, 0.01), case.outer.envelope_gradient(u.double(), 0.01)
-            assert torch.equal(got, wide.to(dtype))
+            f = case.outer.smoothed(0.01)
+            assert torch.equal(slopes(f, u), slopes(f, u.double()).to(dtype))

@@ -6,8 +6,10 @@ A module holds ``CASES``, a list of :class:`tests.outer.case.Case`, and ``REFERE
 from importlib import import_module
 from pkgutil import iter_modules
 
-from fcco_lightning.outer import MoreauEnvelope
+from mpmath import mpf
+
 from tests.outer.case import REFERENCES, Case
+from tests.outer.cases.smoothing import EnvelopeReference
 
 CASES: list[Case] = []
 for name in sorted(found.name for found in iter_modules(__path__)):
@@ -15,14 +17,10 @@ for name in sorted(found.name for found in iter_modules(__path__)):
     CASES += module.CASES
     REFERENCES.update(module.REFERENCES)
 
-PLAIN = [c for c in CASES if c.convex and c.prox]
+SMOOTHED = [c for c in CASES if c.envelope]
 ENVELOPES = [  # of the last case of every class
-    Case(MoreauEnvelope(c.outer, 0.4), c.width, c.low, c.high, c.kinks, c.dual)
-    for c in {type(c.outer): c for c in PLAIN}.values()
+    Case(c.outer.smoothed(0.4), c.width, c.low, c.high, c.kinks, c.dual, given=EnvelopeReference(c.exact, mpf(0.4)))
+    for c in {type(c.outer): c for c in SMOOTHED}.values()
 ]
-WITH_PROX = PLAIN + ENVELOPES
-CONVEX = WITH_PROX + [c for c in CASES if c.convex and not c.prox]
-NOT_CONVEX = [c for c in CASES if not c.convex]
-NOT_CONVEX_WITH_PROX = [c for c in NOT_CONVEX if c.prox]
-WITHOUT_PROX = [c for c in CASES if not c.prox]
-ALL_OUTER = CONVEX + NOT_CONVEX
+ALL_OUTER = CASES + ENVELOPES
+CONVEX = [c for c in ALL_OUTER if c.convex]

@@ -8,19 +8,20 @@ from fcco_lightning.outer import (
     AbsoluteDistance,
     Hinge,
     Linear,
-    MoreauEnvelope,
     RatioDifference,
     Shifted,
+    SmoothedHinge,
     Square,
     SquaredHinge,
 )
+from fcco_lightning.outer.composed import Even
 from tests.outer.case import Case, Reference, Row, reference
 
 CASES = [
     Case(AbsoluteDifference(Hinge(rho=4.0, kappa=0.1)), 2, kinks=((0.6, 0.5), (1.0, 1.1), (0.3, 0.3))),
     Case(AbsoluteDifference(Hinge(rho=1.5)), 2, kinks=((0.4, 0.4),)),
     Case(AbsoluteDifference(SquaredHinge(rho=2.0, kappa=0.2)), 2, kinks=((0.7, 0.5), (0.1, 0.1))),
-    Case(AbsoluteDifference(MoreauEnvelope(Hinge(rho=2.0, kappa=0.1), 0.3)), 2, kinks=((0.6, 0.5),)),
+    Case(AbsoluteDifference(SmoothedHinge(rho=2.0, kappa=0.1, lam=0.3)), 2, kinks=((0.6, 0.5),)),
     Case(AbsoluteDifference(Square(0.5)), 2, kinks=((0.2, 0.2),)),
     Case(AbsoluteDifference(Shifted(Hinge(3.0), torch.tensor(0.125))), 2, kinks=((0.625, 0.5), (0.5, 0.5))),
     Case(Linear(SquaredHinge(rho=2.0, kappa=-1.0), (1.0, -1.0)), 2, kinks=((0.5, 1.5),)),
@@ -31,7 +32,7 @@ CASES = [
     Case(AbsoluteDistance(SquaredHinge(rho=2.0, kappa=0.1), -0.5), kinks=((-0.4,),)),
     *(
         Case(
-            RatioDifference(AbsoluteDistance(phi)), 4, low=0.5, kinks=((1.0, 1.0, 0.75, 1.0),), convex=False, prox=False
+            RatioDifference(AbsoluteDistance(phi)), 4, 0.5, kinks=((1.0, 1.0, 0.75, 1.0),), convex=False, envelope=False
         )
         for phi in (Hinge(2.0, 0.25), SquaredHinge(2.0, 0.25))
     ),
@@ -60,7 +61,7 @@ class LinearReference(Reference):
 
 
 class DistanceReference(Reference):
-    def __init__(self, f: AbsoluteDistance) -> None:
+    def __init__(self, f: Even) -> None:
         self.phi, self.centre = reference(f.phi), mpf(f.centre)
 
     def value(self, u: Row) -> mpf:
@@ -94,6 +95,7 @@ class RatioDifferenceReference(Reference):
 REFERENCES = {
     AbsoluteDifference: LinearReference,
     AbsoluteDistance: DistanceReference,
+    Even: DistanceReference,
     Linear: LinearReference,
     RatioDifference: RatioDifferenceReference,
 }

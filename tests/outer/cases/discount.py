@@ -6,10 +6,8 @@ from fcco_lightning.outer import DiscountedGain
 from tests.outer.case import Case, Reference, Separable
 
 CASES = [
-    Case(DiscountedGain(), low=1.0, high=40.0, kinks=((1.5,),), convex=False, prox=False),
-    Case(
-        DiscountedGain(cutoff=5.5, sharpness=3.0), 2, low=1.0, high=40.0, kinks=((5.5, 1.5),), convex=False, prox=False
-    ),
+    Case(outer, len(kink), 1.0, 40.0, (kink,), convex=False, envelope=False)
+    for outer, kink in ((DiscountedGain(), (1.5,)), (DiscountedGain(cutoff=5.5, sharpness=3.0), (5.5, 1.5)))
 ]
 
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import torch
-from mpmath import exp, expm1, findroot, log, log1p, mpf, sqrt
-from torch import Tensor
+from mpmath import exp, expm1, log, log1p, mpf, sqrt
 
 from fcco_lightning.outer import (
     KullbackLeiblerOfLog,
@@ -18,20 +17,6 @@ from fcco_lightning.outer import (
 )
 from tests.outer.case import Case, Reference, Row, Separable, positive_part
 
-
-def log_proximal(u: Tensor, lam: float) -> Tensor:
-    return (u >= 2.01 * (lam * 0.5) ** 0.5).all(dim=1)
-
-
-def log_ratio_proximal(u: Tensor, lam: float) -> Tensor:
-    unequal = (u[:, 1] / u[:, 0]).log().abs() > 0.1  # a difference of equal logarithms has no digits
-    return unequal & log_proximal(u[:, 1:], lam)
-
-
-def ratio_proximal(u: Tensor, lam: float) -> Tensor:
-    return lam * (u[:, 0] / u[:, 1] ** 3 + 1 / u[:, 1] ** 2) < 0.01
-
-
 CASES = [
     Case(Power(1.5), dual=(0.0, np.inf)),
     Case(Power(2.0), dual=(0.0, np.inf)),
@@ -40,21 +25,21 @@ CASES = [
     Case(Softplus(-2.5), dual=(-2.5, 0.0)),
     Case(NegativeLog(), low=0.05, kinks=((1.0,),), dual=(-np.inf, 0.0)),
     Case(NegativeLog(tau=0.4), low=0.05, kinks=((1.0,),), dual=(-np.inf, 0.0)),
-    Case(LogSumExp(), 3, kinks=((0.0, 0.0, 0.0),), prox=False),
-    Case(LogSumExp(theta=0.3, mean=True), 2, kinks=((0.0, 0.0),), prox=False),
-    Case(Log(tau=0.5), low=0.5, kinks=((1.0,),), convex=False, proximal=log_proximal),
-    Case(Ratio(), 2, low=0.5, kinks=((1.0, 1.0),), convex=False, proximal=ratio_proximal),
-    Case(LogRatio(tau=0.5), 2, low=0.5, kinks=((1.0, 1.0),), convex=False, proximal=log_ratio_proximal),
+    Case(LogSumExp(), 3, kinks=((0.0, 0.0, 0.0),), envelope=False),
+    Case(LogSumExp(theta=0.3, mean=True), 2, kinks=((0.0, 0.0),), envelope=False),
+    Case(Log(tau=0.5), low=0.5, kinks=((1.0,),), convex=False, envelope=False),
+    Case(Ratio(), 2, low=0.5, kinks=((1.0, 1.0),), convex=False, envelope=False),
+    Case(LogRatio(tau=0.5), 2, low=0.5, kinks=((1.0, 1.0),), convex=False, envelope=False),
     Case(
         LogWithTemperature(torch.tensor([[0.4, 0.7]]), rho=0.3),
         2,
         low=0.3,
         kinks=((1.0, 1.0),),
         convex=False,
-        prox=False,
+        envelope=False,
     ),
     *(
-        Case(KullbackLeiblerOfLog(lam, tau, torch.tensor(c)), low=0.5, kinks=((1.0,),), convex=False, prox=False)
+        Case(KullbackLeiblerOfLog(lam, tau, torch.tensor(c)), low=0.5, kinks=((1.0,),), convex=False, envelope=False)
         for lam, tau, c in ((1.2, 2.0, 0.25), (0.5, 2.5, -0.5))
     ),
 ]
@@ -99,9 +84,6 @@ class LogRatioReference(Reference):
     def subgradient(self, u: Row) -> Row:
         return [part.subgradient([a])[0] for part, a in zip(self.parts, u, strict=True)]
 
-    def prox(self, u: Row, lam: mpf) -> Row:
-        return [part.prox([a], lam)[0] for part, a in zip(self.parts, u, strict=True)]
-
 
 class RatioReference(Reference):
     def value(self, u: Row) -> mpf:
@@ -109,10 +91,6 @@ class RatioReference(Reference):
 
     def subgradient(self, u: Row) -> Row:
         return [-1 / u[1], u[0] / u[1] ** 2]
-
-    def prox(self, u: Row, lam: mpf) -> Row:
-        v = findroot(lambda v: u[0] / v**2 + lam / v**3 + (v - u[1]) / lam, u[1], solver="newton", tol=mpf(10) ** -60)
-        return [u[0] + lam / v, v]
 
 
 class LogSumExpReference(Reference):

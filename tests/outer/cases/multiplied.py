@@ -13,7 +13,7 @@ def rows(*values: float) -> torch.Tensor:
 
 
 def case(outer: Multiplied, *kinks: float, dual: tuple[float, float]) -> Case:
-    return Case(outer, low=0.0, kinks=tuple((kink,) for kink in kinks), dual=dual, prox=False)
+    return Case(outer, low=0.0, kinks=tuple((kink,) for kink in kinks), dual=dual, envelope=False)
 
 
 BOTH = Multiplied(rows(0.25, 2.0), 0.5, 1.0)  # in (0.25, 1.5) both sides push

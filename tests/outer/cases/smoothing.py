@@ -1,4 +1,4 @@
-"""Smoothed functions; the folder adds a Moreau envelope of every convex function with a prox."""
+"""Smoothed functions; the folder adds an envelope of every class that has one."""
 
 import torch
 from mpmath import erfc, exp, mpf, pi, sqrt
@@ -6,11 +6,13 @@ from mpmath import erfc, exp, mpf, pi, sqrt
 from fcco_lightning.outer import (
     AbsoluteDifference,
     AbsoluteDistance,
-    GaussianAverage,
+    AveragedHinge,
     Hinge,
     Linear,
     MoreauEnvelope,
+    OuterFunction,
     Shifted,
+    SmoothedHinge,
 )
 from tests.outer.case import Case, Reference, Row, reference
 
@@ -21,12 +23,11 @@ AVERAGED = [
     Case(AbsoluteDifference(Hinge(rho=4.0, kappa=0.1)), 2, kinks=((0.6, 0.5), (0.3, 0.3))),
     Case(Shifted(Hinge(2.0, 0.1), torch.tensor(0.25, dtype=torch.float64), 0.5), kinks=((0.3,),)),
 ]
-CASES = [Case(GaussianAverage(c.outer, 0.4), c.width, kinks=c.kinks, prox=False, conjugate=False) for c in AVERAGED]
 
 
 class EnvelopeReference(Reference):
-    def __init__(self, f: MoreauEnvelope) -> None:
-        self.inner, self.lam = reference(f.outer), mpf(f.lam)
+    def __init__(self, inner: Reference, lam: mpf) -> None:
+        self.inner, self.lam = inner, lam
 
     def value(self, u: Row) -> mpf:
         return self.inner.envelope(u, self.lam)
@@ -42,9 +43,9 @@ class EnvelopeReference(Reference):
 class AverageReference(Reference):
     """A sum of hinges ``rho [<a, u> - b]_+`` under noise of deviation ``|a| sigma``."""
 
-    def __init__(self, f: GaussianAverage) -> None:
-        self.sigma = mpf(f.sigma)
-        self.hinges = hinges(f.outer)
+    def __init__(self, f: OuterFunction, sigma: float) -> None:
+        self.sigma = mpf(sigma)
+        self.hinges = hinges(f)
 
     def value(self, u: Row) -> mpf:
         total = mpf(0)
@@ -65,7 +66,7 @@ class AverageReference(Reference):
         return (sum(c * x for c, x in zip(a, u, strict=True)) - b) / width, width
 
 
-def hinges(f: object) -> list[tuple[mpf, Row, mpf]]:
+def hinges(f: OuterFunction) -> list[tuple[mpf, Row, mpf]]:
     """Of every hinge of the sum: rho, a and b."""
     if isinstance(f, Hinge):
         return [(mpf(f.rho), [mpf(1)], mpf(f.kappa))]
@@ -79,4 +80,16 @@ def hinges(f: object) -> list[tuple[mpf, Row, mpf]]:
     return [(rho, [a[0] * mpf(c) for c in f.weights], b) for rho, a, b in inner]
 
 
-REFERENCES = {GaussianAverage: AverageReference, MoreauEnvelope: EnvelopeReference}
+CASES = [
+    Case(SmoothedHinge(rho=4.0, kappa=0.3, lam=0.25), kinks=((0.3,), (1.3,)), dual=(0.0, 4.0)),
+    Case(AveragedHinge(rho=4.0, kappa=0.3, sigma=0.2), kinks=((0.3,),), dual=(0.0, 4.0), envelope=False),
+    *(
+        Case(c.outer.averaged(0.4), c.width, kinks=c.kinks, envelope=False, given=AverageReference(c.outer, 0.4))
+        for c in AVERAGED
+    ),
+]
+REFERENCES = {
+    AveragedHinge: lambda f: AverageReference(Hinge(f.rho, f.kappa), f.sigma),
+    MoreauEnvelope: lambda f: EnvelopeReference(reference(f.outer), mpf(f.lam)),
+    SmoothedHinge: lambda f: EnvelopeReference(reference(Hinge(f.rho, f.kappa)), mpf(f.lam)),
+}
