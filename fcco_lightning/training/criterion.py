@@ -31,14 +31,14 @@ class Criterion(nn.Module):
     r"""A scalar whose value is an estimate of F and whose gradient is the algorithm's estimate G of grad F.
 
     ``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``, and the constraints' terms.  Called in training as
-    ``criterion(outputs, batch)``, it measures the batch and hands out G = Jacobian of the measured g_i, transposed,
-    times the outer gradients y_i of the remembered rows.  The loop stays the user's: backward pass, clipping, mixed
-    precision, accumulation and schedules are what they are for any other loss.  The rows change with the optimizer's
-    step, behind the backward pass, and only if every value and gradient is finite.  With several processes the batch is
-    that of all of them together, as :class:`~fcco_lightning.Engine` has it, and the gradients are to be averaged, as
-    DistributedDataParallel does.  Rows are part of ``state_dict()``, replicated on every process.  A checkpoint that
-    Lightning's ``EMAWeightAveraging`` or ``StochasticWeightAveraging`` has written holds them for a run with that
-    callback.
+    ``criterion(outputs, batch)``, it measures the batch and hands out F at the remembered rows u_i, with the gradient
+    G = Jacobian of the measured g_i, transposed, times ``grad f_i(u_i)``.  The loop stays the user's: backward pass,
+    clipping, mixed precision, accumulation and schedules are what they are for any other loss.  The rows change with
+    the optimizer's step, behind the backward pass, and only if every value and gradient is finite.  With several
+    processes the batch is that of all of them together, as :class:`~fcco_lightning.Engine` has it, and the gradients
+    are to be averaged, as DistributedDataParallel does.  Rows are part of ``state_dict()``, replicated on every
+    process.  A checkpoint that Lightning's ``EMAWeightAveraging`` or ``StochasticWeightAveraging`` has written holds
+    them for a run with that callback.
 
     With gradients accumulated over several batches each batch compares its own samples only, and the rows move with
     each of them; the value of one is to be differentiated before the next one is measured.  A step that a loss scaler
@@ -50,7 +50,7 @@ class Criterion(nn.Module):
 
     Args:
         objective: the objective.
-        algorithm: that decides the outer gradients.
+        algorithm: that decides what is remembered.
         num_samples: n, size of the training split, whose samples the column ``index`` numbers from 0.
         constraints: constraints ``h_j(w) <= 0``.
         penalty: how they are enforced; an :class:`~fcco_lightning.AdaptivePenalty` by default.

@@ -39,9 +39,9 @@ REFUSED: dict[type[Callback], str] = {
     "size of the data, and --model.execution.micro_batch to what passes through the network at once.",
     BatchSizeFinder: "the batch size is part of the method here, not of the memory. Choose it with the data, and set "
     "--model.execution.micro_batch to what fits into the memory.",
-    LearningRateFinder: "it follows the loss of training_step, and the surrogate's value means nothing. Compare the "
+    LearningRateFinder: "it follows the loss of training_step, which returns none. Compare the "
     "logged train_objective of short runs with several --model.optimizer.init_args.lr.",
-    SpikeDetection: "it follows the loss of training_step, and the surrogate's value means nothing. Use "
+    SpikeDetection: "it follows the loss of training_step, which returns none. Use "
     "--model.execution.skip_nonfinite true and --model.clipping.value.",
     ModelPruning: "it replaces the weights by others under new names, which the algorithm's memory of them and every "
     "checkpoint contradict. Prune the trained network with torch.nn.utils.prune, and remove its masks before a fit.",
