@@ -14,7 +14,6 @@ from fcco_lightning.outer import (
     Square,
     SquaredHinge,
 )
-from fcco_lightning.outer.composed import Even
 from tests.outer.case import Case, Reference, Row, reference
 
 CASES = [
@@ -40,8 +39,8 @@ CASES = [
 
 
 class LinearReference(Reference):
-    def __init__(self, f: Linear) -> None:
-        self.phi, self.weights = reference(f.phi), [mpf(c) for c in f.weights]
+    def __init__(self, phi: Reference, weights: tuple[float, ...]) -> None:
+        self.phi, self.weights = phi, [mpf(c) for c in weights]
 
     def along(self, u: Row) -> mpf:
         return sum(c * a for c, a in zip(self.weights, u, strict=True))
@@ -61,8 +60,8 @@ class LinearReference(Reference):
 
 
 class DistanceReference(Reference):
-    def __init__(self, f: Even) -> None:
-        self.phi, self.centre = reference(f.phi), mpf(f.centre)
+    def __init__(self, f: AbsoluteDistance | AbsoluteDifference, centre: float) -> None:
+        self.phi, self.centre = reference(f.phi), mpf(centre)
 
     def value(self, u: Row) -> mpf:
         return self.phi.value([abs(u[0] - self.centre)])
@@ -93,9 +92,8 @@ class RatioDifferenceReference(Reference):
 
 
 REFERENCES = {
-    AbsoluteDifference: LinearReference,
-    AbsoluteDistance: DistanceReference,
-    Even: DistanceReference,
-    Linear: LinearReference,
+    AbsoluteDifference: lambda f: LinearReference(DistanceReference(f, 0.0), (1.0, -1.0)),
+    AbsoluteDistance: lambda f: DistanceReference(f, f.centre),
+    Linear: lambda f: LinearReference(reference(f.phi), f.weights),
     RatioDifference: RatioDifferenceReference,
 }

@@ -77,6 +77,8 @@ def hinges(f: OuterFunction) -> list[tuple[mpf, Row, mpf]]:
     if isinstance(f, AbsoluteDistance):
         centre = mpf(f.centre)
         return [(rho, [s * a[0]], b + s * a[0] * centre) for rho, a, b in inner for s in (1, -1)]
+    if isinstance(f, AbsoluteDifference):
+        return [(rho, [s * a[0], -s * a[0]], b) for rho, a, b in inner for s in (1, -1)]
     return [(rho, [a[0] * mpf(c) for c in f.weights], b) for rho, a, b in inner]
 
 
