@@ -1,4 +1,4 @@
-"""What one algorithm is in terms of another, and what the surrogate's gradient is in terms of F."""
+"""What one algorithm is in terms of another, and what its gradient is in terms of F."""
 
 import pytest
 import torch
@@ -90,7 +90,7 @@ def test_full_batch_gradient_of_any_outer_function_is_exact(outer):
     (batch,) = make_batches(1, size=N)
     network = make_network()
     values = Wide(outer).measure(network(batch["x"]), batch)[1].values
-    outer.value(values).mean().backward()
+    outer(values).mean().backward()
     expected = flat(p.grad for p in network.parameters())
     network.zero_grad()
     assert torch.allclose(full_gradient(SOX(1.0), network, Wide(outer), [], batch), expected, **SAME)

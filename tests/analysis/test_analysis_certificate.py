@@ -154,7 +154,7 @@ def test_the_gradient_of_any_objective_is_that_of_finite_differences(make):
         if objective.outer.coupled:  # CVaR of two groups at 1/2 is the worse one
             return float(values.max())
         assert len(values) == (domain.num_rows if domain.owners is None else int(domain.owners.sum()))
-        value = objective.outer.value(values).mean().detach()
+        value = objective.outer(values).mean().detach()
         return float(value if direct is None else direct.detach() + value)
 
     steps = 1e-5 * np.eye(3)

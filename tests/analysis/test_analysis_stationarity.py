@@ -5,7 +5,7 @@ import torch
 
 from fcco_lightning.analysis import GRID, jacobian, stationarity
 from fcco_lightning.engine import read
-from fcco_lightning.outer import MoreauEnvelope
+from fcco_lightning.outer import slopes
 from tests.analysis.problems import cut, linear, make, whole
 
 
@@ -27,16 +27,16 @@ def test_the_gradient_is_that_of_the_smoothed_objective(name, lam):
     found = jacobian(functions, cut(batch, 7))
     (point,) = stationarity(functions.objective, found, [lam])
     functions.eval()
-    outer = MoreauEnvelope(functions.objective.outer, lam) if lam else functions.objective.outer
+    outer = functions.objective.outer.smoothed(lam) if lam else functions.objective.outer
     parts = {"target": batch}
     direct, rows = functions.objective.measure(*read(functions.outputs(parts), parts, functions.objective))
-    total = outer.value(rows.values).mean() + (0 if direct is None else direct)
+    total = outer(rows.values).mean() + (0 if direct is None else direct)
     weights = list(functions.trainable().values())
     if name != "tasks" or lam:
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(total, weights)])
         assert point.gradient == pytest.approx(gradient.norm().item(), rel=1e-8)
     u = found.values
-    t = outer.outer.prox(u, lam) if lam else u
+    t = u - lam * slopes(outer, u)
     assert point.shift == pytest.approx(float((t - u).norm(dim=1).max()))
     assert point.eps == max(point.shift, point.gradient)
 

@@ -77,7 +77,7 @@ def test_a_hinge_is_learning_without_forgetting():
     limit, logits = Distillation(temperature=2.0, names=["a", "b"]), LOGITS.clone().requires_grad_()
     old = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     values = limit.measure(logits, BATCH | {"old_logits": old})[1].values
-    total = limit.outer(Hinge(0.7, limit.kappa)).value(values).mean()
+    total = limit.outer(Hinge(0.7, limit.kappa))(values).mean()
     p, before = (softmax(z.detach().numpy() / 2, axis=1) for z in (logits, old))
     weight = np.where(BATCH["task"] >= 0, 1 / 4, 0)  # two of four in each of two tasks
     assert total.item() == pytest.approx(0.7 * weight @ rel_entr(before, p).sum(1), rel=1e-12)

@@ -103,8 +103,8 @@ def test_constraints_that_are_kept_together_are_tightened_as_each_alone():
         margins[i] = margin
         for constraint in (members[i], each[i]):
             constraint.tighten(margin)
-        found = joint.outer(Hinge(2.0, joint.kappa)).value(values)
-        alone = [c.outer(Hinge(2.0, c.kappa)).value(v) for c, v in zip(each, values.unsqueeze(1), strict=True)]
+        found = joint.outer(Hinge(2.0, joint.kappa))(values)
+        alone = [c.outer(Hinge(2.0, c.kappa))(v) for c, v in zip(each, values.unsqueeze(1), strict=True)]
         torch.testing.assert_close(found, 2 * (h + margins).clamp(min=0))
         torch.testing.assert_close(found, torch.cat(alone))
         assert torch.equal(joint.violation(values), h)

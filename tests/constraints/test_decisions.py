@@ -35,6 +35,7 @@ from fcco_lightning import (
     SoftRate,
     TopShare,
 )
+from fcco_lightning.outer import slopes
 
 TINY = 1e-6  # a temperature at which a smooth rate of the scores below is the rate of decisions
 SMOOTH = {
@@ -209,14 +210,14 @@ def test_the_gradient_takes_the_slope_at_the_multiplier_of_the_step(name, rule, 
     for step in range(12):
         unit = term.multipliers.unit.nan_to_num(0.0)
         memory = term.multipliers.state.gather(None).view(1, -1, 1)
-        slope = term.multipliers.rule.outer(memory, kappa).scaled(unit).subgradient(value.detach().view(1, 1))
+        slope = slopes(term.multipliers.rule.outer(memory, kappa).scaled(unit), value.detach().view(1, 1))
         engine.train_batch({"x": x, "y": y, "index": torch.arange(40)}, optimizer)
         expected = of_objective + slope.item() * of_rate
         torch.testing.assert_close(network.weight.grad, expected, rtol=1e-6, atol=1e-9, msg=f"step {step}")
     assert slope > 0
     told = term.multipliers.rule.outer(term.multipliers.state.gather(None).view(1, -1, 1), kappa).scaled(unit)
     (reported,) = problem.multipliers().values()
-    assert reported == pytest.approx(told.subgradient(value.detach().view(1, 1)).item(), rel=1e-6)
+    assert reported == pytest.approx(slopes(told, value.detach().view(1, 1)).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("rule", RULES)

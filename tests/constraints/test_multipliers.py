@@ -37,7 +37,7 @@ from fcco_lightning.constraints import Constraint, DifferenceAtMost, Multipliers
 from fcco_lightning.data.plans import Drawn
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import Multiplied
+from fcco_lightning.outer import Multiplied, slopes
 from tests.contracts.completeness import concrete_classes
 
 A = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -1.0], [0.3, -0.2, 0.4]], dtype=torch.float64)
@@ -335,5 +335,5 @@ def test_an_adaptive_penalty_pushes_by_what_is_left_of_a_width(excess, share):
     """``y = nu (1 + clamp(h / width, -1, 1))``."""
     nu = torch.tensor([[0.3], [1.7]])
     t = torch.full((2, 1), 0.1 + excess)
-    slope = AdaptivePenalty(width=0.02).outer(nu.unsqueeze(1), 0.1).subgradient(t)
+    slope = slopes(AdaptivePenalty(width=0.02).outer(nu.unsqueeze(1), 0.1), t)
     torch.testing.assert_close(slope, share * nu, rtol=1e-4, atol=1e-6)

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fcco_lightning.estimators import (
     EMA,
@@ -14,8 +16,10 @@ from fcco_lightning.estimators import (
     EntropicMirror,
     Estimator,
     Minibatch,
+    Sampling,
     ScaledEMA,
 )
+from fcco_lightning.outer import OuterFunction
 
 Array = NDArray[np.float64]
 N, BATCH = 7, 3  # rows of the term, rows in a batch
@@ -33,6 +37,23 @@ class Step(NamedTuple):
     rows: Array
     y: Array
     others: float = 1.0
+
+
+class Followed(NamedTuple):
+    """New rows (b, k), and f (b,) with the slope (b, k) by which the inner values of a batch count."""
+
+    rows: Tensor
+    value: Tensor
+    y: Tensor
+
+
+def follow(
+    estimator: Estimator, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, sampling: Sampling
+) -> Followed:
+    """A step as algorithms make it."""
+    new, g = estimator.update(rows, inner, previous, outer, sampling), inner.clone().requires_grad_()
+    value = estimator.estimate(outer, sampling.trusted(new if estimator.fresh else rows, inner), g, inner)
+    return Followed(new, value.detach(), torch.autograd.grad(value.sum(), g)[0])
 
 
 Marks = NDArray[np.bool_]

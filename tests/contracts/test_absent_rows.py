@@ -22,7 +22,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.algorithms import SingleLoop
-from fcco_lightning.analysis.dual_values import surrogate
+from fcco_lightning.analysis import value_of
 from fcco_lightning.constraints.penalty import SmoothedHingePenalty, SquaredHingePenalty
 from fcco_lightning.engine import Term
 from fcco_lightning.engine.diagnosis import refuse
@@ -168,7 +168,7 @@ def test_those_are_not_read_where_a_whole_split_is_measured(name):
             return direct, rows if value is None else rows._replace(values=torch.where(absent, value, rows.values))
 
         objective.measure = filled
-        return bench.gradient_of(surrogate(objective, bench.network(columns["x"]), columns))
+        return bench.gradient_of(value_of(objective, bench.network(columns["x"]), columns))
 
     expected = gradient()
     assert expected.isfinite().all()

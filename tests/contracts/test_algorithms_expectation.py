@@ -1,4 +1,4 @@
-"""Averaged over all batches, G is the gradient of F, or of the surrogate with the y that the algorithm uses.
+"""Averaged over all batches, G is the gradient of F, or of ``sum <y, g>`` with the y that the algorithm uses.
 
 The data are six samples, of which two own the rows of the objective and are the rare subset of the constraint.
 """

@@ -7,7 +7,7 @@ import torch
 
 from fcco_lightning import SoftRate
 from fcco_lightning.errors import FCCOError
-from fcco_lightning.outer import AbsoluteDifference, Hinge, SquaredHinge
+from fcco_lightning.outer import AbsoluteDifference, Hinge, SquaredHinge, slopes
 from tests.contracts.registry_constraints import CASES
 from tests.contracts.sampled import WAYS, Bench, N, as_lists, assert_refused, united
 
@@ -54,7 +54,7 @@ def test_a_penalty_is_that_of_the_violation(name):
     excess = constraint.violation(values).clamp(min=0)
     assert int((excess > 0).sum()) > 0
     for phi, expected in ((Hinge(2.0, constraint.kappa), 2 * excess), (SquaredHinge(2.0, constraint.kappa), excess**2)):
-        torch.testing.assert_close(constraint.outer(phi).value(values), expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(constraint.outer(phi)(values), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if is_plain(CASES[name].make())])
@@ -66,11 +66,11 @@ def test_a_penalty_begins_where_the_constraint_is_violated(name):
         values = torch.stack([torch.full_like(excess, 0.4), 0.4 - values[:, 0].clamp(min=0)], dim=1)
         excess = (constraint.kappa + excess).clamp(min=0) - constraint.kappa
     torch.testing.assert_close(constraint.violation(values), excess)
-    hinge = constraint.outer(Hinge(2.0, constraint.kappa)).value(values)
+    hinge = constraint.outer(Hinge(2.0, constraint.kappa))(values)
     torch.testing.assert_close(hinge, 2 * excess.clamp(min=0), rtol=1e-6, atol=1e-12)
-    square = constraint.outer(SquaredHinge(2.0, constraint.kappa)).value(values)
+    square = constraint.outer(SquaredHinge(2.0, constraint.kappa))(values)
     torch.testing.assert_close(square, excess.clamp(min=0).square(), rtol=1e-6, atol=1e-12)
-    slope = constraint.outer(Hinge(2.0, constraint.kappa)).subgradient(values)
+    slope = slopes(constraint.outer(Hinge(2.0, constraint.kappa)), values)
     assert slope[:2].abs().max() == 0
     assert slope[3:].abs().tolist() == [[2.0] * constraint.width] * 2
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from fcco_lightning.estimators import Sampling
-from fcco_lightning.outer import Hinge, MoreauEnvelope, Range, Square
+from fcco_lightning.outer import Hinge, Range, Shifted, Square, slopes
 
-from .registry_estimators import BATCH, ESTIMATORS, LAM, RHO, N
+from .registry_estimators import BATCH, ESTIMATORS, LAM, RHO, N, follow
 
-SMOOTHED = MoreauEnvelope(Hinge(RHO), LAM)
+SMOOTHED = Hinge(RHO).smoothed(LAM)
 every = pytest.mark.parametrize("member", ESTIMATORS.values(), ids=ESTIMATORS)
 
 
@@ -18,7 +18,7 @@ def update(estimator, rows, inner, previous=None, seen=None, inverse=N / BATCH, 
     previous = previous if estimator.needs_previous else None
     unseen = None if seen is None else ~seen.unsqueeze(1).expand(rows.shape)
     rows = rows if unseen is None else torch.where(unseen, estimator.first(inner).to(rows.dtype), rows)
-    return estimator.update(rows, inner, previous, SMOOTHED, Sampling(inverse, unseen, limits))
+    return follow(estimator, rows, inner, previous, SMOOTHED, Sampling(inverse, unseen, limits))
 
 
 @every
@@ -46,7 +46,7 @@ def test_fifty_steps_equal_the_formula_in_numpy(member, width):
         rows *= estimator.decay()
         rows[index] = tracked.rows
         visited[batch] = True
-        np.testing.assert_allclose(tracked.weights.numpy(), expected.y, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(tracked.y.numpy(), expected.y, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(rows[index].numpy(), table[batch], rtol=1e-12, atol=1e-12)
     seen = visited if estimator.remembers else np.zeros(N, dtype=bool)
     np.testing.assert_allclose(rows.numpy()[seen], table[seen], rtol=1e-12, atol=1e-12)
@@ -61,9 +61,9 @@ def test_the_first_visit_is_exact(member, width):
     expected = member.formula(
         other.numpy(), inner.numpy(), other.numpy(), np.array([False]), np.full((1, 1), N / BATCH)
     )
-    torch.testing.assert_close(tracked.weights, torch.from_numpy(expected.y).float())
+    torch.testing.assert_close(tracked.y, torch.from_numpy(expected.y).float())
     if estimator.convex_only and not member.averages:  # it remembers y, from 0
-        assert torch.equal(tracked.rows, tracked.weights)
+        assert torch.equal(tracked.rows, tracked.y)
     else:
         assert torch.equal(tracked.rows, inner)
 
@@ -74,8 +74,7 @@ def test_a_missing_previous_point_counts_as_the_present_one(member):
     estimator = member.make()
     sampling = Sampling(N / 2)
     one, other = (estimator.update(rows, inner, p, SMOOTHED, sampling) for p in (None, inner))
-    assert torch.equal(one.rows, other.rows)
-    assert torch.equal(one.weights, other.weights)
+    assert torch.equal(one, other)
 
 
 @every
@@ -85,8 +84,9 @@ def test_shape_and_dtype_stay(member, dtype, shape):
     rows, inner, previous = torch.randn(3, *shape, dtype=dtype)
     kept = [t.clone() for t in (rows, inner, previous)]
     tracked = update(member.make(), rows, inner, previous, torch.ones(shape[0], dtype=torch.bool))
-    for one in (tracked.rows, tracked.weights, tracked.at):
+    for one in (tracked.rows, tracked.y):
         assert (one.shape, one.dtype, one.requires_grad) == (shape, dtype, False)
+    assert (tracked.value.shape, tracked.value.dtype) == (shape[:1], torch.float64)
     assert all(torch.equal(a, b) for a, b in zip(kept, (rows, inner, previous), strict=True))  # a pure map
 
 
@@ -99,7 +99,7 @@ def test_single_precision_follows_double_precision(member):
         tracked = {d: update(member.make(), rows[d], now.to(d), before.to(d)) for d in rows}
         rows = {d: t.rows for d, t in tracked.items()}
         torch.testing.assert_close(rows[torch.float32].double(), rows[torch.float64], rtol=1e-5, atol=1e-5)
-        single, double = (tracked[d].weights.double() for d in (torch.float32, torch.float64))
+        single, double = (tracked[d].y.double() for d in (torch.float32, torch.float64))
         torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-4)
 
 
@@ -128,7 +128,7 @@ def test_bias_and_variance_at_fixed_weights(name):
     for t in range(1, steps + 1):
         inner = g + noise * torch.randn(copies, 1, generator=generator, dtype=torch.float64)
         sampling = Sampling(1.0)  # every row is in the batch, so MOAP's scale is one
-        rows = estimator.update(rows, inner, inner, Square(0.5), sampling).rows  # f(u) = u^2/2, so y = u
+        rows = estimator.update(rows, inner, inner, Square(0.5), sampling)  # f(u) = u^2/2, so y = u
         variance = gamma / (2 - gamma) * noise**2 * (1 - (1 - gamma) ** (2 * t))
         assert rows.mean().item() == pytest.approx(
             g + (1 - gamma) ** t * (start - g), abs=5 * (variance / copies) ** 0.5
@@ -139,6 +139,21 @@ def test_bias_and_variance_at_fixed_weights(name):
 @every
 def test_stale_or_fresh(member):
     estimator = member.make()
-    tracked = estimator.update(torch.tensor([[1.0]]), torch.tensor([[3.0]]), None, Square(0.5), Sampling(1.0))
+    tracked = follow(estimator, torch.tensor([[1.0]]), torch.tensor([[3.0]]), None, Square(0.5), Sampling(1.0))
     at = 1 + 2 * member.gamma if member.fresh else 1.0
-    assert tracked.weights.item() == pytest.approx(at)
+    assert tracked.y.item() == pytest.approx(at)
+
+
+@every
+def test_an_estimate_is_f_at_the_rows_with_its_slopes_there(member):
+    """In the inner values and in a known parameter of f; where rows are dual, it is f at the batch with their slope."""
+    estimator, s = member.make(), torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    outer = Shifted(SMOOTHED, s)
+    rows, inner = torch.tensor([[0.4, 0.2], [0.7, -1.0], [0.1, 9.0]]), torch.tensor([[0.5, 0.3], [-0.1, 0.6], [2, 0.2]])
+    g = inner.double().requires_grad_()
+    value = estimator.estimate(outer, rows, g, inner)
+    of_batch, of_parameter = torch.autograd.grad(value.sum(), (g, s))
+    at, y = (rows, slopes(outer, rows.double())) if estimator.follows_values else (inner, rows.double())
+    torch.testing.assert_close(value, outer(at.double()), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(of_batch, y, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(of_parameter, -y.sum(), rtol=1e-12, atol=1e-12)

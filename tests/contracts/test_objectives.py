@@ -56,7 +56,7 @@ def value_of(bench):
         if bench.case.coupled:
             value = value + bench.objective.outer.ambiguity.worst_case(rows[:, 0]) @ rows[:, 0]
         else:
-            value = value + reading.total(reading.outer.value(reading.values))
+            value = value + reading.total(reading.outer(reading.values))
     return value.item()
 
 
@@ -160,7 +160,7 @@ def test_a_batch_that_says_nothing_has_the_gradient_zero(name):
     for alike in _of_one_value(bench.case.columns):
         batch = bench.batch(alike)
         bench.network.zero_grad()
-        bench.engine.descend(bench.surrogate(batch))
+        bench.engine.descend(bench.estimate(batch))
         gradient = bench.network.table.grad
         assert gradient is not None
         speaks = any(reading.present.any() for reading in bench.measured(batch).readings)

@@ -142,7 +142,7 @@ def test_a_joint_constraint_follows_its_members_margins():
     (joint,) = kept_together(members)
     members[1].tighten(0.1)
     values = torch.tensor([[0.5], [0.5]], dtype=torch.float64)
-    torch.testing.assert_close(joint.outer(Hinge()).value(values), torch.tensor([0.2, 0.2], dtype=torch.float64))
+    torch.testing.assert_close(joint.outer(Hinge())(values), torch.tensor([0.2, 0.2], dtype=torch.float64))
     torch.testing.assert_close(joint.violation(values), torch.tensor([0.2, 0.1], dtype=torch.float64))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from fcco_lightning import Engine, Objective
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.ambiguity import CappedSimplex
-from fcco_lightning.engine import Surrogate
+from fcco_lightning.engine import Estimate
 from fcco_lightning.errors import NonFiniteError
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import WorstCase
@@ -117,14 +117,14 @@ class BlockwiseDual(Algorithm):
         return reading
 
     def write(self, engine, renewed):
-        surrogate = Surrogate(None)
-        surrogate.remember(renewed, renewed.values.detach())
-        engine.descend(surrogate)
+        estimate = Estimate(None)
+        estimate.remember(renewed, renewed.values.detach())
+        engine.descend(estimate)
         engine.commit()
 
     def gradient(self, engine, reading, q):
         """Sum over the rows of a reading of ``q_i grad l_i``."""
-        return engine.gradients(reading.pair(q[reading.index] / reading.weight.unsqueeze(1)))[0]
+        return engine.gradients((q[reading.index] * reading.values).sum())[0]
 
     def growth(self, t):
         return (1 - (1 + self.alpha) ** (1 - t)) / self.alpha

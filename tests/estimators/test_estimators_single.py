@@ -8,12 +8,13 @@ from scipy.optimize import minimize_scalar
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import EMA, CorrectedEMA, DualMirror, DualProx, Minibatch, Sampling, ScaledEMA
-from fcco_lightning.outer import Hinge, Log, LogSumExp, MoreauEnvelope, Softplus, Square, SquaredHinge
+from fcco_lightning.outer import Hinge, Log, LogSumExp, Softplus, Square, SquaredHinge, slopes
+from tests.contracts.registry_estimators import follow
 
 ROUNDING = 1e-12  # one step in float64
 ARGMIN = 1e-6  # scipy's minimiser
 RHO, LAM = 2.0, 0.3
-SMOOTHED = MoreauEnvelope(Hinge(RHO), LAM)
+SMOOTHED = Hinge(RHO).smoothed(LAM)
 
 
 def hinge_slope(u):
@@ -22,7 +23,7 @@ def hinge_slope(u):
 
 def track_one(estimator, row, inner, previous=None, outer=SMOOTHED):
     values = [None if v is None else torch.tensor([[v]], dtype=torch.float64) for v in (row, inner, previous)]
-    return estimator.update(*values, outer, Sampling(5.0))
+    return follow(estimator, *values, outer, Sampling(5.0))
 
 
 @pytest.mark.parametrize(
@@ -57,15 +58,15 @@ def test_mirror_form_is_the_argmax_of_its_definition(outer, f_star, bounds, tau)
     theta, u, g, before = 0.5, 0.4, 0.9, 0.5
     gamma = 1 / (1 + tau)
     tracked = track_one(DualMirror(gamma, gamma * theta), u, g, before, outer)
-    y_old = outer.subgradient(torch.tensor([[u]], dtype=torch.float64)).item()
+    y_old = slopes(outer, torch.tensor([[u]], dtype=torch.float64)).item()
     expected = conjugate_bregman_argmax(f_star, u, y_old, g + theta * (g - before), tau, bounds)
-    assert tracked.weights.item() == pytest.approx(expected, abs=ARGMIN)
+    assert tracked.y.item() == pytest.approx(expected, abs=ARGMIN)
     assert tracked.rows.item() == pytest.approx((tau * u + g + theta * (g - before)) / (1 + tau), abs=ROUNDING)
 
 
 def hinge_steps(u, tau=1.0, g=0.5):
     """The outer gradient of the u-form, and that of the y-form with psi = f_lam* from y = grad f_lam(u)."""
-    mirror = track_one(DualMirror(1 / (1 + tau), 0.0), u, g).weights.item()
+    mirror = track_one(DualMirror(1 / (1 + tau), 0.0), u, g).y.item()
     y = hinge_slope(u)
     return mirror, min(max((g + tau * LAM * y) / (LAM * (1 + tau)), 0.0), RHO)
 
@@ -85,14 +86,14 @@ def test_u_form_differs_from_y_form_where_it_is_flat_or_linear(u):
 def test_dual_prox_of_a_non_smooth_hinge_starts_at_zero():
     estimator, inner = DualProx(tau=2.0), torch.tensor([[0.5]])
     first = estimator.update(estimator.first(inner), inner, None, Hinge(RHO, 0.1), Sampling(10.0))
-    assert first.weights.item() == pytest.approx(0.4 / 2.0)  # clip(0 + (g - kappa)/tau, 0, rho)
+    assert first.item() == pytest.approx(0.4 / 2.0)  # clip(0 + (g - kappa)/tau, 0, rho)
 
 
 def test_wide_rows_are_averaged_entry_by_entry():
     rows, inner = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[3.0, 2.0, -1.0]])
-    tracked = EMA(0.5, fresh=True).update(rows, inner, None, LogSumExp(), Sampling(10.0))
+    tracked = follow(EMA(0.5, fresh=True), rows, inner, None, LogSumExp(), Sampling(10.0))
     assert tracked.rows.tolist() == [[2.0, 2.0, 1.0]]
-    assert torch.allclose(tracked.weights, torch.softmax(tracked.rows, dim=1))
+    assert torch.allclose(tracked.y, torch.softmax(tracked.rows, dim=1))
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,6 @@ def test_bad_arguments_are_refused(make, message):
 def test_outer_gradients_are_taken_at_no_less_than_a_share_of_the_fresh_value(estimator):
     """Of log u: a share of 1e12 without the bound, of 10 with it; a row that is near is left alone."""
     rows, inner = torch.tensor([[1e-12], [0.5]]), torch.tensor([[1.0], [1.0]])
-    tracked = estimator.update(rows, inner, None, Log(), Sampling(1.0, growth=10.0))
-    torch.testing.assert_close(tracked.weights * inner, torch.tensor([[10.0], [2.0]]))
+    tracked = follow(estimator, rows, inner, None, Log(), Sampling(1.0, growth=10.0))
+    torch.testing.assert_close(tracked.y * inner, torch.tensor([[10.0], [2.0]]))
     torch.testing.assert_close(tracked.rows, torch.tensor([[0.5], [0.75]]))

@@ -67,7 +67,7 @@ def test_no_temperature_overflows(tau, dtype):
     assert torch.isfinite(values).all()
     exact = by_hand(Embeddings(image.detach().double(), text.detach().double()), tau)
     torch.testing.assert_close(values, exact, rtol=1e-3 if tau < 0.01 else 1e-4, atol=0)
-    objective.outer.value(values).mean().backward()
+    objective.outer(values).mean().backward()
     assert image.grad.isfinite().all()
     assert 0.1 < image.grad.abs().max() < 10
 
@@ -344,7 +344,7 @@ def trained(objective, algorithm, *, steps, lr=0.01):
 
     @torch.no_grad()
     def value(of):
-        return objective.outer.value(objective.measure(of.pairs(data), data)[1].values).mean().item()
+        return objective.outer(objective.measure(of.pairs(data), data)[1].values).mean().item()
 
     return network, lambda: (value(before), value(network))
 

@@ -39,7 +39,7 @@ def value(objective, risks=RISKS):
     assert index is None or index.tolist() == list(range(len(risks)))
     assert rows.weight.tolist() == [True] * len(risks)
     torch.testing.assert_close(rows.values.squeeze(1), outputs)  # rows are risks, whatever the threshold
-    return (direct + (rows.outer or objective.outer).value(rows.values).mean()).item()
+    return (direct + (rows.outer or objective.outer)(rows.values).mean()).item()
 
 
 def least(objective):
@@ -167,7 +167,7 @@ def test_tasks_by_groups_is_the_loop():
     assert (objective.row_domain(40, None).num_rows, objective.width) == (3, 2)
     assert weight.tolist() == [True] * 3
     assert values.tolist() == [pytest.approx(row) for row in expected]
-    assert objective.outer.value(values).tolist() == pytest.approx([max(row) for row in expected])
+    assert objective.outer(values).tolist() == pytest.approx([max(row) for row in expected])
 
 
 def test_a_column_says_nothing_of_the_losses_of_all_tasks():
@@ -197,7 +197,7 @@ def test_one_task_per_sample_and_incomplete_rows():
     assert weight.tolist() == [True, False, True]  # task 1 lacks group 1
     assert values[weight].tolist() == [[1, 2], [5, 4]]
     assert values.isfinite().all()
-    assert objective.outer.value(values[weight]).tolist() == pytest.approx(logsumexp([[1, 2], [5, 4]], axis=1).tolist())
+    assert objective.outer(values[weight]).tolist() == pytest.approx(logsumexp([[1, 2], [5, 4]], axis=1).tolist())
 
 
 @pytest.mark.parametrize(

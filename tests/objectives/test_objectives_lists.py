@@ -25,7 +25,7 @@ def full_value(objective, outputs, **columns):
     domain = objective.row_domain(n, columns)
     _, rows = objective.measure(outputs, columns)
     present = rows.weight != 0
-    values = rows.weight[present] * objective.outer.value(rows.values[present])
+    values = rows.weight[present] * objective.outer(rows.values[present])
     return values.mean().item(), rows.values[present][:, 0], domain
 
 

@@ -68,7 +68,7 @@ def exact(objective, scores, y=Y):
     seen = engine.measure(engine.evaluate({"target": columns}))
     value = 0.0 if seen.direct is None else seen.direct.item()
     # the plan's weights are those of balanced batches: all rows weigh the same here
-    return value + sum(r.outer.value(r.values.detach())[r.present].mean().item() for r in seen.readings)
+    return value + sum(r.outer(r.values.detach())[r.present].mean().item() for r in seen.readings)
 
 
 def scores(seed=1):
@@ -119,7 +119,7 @@ def test_partial_auc_is_the_mean_over_the_lowest_positives_and_the_highest_negat
     direct, rows = objective.measure(s, columns)
     value = direct.item()
     if min_tpr:
-        values = (rows.outer or objective.outer).value(rows.values)
+        values = (rows.outer or objective.outer)(rows.values)
         assert torch.equal(rows.weight != 0, Y == 1)
         value += values[Y == 1].mean().item()
     assert value == pytest.approx(expected, rel=1e-6)
@@ -435,7 +435,7 @@ def test_a_threshold_steps_by_the_slope_of_its_own_term(name, beta, weight, way)
     bench = Bench(CASES[name], WAYS[way]())
     parameters, (steps, chances) = bench.engine.problem.row_parameters, torch.zeros(2, 9, 1, dtype=torch.float64)
     for batch, chance in bench.way.sampler.batches():
-        value = bench.surrogate(bench.batch(list(batch))).value
+        value = bench.estimate(bench.batch(list(batch))).value
         slope = torch.autograd.grad(value, parameters.leaf, allow_unused=True, materialize_grads=True)
         (moved,) = parameters.step(*slope)
         steps[moved.index] += chance * (moved.rows - 0.7)

@@ -69,16 +69,18 @@ class Package:
         sampling = {"target": Drawn(self.columns, plan)}
         problem = algorithm.pose(objective.double(), num_samples=23, sampling=sampling, dtype=torch.float64)
         self.engine, self.algorithm, self.y = Engine(layers, problem, algorithm), algorithm, None
-        self.optimizer, add = optimizer(self.engine.params), algorithm.add
+        self.optimizer, track = optimizer(self.engine.params), algorithm.track
 
-        def noted(surrogate, reading, tracked, outer):
-            weighted, index = reading.weight[:, None] * tracked.weights, reading.index
+        def noted(estimate, reading):
+            values, index = track(estimate, reading), reading.index
+            (y,) = torch.autograd.grad(values.sum(), reading.values, retain_graph=True)
+            weighted = reading.weight[:, None] * y
             if reading.index is not None:  # of the rows of the batch, in their order, each the sum over its entries
                 weighted = torch.zeros(reading.term.num_rows, k).double().index_add(0, index, weighted)[index.unique()]
             self.y = weighted.numpy()
-            add(surrogate, reading, tracked, outer)
+            return values
 
-        algorithm.add = noted
+        algorithm.track = noted
 
     def gradient(self, batch):
         """G of a training step."""

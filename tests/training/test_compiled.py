@@ -74,9 +74,9 @@ def test_where_the_gradient_is_compiled_the_hooks_of_a_backward_pass_are_called(
     hooks, taken, called = Hooks(), [], Compiled.__call__
 
     def counted(self, *given):
-        surrogate = called(self, *given)
-        taken.append(surrogate.gradients is not None)
-        return surrogate
+        estimate = called(self, *given)
+        taken.append(estimate.gradients is not None)
+        return estimate
 
     monkeypatch.setattr(Compiled, "__call__", counted)
     trainer, _ = run(make_module, make_trainer, "SOX, a cap", compiled=True, callbacks=[hooks])

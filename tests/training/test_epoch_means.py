@@ -24,7 +24,6 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.engine.estimates import Averages, Estimates, Summand
-from fcco_lightning.outer import Square
 from tests import jobs
 
 N, BATCH = 45, 8  # the last batch of an epoch holds 5 samples
@@ -187,17 +186,17 @@ def test_an_epoch_that_is_cut_short_has_the_mean_so_far(fit):
 
 def test_a_mean_goes_on_though_a_step_is_computed_in_another_way():
     """As where a checkpoint of compiled steps, which give sums, is continued by steps that give rows; and back."""
-    outer, g = Square(), torch.Generator().manual_seed(0)
-    inner, weights, rows = torch.randn(4, 2, 1, generator=g), torch.rand(4, 2, generator=g), torch.ones(2)
+    g = torch.Generator().manual_seed(0)
+    values, weights, rows = torch.randn(4, 2, generator=g), torch.rand(4, 2, generator=g), torch.ones(2)
 
     def of_batch(k, summed):
         one = Estimates(None)
-        whole = Summand("objective", inner[k], outer, lasts=True, weights=weights[k], rows=rows)
+        whole = Summand("objective", values[k], weights=weights[k], rows=rows)
         total, count = whole.summed()
         one.summands = [Summand("objective", total, rows=count) if summed else whole]
         return one
 
-    expected = (weights * inner.squeeze(2) ** 2).sum() / 8
+    expected = (weights * values).sum() / 8
     for first in (False, True):
         before, after = Averages(), Averages()
         for k in (0, 1):
