@@ -117,8 +117,8 @@ class EqualROC(Fairness):
 
     def smoothed(self, scores: Tensor) -> Tensor:
         constraint = self.constraint()
-        levels = constraint.scale(scores).unsqueeze(1) - torch.tensor(ROC_LEVELS)
-        return torch.sigmoid(levels / constraint.temperature)
+        levels = constraint.statistic.scale(scores).unsqueeze(1) - torch.tensor(ROC_LEVELS)
+        return torch.sigmoid(levels / constraint.statistic.temperature)
 
     def figures(self, predicted: Predicted, columns: Columns) -> dict[str, float]:
         constraint, scores = self.constraint(), predicted.scores
@@ -146,7 +146,7 @@ def largest(constraint: Constraint, outputs: Tensor, columns: Columns) -> float:
 def excesses(constraint: Constraint, outputs: Tensor, batch: Columns) -> Tensor:
     """Every side's h on a mini-batch, shape (rows * sides,); 0 for rows of which the batch does not speak."""
     _, rows = constraint.measure(outputs, batch)
-    h = excess(constraint.number().value(rows.values).unsqueeze(1), constraint.kappa, constraint.sides)
+    h = excess(constraint.number()(rows.values).unsqueeze(1), constraint.kappa, constraint.sides)
     return torch.where(rows.weight.unsqueeze(1), h, 0.0).flatten()
 
 

@@ -1,7 +1,7 @@
 """What a constraint is: rows h_i(w) <= 0, each a convex function of inner values g_i(w)."""
 
 import math
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, Literal, Self
@@ -9,10 +9,11 @@ from typing import Any, Literal, Self
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative
+from fcco_lightning.constraints.compared import AtMost, Comparison, Difference
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Measurable
-from fcco_lightning.outer import AbsoluteDifference, Linear, OuterFunction, Range
+from fcco_lightning.outer import OuterFunction, Range
 
 
 class _Itself(OuterFunction):
@@ -36,18 +37,26 @@ class Constraint(Measurable, ABC):
         kappa: tolerance that is enforced.
         names: a short name per row, used in logs and pictures; its length is m.
         range: the interval in which the inner values are known to lie, whatever the weights.
-        sides: 2 where ``h_i = |s_i| - kappa`` for a number s_i of either sign, else 1.
+        comparison: how the inner values of a row are compared: by default one value is to be at most kappa.
         strata: see :meth:`over_strata`; set by the problem whose batches are measured.
-        equalises: whether the rows ask that sides be treated alike, as scores that know nothing of anyone do.
     """
 
     kappa: float
     names: list[str]
     range: Range = Range()
-    sides: Literal[1, 2] = 1
-    equalises: bool = False
+    comparison: Comparison = AtMost()
     strata: Any = None
     _tolerance: float | None = None
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        """Number of inner values of a row."""
+        return self.comparison.width
+
+    @property
+    def sides(self) -> Literal[1, 2]:
+        """2 where ``h_i = |s_i| - kappa`` for a number s_i of either sign, else 1."""
+        return self.comparison.sides
 
     @property
     def tolerance(self) -> float:
@@ -84,15 +93,23 @@ class Constraint(Measurable, ABC):
         self._tolerance = self.tolerance
         self.kappa = max(self._tolerance - non_negative("margin", margin), min(self.least_kappa, self._tolerance))
 
-    def standard_error(self, columns: Columns) -> float:  # noqa: ARG002
-        """The standard error of h_i, which is measured on a finite number of samples; the largest of all rows i.
+    def standard_error(self, columns: Columns) -> float:
+        r"""A bound on the standard error of a difference of two means; the largest of all rows.
+
+        The mean of n numbers from an interval of length c has a standard error of at most ``c / (2 sqrt(n))``, and
+        that of a difference of two means is the root of the sum of their squares.
 
         Args:
             columns: of the training split.
 
-        Returns: in units of h; 0 where it is not known, as by default.
+        Returns: in units of h; 0 where it is not known, as of other comparisons.
         """
-        return 0.0
+        least, most = self.range
+        subsets = self.subsets(columns) if isinstance(self.comparison, Difference) else None
+        if subsets is None or least is None or most is None:
+            return 0.0
+        shares = (sum(1 / max(1, int(subset.sum())) for subset in row) for row in subsets)
+        return (most - least) / 2 * math.sqrt(max(shares))
 
     @property
     def num_rows(self) -> int:
@@ -128,13 +145,13 @@ class Constraint(Measurable, ABC):
         """
         return None
 
-    @abstractmethod
     def outer(self, phi: OuterFunction) -> OuterFunction:
         """The outer function ``phi(h(.) + kappa)`` of the inner values."""
+        return self.comparison.outer(phi)
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
         """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""
-        return self.outer(phi)
+        return self.comparison.signed(phi)
 
     def number(self) -> OuterFunction:
         """The number s_i as a function of the inner values: (b, k) -> (b,).
@@ -199,36 +216,3 @@ def unique_names(constraints: Iterable[Constraint]) -> list[str]:
                 name += "'"  # noqa: PLW2901
             found.append(name)
     return found
-
-
-class ValueAtMost(Constraint, ABC):
-    r"""``h_i(w) = g_i(w) - kappa <= 0``: what constraints on a single inner value share."""
-
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return phi
-
-
-class DifferenceAtMost(Constraint, ABC):
-    r"""``h_i(w) = |g_i1(w) - g_i2(w)| - kappa <= 0``: what constraints on the difference of two inner values share."""
-
-    width = 2
-    sides = 2
-    equalises = True
-
-    def standard_error(self, columns: Columns) -> float:
-        r"""A bound on the standard error of a difference of two means; the largest of all rows.
-
-        The mean of n numbers from an interval of length c has a standard error of at most ``c / (2 sqrt(n))``, and
-        that of a difference of two means is the root of the sum of their squares.
-        """
-        subsets, (least, most) = self.subsets(columns), self.range
-        if subsets is None or least is None or most is None:
-            return 0.0
-        shares = (sum(1 / max(1, int(subset.sum())) for subset in row) for row in subsets)
-        return (most - least) / 2 * math.sqrt(max(shares))
-
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return AbsoluteDifference(phi)
-
-    def signed(self, phi: OuterFunction) -> OuterFunction:
-        return Linear(phi, (1.0, -1.0))

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
 from fcco_lightning.checks import finite, non_negative, positive
-from fcco_lightning.constraints.averages import only_of, shares_of
-from fcco_lightning.constraints.base import ValueAtMost
+from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.sides import only_of, shares_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity, required_column
@@ -19,7 +19,7 @@ from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.outer import Range
 
 
-class ProtectedTasks(ValueAtMost, ABC):
+class ProtectedTasks(Constraint, ABC):
     r"""``h_k(w) <= 0`` for every protected task k, with ``h_k + kappa`` the mean over its samples of what has changed.
 
     What has changed is a number of each sample that compares the weights w with those from which training starts.  What

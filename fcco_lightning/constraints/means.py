@@ -2,7 +2,6 @@
 
 import math
 import re
-from abc import ABC
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -10,12 +9,14 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite, non_negative
-from fcco_lightning.constraints.averages import OfQuantity
-from fcco_lightning.constraints.base import Constraint, DifferenceAtMost, ValueAtMost
-from fcco_lightning.constraints.subsets import Subset, Subsets
+from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.compared import AtMost, Comparison, Difference, Near
+from fcco_lightning.constraints.measured import MeanOf
+from fcco_lightning.constraints.over_sides import OverSides
+from fcco_lightning.constraints.sides import SidesOfSubsets
+from fcco_lightning.constraints.subsets import Subset
 from fcco_lightning.data.conditions import Where, described
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.outer import AbsoluteDistance, OuterFunction, Shifted
 
@@ -26,51 +27,68 @@ def _named(quantity: Quantity, where: Where | None) -> str:
     return f"{kind}, {described(where)}" if where else kind
 
 
-class _OfSubsets(OfQuantity, ABC):
-    """What constraints on means of a quantity over subsets share: row i is of the subsets i k, i k + 1, ... of k m.
+class _OfSubsets(OverSides):
+    """What constraints on means of a quantity over subsets share.
 
     Args:
         quantity: q.
         wheres: the subsets.
+        comparison: how means are compared.
+        kappa: tolerance.
+        names: of the rows.
         part: which loader's samples; None for the objective's.
     """
 
-    def __init__(self, quantity: Quantity, wheres: Sequence[Subset], part: Any) -> None:
-        self.quantity, self.part, self.range = quantity, part, quantity.range
-        self._wheres, self._marked = list(wheres), Subsets(wheres)
-        self.compare([range(i, i + self.width) for i in range(0, len(wheres), self.width)])
+    over: SidesOfSubsets
 
-    def adapt(self, datamodule: Any) -> None:
-        for where in self._wheres:
-            where.adapt(datamodule)
-        self._marked = Subsets(self._wheres)
+    def __init__(
+        self,
+        quantity: Quantity,
+        wheres: Sequence[Subset],
+        comparison: Comparison,
+        kappa: float,
+        names: Sequence[str],
+        part: str | tuple[str, ...] | None,
+    ) -> None:
+        self.mean = MeanOf(quantity)
+        super().__init__(self.mean, SidesOfSubsets(wheres, names), comparison, kappa, part)
+        if len(wheres) == 1:
+            self._require_reachable()
 
-    def check(self, outputs: Tensor, batch: Columns) -> None:
-        for where in self._wheres:
-            where.check(batch)
-        super().check(outputs, batch)
+    @property
+    def allowed(self) -> tuple[float, float]:
+        """The interval in which a single mean may lie."""
+        if isinstance(self.comparison, Near):
+            return self.comparison.target - self.tolerance, self.comparison.target + self.tolerance
+        return -math.inf, self.tolerance
 
-    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds a sample of each of its subsets, of which there must be some."""
-        for where in self._wheres:
-            where.of_split(columns)
-        return super().subsets(columns)
+    def asked(self) -> tuple[float, float]:
+        (where, *others), (low, high) = self.over.wheres, self.allowed
+        return (0.0, 1.0) if others or where.where else (max(0.0, low), min(1.0, high))
 
-    def members(self, batch: Columns) -> Tensor:
-        return self._marked.masks(batch).unsqueeze(0)
+    def _require_reachable(self) -> None:
+        (low, high), least, most = self.allowed, self.range.least, self.range.most
+        below, above = least is not None and high < least, most is not None and low > most
+        if below or above:
+            asked, bound = (f"at most {high:g}", f">= {least:g}") if below else (f"at least {low:g}", f"<= {most:g}")
+            raise ConfigError(
+                f"no model can reach the constraint {self.names[0]!r}: the mean of {self.mean.quantity!r} is to be "
+                f"{asked}, and it is always {bound}. Change kappa{'' if self.sides == 1 else ' or target'}."
+            )
 
     def alike(self) -> Hashable:
         """The quantity, and the part on which it is measured; None of subclasses, which may measure something else."""
         if type(self) not in (MeanAtMost, MeanNear, MeanDifferenceAtMost):
             return None
-        return type(self), self.quantity if isinstance(self.quantity, Hashable) else id(self.quantity), self.part
+        quantity = self.mean.quantity
+        return type(self), quantity if isinstance(quantity, Hashable) else id(quantity), self.part
 
     @classmethod
     def join(cls, members: Sequence[Any]) -> Constraint:
         return _Joint(members)
 
 
-class MeanAtMost(_OfSubsets, ValueAtMost):
+class MeanAtMost(_OfSubsets):
     r"""``h(w) = mean of q over the subset - kappa <= 0``.
 
     Caps a rate (``quantity: SoftRate, where: {y: 0}`` is the false positive rate) or a loss
@@ -96,31 +114,12 @@ class MeanAtMost(_OfSubsets, ValueAtMost):
         name: str | None = None,
         part: str | None = None,
     ) -> None:
-        self.where, self.kappa, self.names = Subset(where), finite("kappa", kappa), [name or _named(quantity, where)]
-        super().__init__(quantity, [self.where], part)
-        self._require_reachable()
-
-    @property
-    def allowed(self) -> tuple[float, float]:
-        """The interval in which the mean may lie."""
-        return -math.inf, self.tolerance
-
-    def asked(self, batch: Columns) -> tuple[float, float]:
-        low, high = super().asked(batch)
-        return (low, high) if self.where.where else (max(low, self.allowed[0]), min(high, self.allowed[1]))
-
-    def _require_reachable(self) -> None:
-        (low, high), least, most = self.allowed, self.range.least, self.range.most
-        below, above = least is not None and high < least, most is not None and low > most
-        if below or above:
-            asked, bound = (f"at most {high:g}", f">= {least:g}") if below else (f"at least {low:g}", f"<= {most:g}")
-            raise ConfigError(
-                f"no model can reach the constraint {self.names[0]!r}: the mean of {self.quantity!r} is to be {asked}, "
-                f"and it is always {bound}. Change kappa{'' if self.sides == 1 else ' or target'}."
-            )
+        self.where = Subset(where)
+        names = [name or _named(quantity, where)]
+        super().__init__(quantity, [self.where], AtMost(), finite("kappa", kappa), names, part)
 
 
-class MeanDifferenceAtMost(_OfSubsets, DifferenceAtMost):
+class MeanDifferenceAtMost(_OfSubsets):
     r"""``h(w) = |mean of q over subset a - mean of q over subset b| - kappa <= 0``.
 
     Equal opportunity is ``quantity: SoftRate, where_a: {y: 1, group: 1}, where_b: {y: 1, group: 0}``.  A batch without
@@ -148,12 +147,12 @@ class MeanDifferenceAtMost(_OfSubsets, DifferenceAtMost):
         if where_a == where_b:
             raise ConfigError(f"where_a and where_b are the same subset {where_a!r}: the difference is always 0.")
         self.where_a, self.where_b = Subset(where_a, "where_a"), Subset(where_b, "where_b")
-        self.kappa = non_negative("kappa", kappa)
-        self.names = [name or f"{_named(quantity, where_a)} against {described(where_b)}"]
-        super().__init__(quantity, [self.where_a, self.where_b], part)
+        names = [name or f"{_named(quantity, where_a)} against {described(where_b)}"]
+        kappa, both = non_negative("kappa", kappa), [self.where_a, self.where_b]
+        super().__init__(quantity, both, Difference(), kappa, names, part)
 
 
-class MeanNear(MeanAtMost):
+class MeanNear(_OfSubsets):
     r"""``h(w) = |mean of q over the subset - target| - kappa <= 0``: an equality, up to a tolerance.
 
     A batch without a sample of the subset leaves the row untouched.
@@ -167,8 +166,6 @@ class MeanNear(MeanAtMost):
         ConfigError: if no mean can be so near to the target, such as a rate to 2.
     """
 
-    sides = 2
-
     def __init__(
         self,
         quantity: Quantity,
@@ -178,18 +175,9 @@ class MeanNear(MeanAtMost):
         name: str | None = None,
         part: str | None = None,
     ) -> None:
-        self.target = finite("target", target)
-        super().__init__(quantity, non_negative("kappa", kappa), where, name, part)
-
-    @property
-    def allowed(self) -> tuple[float, float]:
-        return self.target - self.tolerance, self.target + self.tolerance
-
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return AbsoluteDistance(phi, self.target)
-
-    def signed(self, phi: OuterFunction) -> OuterFunction:
-        return Shifted(phi, torch.tensor(self.target, dtype=torch.float64))
+        self.where = Subset(where)
+        names, kappa = [name or _named(quantity, where)], non_negative("kappa", kappa)
+        super().__init__(quantity, [self.where], Near(finite("target", target)), kappa, names, part)
 
 
 class _Joint(_OfSubsets):
@@ -201,15 +189,14 @@ class _Joint(_OfSubsets):
         members: of one class, with one quantity and part.
     """
 
-    kappa = 0.0
     together = 1
 
-    def __init__(self, members: Sequence[MeanAtMost] | Sequence[MeanDifferenceAtMost]) -> None:
-        first = members[0]
-        self._joined, self.width, self.sides = list(members), first.width, first.sides
-        self.names = [name for member in members for name in member.names]
-        super().__init__(first.quantity, [where for member in members for where in member._wheres], first.part)
-        targets = [member.target for member in members if isinstance(member, MeanNear)]
+    def __init__(self, members: Sequence[MeanAtMost] | Sequence[MeanNear] | Sequence[MeanDifferenceAtMost]) -> None:
+        first, self._joined = members[0], list(members)
+        wheres = [where for member in members for where in member.over.wheres]
+        names = [name for member in members for name in member.names]
+        super().__init__(first.mean.quantity, wheres, first.comparison, 0.0, names, first.part)
+        targets = [member.comparison.target for member in members if isinstance(member.comparison, Near)]
         self._targets = _of_rows(targets) if targets else None
         self._followed, self._kappas = list[float](), torch.empty(0)
 
@@ -225,7 +212,7 @@ class _Joint(_OfSubsets):
         return self.signed(phi if self.sides == 1 else AbsoluteDistance(phi))
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
-        return self._joined[0].signed(phi) if self._targets is None else Shifted(phi, self._targets)
+        return super().signed(phi) if self._targets is None else Shifted(phi, self._targets)
 
     def violation(self, values: Tensor) -> Tensor:
         return super().violation(values) - values.new_tensor([member.tolerance for member in self._joined])

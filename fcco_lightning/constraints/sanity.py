@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.constraints.means import MeanAtMost
+from fcco_lightning.constraints.means import MeanAtMost, MeanNear
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.models.batch import Columns
 
@@ -17,16 +17,16 @@ def require_compatible(constraints: Sequence[Constraint]) -> None:
     Raises:
         ConfigError: naming two constraints that contradict each other.
     """
-    means = [c for c in constraints if isinstance(c, MeanAtMost)]
+    means = [c for c in constraints if isinstance(c, MeanAtMost | MeanNear)]
     for i, c in enumerate(means):
         for other in means[:i]:
-            same = (c.quantity, c.where.where, c.part) == (other.quantity, other.where.where, other.part)
+            same = (c.mean.quantity, c.where.where, c.part) == (other.mean.quantity, other.where.where, other.part)
             low, high = max(c.allowed[0], other.allowed[0]), min(c.allowed[1], other.allowed[1])
             if same and low > high:
                 raise ConfigError(
                     f"the constraints {other.names[0]!r} and {c.names[0]!r} contradict each other: they ask that the "
-                    f"mean of {c.quantity!r} where {c.where} be at least {low:g} and at most {high:g}. Change one of "
-                    "them."
+                    f"mean of {c.mean.quantity!r} where {c.where} be at least {low:g} and at most {high:g}. Change "
+                    "one of them."
                 )
 
 

@@ -135,7 +135,7 @@ def summarise(
     reason = None
     if constraints:
         reasons = [r for r in (c.vacuous(outputs, batch) for c in constraints) if r]
-        if "auc" in summary and batch["y"].dim() == 1 and any(c.equalises for c in constraints):
+        if "auc" in summary and batch["y"].dim() == 1 and any(c.comparison.equalises for c in constraints):
             reasons += [r for r in [by_chance(summary["auc"], batch["y"])] if r]
         reason = "; ".join(dict.fromkeys(reasons)) or None
         names = [name.removeprefix("h/") for name in values if name.startswith("h/")]

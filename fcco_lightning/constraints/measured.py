@@ -1,0 +1,205 @@
+"""What a constraint measures of the samples of a side: a mean, rates above thresholds, a precision, an AUC."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.constraints.decisions import TopShare
+from fcco_lightning.constraints.score_scales import ScoreScale
+from fcco_lightning.constraints.sides import only_of
+from fcco_lightning.constraints.vacuity import constant_decision, enough_decisions, spread, too_close
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.numerics import Known
+from fcco_lightning.objectives import ErrorProbability, PairLoss, Quantity, SigmoidPair, binary_scores
+from fcco_lightning.objectives.base import one_label_each
+from fcco_lightning.outer import Range
+
+_AT_ONCE = 2**20  # pairs of samples that are compared at once
+
+
+class Statistic(ABC):
+    """A statistic of the samples of a side, which smooths decisions where it is one of these.
+
+    Attributes:
+        range: the interval in which it lies.
+        smooths: whether smoothed decisions are averaged; :meth:`decided` then has the decisions themselves.
+        levels: at how many levels it is measured; every comparison of sides has a row for each.
+        of_both_classes: whether it is one of the samples of both classes of a side.
+    """
+
+    range: Range
+    smooths: bool = False
+    levels: int = 1
+    of_both_classes: bool = False
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - scores alone are not misread
+        """Refuse outputs and columns that would be misread."""
+
+    @abstractmethod
+    def at(self, points: Sequence[Tensor], shares: Tensor, batch: Columns) -> list[Tensor]:
+        """The statistic of every class and side, (c, s) or (c, s, numbers), with graph.
+
+        Args:
+            points: outputs of the network for the samples, at one or several weights.
+            shares: what every sample counts in the mean over each class and side, shape (c, s, B).
+            batch: columns.
+        """
+
+    def decided(self, outputs: Tensor, shares: Tensor, batch: Columns) -> Tensor:
+        """The same of decisions in the place of smoothed ones, without graph."""
+        raise NotImplementedError
+
+    def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
+        """Why every comparison holds whatever the order of the scores, or None.
+
+        Args:
+            outputs: of the network.
+            batch: columns.
+            asked: between which shares of all samples of a split the positive decisions are asked to be.
+        """
+        return None
+
+
+class MeanOf(Statistic):
+    """The mean of a quantity q of the samples.
+
+    Args:
+        quantity: q.
+    """
+
+    def __init__(self, quantity: Quantity) -> None:
+        self.quantity, self.range = quantity, quantity.range
+
+    @property
+    def smooths(self) -> bool:  # type: ignore[override]
+        return self.quantity.smooths
+
+    def check(self, outputs: Tensor, batch: Columns) -> None:
+        self.quantity.check(outputs, batch)
+
+    def at(self, points: Sequence[Tensor], shares: Tensor, batch: Columns) -> list[Tensor]:
+        return [shares @ only_of(shares, self.numbers(self.quantity(outputs, batch), batch)) for outputs in points]
+
+    def decided(self, outputs: Tensor, shares: Tensor, batch: Columns) -> Tensor:
+        q = self.quantity.decided(outputs.detach(), batch)
+        return shares @ only_of(shares, self.numbers(q, batch))
+
+    def numbers(self, q: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        """What is averaged, (B,) or (B, numbers), from the q of the samples, (B,)."""
+        return q
+
+    def asked(self, batch: Columns) -> tuple[float, float]:
+        """Between which shares of all samples of a split the positive decisions are asked to be by q itself."""
+        return self.quantity.asked(batch) if isinstance(self.quantity, TopShare) else (0.0, 1.0)
+
+    def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:
+        """Nearly all decisions are equal, or too soft to tell, where q is a rate: then it holds whatever the scores."""
+        if self.quantity.range != (0.0, 1.0) or isinstance(self.quantity, ErrorProbability):
+            return None  # a loss decides nothing, and errors may be rare
+        low, high = self.asked(batch)
+        enough = enough_decisions(batch, len(outputs), (max(low, asked[0]), min(high, asked[1])))
+        return constant_decision(self.quantity(outputs, batch), enough)
+
+
+class PrecisionOf(MeanOf):
+    """The means of ``q y`` and of q, whose ratio is the precision of positive decisions q."""
+
+    def numbers(self, q: Tensor, batch: Columns) -> Tensor:
+        return torch.stack([q * (one_label_each(batch, self) == 1), q], dim=1)
+
+
+class RatesAbove(Statistic):
+    """The rates of scores above thresholds tau: the means of ``sigma((s - tau) / T)``.
+
+    Args:
+        thresholds: tau, in units of ``scale``.
+        temperature: T, > 0, in units of ``scale``.
+        scale: of the scores.
+    """
+
+    range = Range(0.0, 1.0)
+    smooths = True
+
+    def __init__(self, thresholds: Sequence[float], temperature: float, scale: ScoreScale) -> None:
+        self.thresholds, self.temperature, self.scale = tuple(thresholds), temperature, scale
+        self.levels = len(self.thresholds)
+        self._levels = Known(torch.tensor(self.thresholds, dtype=torch.float64))
+
+    def at(self, points: Sequence[Tensor], shares: Tensor, batch: Columns) -> list[Tensor]:
+        above = (self._above(outputs, batch) for outputs in points)
+        # those of samples that count nowhere are finite, so nothing is put in their place
+        return [shares @ torch.sigmoid(a if self.temperature == 1 else a / self.temperature) for a in above]
+
+    def decided(self, outputs: Tensor, shares: Tensor, batch: Columns) -> Tensor:
+        return shares @ (self._above(outputs.detach(), batch) > 0).to(outputs.dtype)
+
+    def _above(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """By how much scores are above every threshold, shape (B, t)."""
+        scores = self.scale(binary_scores(outputs), batch.get("weight")).unsqueeze(1)
+        return scores - self._levels.like(scores, scores.dtype)
+
+    def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
+        """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
+        edges = enough_decisions(batch, len(outputs)).edges
+        low, high = spread(self.scale(binary_scores(outputs).detach().double(), batch.get("weight")), edges)
+        inside = sum(low < t < high for t in self.thresholds)
+        if inside < min(2, len(self.thresholds)):
+            return (
+                f"{inside} of {len(self.thresholds)} thresholds in [{min(self.thresholds):g}, "
+                f"{max(self.thresholds):g}] lie within the scores' range [{low:.3g}, {high:.3g}]. "
+                "Put them at quantiles (scale: QuantileScores)"
+            )
+        if high - low < self.temperature:
+            return (
+                f"the scores span {high - low:.3g}, less than one temperature ({self.temperature:g}). Lower it, or use "
+                "scale: QuantileScores"
+            )
+        return None
+
+
+class LossOfPairs(Statistic):
+    """The mean loss ``l(s_i - s_j)`` of the pairs of a positive i and a negative j of a side: with a sigmoid 1 - AUC.
+
+    Args:
+        loss: l.
+    """
+
+    of_both_classes = True
+
+    def __init__(self, loss: PairLoss) -> None:
+        self.loss = loss
+        self.range = Range(0.0, 1.0) if isinstance(loss, SigmoidPair) else Range()
+
+    def at(self, points: Sequence[Tensor], shares: Tensor, batch: Columns) -> list[Tensor]:  # noqa: ARG002
+        scores = (only_of(shares, binary_scores(outputs)) for outputs in points)
+        return [pair_losses(self.loss, s, shares[0], shares[1]).unsqueeze(0) for s in scores]
+
+    def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
+        """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
+        return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
+
+
+def pair_losses(loss: PairLoss, scores: Tensor, of_positives: Tensor, of_negatives: Tensor) -> Tensor:
+    """``sum_ij v_i w_j l(s_i - s_j)`` for the shares v and w of every side, shape (s,).
+
+    All pairs of samples are formed, a block of rows at a time where they are many; positives then come first, so that
+    no block needs the samples before it.
+
+    Args:
+        loss: l.
+        scores: s, shape (B,).
+        of_positives: v, shape (s, B), >= 0.
+        of_negatives: w, shape (s, B), 0 for samples to which v gives a share.
+    """
+    size = len(scores)
+    if size * size <= _AT_ONCE:
+        return ((of_positives @ loss(scores.unsqueeze(1) - scores)) * of_negatives).sum(1)
+    order = of_positives.sum(0).argsort(descending=True)
+    s, v, w = (t.index_select(-1, order) for t in (scores, of_positives, of_negatives))
+    rows, sums = max(1, _AT_ONCE // size), list[Tensor]()
+    for i in range(0, size, rows):
+        losses = loss(s[i : i + rows].unsqueeze(1) - s[i:])
+        sums.append(((v[:, i : i + rows] @ losses) * w[:, i:]).sum(1))
+    return torch.stack(sums).sum(0)

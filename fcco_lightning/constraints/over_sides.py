@@ -1,0 +1,155 @@
+"""Constraints in three parts: a statistic, the sides on which it is measured, and how these are compared."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.constraints.base import Constraint
+from fcco_lightning.constraints.compared import Comparison
+from fcco_lightning.constraints.decisions import Decisions
+from fcco_lightning.constraints.measured import MeanOf, Statistic
+from fcco_lightning.constraints.sides import Sides, StrataOfSides, shares_of
+from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT, Columns
+from fcco_lightning.numerics import Known
+from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.objectives.ratios import warn_of_ratios
+
+
+class OverSides(Constraint):
+    """Every row compares a statistic of its sides: sets of samples, of a class or of all.
+
+    A batch without a sample of a side leaves the row untouched.  A mean over the k samples of a side in a batch is a
+    ratio of two estimates where these are drawn with different probabilities, and biased by about 1/k.  So it is taken
+    stratum by stratum (:class:`StrataOfSides`) where batches mostly have samples for that; elsewhere a warning says so
+    if k is small.  All means are taken at once, as one product of matrices, in shapes that follow from the batch's size
+    alone; they are weighted by the column ``weight`` where samples are not drawn uniformly.
+
+    Args:
+        statistic: what is measured of the samples of a side.
+        over: the sides, and which of them a row compares.
+        comparison: how.
+        kappa: tolerance.
+        part: which loader's samples; None for the objective's.
+
+    Attributes:
+        strata: how the training samples of the sides are spread over strata; None where that plays no role.
+    """
+
+    strata: StrataOfSides | None = None
+
+    def __init__(
+        self,
+        statistic: Statistic,
+        over: Sides,
+        comparison: Comparison,
+        kappa: float,
+        part: str | tuple[str, ...] | None = None,
+    ) -> None:
+        self.statistic, self.over, self.comparison, self.kappa, self.part = statistic, over, comparison, kappa, part
+        self.range = statistic.range
+        self._name()
+
+    def adapt(self, datamodule: Any) -> None:
+        self.over.adapt(datamodule)
+        self._name()
+
+    def _name(self) -> None:
+        self.names = self.over.names
+        picked = [side for sides in self.over.rows for side in sides]
+        self._picked = None if picked == list(range(len(picked))) else Known(torch.tensor(picked))
+
+    def decide_by(self, decisions: Decisions) -> None:
+        if isinstance(self.statistic, MeanOf):
+            self.statistic.quantity = decisions.rate(self.statistic.quantity)
+
+    def check(self, outputs: Any, batch: Any) -> None:
+        self.over.check(batch, self)
+        some = None if self.strata is None else self.strata.some
+        if self.strata is None or some is not None:
+            members = self.over.members(batch, self)
+            ratios = members if some is None else members[:, ~some.like(members)]
+            others = f" or another of {len(self.names)}" if len(self.names) > 1 else ""
+            warn_of_ratios(ratios.flatten(0, 1), batch, f"the constraint {self.names[0]!r}{others}")
+        self.statistic.check(outputs, batch)
+
+    def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
+        """A batch measures a row if it contains a sample of each of its sides, of the class or of both classes."""
+        members, rows = self.over.of_split(columns, self), self.over.rows
+        if self.statistic.of_both_classes:
+            return [[of_class[side] for of_class in members for side in sides] for sides in rows]
+        by_class = [[of_class[side] for side in sides] for of_class in members for sides in rows]
+        return [sides for sides in by_class for _ in range(self.statistic.levels)]
+
+    def over_strata(self, columns: Columns, strata: Tensor, rows: Tensor) -> StrataOfSides:
+        members, counted = self.over.members(columns, self), None
+        if SAMPLE_WEIGHT in columns:
+            counted = columns[SAMPLE_WEIGHT].double(), columns[POPULATION]
+        if bool(rows.all()):
+            return StrataOfSides(members, strata, counted=counted)
+        some = torch.zeros(members.shape[1], dtype=torch.bool)  # joined constraints have a row and sides each
+        some[[side for sides, row in zip(self.over.rows, rows.tolist(), strict=True) if row for side in sides]] = True
+        return StrataOfSides(members, strata, some, counted)
+
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
+        return self.measure_at([outputs], batch)[0]
+
+    def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
+        """The shares of the samples in the means are the same at all points, and computed once."""
+        shares, known = self._shares(batch, points[0].dtype)
+        weight = self._weight(known)
+        return [(None, Rows(self._values(found), weight)) for found in self.statistic.at(points, shares, batch)]
+
+    @property
+    def smooths(self) -> bool:
+        return self.statistic.smooths
+
+    def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
+        if not self.smooths:
+            return super().decided(outputs, batch)
+        return self._values(self.statistic.decided(outputs, self._shares(batch, outputs.dtype)[0], batch))
+
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
+        return self.statistic.vacuous(outputs, batch, self.asked())
+
+    def asked(self) -> tuple[float, float]:
+        """Between which shares of all samples of a split the positive decisions are asked to be."""
+        return 0.0, 1.0
+
+    def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """What every sample counts in the mean over each class and side, and of which of these the batch has enough.
+
+        Args:
+            batch: columns.
+            dtype: of the shares.
+
+        Returns: shares of sum 1, or 0 where there is no sample, shape (c, s, B), and a mask (c, s), bool.
+        """
+        members = self.over.members(batch, self)
+        if self.strata is None or KNOWN_STRATUM not in batch:
+            return shares_of(members, batch, dtype)
+        found, known = self.strata.shares(members, batch[KNOWN_STRATUM], dtype, batch.get(SAMPLE_WEIGHT))
+        if self.strata.some is None:
+            return found, known
+        ratios, there = shares_of(members, batch, dtype)
+        some = self.strata.some.like(members)
+        return torch.where(some.unsqueeze(1), found, ratios), torch.where(some, known, there)
+
+    def _of_rows(self, table: Tensor) -> Tensor:
+        """What belongs to the sides of every row of a class, (c, p, k, ...), from that of all sides, (c, s, ...)."""
+        if self._picked is not None:
+            table = table.index_select(1, self._picked.like(table))
+        return table.view(len(table), len(self.over.rows), -1, *table.shape[2:])
+
+    def _values(self, measured: Tensor) -> Tensor:
+        """What is measured on all sides, (c, s) or (c, s, t), as values of the rows by class, row and level, (m, k)."""
+        found = self._of_rows(measured)
+        return (found.transpose(2, 3) if self.statistic.levels > 1 else found).reshape(-1, self.width)
+
+    def _weight(self, known: Tensor) -> Tensor:
+        """Of which rows a batch has samples, (m,), from the sides of which it has some, (c, s)."""
+        known = self._of_rows(known.all(0, keepdim=True) if self.statistic.of_both_classes else known)
+        rows = known.flatten() if known.shape[-1] == 1 else known.all(-1).flatten()
+        levels = self.statistic.levels
+        return rows if levels == 1 else rows.repeat_interleave(levels, output_size=self.num_rows)

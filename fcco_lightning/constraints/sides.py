@@ -1,0 +1,243 @@
+"""Over which sides a constraint measures: sets of samples, of a class or of all."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.constraints.comparisons import Against, GroupComparisons
+from fcco_lightning.constraints.subsets import Subset, Subsets
+from fcco_lightning.models.batch import Columns
+from fcco_lightning.numerics import Known
+from fcco_lightning.objectives import require_binary_labels
+from fcco_lightning.objectives.base import one_label_each
+
+
+class Sides(ABC):
+    """Sets of samples, and which of them the rows of a constraint compare.
+
+    Attributes:
+        rows: for every row of a class the positions of its sides among those of :meth:`members`.
+        names: of all rows, class by class.
+    """
+
+    rows: Sequence[Sequence[int]]
+    names: list[str]
+
+    @abstractmethod
+    def adapt(self, datamodule: Any) -> None:
+        """Take from the datamodule (or None) what names mean, see :meth:`Measurable.adapt`."""
+
+    @abstractmethod
+    def members(self, batch: Columns, needed_by: object) -> Tensor:
+        """Mark the samples of every class and side, shape (number of classes, number of sides, B), bool.
+
+        Args:
+            batch: columns.
+            needed_by: the constraint, for messages.
+
+        Raises:
+            DataError: if the batch lacks a column, or has no single label for a sample.
+        """
+
+    @abstractmethod
+    def check(self, batch: Columns, needed_by: object) -> None:
+        """Refuse columns that would be misread."""
+
+    @abstractmethod
+    def of_split(self, columns: Columns, needed_by: object) -> Tensor:
+        """As :meth:`members`, of a whole split, which must have what the sides ask for."""
+
+
+class SidesOfSubsets(Sides):
+    """Subsets that a person describes; row i is of the subsets i k, i k + 1, ... of k m.
+
+    Args:
+        wheres: the subsets.
+        names: of the m rows.
+    """
+
+    def __init__(self, wheres: Sequence[Subset], names: Sequence[str]) -> None:
+        self.wheres, self.names, width = list(wheres), list(names), len(wheres) // len(names)
+        self.rows = [range(i, i + width) for i in range(0, len(wheres), width)]
+        self._marked = Subsets(wheres)
+
+    def adapt(self, datamodule: Any) -> None:
+        for where in self.wheres:
+            where.adapt(datamodule)
+        self._marked = Subsets(self.wheres)
+
+    def check(self, batch: Columns, needed_by: object) -> None:  # noqa: ARG002
+        for where in self.wheres:
+            where.check(batch)
+
+    def members(self, batch: Columns, needed_by: object) -> Tensor:  # noqa: ARG002
+        return self._marked.masks(batch).unsqueeze(0)
+
+    def of_split(self, columns: Columns, needed_by: object) -> Tensor:
+        for where in self.wheres:
+            where.of_split(columns)
+        return self.members(columns, needed_by)
+
+
+class SidesOfGroups(Sides):
+    """Groups within classes of the label: a row for every kind of rate, and every comparison of groups.
+
+    Args:
+        by, against, groups: see :class:`GroupComparisons`.
+        kinds: names of the rates that are compared.
+        classes: the labels over which means are taken, of rates in the order of ``kinds``; none for all samples.
+        labelled: whether the labels ``y``, 0 and 1, play a role.
+        compared: "pairs" for the comparisons, "both ways" for each in both directions, "each" for every group alone.
+        levels: names of the levels at which every comparison has a row; none for one row.
+    """
+
+    def __init__(
+        self,
+        by: str,
+        against: Against,
+        groups: Sequence[str] | None,
+        kinds: Sequence[str],
+        classes: Sequence[int] = (),
+        *,
+        labelled: bool = True,
+        compared: Literal["pairs", "both ways", "each"] = "pairs",
+        levels: Sequence[str] = (),
+    ) -> None:
+        self.comparisons, self.kinds, self.classes = GroupComparisons(by, against, groups), kinds, classes
+        self._labelled, self._compared, self._levels = labelled, compared, levels
+        self._labels = Known(torch.tensor(classes).view(-1, 1, 1))
+        self._name()
+
+    def adapt(self, datamodule: Any) -> None:
+        self.comparisons.adapt(datamodule)
+        self._name()
+
+    def _name(self) -> None:
+        """Rows and their names, for the groups that are known."""
+        of = self.comparisons
+        if self._compared == "each":
+            self.rows = [[side] for side in range(len(of.names))]
+            self.names = [f"{kind}: {name}" for kind in self.kinds for name in of.names]
+        elif self._compared == "both ways":
+            both = of.both_ways()
+            self.rows = [pair[:2] for pair in both]
+            self.names = [f"{kind}: {pair.name}" for kind in self.kinds for pair in both]
+        else:
+            self.rows = [pair[:2] for pair in of.pairs]
+            self.names = [name for kind in self.kinds for name in self._names_of(kind)]
+
+    def _names_of(self, kind: str) -> list[str]:
+        if not self._levels:
+            return self.comparisons.rows(kind)
+        by_level = [self.comparisons.rows(f"{kind}@{level}", always=False) for level in self._levels]
+        return [name for of_pair in zip(*by_level, strict=True) for name in of_pair]
+
+    def check(self, batch: Columns, needed_by: object) -> None:
+        if self._labelled:
+            require_binary_labels(batch, needed_by)
+        self.comparisons.check(batch, needed_by)
+
+    def members(self, batch: Columns, needed_by: object) -> Tensor:
+        sides = self.comparisons.members(batch, needed_by)
+        if not self.classes:
+            return sides.unsqueeze(0)
+        y = one_label_each(batch, needed_by)
+        return (y == self._labels.like(y)) & sides
+
+    def of_split(self, columns: Columns, needed_by: object) -> Tensor:
+        if self._labelled:
+            require_binary_labels(columns, needed_by)
+        return self.members(columns, needed_by)
+
+
+class StrataOfSides:
+    r"""Means over sides of which each stratum is drawn apart, with the strata's known shares (post-stratification).
+
+    The mean of q over side a is ``sum_s (N_as / N_a) (mean of q over the samples of a in stratum s)``, with N_as of the
+    N_a training samples of the side in stratum s.  The samples of a stratum are drawn alike, so each of these means is
+    unbiased in the batches that hold a sample of side and stratum, and so is their sum in those that hold one of every
+    stratum in which the side has samples (Cochran, Sampling Techniques, 1977, section 5A.9).
+
+    Args:
+        sides: which training samples belong to each side, shape (..., n), bool.
+        strata: of the training samples, shape (n,), int64; -1 for those that are never drawn.
+        some: which sides are to be measured so, shape (number of sides,), bool; None for all.
+        counted: w_i and m_i of the training samples, shape (n,) each, where they have weights of their own, and count
+            m_i times in the population that batches stand for.  The mean of q is then
+            ``sum_s (D_as / M_a) (mean of w q over the samples of a in stratum s)``, with M_a the sum of m over the side
+            and D_as that of m/w over its samples in stratum s, which is unbiased, too.
+    """
+
+    def __init__(
+        self,
+        sides: Tensor,
+        strata: Tensor,
+        some: Tensor | None = None,
+        counted: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.some = None if some is None else Known(some)
+        number, drawn = int(strata.max()) + 1, strata >= 0
+        weight, population = counted or 2 * (torch.ones(len(strata), dtype=torch.float64),)
+        each, population = (torch.where(drawn, of, 0.0) for of in (population / weight, population))
+        sizes = torch.stack(
+            [torch.bincount(strata.clamp(min=0), side * each, minlength=number) for side in sides.flatten(0, -2)]
+        )
+        totals = (sides * population).sum(-1, keepdim=True)
+        self._shares = Known(sizes.view(*sides.shape[:-1], number) / torch.where(totals > 0, totals, 1.0))
+        self._numbers = Known(torch.arange(number).unsqueeze(1))
+
+    def shares(
+        self, members: Tensor, stratum: Tensor, dtype: torch.dtype, sample_weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What every sample of a batch counts in each mean, and of which sides a batch has samples of all strata.
+
+        Args:
+            members: which samples belong to each side, shape (..., B), bool.
+            stratum: of the samples, shape (B,), int64.
+            dtype: of the shares.
+            sample_weight: of the samples, shape (B,), if they have weights of their own.
+
+        Returns: as :func:`shares_of`; with weights of the samples, shares of which 1 is the expected sum.
+        """
+        counts, own = members.to(dtype), self._shares.like(members, dtype)
+        within = (stratum == self._numbers.like(stratum)).to(dtype)
+        found = counts @ within.T
+        known = ((found > 0) | (own == 0)).all(-1) & members.any(-1)
+        shares = counts * ((own / found.clamp(min=1)) @ within)
+        return shares if sample_weight is None else shares * sample_weight.to(dtype), known
+
+
+def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What every sample of a batch counts in the mean over each subset, and of which subsets the batch has samples.
+
+    Samples count alike, or by the column ``weight`` where they are not drawn uniformly.
+
+    Args:
+        member: which samples belong to each subset, shape (..., B), bool.
+        batch: columns.
+        dtype: of the shares.
+
+    Returns: shares of sum 1, or 0 where there is no sample, shape (..., B), and a mask (...,), bool.
+    """
+    counts = member.to(dtype)
+    if "weight" in batch:
+        counts = counts * batch["weight"].to(dtype)
+    total = counts.sum(-1, keepdim=True)
+    return counts.div_(total.clamp(min=torch.finfo(dtype).tiny)), total.squeeze(-1) > 0
+
+
+def only_of(shares: Tensor, values: Tensor) -> Tensor:
+    """The values of the samples that count somewhere, and 0 in the place of the others.
+
+    A share of 0 alone would make NaN of an infinite value.  So whatever the network makes of a sample that counts
+    nowhere, the means and their gradients stay as they are.
+
+    Args:
+        shares: what the samples count, shape (..., B).
+        values: theirs, shape (B, ...).
+    """
+    nowhere = shares.sum(list(range(shares.dim() - 1))) == 0
+    return values.masked_fill(nowhere.view(-1, *(1 for _ in values.shape[1:])), 0.0)
