@@ -80,7 +80,11 @@ class Linear(OfArgument):
         return sum(weight * weight for weight in self.weights)
 
     def argument(self, u: Tensor) -> Tensor:
-        return sum(c * u[..., j : j + 1] for j, c in enumerate(self.weights[1:], 1)) + self.weights[0] * u[..., :1]
+        (first, *others), (weight, *weights) = u.unbind(-1), self.weights
+        total = first if weight == 1 else weight * first
+        for other, c in zip(others, weights, strict=True):
+            total = torch.add(total, other, alpha=c)
+        return total.unsqueeze(-1)
 
     def of(self, psi: OuterFunction) -> OuterFunction:
         return Linear(psi, self.weights)
