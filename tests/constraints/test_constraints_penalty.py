@@ -2,14 +2,14 @@ import pytest
 
 from fcco_lightning.constraints import GeometricRho, HingePenalty, SmoothedHingePenalty, SquaredHingePenalty
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer import Hinge, MoreauEnvelope, SquaredHinge
+from fcco_lightning.outer import Hinge, SmoothedHinge, SquaredHinge
 
 
 @pytest.mark.parametrize(
     ("penalty", "outer"),
     [
         (HingePenalty(7.0), Hinge(5.0, 0.1)),
-        (SmoothedHingePenalty(7.0, lam=0.02), MoreauEnvelope(Hinge(5.0, 0.1), 0.02)),
+        (SmoothedHingePenalty(7.0, lam=0.02), SmoothedHinge(5.0, 0.1, 0.02)),
         (SquaredHingePenalty(7.0), SquaredHinge(5.0, 0.1)),
     ],
 )
