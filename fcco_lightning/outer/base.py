@@ -103,10 +103,17 @@ class OuterFunction(ABC):
             "NoSmoothing where it is smooth."
         )
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:  # noqa: ARG002 - overridden where f has one
-        r"""``argmin_v f(v) + |v - u|^2 / (2 lam)`` for every row, without graph: (B, k) -> (B, k).
+    def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - overridden where f has one
+        r"""``v = argmin_v f(v) + |v - u|^2 / (2 lam)`` for every row, and ``(u - v) / lam``, without graph.
 
         It is what :class:`MoreauEnvelope` asks for; a function that passes its smoothing on to another one needs none.
+        Where f has a gradient the second is that at v, which is the same number without the cancellation.
+
+        Args:
+            u: rows, shape (B, k).
+            lam: > 0.
+
+        Returns: both of shape (B, k).
 
         Raises:
             ConfigError: if f has no closed form of it.
@@ -193,8 +200,12 @@ class MoreauEnvelope(Composed):
         return hash((self.outer, self.lam))
 
     def __call__(self, u: Tensor) -> Tensor:
-        v = self.outer.prox(u.detach(), self.lam)
-        return self.outer(v) + (v - u).square().sum(-1) / (2 * self.lam)
+        fixed = u.detach()
+        v, y = self.outer.prox(fixed, self.lam)
+        return self.outer(v) + summed(y * (self.lam / 2 * y + (u - fixed)))
+
+    def paired(self, y: Tensor, u: Tensor) -> Tensor:
+        return self.outer.paired(y, u)
 
     def smoothed(self, lam: float) -> OuterFunction:
         """``f_{lam + self.lam}``: two smoothings are one of their sum."""
@@ -217,6 +228,12 @@ def widest(u: Tensor) -> torch.dtype:
 def summed(x: Tensor) -> Tensor:
     """The sum over the coordinates of every row: (B, k) -> (B,)."""
     return x.squeeze(-1) if x.shape[-1] == 1 else x.sum(-1)
+
+
+def exp_minus_one(x: Tensor) -> Tensor:
+    """``exp(x) - 1``, with all digits of the value near 0, and of the slope where x is very negative."""
+    fixed = x.detach()
+    return fixed.expm1() + fixed.exp() * (x - fixed)
 
 
 def not_below(u: Tensor, floor: float) -> Tensor:

@@ -89,6 +89,9 @@ class Linear(OfArgument):
     def of(self, psi: OuterFunction) -> OuterFunction:
         return Linear(psi, self.weights)
 
+    def paired(self, y: Tensor, u: Tensor) -> Tensor:
+        return self.phi.paired(self.argument(y) / self.square, self.argument(u))
+
 
 @dataclass(frozen=True)
 class AbsoluteDistance(OfArgument):
@@ -120,6 +123,9 @@ class AbsoluteDistance(OfArgument):
 
     def of(self, psi: OuterFunction) -> OuterFunction:
         return AbsoluteDistance(psi, self.centre, known=True)
+
+    def paired(self, y: Tensor, u: Tensor) -> Tensor:
+        return self.phi.paired(y.abs(), y.sign() * u)
 
     def averaged(self, sigma: float) -> OuterFunction:
         if not self.phi.monotone:  # convex, monotone and flat at 0 is constant below it
@@ -179,6 +185,9 @@ class AbsoluteDifference(OfArgument):
 
     def of(self, psi: OuterFunction) -> OuterFunction:
         return AbsoluteDifference(psi, known=True)
+
+    def paired(self, y: Tensor, u: Tensor) -> Tensor:
+        return AbsoluteDistance(self.phi, known=True).paired(y[..., :1], torch.sub(*u.unbind(-1)).unsqueeze(-1))
 
     def averaged(self, sigma: float) -> OuterFunction:
         return Linear(AbsoluteDistance(self.phi, known=True), (1.0, -1.0)).averaged(sigma)

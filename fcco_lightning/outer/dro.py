@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.ambiguity import AmbiguitySet
 from fcco_lightning.numerics import increasing_root, project_to_simplex
-from fcco_lightning.outer.base import OuterFunction
+from fcco_lightning.outer.base import OuterFunction, exp_minus_one, summed
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class ChiSquare(_Divergence):
         s = self._shift
         return self.lam0 * ((u + s).relu().square() / (2 * s) - s / 2).sum(-1)
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
-        step = lam * self.lam0 / self._shift
-        return u - (u + self._shift).clamp(min=0) * (step / (1 + step))
+    def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+        weight = self.lam0 / self._shift
+        y = weight / (1 + lam * weight) * (u + self._shift).relu()
+        return u - lam * y, y
 
 
 class KullbackLeibler(_Divergence):
@@ -59,13 +60,14 @@ class KullbackLeibler(_Divergence):
     """
 
     def __call__(self, u: Tensor) -> Tensor:
-        return self.lam0 * u.expm1().sum(-1)
+        return self.lam0 * summed(exp_minus_one(u))
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
+    def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:
         """``u - W(lam lam0 exp(u))`` with Lambert's W, as the root of ``v + lam lam0 exp(v) = u``."""
         step = lam * self.lam0
         low = (u - 1).clamp(max=-math.log(step))  # there step exp(v) <= 1
-        return increasing_root(lambda v: v + step * torch.exp(v) - u, low, u)
+        v = increasing_root(lambda v: v + step * torch.exp(v) - u, low, u)
+        return v, self.lam0 * v.exp()
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,10 @@ class Maximum(OuterFunction):
     def __call__(self, u: Tensor) -> Tensor:
         return u.max(dim=-1).values
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
+    def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:
         # the projection does not change with a shift of the row, and u / lam alone would lose the differences
-        return u - lam * project_to_simplex((u - u.amax(dim=-1, keepdim=True)) / lam)
+        y = project_to_simplex((u - u.amax(dim=-1, keepdim=True)) / lam)
+        return u - lam * y, y
 
 
 @dataclass(frozen=True)

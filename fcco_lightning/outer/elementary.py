@@ -118,6 +118,11 @@ class AveragedHinge(_AboveKappa):
     smooth = True
     above_zero = ("rho", "sigma")
 
+    @property
+    def lipschitz(self) -> float:
+        """C_f = rho, per coordinate."""
+        return self.rho
+
     def __call__(self, u: Tensor) -> Tensor:
         x = (u - self.kappa) / self.sigma
         density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)

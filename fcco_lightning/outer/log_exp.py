@@ -8,7 +8,7 @@ from torch import Tensor
 from fcco_lightning.checks import finite
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
-from fcco_lightning.outer.base import OuterFunction, known_at, not_below
+from fcco_lightning.outer.base import OuterFunction, exp_minus_one, known_at, not_below
 
 _MOST_EXPONENT = 500.0  # of an exponential in float64, which overflows at 709
 
@@ -114,8 +114,8 @@ class KullbackLeiblerOfLog(OuterFunction):
 
     def __call__(self, u: Tensor) -> Tensor:
         x = (self.lam * not_below(u, self.floor).log() - known_at(self.c, u)) / self.tau
-        small = x.clamp(max=_MOST_EXPONENT)  # expm1 keeps the digits of values near 0
-        return self.tau * (small.expm1() + (x - small) * small.exp()).sum(-1)
+        small = x.clamp(max=_MOST_EXPONENT)
+        return self.tau * (exp_minus_one(small) + (x - small) * small.exp()).sum(-1)
 
 
 class NegativeLog(_OfLog):
@@ -129,12 +129,14 @@ class NegativeLog(_OfLog):
     """
 
     def __call__(self, u: Tensor) -> Tensor:
-        return torch.where(u > 0, -self.tau * not_below(u, self.floor).log(), torch.inf).sum(-1)
+        outside = torch.where(u.detach() > 0, 0.0, torch.inf)  # added, so that the slope stays that at the floor
+        return (outside - self.tau * not_below(u, self.floor).log()).sum(-1)
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
+    def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:
         root = (u.square() + 4 * lam * self.tau).sqrt()
         # for u < 0 the sum cancels: multiply by the conjugate expression instead
-        return torch.where(u >= 0, (u + root) / 2, 2 * lam * self.tau / (root - u.clamp(max=0)))
+        v = torch.where(u >= 0, (u + root) / 2, 2 * lam * self.tau / (root - u.clamp(max=0)))
+        return v, -self.tau / v
 
 
 class LogRatio(_OfLog):
@@ -183,13 +185,14 @@ class Power(OuterFunction):
     def __call__(self, u: Tensor) -> Tensor:
         return u.relu().pow(self.p).sum(-1)
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
+    def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:
         high = u.clamp(min=0)
 
         def residual(v: Tensor) -> Tensor:
             return v + lam * self.p * v.pow(self.p - 1) - high
 
-        return torch.where(u > 0, increasing_root(residual, torch.zeros_like(u), high), u)
+        v = torch.where(u > 0, increasing_root(residual, torch.zeros_like(u), high), u)
+        return v, self.p * v.relu().pow(self.p - 1)
 
 
 @dataclass(frozen=True)
@@ -220,9 +223,14 @@ class Softplus(OuterFunction):
     def __call__(self, u: Tensor) -> Tensor:
         return torch.nn.functional.softplus(self.b * u, threshold=50.0).sum(-1)
 
-    def prox(self, u: Tensor, lam: float) -> Tensor:
+    def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:
         reach = lam * abs(self.b)
-        return increasing_root(lambda v: v - u + lam * self.b * torch.sigmoid(self.b * v), u - reach, u + reach)
+
+        def slope(v: Tensor) -> Tensor:
+            return self.b * torch.sigmoid(self.b * v)
+
+        v = increasing_root(lambda v: v - u + lam * slope(v), u - reach, u + reach)
+        return v, slope(v)
 
 
 @dataclass(frozen=True)
