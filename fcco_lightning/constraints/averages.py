@@ -180,7 +180,7 @@ class OfQuantity(OfMeans, ABC):
         if self.quantity.range != (0.0, 1.0) or isinstance(self.quantity, ErrorProbability):
             return None  # a loss decides nothing, and errors may be rare
         enough = enough_decisions(batch, len(outputs), self.asked(batch))
-        return constant_decision(self.quantity(outputs, batch), enough)
+        return constant_decision(self.quantity(outputs, batch), enough, batch.get("weight"))
 
     def asked(self, batch: Columns) -> tuple[float, float]:
         """Between which shares of all samples of a split the positive decisions are asked to be."""

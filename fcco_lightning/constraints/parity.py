@@ -233,9 +233,11 @@ class _GroupAUC(GroupConstraint):
         positives, negatives = by_class[: self.num_rows], by_class[self.num_rows :]
         return [[*above, *below] for above, below in zip(positives, negatives, strict=True)]
 
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
+    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
-        return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
+        if not isinstance(self.loss, SigmoidPair):
+            return None
+        return too_close(binary_scores(outputs), self.loss.scale, batch.get("weight"))
 
 
 class GroupAUCAtLeast(ValueAtMost, _GroupAUC):

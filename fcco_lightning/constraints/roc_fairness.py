@@ -106,8 +106,8 @@ class ROCFairness(DifferenceAtMost, OfMeans, GroupConstraint):
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
-        edges = enough_decisions(batch, len(outputs)).edges
-        low, high = spread(self.scale(binary_scores(outputs).detach().double(), batch.get("weight")), edges)
+        edges, weight = enough_decisions(batch, len(outputs)).edges, batch.get("weight")
+        low, high = spread(self.scale(binary_scores(outputs).detach().double(), weight), edges, weight)
         inside = sum(low < t < high for t in self.thresholds)
         if inside < min(2, len(self.thresholds)):
             return (

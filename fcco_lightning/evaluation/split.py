@@ -136,7 +136,7 @@ def summarise(
     if constraints:
         reasons = [r for r in (c.vacuous(outputs, batch) for c in constraints) if r]
         if "auc" in summary and batch["y"].dim() == 1 and any(c.equalises for c in constraints):
-            reasons += [r for r in [by_chance(summary["auc"], batch["y"])] if r]
+            reasons += [r for r in [by_chance(summary["auc"], batch["y"], batch.get("weight"))] if r]
         reason = "; ".join(dict.fromkeys(reasons)) or None
         names = [name.removeprefix("h/") for name in values if name.startswith("h/")]
         enforced = [values[f"decided/{n}" if decisions and f"decided/{n}" in values else f"h/{n}"] for n in names]
