@@ -107,14 +107,14 @@ def surrogate(objective: Objective, outputs: Any, columns: Columns) -> Tensor | 
     r"""``g_0 + mean_i r_i <y_i, g_i>`` with y_i the slope of f_i at g_i, the values that the samples give.
 
     Its gradient is that of ``g_0 + mean_i r_i f_i(g_i)``, also with respect to known parameters of f.  The mean is over
-    the rows of which the samples say something, r_i is the relevance of a row, 1 by default.
+    the rows that the samples measure, r_i is the relevance of a row, 1 by default.
 
     Args:
         objective: the objective.
         outputs: of the network for the samples of its part, with graph.
         columns: of these samples.
 
-    Returns: a scalar with graph; None if the samples say nothing.
+    Returns: a scalar with graph; None if the samples measure no row.
     """
     direct, rows = objective.measure(outputs, columns)
     outer = None if rows is None else rows.outer or objective.outer

@@ -62,7 +62,7 @@ class OverSides(Constraint, ABC):
         warn_of_ratios(ratios.flatten(0, 1), batch, f"the constraint {self.names[0]!r}{others}")
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds a sample of each of its sides, of the class."""
+        """A batch measures a row if it holds a sample of each of its sides, of the class."""
         return [[of_class[side] for side in sides] for of_class in self.members(columns) for sides in self._rows]
 
     def over_strata(self, columns: Columns, strata: Tensor, rows: Tensor) -> "StrataOfSides":
@@ -105,7 +105,7 @@ class OverSides(Constraint, ABC):
         return self.by_rows(measured).reshape(-1, self.width)
 
     def known_of(self, known: Tensor) -> Tensor:
-        """Of which rows a batch says something, (m,), from the sides of which it has samples, (c, s)."""
+        """Which rows a batch measures, (m,), from the sides of which it has samples, (c, s)."""
         known = self.by_rows(known)
         return known.flatten() if known.shape[-1] == 1 else known.all(-1).flatten()
 

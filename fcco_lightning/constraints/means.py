@@ -51,7 +51,7 @@ class _OfSubsets(OfQuantity, ABC):
         super().check(outputs, batch)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds a sample of each of its subsets, of which there must be some."""
+        """A batch measures a row if it holds a sample of each of its subsets, of which there must be some."""
         for where in self._wheres:
             where.of_split(columns)
         return super().subsets(columns)

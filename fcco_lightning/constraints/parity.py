@@ -228,7 +228,7 @@ class _GroupAUC(GroupConstraint):
         return None, Rows(self.values_of(losses.unsqueeze(0)), self.known_of(known.all(0, keepdim=True)))
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a row if it holds both classes of all its sides."""
+        """A batch measures a row if it holds both classes of all its sides."""
         by_class = super().subsets(columns)
         positives, negatives = by_class[: self.num_rows], by_class[self.num_rows :]
         return [[*above, *below] for above, below in zip(positives, negatives, strict=True)]

@@ -1,4 +1,4 @@
-"""When decisions or scores are such that a constraint on them holds and says nothing."""
+"""When decisions or scores are such that a constraint on them holds for nearly any network."""
 
 from typing import NamedTuple
 
@@ -109,7 +109,7 @@ def spread(scores: Tensor, edges: tuple[float, float] = _EDGES, weight: Tensor |
 
 
 def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH, weight: Tensor | None = None) -> str | None:
-    """Why a smoothed decision says nothing of the hard one: nearly all are alike, or it is too soft to tell.
+    """Why smoothed decisions do not stand for hard ones: nearly all are alike, or they are too soft to tell.
 
     Args:
         rate: in [0, 1], more than 1/2 for a positive decision, shape (n,).
@@ -147,7 +147,7 @@ def _shown(number: float) -> str:
 
 
 def by_chance(auc: float, y: Tensor, weight: Tensor | None = None) -> str | None:
-    """Why equal treatment says nothing: the scores rank positives no better than a random order may.
+    """Why equal treatment is no merit: the scores rank positives no better than a random order may.
 
     Such scores treat all groups alike because they know nothing of anyone.  The area under the ROC curve of a random
     order of P positives and N negatives has the standard error ``sqrt((P + N + 1) / (12 P N))`` around 1/2 (Mann and
@@ -179,7 +179,7 @@ def _effective(weight: Tensor) -> float:
 
 
 def too_close(scores: Tensor, unit: float, weight: Tensor | None = None) -> str | None:
-    """Why smoothed comparisons of scores say nothing of their order: they differ by less than a unit.
+    """Why smoothed comparisons of scores do not depend on their order: they differ by less than a unit.
 
     Args:
         scores: shape (n,).

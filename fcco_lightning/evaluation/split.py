@@ -18,7 +18,7 @@ from fcco_lightning.state.processes import Processes
 
 
 class Split(NamedTuple):
-    """What is known of the network's outputs on a split.
+    """The network's outputs on a split, with the columns of its samples.
 
     Attributes:
         outputs: The outputs (nested tensors) of all samples, or of a random part of them; the first dimension is n.

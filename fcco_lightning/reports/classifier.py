@@ -234,7 +234,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """What the network achieves on labelled samples: figures, constraints with intervals, tables and pictures.
 
         Groups are those of the training.  Samples of another one, or of none (missing), are counted in a table, and
-        left out of what is about groups; a constraint that the samples say nothing of is left out, with the reason.
+        left out of what is about groups; a constraint for which there are no samples is left out, with the reason.
 
         Args:
             X: features, as for :meth:`fit`.

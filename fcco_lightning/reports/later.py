@@ -48,7 +48,7 @@ def report_on(
 
     The table is encoded as the training split was, decisions are those of the checkpoint, and classes and groups are
     those of the training table.  Rows of no group that training knows (an empty cell, another value) are counted, and
-    left out of what is about groups.  A constraint that the table says nothing of is left out, with the reason.
+    left out of what is about groups.  A constraint for which the table has no rows is left out, with the reason.
 
     Args:
         path: of a checkpoint that ``fcco fit`` wrote, with a datamodule of tables or texts.

@@ -255,16 +255,16 @@ class Report(Callback):
         return f"fcco front --config {shlex.quote(str(config))} {varied}" if config.is_file() else ""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say which constraints no batch has spoken of so far."""
+        """Say which constraints no batch has measured so far."""
         if not isinstance(pl_module, FCCOModule) or pl_module.problem is None:
             return
         for name in unseen_rows(pl_module.problem):
             if name not in self._unseen:
                 self._unseen.add(name)
                 rank_zero_warn(
-                    f"no batch has spoken of the constraint {name!r} in {trainer.current_epoch + 1} epoch(s), so it is "
-                    "not enforced: its samples are too few, or the loader leaves them out. Draw them more often "
-                    "(`batches: GroupSampling`), or use larger batches."
+                    f"no batch of {trainer.current_epoch + 1} epoch(s) contains the samples that the constraint "
+                    f"{name!r} is about, so it is not enforced: they are too few, or the loader leaves them out. Draw "
+                    "them more often (`batches: GroupSampling`), or use larger batches."
                 )
 
     def _unconstrained(self, module: FCCOModule, name: str, baseline: Baseline, split: Split) -> dict[str, Any]:
@@ -339,7 +339,7 @@ def _choice(trainer: Trainer) -> BestFeasible:
 
 
 def unseen_rows(problem: Problem) -> list[str]:
-    """The names of the rows of constraints that are remembered, but of which no batch has spoken yet."""
+    """The names of the rows of constraints that are remembered, but that no batch has measured yet."""
     terms = problem.all_terms[len(problem.all_terms) - len(problem.constraints) :]
     return [
         constraint.names[i]

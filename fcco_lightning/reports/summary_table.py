@@ -56,7 +56,7 @@ TITLES = {
 _SIGNIFICANT_DIGITS = 7  # what a float32 holds
 VACUOUS_WARNING = (
     "Constraints vacuous: nearly all decisions are alike, or the scores rank by chance, lie outside the thresholds' "
-    "window or span less than a temperature, so a small violation says nothing. Read the hard rates and gaps."
+    "window or span less than a temperature, so a small violation means nothing. Read the hard rates and gaps."
 )
 _DRAWN = ("calibration",)  # of which a picture is enough, where not all is shown
 _ERROR = "_error"  # ends the name of the bound of a figure's error
