@@ -463,10 +463,11 @@ class _Drawn(NamedTuple):
 
     columns: Columns
     plan: BatchDraws
+    shorter: bool
 
 
 def _as_read(drawn: Drawn) -> Drawn:
-    return _Drawn(as_read(drawn.columns), drawn.plan)
+    return _Drawn(as_read(drawn.columns), drawn.plan, getattr(drawn, "shorter", False))
 
 
 def _numbered(owners: Tensor) -> Tensor:

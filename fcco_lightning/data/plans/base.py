@@ -202,10 +202,12 @@ class Drawn(NamedTuple):
         columns: columns of the training table without the network's input, such as ``y``, ``group`` or ``task``, and
             ``index``, each with first dimension n.
         plan: union batches of all processes.
+        shorter: whether batches lack samples of the plan that cannot be read.
     """
 
     columns: Mapping[str, Tensor]
     plan: BatchPlan
+    shorter: bool = False
 
 
 def enough_rows(num_rows: int, batch_size: int) -> int:
