@@ -121,7 +121,7 @@ def reference(outer: OuterFunction) -> Reference:
     return REFERENCES[type(outer)](outer)
 
 
-def minimum(objective: Callable[[Tensor], Tensor], low: float, high: float, count: int = 4001) -> tuple[float, float]:
+def minimum(objective: Callable[[Tensor], Tensor], low: float, high: float, count: int = 1001) -> tuple[float, float]:
     """Global minimiser and minimum of a function of one variable: dense grid, then scipy inside its best cell."""
     grid = torch.linspace(low, high, count, dtype=torch.float64)
     values = objective(grid.unsqueeze(1))

@@ -1,5 +1,7 @@
 """Every map of every outer function in float32, against the same map in 60 digits, for rows and lam of any size."""
 
+from typing import Any
+
 import pytest
 import torch
 from mpmath import mpf
@@ -51,12 +53,21 @@ def test_value_and_subgradient(case):
     assert_precise(case.outer.subgradient(u), [exact.subgradient(numbers(row)) for row in u], u)
 
 
-def with_lams(cases: list[Case]) -> list[tuple[Case, float]]:
-    """Envelopes pass lam on to what they smooth, so that one is enough for them."""
-    return [(c, lam) for c in cases for lam in (LAMS[1:2] if isinstance(c.outer, MoreauEnvelope) else LAMS)]
+def with_lams(cases: list[Case]) -> list[Any]:
+    """Every case with one lam, in turn, and with the others where tests are slow.
+
+    Envelopes pass lam on to what they smooth, so that one is enough for them.
+    """
+    found = []
+    for place, case in enumerate(cases):
+        lams = LAMS[1:2] if isinstance(case.outer, MoreauEnvelope) else LAMS
+        for number, lam in enumerate(lams):
+            slow = [pytest.mark.slow] if (place + number) % len(lams) else []
+            found.append(pytest.param(case, lam, id=f"{case_name(case)}-{lam}", marks=slow))
+    return found
 
 
-@pytest.mark.parametrize(("case", "lam"), with_lams([c for c in ALL_OUTER if c.prox]), ids=case_name)
+@pytest.mark.parametrize(("case", "lam"), with_lams([c for c in ALL_OUTER if c.prox]))
 def test_prox_envelope_and_its_gradient(case, lam):
     exact, u = reference(case.outer), rows(case, positive=not case.outer.convex)
     u = u[case.proximal(u, lam)]
@@ -70,7 +81,7 @@ def test_prox_envelope_and_its_gradient(case, lam):
     assert_precise(case.outer.envelope(u, lam), values, u)
 
 
-@pytest.mark.parametrize(("case", "tau"), with_lams(WITH_PROX), ids=case_name)
+@pytest.mark.parametrize(("case", "tau"), with_lams(WITH_PROX))
 def test_conjugate_prox(case, tau):
     exact, y = reference(case.outer), rows(case, positive=False)
     moved = [exact.conjugate_prox(numbers(row), mpf(tau)) for row in y]
