@@ -173,6 +173,7 @@ def test_protected_tasks_and_their_comparison_take_the_same_images_and_texts(mon
     assert alone == tasks == [("_embed_images", prepared["x"].shape), ("_embed_texts", prepared["text"].shape)]
 
 
+@pytest.mark.slow
 def test_contrastive_cost_writes_its_tables(command, tmp_path, monkeypatch, capsys):
     import torch
 
@@ -208,6 +209,7 @@ def test_roc_fairness_writes_table_json_and_picture(command, runs, tmp_path, cap
     assert (out / "roc_fairness_compas_methods.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the run in its own process
 def test_group_dro_tunes_and_writes_table_json_and_picture(command, runs, tmp_path, monkeypatch, capsys):
     module, out = script("group_dro"), tmp_path / "out"
@@ -263,6 +265,7 @@ def images_of_digits(path, count):
     pd.DataFrame({"image": images, "label": labels}).to_parquet(path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the runs in their own process
 def test_imbalanced_images_are_searched_run_kept_and_printed(command, runs, tmp_path, monkeypatch, capsys):
     import torch
@@ -293,6 +296,7 @@ def test_imbalanced_images_are_searched_run_kept_and_printed(command, runs, tmp_
     assert rare == pytest.approx(average_precision_score(y.repeat_interleave(times), scores.repeat_interleave(times)))
 
 
+@pytest.mark.slow
 def test_dual_state_measures_memory_steps_files_and_training(command, tmp_path, capsys):
     module = script("dual_state")
     command(module, "--rows", 20_000, "--batch", 64, "--rounds", 2, "--out", tmp_path)
@@ -486,6 +490,7 @@ def test_parts_of_the_benchmark_of_x_risks(part, command, runs, tmp_path, monkey
     assert all(f"| {label} | 1 |" in printed for label in labels)
 
 
+@pytest.mark.slow
 def test_micro_batches_save_memory(command, tmp_path, monkeypatch):
     s = script("micro_batches")
     out = tmp_path / "micro_batches.json"

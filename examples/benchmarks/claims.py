@@ -20,7 +20,7 @@ What five papers report, and what came out here. Written by `uv run python examp
 `tests/`. The keys of papers and errata are those of `fcco_lightning/papers.md`.
 
 A number counts as reproduced if it is within two standard deviations of the printed one (both deviations together).
-Where other data are named they speak of the ordering only, not of its size. ± is the standard deviation over seeds.
+Where other data are named they show the ordering only, not of its size. ± is the standard deviation over seeds.
 """
 
 

@@ -94,7 +94,7 @@ class ALEXR2(DoubleLoop):
 
         Args:
             theta: in [1/2, 1); theory takes 1 - theta of the order of epsilon^2.
-            sampled: B_1/n, the share of rows that a batch speaks of, in (0, 1], and more than 1 - theta.
+            sampled: B_1/n, the share of rows that a batch measures, in (0, 1], and more than 1 - theta.
             lipschitz: C_f, > 0, of the outer function.
             weak_convexity: rho_g, > 0, of the inner functions.
             width: d_1, the number of values of an inner function, >= 1.

@@ -9,9 +9,9 @@ from fcco_lightning.objectives import Objective
 def default_algorithm(objective: Objective, *, constrained: bool) -> Algorithm:
     """SONEX, which with constraints remembers their rows for long; SGD where there is nothing to remember.
 
-    Most batches speak of every constraint, but with few samples of each subset.  So a small gamma averages over many
+    Most batches measure every constraint, but with few samples of each subset.  So a small gamma averages over many
     batches, and gamma' = 1 - gamma corrects the rows for what the weights do meanwhile, so that they do not lag behind.
-    That is the gamma' of Thm 4.7 of the SONEX paper where every batch speaks of a row; for rarer rows the theorem asks
+    That is the gamma' of Thm 4.7 of the SONEX paper where every batch measures a row; for rarer rows the theorem asks
     for more, which grows with 1/p and makes rows of rare subsets jump.
 
     Args:

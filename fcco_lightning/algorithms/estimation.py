@@ -127,7 +127,7 @@ class Estimation(Algorithm, ABC):
         return reading.decided.to(inner.dtype) - inner
 
     def held(self, reading: Reading, estimator: Estimator) -> tuple[Tensor, Tensor, Sampling]:
-        """The rows of a reading from before the step, the fresh inner values, and what is known of the rows.
+        """The rows of a reading from before the step, the fresh inner values, and how the rows were drawn.
 
         A row never visited is the one that the estimator begins with.  Of rows that the batch does not contain the
         inner value is 1, where every f and its slope are finite: they have the weight 0, and nothing of them is kept.

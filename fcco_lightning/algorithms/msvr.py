@@ -104,7 +104,7 @@ class _ChangedRows:
         self._before: dict[int, dict[str, Tensor | None]] = {}
 
     def note(self, number: int, reading: Reading, rows: Tensor, apart: Tensor | None) -> None:
-        """Keep the rows (r, k) of a reading, NaN of those of which the batch says nothing; and of its decisions."""
+        """Keep the rows (r, k) of a reading, NaN of those that the batch does not measure; and of its decisions."""
         multipliers = reading.term.multipliers
         self._before[number] = {
             "index": reading.index,

@@ -25,7 +25,7 @@ class PGSMD(ProximallyGuided):
     ``q <- argmax_{p in Q} <p, g_q> - V(p, q) / eta_dual - nu D(p, 1/n)``
 
     with the unbiased ``g_z = sum_{sampled} q_i / p_i grad R_i(z; B_i)`` and ``g_q`` of entries ``R_i(z; B_i) / p_i``,
-    p_i the probability that a batch speaks of row i.  The mean of the J points z is the next w: the user's optimizer is
+    p_i the probability that a batch measures row i.  The mean of the J points z is the next w: the user's optimizer is
     given w less that mean as its gradient, so ``torch.optim.SGD`` with ``lr=1`` is the paper's method.  Rows are groups
     or distributions (:class:`GroupMaxForm`, eq. (3) of the paper) or all samples (:class:`SampleDRO`, eq. (2)).
 

@@ -292,7 +292,7 @@ def _whole(constraint: Constraint, samples: Samples) -> Tensor:
     """The inner values of all rows, in their order.
 
     Raises:
-        DataError: if the split says nothing of one.
+        DataError: if the split has no sample for one.
     """
     outputs, columns = samples.of(constraint)
     index, values = inner_values(constraint, pytree.tree_map(Tensor.double, outputs), columns)

@@ -98,6 +98,7 @@ the run
   --name NAME                      of the folder below runs
   --ckpt_path auto                 continue this job, or name a checkpoint
   --feasible.enabled true          keep the best weights that meet constraints
+  --report.importances true        measure which columns matter
   --config CONFIG                  file, or name of fcco list configs
   --print_config                   print all options as they are, train nothing
 
@@ -321,12 +322,15 @@ def _test(parser: ArgumentParser) -> Work:
     _add_checkpoint(parser)
     parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
     parser.add_argument("--out", default="report", help="folder of the report (default: %(default)s)")
+    parser.add_argument(
+        "--importances", action="store_true", help="measure also what shuffling one column of the table costs"
+    )
     _add_trusted(parser)
 
     def work(given: Namespace) -> None:
         from fcco_lightning.reports import report_on  # noqa: PLC0415 - loads torch
 
-        report = report_on(given.ckpt, given.table, trusted=given.trusted)
+        report = report_on(given.ckpt, given.table, trusted=given.trusted, importances=given.importances)
         report.write(given.out)
         report.show()
         _say(f"Report and pictures: {given.out} (report.html shows all)")

@@ -31,7 +31,7 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
 
     Where two runs have one name, it is that of their paths.
     ``objective`` is the last estimate of the objective while training, ``largest h`` the largest constraint value on
-    the training split, ``holds`` whether the constraints hold there ("yes", "no", or "vacuous" where they say nothing),
+    the training split, ``holds`` whether the constraints hold there ("yes", "no", or "vacuous"),
     and ``test_NAME`` the figures of the test split.  A value that a run does not have is None.
 
     Args:
@@ -147,7 +147,7 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _short_names(keys: Sequence[str], taken: Collection[str]) -> dict[str, str]:
-    """The end of every dotted key that is not taken, with what it is of where it says nothing alone."""
+    """The end of every dotted key that is not taken, with what it is of where it is not clear alone."""
     names = {key: key.rpartition(".")[2] for key in keys}
     names |= {key: ".".join(key.split(".")[-2:]) for key, name in names.items() if name in _SAY_NOTHING}
     counts = Counter(names.values())

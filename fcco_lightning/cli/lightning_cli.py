@@ -368,7 +368,7 @@ def _said_by_a_part(error: BaseException) -> str | None:
     """The message of one of our own errors; None for another error.
 
     Where an option may be of several kinds, as a penalty or a rule of multipliers, jsonargparse tries every kind and
-    lists what all of them say: the class that was named speaks of its arguments, the others of the name.
+    lists what all of them say: the class that was named complains of its arguments, the others of the name.
     """
     if isinstance(error, FCCOError):
         # of a worker process torch hands over the error with its traceback as the message

@@ -269,7 +269,7 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
     else:
         if labels is not None and not positive and labels.nunique() == 2 and holds_texts(labels):
             yield "--data.columns.positive", max(text_of(labels).unique())
-        # constraints are on decisions, of which the AUC says nothing
+        # constraints are on decisions, which the AUC does not train
         constrained = any(name.startswith(_CONSTRAINTS) for name in options)
         columns = _named(options.get(_SENSITIVE, ""))
         if not constrained and columns and objective in (None, "CrossEntropy"):

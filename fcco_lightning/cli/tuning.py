@@ -399,7 +399,7 @@ def _row(trial: "optuna.trial.FrozenTrial") -> dict[str, Any]:
 
 def _conclusion(best: "optuna.trial.FrozenTrial", edges: Sequence[str]) -> str:
     violation, vacuous = best.user_attrs["violation"], best.user_attrs.get("vacuous", False)
-    which = "their constraints say nothing there" if vacuous else "this one is violated least"
+    which = "their constraints are vacuous there" if vacuous else "this one is violated least"
     feasible = is_feasible(violation, vacuous)
     lines = [
         f"The best is trial {best.number}{_figures(best)}.",

@@ -189,12 +189,12 @@ class Constraint(Measurable, ABC):
         A rate of decisions is a mean of numbers 0 and 1, which has no useful gradient; what is measured in its place
         is a smooth function of the scores.
 
-        Returns: shape (m, k), without graph, finite where the batch says nothing of a row.
+        Returns: shape (m, k), without graph, finite where the batch does not measure a row.
         """
         raise ConfigError(f"{type(self).__name__} smooths no decisions: look at measure(outputs, {sorted(batch)}).")
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
-        """Why the constraint says nothing about these outputs although it holds, or None."""
+        """Why the constraint does not constrain these outputs although it holds, or None."""
         return None
 
 

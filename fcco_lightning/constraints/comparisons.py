@@ -33,7 +33,7 @@ class GroupComparisons:
     - "rest": every group with the samples of all other groups, G comparisons;
     - "whole": every group with the samples of all groups, G comparisons.
 
-    Batches without the group say nothing of a row, so that under "whole" those that do hold more of the group than all
+    Batches without the group do not measure a row, so that under "whole" those that do hold more of the group than all
     samples do, also in the mean over everyone: with few samples of a group in a batch the estimate is biased towards
     no difference.  A mean over everyone differs from that of a group of share p by 1 - p times what the mean over all
     others does; so "rest" with ``kappa / (1 - p)`` asks the same without that bias, where batches are drawn uniformly

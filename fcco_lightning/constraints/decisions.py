@@ -11,6 +11,7 @@ from torch import Tensor
 from fcco_lightning.checks import one_of, positive
 from fcco_lightning.constraints.calibration import Calibration, calibrated, calibration_of
 from fcco_lightning.constraints.score_scales import QuantileScores
+from fcco_lightning.constraints.vacuity import masses
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Quantity, SoftRate, binary_scores
@@ -64,7 +65,8 @@ class TopShare(Quantity):
         """Between which shares of all samples of a split the selected are: a budget, or at least some positives."""
         if self.of == "all":
             return self.share, self.share
-        return 0.0, self.share * float((one_label_each(batch, self) == 1).double().mean())
+        total, positives = masses(one_label_each(batch, self) == 1, batch.get("weight"))
+        return 0.0, self.share * positives / total
 
 
 @dataclass(frozen=True)

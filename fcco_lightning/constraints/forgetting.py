@@ -66,7 +66,7 @@ class ProtectedTasks(Constraint, ABC):
             )
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
-        """A batch speaks of a task if it holds a sample of it of which the old model's part is known."""
+        """A batch measures a task if it holds a sample of it of which the old model's part is known."""
         if "task" not in columns:
             return None
         known = None if self.remembered not in columns else _known(required_column(columns, self.remembered, self))

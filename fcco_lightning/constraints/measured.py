@@ -100,7 +100,7 @@ class MeanOf(Statistic):
             return None  # a loss decides nothing, and errors may be rare
         low, high = self.asked(batch)
         enough = enough_decisions(batch, len(outputs), (max(low, asked[0]), min(high, asked[1])))
-        return constant_decision(self.quantity(outputs, batch), enough)
+        return constant_decision(self.quantity(outputs, batch), enough, batch.get("weight"))
 
 
 class PrecisionOf(MeanOf):
@@ -142,8 +142,8 @@ class RatesAbove(Statistic):
 
     def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
-        edges = enough_decisions(batch, len(outputs)).edges
-        low, high = spread(self.scale(binary_scores(outputs).detach().double(), batch.get("weight")), edges)
+        edges, weight = enough_decisions(batch, len(outputs)).edges, batch.get("weight")
+        low, high = spread(self.scale(binary_scores(outputs).detach().double(), weight), edges, weight)
         inside = sum(low < t < high for t in self.thresholds)
         if inside < min(2, len(self.thresholds)):
             return (
@@ -178,7 +178,9 @@ class LossOfPairs(Statistic):
 
     def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
         """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
-        return too_close(binary_scores(outputs), self.loss.scale) if isinstance(self.loss, SigmoidPair) else None
+        if not isinstance(self.loss, SigmoidPair):
+            return None
+        return too_close(binary_scores(outputs), self.loss.scale, batch.get("weight"))
 
 
 def pair_losses(loss: PairLoss, scores: Tensor, of_positives: Tensor, of_negatives: Tensor) -> Tensor:

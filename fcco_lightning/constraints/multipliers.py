@@ -4,8 +4,8 @@ The problem ``min F(w) subject to h_i(w) <= 0`` becomes ``F(w) + sum_i L_i(h_i(w
 number of constraints, so that another constraint does not weaken the others, and the slope nu_i of L_i is the
 multiplier of the constraint as it stands: at a solution ``grad F + sum_i nu_i grad h_i = 0``.
 
-The rows u_i say what the constraints' values h_i are.  When a batch speaks of row i, the gradient is taken with the
-multiplier from before, and the multiplier then follows ``h_i`` at the new u_i.  Rows of which the batch does not speak
+The constraints' values h_i are those at the rows u_i.  When a batch measures row i, the gradient is taken with the
+multiplier from before, and the multiplier then follows ``h_i`` at the new u_i.  Rows that the batch does not measure
 do not move.  A constraint ``|s| <= kappa`` is two constraints, ``s - kappa <= 0`` and ``-s - kappa <= 0``, with a
 multiplier each, so that noise which changes the sign of s averages out.
 

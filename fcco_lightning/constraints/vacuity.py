@@ -1,4 +1,4 @@
-"""When decisions or scores are such that a constraint on them holds and says nothing."""
+"""When decisions or scores are such that a constraint on them holds for nearly any network."""
 
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ from fcco_lightning.models.batch import Columns
 _EDGE = 0.01  # outliers beyond this share on either side are left out of a span; fewer where a class is rare
 _EDGES = (_EDGE, _EDGE)
 _FEW = 0.1  # of a class
+_ROUNDING = 1e-9
 _SAY_WHAT_FOR = (
     ". Say what decisions are for: --decisions balanced, or with an objective that ranks, as AUC, --decisions.share 0.1"
 )
@@ -23,8 +24,10 @@ class Enough(NamedTuple):
     differ little, whatever the scores are.  Against the number of samples a few decisions would always seem enough
     where positives are many, and never where they are rare.
 
+    Samples that have weights count by them.
+
     Attributes:
-        negative, positive: number of samples, >= 0.
+        negative, positive: number of samples, or sum of their weights, >= 0.
         edges: shares of the scores, left out of their span on the low and on the high side, that are no outliers.
     """
 
@@ -40,7 +43,7 @@ def enough_decisions(batch: Columns, size: int, asked: tuple[float, float] = (0.
     """What is enough on a split; where labels 0 and 1 are not known, one decision of each kind.
 
     Args:
-        batch: columns of the split.
+        batch: columns of the split, with ``weight`` where samples have weights.
         size: number of its samples.
         asked: between which shares of all samples the positive decisions are asked to be, such as a budget: a tenth of
             what is asked for is enough, too.
@@ -48,10 +51,16 @@ def enough_decisions(batch: Columns, size: int, asked: tuple[float, float] = (0.
     y = batch.get("y")
     if y is None or y.shape not in ((size,), (size, 1)) or not bool(((y >= 0) & (y <= 1)).all()):
         return _ONE_OF_EACH
-    positives, (least, most) = float(y.double().sum()), asked
-    of_negatives, of_positives = min(size - positives, (1 - least) * size), min(positives, most * size)
+    (total, positives), (least, most) = masses(y.reshape(-1) == 1, batch.get("weight")), asked
+    of_negatives, of_positives = min(total - positives, (1 - least) * total), min(positives, most * total)
     negative, positive = _FEW * of_negatives, _FEW * of_positives
-    return Enough(negative, positive, (min(_EDGE, negative / max(size, 1)), min(_EDGE, positive / max(size, 1))))
+    return Enough(negative, positive, (min(_EDGE, negative / (total or 1)), min(_EDGE, positive / (total or 1))))
+
+
+def masses(marked: Tensor, weight: Tensor | None) -> tuple[float, float]:
+    """Number of all samples and of those that are marked, (n,) bool, or the sums of their weights (n,)."""
+    counts = torch.ones_like(marked, dtype=torch.float64) if weight is None else weight.double()
+    return float(counts.sum()), float(counts[marked].sum())
 
 
 def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -73,6 +82,7 @@ def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> T
         wanted = levels * reached[-1]
         place = (torch.searchsorted(reached, wanted, right=True) - 1).clamp(0, max(len(scores) - 2, 0))
         gap = reached.diff().index_select(0, place) if len(scores) > 1 else reached.new_ones(len(levels))
+        gap = torch.where(gap > 0, gap, 1.0)  # between two samples of weight 0 lies nothing
         position = place + ((wanted - reached.index_select(0, place)) / gap).clamp(0, 1)
     below = position.floor().long().clamp(max=len(scores) - 1)
     above = (below + 1).clamp(max=len(scores) - 1)
@@ -86,37 +96,44 @@ def _shared(weight: Tensor, ranked: Tensor) -> Tensor:
     return weight.new_zeros(len(weight)).index_add(0, first, weight)[first] / (behind - first).clamp(min=1)
 
 
-def spread(scores: Tensor, edges: tuple[float, float] = _EDGES) -> tuple[float, float]:
-    """The 1% and the 99% quantile of scores (n,), or with other shares of them left out on either side."""
+def spread(scores: Tensor, edges: tuple[float, float] = _EDGES, weight: Tensor | None = None) -> tuple[float, float]:
+    """The 1% and the 99% quantile of scores (n,), or with other shares of them left out on either side.
+
+    Samples count by their weights (n,), if they have some: those of weight 0 do not.
+    """
     wide = scores.detach().double()
-    low, high = quantiles(wide, wide.new_tensor([edges[0], 1 - edges[1]])).tolist()
+    if weight is not None:
+        wide, weight = wide[weight > 0], weight[weight > 0]
+    low, high = quantiles(wide, wide.new_tensor([edges[0], 1 - edges[1]]), weight).tolist()
     return low, high
 
 
-def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH) -> str | None:
-    """Why a smoothed decision says nothing of the hard one: nearly all are alike, or it is too soft to tell.
+def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH, weight: Tensor | None = None) -> str | None:
+    """Why smoothed decisions do not stand for hard ones: nearly all are alike, or they are too soft to tell.
 
     Args:
         rate: in [0, 1], more than 1/2 for a positive decision, shape (n,).
         enough: how many decisions have to be of either kind; one by default.
+        weight: of the samples, shape (n,), by which they count in ``enough``; None for equal ones.
     """
-    size = len(rate)
+    size, positive = masses(rate > 0.5, weight)
     if not size:
         return None
-    positive = int((rate > 0.5).sum())
-    if positive in (0, size):
+    _, negative = masses(~(rate > 0.5), weight)  # which rounding does not make of none
+    if not positive or not negative:
         kind = "positive" if positive else "negative"
         return f"the decisions are constant: every sample is decided {kind}{_SAY_WHAT_FOR}"
     for kind, number, least in (
         ("positive", positive, enough.positive),
-        ("negative", size - positive, enough.negative),
+        ("negative", negative, enough.negative),
     ):
-        if number < least:
+        if number * (1 + _ROUNDING) < least:
+            counted = "" if weight is None else ", counted by their weights,"
             return (
-                f"the decisions are nearly all alike: {number:,} of {size:,} samples are decided {kind}, less than "
-                f"a tenth of those that are {kind} or asked for ({least / _FEW:.3g}){_SAY_WHAT_FOR}"
+                f"the decisions are nearly all alike: {_shown(number)} of {_shown(size)} samples{counted} are decided "
+                f"{kind}, less than a tenth of those that are {kind} or asked for ({least / _FEW:.3g}){_SAY_WHAT_FOR}"
             )
-    low, high = spread(torch.logit(rate.detach().double(), eps=1e-12), enough.edges)
+    low, high = spread(torch.logit(rate.detach().double(), eps=1e-12), enough.edges, weight)
     if high - low < 1:
         return (
             f"the smoothed decisions are too soft: the scores span {high - low:.3g} temperatures, less than one. Lower "
@@ -125,22 +142,28 @@ def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH) -> str | None
     return None
 
 
-def by_chance(auc: float, y: Tensor) -> str | None:
-    """Why equal treatment says nothing: the scores rank positives no better than a random order may.
+def _shown(number: float) -> str:
+    return f"{number:,.0f}" if number == round(number) else f"{number:,.1f}"
+
+
+def by_chance(auc: float, y: Tensor, weight: Tensor | None = None) -> str | None:
+    """Why equal treatment is no merit: the scores rank positives no better than a random order may.
 
     Such scores treat all groups alike because they know nothing of anyone.  The area under the ROC curve of a random
     order of P positives and N negatives has the standard error ``sqrt((P + N + 1) / (12 P N))`` around 1/2 (Mann and
-    Whitney, 1947); what lies less than two of them above 1/2 is not told from chance.
+    Whitney, 1947); what lies less than two of them above 1/2 is not told from chance.  With weights it is the same of
+    ``P = (sum w)^2 / sum w^2`` over the positives, and N likewise.
 
     Args:
-        auc: of the scores.
+        auc: of the scores, where samples have weights by these.
         y: labels 0 and 1, shape (n,).
+        weight: of the samples, shape (n,); None for equal ones.
     """
-    positives = int((y == 1).sum())
-    negatives = len(y) - positives
+    counts = torch.ones_like(y, dtype=torch.float64) if weight is None else weight.double()
+    positives, negatives = (_effective(counts[y == c]) for c in (1, 0))
     if not positives or not negatives:
         return None
-    least = 0.5 + 2 * ((len(y) + 1) / (12 * positives * negatives)) ** 0.5
+    least = 0.5 + 2 * ((positives + negatives + 1) / (12 * positives * negatives)) ** 0.5
     if not auc < least:
         return None
     return (
@@ -149,16 +172,23 @@ def by_chance(auc: float, y: Tensor) -> str | None:
     )
 
 
-def too_close(scores: Tensor, unit: float) -> str | None:
-    """Why smoothed comparisons of scores say nothing of their order: they differ by less than a unit.
+def _effective(weight: Tensor) -> float:
+    """How many samples of equal weight have means as certain as those with weights, shape (n,); 0 of none."""
+    squares = float(weight.square().sum())
+    return float(weight.sum()) ** 2 / squares if squares else 0.0
+
+
+def too_close(scores: Tensor, unit: float, weight: Tensor | None = None) -> str | None:
+    """Why smoothed comparisons of scores do not depend on their order: they differ by less than a unit.
 
     Args:
         scores: shape (n,).
         unit: of the difference of two scores, in which their comparison is smoothed, > 0.
+        weight: of the samples, shape (n,); None for equal ones.
     """
     if not len(scores):
         return None
-    low, high = spread(scores)
+    low, high = spread(scores, weight=weight)
     return (
         f"the scores span {high - low:.3g}, less than one unit of the pair loss ({unit:g}). Lower its scale"
         if high - low < unit

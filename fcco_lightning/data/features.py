@@ -59,6 +59,12 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.ends_ = {j: of for j, of in enumerate(ends) if len(of)}
         return self
 
+    @property
+    def columns(self) -> list[int]:
+        """The number of the column of X that each feature is made of."""
+        pieces = [j for j, ends in self.ends_.items() for _ in ends[1:]]
+        return [*range(len(self._scaler.scale_)), *pieces]
+
     def transform(self, X: Any) -> FloatArray:
         """Return the features of ``X`` (n, d): an array, of as many columns again as there are pieces."""
         if sparse.issparse(X) and not self._scaler.with_mean:

@@ -30,7 +30,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
     Args:
         dataset: map-style, with a length.
         names: of the parts of a sample that is a tuple, in its order.
-        columns: what is known of all samples without loading them, name -> (n,): the labels ``y``, if objectives
+        columns: columns of all samples, known without loading these, name -> (n,): the labels ``y``, if objectives
             such as average precision must know which samples own rows.  By default the ``targets`` of torchvision's
             data sets, as their ``target_transform`` makes them, and the tensors of a ``TensorDataset``; also of a
             ``Subset`` and a ``ConcatDataset`` of these.
@@ -74,7 +74,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         return {**dict(zip(self.names, parts, strict=True)), "index": i}
 
     def drawn(self, batch_size: int, *, drop_last: bool = False) -> dict[str, Drawn]:
-        """Return what is known of shuffled batches of these samples, for ``sampling`` of a problem or a criterion.
+        """Return how shuffled batches of these samples are drawn, for ``sampling`` of a problem or a criterion.
 
         Args:
             batch_size: over all processes together.
@@ -85,7 +85,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 
 
 def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:
-    """Return what is known of the batches of one process's loader, of ``world_size``; None if that is nothing.
+    """Return how the batches of one process's loader, of ``world_size``, are drawn; None if that is not known.
 
     Known are batches of an :class:`IndexedDataset` with columns that are shuffled by torch's own samplers, or drawn by
     a plan without weights; others may prefer some samples.

@@ -25,7 +25,7 @@ _OF_ROWS = re.compile(
     r"(?i)(level_0|index|idx|id|row|(row|line|record|sample)[ _.]?(id|index|idx|no|nr|number))(\.\d+)?"
 )
 MOST_SEEN = 0.5
-"""Share of cells with values that training does not have, from which on a column of categories says nothing."""
+"""Share of cells with values that training does not have, from which on a column of categories is of no use."""
 _FEWEST_TEXTS = 100  # rows, of which fewer may be of different categories by chance
 _WORDS = 3  # in a cell, from which on it is a text, not a name
 _FEWEST_NUMBERED = 10  # rows, of which fewer may have the numbers 0, 1, 2, ... by chance

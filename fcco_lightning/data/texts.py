@@ -214,7 +214,7 @@ class TextEncoder:
     def remarks(self, rows: int) -> list[str]:
         """Say what a user should know of the latest table, of so many rows: what was cut off, and what is empty."""
         said = [f"{self._cut} of {rows} texts have more than {self.max_length} tokens, and are cut off there."]
-        empty = [f"{self._empty} of {rows} texts are empty or missing: what is predicted of them says nothing."]
+        empty = [f"{self._empty} of {rows} texts are empty or missing: their predictions mean nothing."]
         return [*(said if self._cut else []), *(empty if self._empty else [])]
 
 

@@ -98,8 +98,7 @@ class Arrivals:
         names = [n for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))]
         size = len(next(iter(part.values())))
         union = self._processes.gather([part[n] for n in names] or [torch.empty(size, 0)])
-        drawn = self._problem.declared.get(name)
-        self._compare_size(name, sum(union.sizes), None if drawn is None else getattr(drawn.plan, "batch_size", None))
+        self._compare_size(name, sum(union.sizes), self._problem.declared.get(name))
         columns = dict(zip(names, union.tensors, strict=False))
         return _Came(columns, union.sizes, "task" not in part, name not in self._other_size)
 
@@ -121,10 +120,15 @@ class Arrivals:
             if came.as_declared:
                 self._compare_strata(name, index, drawn)
 
-    def _compare_size(self, name: str, size: int, declared: int | None) -> None:
-        """A single batch may have another size, as the last one of an epoch; two in a row tell that all have."""
+    def _compare_size(self, name: str, size: int, drawn: Drawn | None) -> None:
+        """A single batch may have another size, as the last one of an epoch; two in a row tell that all have.
+
+        Any number of them may be shorter where samples that cannot be read are left out of them.
+        """
+        declared = None if drawn is None else getattr(drawn.plan, "batch_size", None)
         other = declared is not None and size != declared
-        if other and name in self._other_size:
+        unread = declared is not None and size < declared and getattr(drawn, "shorter", False)
+        if other and not unread and name in self._other_size:
             raise DataError(
                 f"the batches{self._everywhere} hold {size} samples, and were declared to hold {declared}. With "
                 "several processes the batch size counts the samples of all of them: declare "

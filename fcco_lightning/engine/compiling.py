@@ -83,7 +83,7 @@ class Compiled:
         return estimate
 
     def _attached(self, batch: Batch, before: Sequence[Tensor] | None) -> Evaluated:
-        """Columns with what is known of the samples, and the outputs at previous weights if the graph has not these."""
+        """Columns with parameters and strata of the samples; outputs at previous weights if the graph has not these."""
         engine, earlier = self._engine, None
         if before is not None and self._draws:
             with torch.no_grad(), engine.functions.elsewhere(before):

@@ -216,7 +216,7 @@ class Proposal(NamedTuple):
         index: which rows, shape (r,), int64; None for all, in their order.
         rows: their new values, shape (r, k), without graph.
         decay: factor on all other rows.
-        finite: what must be finite for that; None for the rows.  (A row of which a batch says nothing may be one never
+        finite: what must be finite for that; None for the rows.  (A row that a batch does not measure may be one never
             written, which is NaN.)
     """
 
@@ -270,13 +270,13 @@ class Estimate:
         self._summed.append(value)
 
     def remember(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
-        """Propose new rows (r, k) of a term that keeps some; those of which the batch says nothing only decay."""
+        """Propose new rows (r, k) of a term that keeps some; those that the batch does not measure only decay."""
         state, held = reading.term.state, reading.held
         if state is not None and held is not None:
             self.propose(reading, state, held if decay == 1 else decay * held, rows, decay)
 
     def propose(self, reading: Reading, state: DualState, held: Tensor, rows: Tensor, decay: float = 1.0) -> None:
-        """Propose rows of a state for those of which the batch says something; the others stay ``held``."""
+        """Propose rows of a state for those that the batch measures; the others stay ``held``."""
         rows = rows.to(held.dtype)
         new = torch.where(reading.present.unsqueeze(1), rows, held)
         self.proposals.append(Proposal(state, reading.index, new, decay, rows))

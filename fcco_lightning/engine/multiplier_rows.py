@@ -76,10 +76,10 @@ class MultiplierRows(nn.Module):
 
     @torch.no_grad()
     def measure(self, objective: Tensor, *, silent: bool) -> None:
-        """Take the unit from the first batch that says something of the objective, given its estimate there.
+        """Take the unit from the first batch that measures the objective, given its estimate there.
 
         Args:
-            objective: NaN where the batch says nothing of it.
+            objective: NaN where the batch does not measure it.
             silent: whether 0 means that, too.
         """
         size = objective.abs().to(self.unit.dtype)

@@ -71,7 +71,7 @@ class Problem(nn.Module):
         num_samples: n, size of the training split.
         declared: the ``sampling``, with which the first batches are compared.
         compositional: whether the objective has inner functions, and with them the first of the terms.
-        most: what the plan promises the objective of its batches, see :attr:`Objective.most`.
+        most: the largest numbers of samples in a batch of the plan, see :attr:`Objective.most`.
         terms: the objective's, if it has inner functions, then one of each constraint.
         multipliers_of_terms: the multipliers of every constraint, as they are remembered; none with a penalty.
         units_known: whether these have their unit, as far as the engine has looked.
@@ -168,7 +168,7 @@ class Problem(nn.Module):
         return rows or bool(self._strata)
 
     def attach(self, batch: Batch) -> Batch:
-        """The batch with what is known of its samples: their parameters, and the strata that constraints weigh."""
+        """The batch with columns of its samples' parameters, and of the strata that constraints weigh."""
         self.own()
         if self.row_parameters is not None:
             batch = self.row_parameters.attach(batch)
@@ -206,7 +206,7 @@ class Problem(nn.Module):
         return torch.stack([~multipliers.unit.isnan() for multipliers in self.multipliers_of_terms]).all()
 
     def take_units(self, estimates: Mapping[str, Tensor], *, known: bool) -> None:
-        """Let the multipliers take their unit from the first batch that says something of the objective.
+        """Let the multipliers take their unit from the first batch that measures the objective.
 
         Args:
             estimates: of the parts of F on a batch.
@@ -216,7 +216,7 @@ class Problem(nn.Module):
             self.units_known = True
         elif "objective" in estimates:
             for multipliers in self.multipliers_of_terms:
-                # of g_0 in the batches that say something, to which a weight gives what they are on average
+                # of g_0 in the batches that measure it, to which a weight gives what they are on average
                 multipliers.measure(estimates["objective"] / self.direct_weight, silent=self.direct_weight != 1)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -463,10 +463,11 @@ class _Drawn(NamedTuple):
 
     columns: Columns
     plan: BatchDraws
+    shorter: bool
 
 
 def _as_read(drawn: Drawn) -> Drawn:
-    return _Drawn(as_read(drawn.columns), drawn.plan)
+    return _Drawn(as_read(drawn.columns), drawn.plan, getattr(drawn, "shorter", False))
 
 
 def _numbered(owners: Tensor) -> Tensor:

@@ -60,10 +60,10 @@ class Drawn(Protocol):
 
 
 class RowWeights(nn.Module):
-    r"""``1/(n p_i)`` of the rows of a batch, with p_i the probability that a batch says something of row i.
+    r"""``1/(n p_i)`` of the rows of a batch, with p_i the probability that a batch measures row i.
 
     *Rows of groups or constraints* have known probabilities, or where these are not known estimates by how often
-    batches have spoken of them: ``p_i = (c_i + 16 b/n) / (T + 16)`` after T batches, c_i of which spoke of row i, with
+    batches have measured them: ``p_i = (c_i + 16 b/n) / (T + 16)`` after T batches, c_i of which measured row i, with
     b of the n rows in a batch on average, so that at first all rows count as equally likely.  The estimate is not
     exact, and is part of checkpoints.
 
@@ -72,10 +72,10 @@ class RowWeights(nn.Module):
     of a batch do not add up to B (those of groups or queries of different sizes do not).  Where samples are drawn with
     replacement (column ``replaced``), c_i is its mean over the batches that hold the sample: all of these then count
     alike, as they do for the remembered row.  Without the column all v are 1, and the different samples of the batch
-    share its weight equally; so do, where every sample owns a row, those that a batch says something of.  Elsewhere
+    share its weight equally; so do, where every sample owns a row, those that a batch measures.  Elsewhere
     the number counts all samples and not those with a row only, which differ from batch to
     batch: what a batch says of a row may depend on that number (in average precision it does), and a mean over them
-    would then be biased.  Where a batch says something of a row only if it also holds another kind of sample, the
+    would then be biased.  Where a batch measures a row only if it also holds another kind of sample, the
     weight is divided by the probability of that, given that it holds the owner.
 
     Where batches stand for another population than the data, rows of samples have known probabilities like those of
@@ -159,7 +159,7 @@ class RowWeights(nn.Module):
         return counted if given is None else given * counted
 
     def count(self, index: Tensor | None, each: Tensor) -> None:
-        """Take note of what a batch has spoken of; arguments as above."""
+        """Take note of the rows that a batch has measured; arguments as above."""
         if self.counts is None:
             return
         self.counts[-1].add_(1)
@@ -169,7 +169,7 @@ class RowWeights(nn.Module):
             self.counts.index_add_(0, index, each.to(self.counts.dtype))
 
     def _of_samples(self, columns: Columns, each: Tensor, again: Copies | None) -> Tensor | float:
-        """The weights where a batch says something of every row whose owner it holds."""
+        """The weights where a batch measures every row whose owner it holds."""
         assert self.samples_per_row is not None  # noqa: S101 - the caller has seen to it
         size = len(columns["index"])
         if "weight" not in columns and self.every:
@@ -191,7 +191,7 @@ def _estimated(counts: Tensor, index: Tensor | None, each: Tensor) -> Tensor:
     counted, batches, n = counts[:-1], counts[-1] + 1, len(counts) - 1  # with this batch
     seen = (counted if index is None else counted.index_select(0, index)) + (each > 0)
     average = (counted.sum() + each.sum()) / (n * batches)
-    # it is 1 or more where the batch speaks of a row, and may be 0 elsewhere, before anything has been seen
+    # it is 1 or more where the batch measures a row, and may be 0 elsewhere, before anything has been seen
     often = (seen + _PRIOR * average).clamp(min=1)
     return (batches + _PRIOR) / (n * often)
 
@@ -205,7 +205,7 @@ def _inverse(probability: Tensor | float) -> Tensor | float:
 
 
 def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:
-    """Probability that a batch speaks of each row, that is, holds a sample of each of its subsets; shape (n,), float64.
+    """Probability that a batch measures each row, that is, holds a sample of each of its subsets; shape (n,), float64.
 
     Args:
         rows: for every row its subsets, each a mask (n_samples,) of the training samples.
@@ -433,10 +433,10 @@ def can_know(subsets: Sequence[Sequence[Tensor]]) -> bool:
 
 
 def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
-    """Warn where a row is seen in fewer than one of twenty batches, and one such batch then says too much of it.
+    """Warn where a row is seen in fewer than one of twenty batches, and one such batch then moves it too far.
 
     That is where its weight 1/(n p_i) is more than the whole mean, or more than three times that of a row on average.
-    Of many rows that are drawn alike each is rare, and nothing is wrong: a batch that speaks of 16 of 1,000 groups
+    Of many rows that are drawn alike each is rare, and nothing is wrong: a batch that holds 16 of 1,000 groups
     gives each of them 1/16 of the mean.  So are the bags of the frequent class, where both classes are drawn alike.
     """
     uneven = probability < torch.maximum(1 / torch.tensor(len(probability)), probability.mean() / 3)

@@ -27,11 +27,11 @@ class Reading(NamedTuple):
         values: g_i(w; batch), shape (r, k), with graph.
         outer: f with its known parameters at their present values, not smoothed.
         earlier: the same values at other weights, without graph, or None.
-        present: whether the batch says anything of the row, shape (r,), bool.
+        present: whether the batch measures the row, shape (r,), bool.
         each: how much of its row an entry is, shape (r,): 1, or 1/c of c copies; 0 where nothing is said.
         weight: factor of f_i(u_i) in the estimate of F: the term's share times the weight of the row in the mean over
             all rows; shape (r,), 0 where nothing is said.
-        chance: 1/(n p_i), with p_i the probability that a batch says something of row i; shape (r,), or one number.
+        chance: 1/(n p_i), with p_i the probability that a batch measures row i; shape (r,), or one number.
         relevance: what each row counts in the mean over all rows, shape (r,), is part of ``weight``; None for 1.
         decided: the values on decisions, shape (r, k), without graph; None where multipliers do not follow them.
         apart: remembered means of how far these are from the values, shape (r, k), NaN where never written, or None.

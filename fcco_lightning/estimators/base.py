@@ -16,7 +16,7 @@ from fcco_lightning.outer import OuterFunction, Range, widest
 
 
 class Sampling(NamedTuple):
-    """How the rows of a batch were drawn, and what is known of them.
+    """How the rows of a batch were drawn, and the range of their values.
 
     Attributes:
         inverse: 1/p_i, with p_i the probability that row i is in a batch: n/B1 where B1 of n rows are drawn alike;
@@ -87,7 +87,7 @@ class Estimator(ABC):
             previous: g_i(w_{t-1}; batch) on the same samples, or None if there is no previous point (then it counts as
                 equal to ``inner``).
             outer: f, smoothed if the algorithm smooths.
-            sampling: how likely the rows were drawn, and what is known of them.
+            sampling: how likely the rows were drawn, and the range of their values.
         """
 
     def estimate(self, outer: OuterFunction, rows: Tensor, g: Tensor, inner: Tensor) -> Tensor:  # noqa: ARG002

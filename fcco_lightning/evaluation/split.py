@@ -18,7 +18,7 @@ from fcco_lightning.state.processes import Processes
 
 
 class Split(NamedTuple):
-    """What is known of the network's outputs on a split.
+    """The network's outputs on a split, with the columns of its samples.
 
     Attributes:
         outputs: The outputs (nested tensors) of all samples, or of a random part of them; the first dimension is n.
@@ -136,7 +136,7 @@ def summarise(
     if constraints:
         reasons = [r for r in (c.vacuous(outputs, batch) for c in constraints) if r]
         if "auc" in summary and batch["y"].dim() == 1 and any(c.comparison.equalises for c in constraints):
-            reasons += [r for r in [by_chance(summary["auc"], batch["y"])] if r]
+            reasons += [r for r in [by_chance(summary["auc"], batch["y"], batch.get("weight"))] if r]
         reason = "; ".join(dict.fromkeys(reasons)) or None
         names = [name.removeprefix("h/") for name in values if name.startswith("h/")]
         enforced = [values[f"decided/{n}" if decisions and f"decided/{n}" in values else f"h/{n}"] for n in names]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 def is_feasible(violation: float | None, vacuous: object = False) -> bool:
-    """Whether weights meet the constraints on a split where these say something.
+    """Whether weights meet the constraints on a split, and these are not vacuous there.
 
     Args:
         violation: the largest constraint value; None without constraints.
@@ -18,7 +18,7 @@ class Standing(NamedTuple):
     """Where weights stand among others: those that are larger, as a tuple, are better.
 
     Attributes:
-        level: 2 of weights that are feasible, 1 of others whose constraints say something, 0 where they are vacuous.
+        level: 2 of weights that are feasible, 0 where constraints are vacuous, 1 of all others.
         value: what decides within a level, -inf for NaN.
     """
 

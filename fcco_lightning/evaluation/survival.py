@@ -44,7 +44,7 @@ class SurvivalEvaluation(Evaluation):
     - ``loss``: the mean negative log partial likelihood of the events (ties by Breslow's method).
 
     Survival is ``exp(-H(t) exp(h))`` with Breslow's baseline hazard H of the split itself, so that figures of different
-    splits can be compared but say nothing of a shift in the baseline.  The picture ``calibration.png`` does: it takes H
+    splits can be compared but do not show a shift in the baseline.  The picture ``calibration.png`` does: it takes H
     of the training split for all.  Predicted and observed survival at the middle of the events are also listed in
     ``report.json``, by groups of rising risk, in which equal risks are together.
 

@@ -24,7 +24,7 @@ MISSING = frozenset({
 
 
 class Exported:
-    """A network with what is known of its inputs and outputs.
+    """A network with the description of its inputs and outputs.
 
     Args:
         path: of the network, with NAME.json beside it.

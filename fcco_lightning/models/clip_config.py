@@ -98,7 +98,7 @@ def clip_config(name: str, pretrained: str | None = None) -> CLIPConfig:
             stores it with ``model_cfg`` and ``preprocess_cfg``.  ``"tokenizer": "bytes"`` at the top of a file asks for
             :class:`ByteTokenizer`.
         pretrained: a tag of open_clip ("openai"); the images are then normalised as for these weights.  Anything else
-            is taken for the path of a file and says nothing about images.
+            is taken for the path of a file, and images are normalised as without.
 
     Raises:
         ConfigError: if there is no such architecture, or the file is not one.

@@ -20,10 +20,10 @@ class AUC(BinaryObjective):
     r"""``g_0(w) = mean over positives i and negatives j of l(s_i - s_j)`` (SONEX paper, F.2).
 
     No rows are kept: the mean over the pairs of a batch is an unbiased estimate where every batch holds both classes,
-    as balanced batches do.  A batch without one of the classes says nothing, value 0 and gradient 0; where the plan of
-    the batches is known, the others weigh as much more as such batches are frequent.  Where samples are not drawn
-    uniformly, pairs weigh by the column ``weight``.  Memory is O(B) for large batches, and the squared losses take
-    O(B log B) operations there; see :func:`~fcco_lightning.objectives.pair_sums.pair_sums`.
+    as balanced batches do.  A batch without one of the classes measures nothing, with value 0 and gradient 0; where the
+    plan of the batches is known, the others weigh as much more as such batches are frequent.  Where samples are not
+    drawn uniformly, pairs weigh by the column ``weight``.  Memory is O(B) for large batches, and the squared losses
+    take O(B log B) operations there; see :func:`~fcco_lightning.objectives.pair_sums.pair_sums`.
 
     Args:
         loss: l, the surrogate loss of a pair.
@@ -90,7 +90,7 @@ class AUCMargin(BinaryObjective):
         """The one row."""
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
-        """A batch speaks of the means if it holds both classes."""
+        """A batch measures the means if it holds both classes."""
         return [self.direct_subsets(columns)]
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor]:

@@ -30,7 +30,7 @@ class AveragePrecision(RankingObjective):
 
     The estimates of both inner values are unbiased in uniform batches and in those that say how they are drawn
     (:class:`~fcco_lightning.objectives.self_weights.Comparisons`): by class or group with weights, with or without
-    replacement, with copies.  Where a batch says nothing of some samples it is refused.
+    replacement, with copies.  A batch that has no sample to stand for some others is refused.
     Balanced batches without weights estimate the ranks in a population with the batches' share of positives, which is
     then "the data" below, and leave i itself its weight 1/n.
 
@@ -170,7 +170,7 @@ class MeanAveragePrecision(Objective):
         return (index * self.labels + torch.arange(self.labels, device=index.device).unsqueeze(1)).flatten()
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
-        """Refuse batches that say nothing of some samples.
+        """Refuse batches that have no sample to stand for some others.
 
         Raises:
             DataError: if a batch holds of a label with a positive no negative, or one positive where two are needed, or
@@ -186,7 +186,7 @@ class MeanAveragePrecision(Objective):
             label = int(batch["task"][at])
             raise DataError(
                 f"a batch holds {int(of_positives[at])} of {int(self.positives.values[label])} positives and "
-                f"{int(of_negatives[at])} negatives of label {label}, and so says nothing of the others. "
+                f"{int(of_negatives[at])} negatives of label {label}, and so none to stand for the others. "
                 "Draw them with LabelSampling and set positives_per_label to 2 or more."
             )
 

@@ -47,8 +47,8 @@ class RowDomain(NamedTuple):
             samples' ``index``.  Where a sample owns a row for each of some of T labels, shape (num_samples, T), and a
             row is named by ``T index + label``.
         range: the interval in which the inner values are known to lie, whatever the weights.
-        partners: with ``owners``: samples of which a batch must hold one to speak of any row, shape (num_samples,),
-            bool, none of them an owner; None if a batch speaks of the row of every owner that it holds.
+        partners: with ``owners``: samples of which a batch must hold one to measure any row, shape (num_samples,),
+            bool, none of them an owner; None if a batch measures the row of every owner that it holds.
     """
 
     num_rows: int
@@ -109,7 +109,7 @@ class Objective(nn.Module, Measurable, ABC):
         by_blocks: whether samples are compared with each other block by block, in memory that grows with the number of
             samples and not with its square.
         most: the largest numbers of samples of its :meth:`kinds` in a batch, while it is trained on batches of a plan
-            that promises them; empty elsewhere, where batches may hold any number.
+            that knows them; empty elsewhere, where batches may hold any number.
         num_samples: n, the size of the training split, known from :meth:`prepare` on.
     """
 
@@ -162,9 +162,9 @@ class Objective(nn.Module, Measurable, ABC):
         return bool(getattr(getattr(self, "loss", None), "proper", False))
 
     def know_presence(self, probability: Tensor) -> None:
-        """Learn how likely a batch is to speak of each row, shape (n,), where that follows from :meth:`subsets`.
+        """Learn how likely a batch is to measure each row, shape (n,), where that follows from :meth:`subsets`.
 
-        Each row's weight makes up for it.  An objective whose rows also speak of one another says here if that is not
+        Each row's weight makes up for it.  An objective whose rows also depend on one another says here if that is not
         enough.
         """
 

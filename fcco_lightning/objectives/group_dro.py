@@ -92,7 +92,7 @@ class GroupObjective(Objective, ABC):
         return RowDomain(self._known_groups(), range=self.loss.range)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
-        """A batch speaks of group i if it holds a sample of it."""
+        """A batch measures group i if it holds a sample of it."""
         if "group" not in columns:
             return None
         return Partition(one_label_each(columns, self, "group"), self._known_groups())
@@ -343,7 +343,7 @@ class MultiTaskGroupDRO(GroupObjective):
         return RowDomain(self.num_tasks, range=self.loss.range)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
-        """A batch speaks of a task if it holds a sample of every group (of that task, where samples have one)."""
+        """A batch measures a task if it holds a sample of every group (of that task, where samples have one)."""
         groups = super().subsets(columns)
         if groups is None:
             return None

@@ -31,7 +31,7 @@ class Measurable(ABC):
 
     :meth:`measure` is a function of tensors in shapes that follow from the size of the batch alone: it never looks at
     a number.  So it runs unchanged on any device, inside torch.compile, at other weights, and on the batches of all
-    processes together.  What a batch says nothing of has the weight 0 in the place of being left out.
+    processes together.  What a batch does not measure has the weight 0 in the place of being left out.
 
     Attributes:
         width: k, the number of inner values of a row.

@@ -28,7 +28,7 @@ class MultiInstanceAUC(Objective):
     1 and the same for all of its instances.  The score ``h_i = h(u_i)`` of a bag (:class:`Pooling`) is a function of
     means over all of its instances; a batch holds some of them, and row i remembers their estimate u_i.
 
-    A batch speaks of a bag if it holds an instance of it and one of a bag of the other class, with whose remembered
+    A batch measures a bag if it holds an instance of it and one of a bag of the other class, with whose remembered
     means it is compared.  The gradient is right on average, given exact rows, where the bags of a class are drawn with
     equal chances: batches of :class:`BagSampling`, of :class:`GroupSampling` with ``column: bag``, and batches that are
     drawn without regard to bags if all bags of a class are of one size.  It is biased with others, which are warned of.
@@ -74,7 +74,7 @@ class MultiInstanceAUC(Objective):
         return RowDomain(len(bags.names), range=self.pooling.range)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch speaks of a bag if it holds an instance of it, and one of a bag of the other class."""
+        """A batch measures a bag if it holds an instance of it, and one of a bag of the other class."""
         bags, positive = self._bags(columns)
         of_positive = positive[bags.of]
         return Partition(bags.of, len(positive), [~of_positive, of_positive], (~positive).long())
@@ -88,7 +88,7 @@ class MultiInstanceAUC(Objective):
         """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner.
 
         Raises:
-            DataError: if batches never speak of a bag.
+            DataError: if no batch can measure a bag.
         """
         positive = self._positive.values
         for label, of_class in ((1, positive), (0, ~positive)):

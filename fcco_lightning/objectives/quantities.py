@@ -32,7 +32,7 @@ class Quantity(ABC):
     Attributes:
         range: the interval in which it lies, whatever the outputs; so do its means.
         smooths: whether it is a smoothed decision, 0 or 1, which :meth:`decided` gives itself.
-        all_tasks: whether it has a value for every one of n tasks, (B, n): a column ``task`` then says nothing.
+        all_tasks: whether it has a value for every one of n tasks, (B, n): a column ``task`` is then ignored.
         classifies: whether it is a loss that asks for a score above 0, or the largest of several, for the class.
     """
 

@@ -32,8 +32,8 @@ class RankingObjective(BinaryObjective, ABC):
     Batches carry ``y`` (B,) with the labels 0 and 1, the network gives one score per sample, (B,) or (B, 1).  The mean
     over the other class is that of the batch's samples of it, weighted by the column ``weight`` where there is one.  It
     is an unbiased estimate wherever the samples of that class are drawn alike (uniform and class-balanced batches of
-    any prevalence).  A batch that holds one class only says nothing; how often that happens follows from the plan of
-    the batches, and the rows of the other batches weigh as much more.
+    any prevalence).  A batch that holds one class only measures nothing; how often that happens follows from the plan
+    of the batches, and the rows of the other batches weigh as much more.
 
     Args:
         loss: l of a pair, non-negative; the squared hinge with margin 1 by default.
@@ -77,7 +77,7 @@ class RankingObjective(BinaryObjective, ABC):
         )
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
-        """Warn where means over the other class are ratios; refuse batches that say nothing of some samples.
+        """Warn where means over the other class are ratios; refuse batches that have no sample for some others.
 
         See :func:`warn_of_class_ratios`; and where samples are compared with all others :meth:`Comparisons.check`.
         """
@@ -152,7 +152,7 @@ def sums_over_data(
         owners: samples of which the sums are wanted, shape (B,), bool; those of the others are any finite numbers.
         most: how many they are at most; empty if that is not known.
 
-    Returns: shape (B, k), or (T, B, k); NaN where the batch says nothing of some samples.
+    Returns: shape (B, k), or (T, B, k); NaN where the batch has no sample to stand for some others.
     """
     size, some = len(owners), few(owners, most)
     if SAMPLE_WEIGHT in batch:

@@ -175,7 +175,7 @@ class Comparisons:
         return table.masked_fill(hidden & ~lost[anchors].unsqueeze(1), 0.0)
 
     def check(self) -> None:
-        """Refuse batches that say nothing of some of the samples with which others are compared.
+        """Refuse batches without a sample for some of those with which others are compared.
 
         Raises:
             DataError: if the batch holds one sample of a stratum that has more, or not all strata (without ``within``)
@@ -186,7 +186,7 @@ class Comparisons:
             name = "" if self.stratum.is_floating_point() else f" {int(self.stratum[first])}"
             raise DataError(
                 f"samples are compared with one another, but a batch holds one sample of stratum{name} (a class, or a "
-                f"part of a list), which has {round(float(self.size[first]))}, and so says nothing of the others. "
+                f"part of a list), which has {round(float(self.size[first]))}, and so none to stand for the others. "
                 "Change `batches` so that they draw two or more of each."
             )
         if not bool(self.elsewhere.isnan().any()):
@@ -194,7 +194,7 @@ class Comparisons:
         if "strata" in self.batch:
             raise DataError(
                 f"samples are compared with all others, but a batch holds one of {int(self.batch['strata'][0])} strata "
-                "(groups, or classes), and so says nothing of the others. Set groups_per_batch to 2 or more."
+                "(groups, or classes), and so none to stand for the others. Set groups_per_batch to 2 or more."
             )
         raise DataError(
             f"samples are compared with all others, but a batch holds strata (bags, or queries) of "

@@ -11,7 +11,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import OuterFunction
 
 _PAIRS = 2**18
-"""Pairs whose losses are held at a time."""
+"""Number of pairs whose losses are in memory at a time."""
 
 
 class Pooled(Protocol):

@@ -34,6 +34,7 @@ from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP
 from fcco_lightning.models.batch import SAMPLE_WEIGHT
 from fcco_lightning.objectives import CrossEntropy, Objective
+from fcco_lightning.reports.importances import Features
 from fcco_lightning.reports.later import report_of
 from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.report import Report
@@ -221,17 +222,27 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         decided = self.rule_.decided(scores) if scores.dim() == 1 else scores.argmax(1)
         return self.classes_[decided.long().numpy()]
 
-    def report(self, X: Any, y: Any, sensitive_features: Any = None, sample_weight: Any = None) -> SplitReport:
+    def report(
+        self,
+        X: Any,
+        y: Any,
+        sensitive_features: Any = None,
+        sample_weight: Any = None,
+        *,
+        importances: bool = False,
+    ) -> SplitReport:
         """What the network achieves on labelled samples: figures, constraints with intervals, tables and pictures.
 
         Groups are those of the training.  Samples of another one, or of none (missing), are counted in a table, and
-        left out of what is about groups; a constraint that the samples say nothing of is left out, with the reason.
+        left out of what is about groups; a constraint for which there are no samples is left out, with the reason.
 
         Args:
             X: features, as for :meth:`fit`.
             y: labels, shape (n,).
             sensitive_features: groups, as for :meth:`fit`; needed for constraints on groups.
             sample_weight: weights, likewise.
+            importances: also measure what shuffling one column of X costs, see
+                :func:`~fcco_lightning.reports.importances.importances_of`.
 
         Raises:
             DataError: if there is a class that training has not.
@@ -250,7 +261,14 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         data = LabelledSample(columns, groups.assign(y=y), groups=self._groups, classes=self.classes_)
         module = FCCOModule(self.network_, constraints=copy.deepcopy(list(self.constraints)), **self._parts())
         module.rule = self.rule_
-        return report_of(module, data, outputs, of_no_group(groups, self._groups), LeftOut(), {})
+        features = self._features(X) if importances else None
+        return report_of(module, data, outputs, of_no_group(groups, self._groups), LeftOut(), {}, features)
+
+    def _features(self, X: Any) -> Features:
+        names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
+        columns = [str(names[j]) for j in self.features_.columns]
+        x = torch.from_numpy(self.features_.transform(X))
+        return Features(x, columns, lambda x, _: self._scores(torch.split(x, _AT_ONCE)).float())
 
     def _parts(self) -> dict[str, Any]:
         """What is minimised, how constraints enter, and what is reported, as :class:`FCCOModule` takes them."""

@@ -25,6 +25,7 @@ from fcco_lightning.inference.networks import part_of
 from fcco_lightning.inference.predictor import predictor_of
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, Columns
 from fcco_lightning.reports.feasible import kappas_of
+from fcco_lightning.reports.importances import Features, columns_of_features, importances_of
 from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.report import figures_of
 from fcco_lightning.reports.run import SplitReport
@@ -36,23 +37,31 @@ _SPLIT = "test"
 
 
 def report_on(
-    path: str | Path, table: Any, network: nn.Module | None = None, *, trusted: Sequence[str] = ()
+    path: str | Path,
+    table: Any,
+    network: nn.Module | None = None,
+    *,
+    trusted: Sequence[str] = (),
+    importances: bool = False,
 ) -> SplitReport:
     """What the weights of a checkpoint achieve on a labelled table: all that a run reports of a split.
 
     The table is encoded as the training split was, decisions are those of the checkpoint, and classes and groups are
     those of the training table.  Rows of no group that training knows (an empty cell, another value) are counted, and
-    left out of what is about groups.  A constraint that the table says nothing of is left out, with the reason.
+    left out of what is about groups.  A constraint for which the table has no rows is left out, with the reason.
 
     Args:
         path: of a checkpoint that ``fcco fit`` wrote, with a datamodule of tables or texts.
         table: as a datamodule takes it (file, folder, hub id, DataFrame), with the label.
         network: as for :func:`~fcco_lightning.load`.
         trusted: full names of classes of one's own that the checkpoint may name, likewise.
+        importances: also measure what shuffling one column of the table costs, see
+            :func:`~fcco_lightning.reports.importances.importances_of`.
 
     Raises:
         CheckpointError: if the file is no checkpoint, or its weights are those of another network.
-        ConfigError: if the network or a part is not known, or of a class that is not trusted.
+        ConfigError: if the network or a part is not known, or of a class that is not trusted; or if importances are
+            asked for, and the table is one of texts.
         DataError: if the table lacks a column that is needed, or has a label that training does not know.
 
     Example:
@@ -60,6 +69,7 @@ def report_on(
     """
     content, file = read_file(path, whole=True), f"checkpoint {path}"
     predictor = predictor_of(content, network, trusted=trusted, file=file)
+    made_of = columns_of_features(predictor.encoder, "importances=True") if importances else []
     config: Mapping[str, Any] = content["fcco"].get("config") or {}
     with in_words(f"{file}: its objective, constraints and evaluation"):
         module = _module_of(config.get("model") or {}, predictor.network, predictor.rule, trusted, file)
@@ -75,7 +85,12 @@ def report_on(
         "clusters": (config.get("feasible") or {}).get("clusters"),
     }
     lost |= of_no_group(rows.table, known.groups)
-    return report_of(module, data, predictor.outputs_of(rows.table), lost, left_out, about)
+    outputs = predictor.outputs_of(rows.table)
+    if not importances:
+        return report_of(module, data, outputs, lost, left_out, about)
+    assert predictor.encoder is not None  # noqa: S101 - it has columns
+    (x,) = predictor.encoder.batches(rows.table, len(rows))
+    return report_of(module, data, outputs, lost, left_out, about, Features(x, made_of, lambda x, _: predictor(x)))
 
 
 def report_of(
@@ -85,6 +100,7 @@ def report_of(
     lost: Mapping[str, int],
     left_out: LeftOut,
     about: Mapping[str, Any],
+    features: Features | None = None,
 ) -> SplitReport:
     """The report of outputs on the samples of a datamodule.
 
@@ -95,6 +111,7 @@ def report_of(
         lost: number of samples that something leaves out, by what it is.
         left_out: what has been left out already.
         about: further entries of the report, among them ``clusters``, a column, if samples are not independent.
+        features: of the samples, if importances are asked for.
 
     Raises:
         DataError: if the evaluation has no figures of such samples.
@@ -109,6 +126,11 @@ def report_of(
     figures = figures_of(module, _SPLIT, split, left_out, partial(_clusters, data, about.get("clusters")))
     if why := left_out.get(f"figures ({_SPLIT})"):
         raise DataError(f"there is nothing to report: {why}")
+    if features is not None:
+        asked = (about.get("config", {}).get("feasible") or {}).get("figure")
+        measure = partial(importances_of, features, split.columns, module.evaluation, asked)
+        found = left_out.make("importances", measure, None)
+        figures |= {} if found is None else {"importances": found}
     told = [{"what": what, "lost": count, "of": len(outputs)} for what, count in lost.items()]
     report = {_SPLIT: figures, "kappas": kappas_of(module), "decisions": follows_decisions(module.penalty), **about}
     report = {name: value for name, value in {**report, "lost": told}.items() if value}

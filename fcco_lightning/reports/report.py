@@ -8,24 +8,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from fcco_lightning.analysis import intervals
 from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation import Evaluation, Split
+from fcco_lightning.evaluation import Evaluation, Split, shown_split
 from fcco_lightning.evaluation.base import Pictures
 from fcco_lightning.evaluation.pictures import plot_multipliers
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.reports.baseline import Baseline
 from fcco_lightning.reports.diagnostics import Diagnostics, diagnosis_tables
 from fcco_lightning.reports.feasible import FEASIBLE, BestFeasible, kappas_of
+from fcco_lightning.reports.importances import Features, columns_of_features, importances_of
 from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.run import Run
@@ -34,8 +37,8 @@ from fcco_lightning.reports.summary_table import (
     PRINTED_ROWS,
     REPORT,
     as_json,
-    calibration_pictures,
     print_tables,
+    report_pictures,
     table_makers,
     write_report,
 )
@@ -73,6 +76,13 @@ class Report(Callback):
         pictures: write the PNGs too.
         table: print the table.
         folder: where to write; None for the logger's folder of this run.
+        importances: also measure what shuffling one column of the table costs on the test split (else the last one),
+            for a table, a picture, and ``importances`` in the file: see
+            :func:`~fcco_lightning.reports.importances.importances_of`.
+
+    Raises:
+        ConfigError: at the start of ``fit``, if the folder cannot be made, or importances are asked for and the data
+            are no table of columns or the evaluation does not say which of its figures counts.
     """
 
     def __init__(
@@ -81,8 +91,10 @@ class Report(Callback):
         pictures: bool = True,
         table: bool = True,
         folder: str | None = None,
+        importances: bool = False,
     ) -> None:
         self.enabled, self.pictures, self.table, self.folder = enabled, pictures, table, folder
+        self.importances = importances
         self.config: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
         self.report: dict[str, Any] = {}
@@ -104,7 +116,7 @@ class Report(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history, self._asked = list(state_dict["history"]), dict(state_dict["kappas"])
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; find out now, not after hours, that a folder cannot be written."""
         if isinstance(pl_module, FCCOModule):
             kappas = kappas_of(pl_module)
@@ -116,6 +128,9 @@ class Report(Callback):
                 Path(self.folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise ConfigError(f"report.folder {self.folder!r} cannot be made: {error}.") from error
+        if self.importances and self.enabled and isinstance(pl_module, FCCOModule):
+            columns_of_features(getattr(trainer.datamodule, "encoder", None), "report.importances")  # type: ignore[attr-defined]
+            pl_module.evaluation.figure_of_merit(_choice(trainer).figure)
         self._started, self._began = time.perf_counter(), time.time()
         self._folder, self.left_out = None, LeftOut()
 
@@ -135,7 +150,7 @@ class Report(Callback):
             return
         baselines = [baseline for baseline in _callbacks(trainer, Baseline) if baseline.network is not None]
         seconds = time.perf_counter() - self._started - sum(b.seconds for b in baselines)
-        choice = next(iter(_callbacks(trainer, BestFeasible)), BestFeasible())
+        choice = _choice(trainer)
         splits = loaders()
         with pl_module.where_trained():
             final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
@@ -145,6 +160,9 @@ class Report(Callback):
             split: figures_of(pl_module, split, found, self.left_out, choice.clusters_in)
             for split, found in final.items()
         }
+        if self.importances:
+            with pl_module.where_trained():
+                self._measure_importances(trainer, pl_module, final, choice.figure)
         self.report |= {"seconds": round(seconds, 3), "config": self.config}
         known = {
             "kappas": kappas_of(pl_module),
@@ -163,6 +181,30 @@ class Report(Callback):
         self.report |= _checkpoint(trainer, pl_module, folder, chosen=bool(choice.chosen))
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
             self._write(folder, pl_module.evaluation, final)
+
+    def _measure_importances(
+        self, trainer: Trainer, module: FCCOModule, final: Mapping[str, Split], figure: str | None
+    ) -> None:
+        """Add importances to the report of the split that stands for all; every process evaluates its share."""
+        name, data = shown_split(final), trainer.datamodule  # type: ignore[attr-defined]
+        order = final[name].columns["index"].argsort()  # the same however many processes there are
+        columns = {key: column[order] for key, column in final[name].columns.items()}
+        inputs = {key: column[columns["index"]] for key, column in data.tables[name].columns.items()} | columns
+        own, size = module.processes, data.eval_batch_size
+
+        def outputs(x: Tensor, rows: Tensor) -> Any:
+            batches = (
+                {**{key: column[rows[share]] for key, column in inputs.items()}, "x": x[share], "index": share}
+                for share in torch.split(torch.arange(own.rank, len(rows), own.size), size)
+            )
+            found = module.split_of(batches, whole=True)
+            places = found.columns["index"].argsort()
+            return pytree.tree_map(lambda leaf: leaf[places], found.outputs)
+
+        features = Features(inputs["x"], columns_of_features(data.encoder, "report.importances"), outputs)
+        measure = partial(importances_of, features, columns, module.evaluation, figure)
+        found = self.left_out.make(f"importances ({name})", measure, None)
+        self.report[name] |= {} if found is None else {"importances": found}
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         """Write the page, now that the other callbacks have drawn and measured, too."""
@@ -213,16 +255,16 @@ class Report(Callback):
         return f"fcco front --config {shlex.quote(str(config))} {varied}" if config.is_file() else ""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say which constraints no batch has spoken of so far."""
+        """Say which constraints no batch has measured so far."""
         if not isinstance(pl_module, FCCOModule) or pl_module.problem is None:
             return
         for name in unseen_rows(pl_module.problem):
             if name not in self._unseen:
                 self._unseen.add(name)
                 rank_zero_warn(
-                    f"no batch has spoken of the constraint {name!r} in {trainer.current_epoch + 1} epoch(s), so it is "
-                    "not enforced: its samples are too few, or the loader leaves them out. Draw them more often "
-                    "(`batches: GroupSampling`), or use larger batches."
+                    f"no batch of {trainer.current_epoch + 1} epoch(s) contains the samples that the constraint "
+                    f"{name!r} is about, so it is not enforced: they are too few, or the loader leaves them out. Draw "
+                    "them more often (`batches: GroupSampling`), or use larger batches."
                 )
 
     def _unconstrained(self, module: FCCOModule, name: str, baseline: Baseline, split: Split) -> dict[str, Any]:
@@ -239,7 +281,7 @@ class Report(Callback):
             pictures = self.left_out.make("pictures", partial(evaluation.pictures, self.history, found), nothing)
             pictures |= {
                 "multipliers.png": partial(plot_multipliers, self.history),
-                **calibration_pictures(self.report),
+                **report_pictures(self.report),
             }
             self.left_out.make_all({name: partial(picture, folder / name) for name, picture in pictures.items()})
         if self.table:
@@ -292,8 +334,12 @@ def _callbacks(trainer: Trainer, kind: type[T]) -> list[T]:
     return [callback for callback in trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
 
+def _choice(trainer: Trainer) -> BestFeasible:
+    return next(iter(_callbacks(trainer, BestFeasible)), BestFeasible())
+
+
 def unseen_rows(problem: Problem) -> list[str]:
-    """The names of the rows of constraints that are remembered, but of which no batch has spoken yet."""
+    """The names of the rows of constraints that are remembered, but that no batch has measured yet."""
     terms = problem.all_terms[len(problem.all_terms) - len(problem.constraints) :]
     return [
         constraint.names[i]

@@ -22,9 +22,9 @@ from fcco_lightning.reports.summary_table import (
     METRICS,
     PRINTED_ROWS,
     REPORT,
-    calibration_pictures,
     print_tables,
     read_report,
+    report_pictures,
     split_tables,
     table_makers,
     write_report,
@@ -184,7 +184,7 @@ class SplitReport:
         return [path for path in drawn if path is not None]
 
     def _pictures(self) -> Pictures:
-        return {**self._evaluation.pictures(list(self._history), self._final), **calibration_pictures(self._report)}
+        return {**self._evaluation.pictures(list(self._history), self._final), **report_pictures(self._report)}
 
     def write(self, folder: str | Path) -> Path:
         """Write ``report.json``, ``report.html`` and the pictures into a folder, and return it."""

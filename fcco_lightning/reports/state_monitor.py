@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_PANELS, _MOST_LINES, _MOST_LETTERS = 6, 8, 60
-_FEW = 30  # values of which a histogram says nothing
+_FEW = 30  # values, too few for a histogram
 
 
 class Watch:

@@ -23,9 +23,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fcco_lightning.errors import DataError, printable, printable_lines
-from fcco_lightning.evaluation import shown_split
+from fcco_lightning.evaluation import direction, shown_split
 from fcco_lightning.evaluation.base import Pictures
-from fcco_lightning.evaluation.pictures import plot_calibration
+from fcco_lightning.evaluation.pictures import plot_calibration, plot_importances
 
 REPORT, METRICS = "report.json", "metrics.csv"
 """Names of files in a run's folder: its report, and the log of all figures."""
@@ -56,7 +56,7 @@ TITLES = {
 _SIGNIFICANT_DIGITS = 7  # what a float32 holds
 VACUOUS_WARNING = (
     "Constraints vacuous: nearly all decisions are alike, or the scores rank by chance, lie outside the thresholds' "
-    "window or span less than a temperature, so a small violation says nothing. Read the hard rates and gaps."
+    "window or span less than a temperature, so a small violation means nothing. Read the hard rates and gaps."
 )
 _DRAWN = ("calibration",)  # of which a picture is enough, where not all is shown
 _ERROR = "_error"  # ends the name of the bound of a figure's error
@@ -224,15 +224,52 @@ def table_makers(
             for name, records in splits.get(split, {}).items()
             if isinstance(records, list) and records and (most is None or name not in _DRAWN)
         },
+        "the table of importances": partial(_importances, splits.get(split, {}).get("importances"), split, most),
         "the table of constraints": partial(_constraints, report, most, width),
         "the table of what was lost": partial(_lost, report),
     }
 
 
-def calibration_pictures(report: Mapping[str, Any]) -> Pictures:
-    """How the picture of the probabilities of a report is drawn, by the name of its file; none without these."""
-    found = {name: part["calibration"] for name, part in splits_of(report).items() if part.get("calibration")}
-    return {"calibration.png": partial(plot_calibration, found)} if found else {}
+def report_pictures(report: Mapping[str, Any]) -> Pictures:
+    """How pictures of the probabilities and of the importances of a report are drawn, by the names of their files.
+
+    There are none of what is not in the report.
+    """
+    splits = splits_of(report)
+    pictures: Pictures = {}
+    if calibration := {name: part["calibration"] for name, part in splits.items() if part.get("calibration")}:
+        pictures["calibration.png"] = partial(plot_calibration, calibration)
+    split = shown_split(splits)
+    if found := splits.get(split, {}).get("importances"):
+        title = f"Importance of columns ({split})"
+        label = f"{_change_of(found['figure'])} where it is shuffled"
+        pictures["importances.png"] = partial(plot_importances, found["columns"], label=label, title=title)
+    return pictures
+
+
+def _change_of(figure: str) -> str:
+    return f"{'fall' if direction(figure) == 'max' else 'rise'} of {_called(figure)}"
+
+
+def _called(figure: str) -> str:
+    return TITLES.get(figure, figure.replace("_", " "))
+
+
+def _importances(found: Mapping[str, Any] | None, split: str, most: int | None) -> Table | None:
+    if not found:
+        return None
+    change = f"{_change_of(found['figure'])} where it is shuffled"
+    rows = [
+        {"column": record["column"], change: _cell("change", record["change"], record["std"])}
+        for record in found["columns"][:most]
+    ]
+    part = f": the first {len(rows)} of {len(found['columns']):,}" if len(rows) < len(found["columns"]) else ""
+    told = (
+        f"{_called(found['figure'])} is {found['value']:.4f} on {found['rows']:,} rows. Shown is how much worse it is "
+        "where the cells of one column are shuffled among them, as mean ± standard deviation of 5 shuffles. Columns "
+        "that tell the same share their importance, so that each may look like little."
+    )
+    return render_records(f"Importance of columns ({split}){part}", rows, Text(told, style="dim not italic"))
 
 
 def _in_words(name: str) -> str:

@@ -78,7 +78,7 @@ def _held(results: Mapping[str, Any], split: str, *, decisions: bool | None) -> 
             f"(largest h{kind} {broken[worst]:+.3f}, {worst}{beside})"
         )
     subject = {1: "The constraint holds", 2: "Both constraints hold"}.get(len(values), f"All {count} hold")
-    emptily = f", but {'it says' if len(values) == 1 else 'they say'} nothing there" if results.get("vacuous") else ""
+    emptily = f", but {'it is' if len(values) == 1 else 'they are'} vacuous there" if results.get("vacuous") else ""
     emptily += f": {results['vacuous_because']}" if emptily and results.get("vacuous_because") else ""
     return f"{subject} on the {split} split (largest h{kind} {max(values.values()):+.3f}{beside}){emptily}"
 
@@ -116,7 +116,7 @@ def chosen_line(chosen: dict[str, Any]) -> str:
 
 def _empty_line(chosen: dict[str, Any]) -> str:
     return (
-        "In no epoch did the constraints say anything on the validation split, so that none is feasible; these are the "
+        "In every epoch the constraints were vacuous on the validation split, so that none is feasible; these are the "
         f"weights of epoch {chosen['epoch']}, with the best figure."
     )
 
@@ -166,7 +166,7 @@ def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None
     if level == 0:
         held = known[-1]["worst_violation"] <= 0  # then the verdict says why
         reason = "" if held else known[-1].get("vacuous_because", "")
-        return f"In no epoch did they say anything{reason and f': {reason}'}."
+        return f"They were vacuous in every epoch{reason and f': {reason}'}."
     where = " and are not vacuous" if any(record.get("vacuous") for record in known) else ""
     return (
         f"No weights were found that meet all constraints{where}; those of epoch {best['epoch']} come nearest, and "
@@ -180,7 +180,7 @@ def ranking_line(
     unconstrained: Mapping[str, Mapping[str, Any]],
     command: str = "",
 ) -> str | None:
-    """Say if constraints were paid for with the ranking, and what is known of a larger kappa.
+    """Say if constraints were paid for with the ranking, and what a larger kappa gains as far as that is known.
 
     A ranking is ruined where it has lost more than a third of what the best one that is known is better than chance, on
     every split of which there is something to compare with: a model without constraints may know the training split by

@@ -70,7 +70,7 @@ class AveragesState(TypedDict, total=False):
 
 
 class _Samples(TypedDict):
-    """What identifies a training split: its number of rows, and digests of what is known of it."""
+    """What identifies a training split: its number of rows, and digests of its columns."""
 
     rows: int
     contents: dict[str, str]

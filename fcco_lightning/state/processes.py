@@ -112,7 +112,7 @@ class Processes:
         if any(h[3] != layout for h in headers):
             who = "; ".join(f"process {r} has {of_one}" for r, of_one in enumerate(self._everyone(kinds)))
             raise PeerError(
-                f"the processes do not speak of the same tensors: {who}. Give every process the same configuration and "
+                f"the processes do not exchange the same tensors: {who}. Give every process the same configuration and "
                 "data."
             )
         sizes = [h[2] for h in headers]

@@ -54,7 +54,7 @@ class Criterion(nn.Module):
         num_samples: n, size of the training split, whose samples the column ``index`` numbers from 0.
         constraints: constraints ``h_j(w) <= 0``.
         penalty: how they are enforced; an :class:`~fcco_lightning.AdaptivePenalty` by default.
-        sampling: what is known of the batches, see :class:`~fcco_lightning.engine.Problem`; ``drawn`` of an
+        sampling: how the batches are drawn, see :class:`~fcco_lightning.engine.Problem`; ``drawn`` of an
             :class:`~fcco_lightning.IndexedDataset` says it of shuffled ones.  Objectives in which only some samples own
             rows must know which.
         dtype: of the rows.
@@ -189,7 +189,7 @@ class Criterion(nn.Module):
         if value.requires_grad:
             value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
             self._waits = True
-        known = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # a batch may say nothing of one
+        known = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # a batch may give none of one
         total = sum((estimate.to(value.dtype) for estimate in known), torch.zeros_like(value))
         return value + (total - value).detach()
 

@@ -29,7 +29,7 @@ class EvaluatingModule(LightningModule):
 
     Attributes:
         last_summaries: all figures of the last validation or test by split.
-        vacuous_because: why constraints say nothing, by split; None where they say something.
+        vacuous_because: why constraints are vacuous, by split; None where they are not.
     """
 
     network: nn.Module
@@ -238,8 +238,8 @@ class EvaluatingModule(LightningModule):
         if reason and not self.vacuous_because.get(name):
             gap = f" (hard ROC gap {summary['roc_gap']:.3f})" if "roc_gap" in summary else ""
             rank_zero_warn(
-                f"the constraints say nothing about the {name} split: {reason}. Until then they can hold while hard "
-                f"decisions differ{gap}."
+                f"the constraints do not constrain the network on the {name} split: {reason}. Until then they can hold "
+                f"while hard decisions differ{gap}."
             )
         self.vacuous_because[name] = reason
         return summary

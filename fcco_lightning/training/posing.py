@@ -141,7 +141,7 @@ def _size(network: nn.Module, num_features: int | None) -> None:
 def training_split(
     trainer: Trainer, loader: DataLoader[Any] | None, known: int | None
 ) -> tuple[int, Mapping[str, Drawn] | None]:
-    """Number of training samples of a fit, and what is known of how batches are drawn.
+    """Number of training samples of a fit, and how batches are drawn, where that is known.
 
     ``known`` is the number where no datamodule says it; without, it is the size of the data set of the ``loader``.
 

@@ -234,37 +234,23 @@ def test_the_last_checkpoint_holds_the_reported_weights():
     [
         (["--model.algorithm=ALEXR3"], "ALEXR3", 2),
         (["--model.algorithm.lamm=0.1"], "'model.algorithm.lamm' is not accepted. Did you mean lam", 2),
-        (["--model.objectiv=AUC"], "objectiv", 2),
-        (["--model.optimizer=AdmW"], "--model.optimizer: there is no class AdmW. Did you mean AdamW", 2),
         (["--trainer.callbacks=EarlyStoping"], "there is no class EarlyStoping. Did you mean EarlyStopping", 2),
         (["--trainer.max_epochs=few"], "--trainer.max_epochs must be a whole number or null, got 'few'.", 2),
-        (["--model.algorithm.lam=x"], "--model.algorithm.lam must be a number, got 'x'.", 2),
-        (["--feasible.margin=x"], "--feasible.margin must be 'auto' or null, got 'x'.", 2),
         (["--model.network.hidden=3x"], "--model.network.hidden must be a list, got '3x'.", 2),
-        (["--trainer.max_epoch=3"], "max_epoch", 2),
         (["--model.algorithm.lam=0"], "lam must be a finite number > 0, got 0", 1),
-        (["--model.algorithm.K=0"], "K must be a whole number >= 1, got 0", 1),
-        (["--model.penalty.rho=-1"], "rho must be a finite number >= 0, got -1", 1),
         (["--model.penalty=Lagrangian", "--model.penalty.rate=0"], "fcco: ConfigError: rate must be a finite", 1),
-        (["--model.optimizer.beta=0"], "beta must lie in (0, 1]", 1),
         (["--data.batches.batch_size=401"], "401", 1),
         (["--trainer.overfit_batches=2"], "--trainer.limit_train_batches", 1),
-        (["--data.batches.batchsize=4"], "Did you mean batch_size", 2),
-        (["--data.batches.batch_size=many"], "many", 2),
-        (["--data.batches=Uniformly"], "Uniformly", 2),
         (["--data=DigitBagsDataModule"], "is SyntheticTensorDataModule with the problem DigitBags now", 2),
         (["--data=DigitsCLIPDataModule", "--data.model=tiny"], "--data.model is data.model.name now", 2),
-        (["--data=DigitsCLIPDataModule", "--data.pretrained=a"], "--data.pretrained is data.model.pretrained now", 2),
         (
             ["--data.batches=UniformSamplng"],
             "--data.batches: there is no class UniformSamplng. Did you mean UniformSampling",
             2,
         ),
-        (["--data.batchs.batch_size=8"], "arguments: --data.batchs.batch_size=8. Did you mean --data.batches", 2),
         (["--model.objective=CVaRGroupDRO"], "the option --model.objective.alpha is required", 2),
         (["--model.constraints=null"], "--model.constraints: null is no list. Leave it out, or give []", 2),
         (["--model.clipping={value:1}"], "behind each colon", 2),
-        (["--model.penalti=3"], "Did you mean --model.penalty", 2),
         (["--data.spilts.val_fraction=0.1"], "Did you mean --data.val_fraction", 2),
         (["--model.algorithm=DRAGO"], "it belongs to the linear models DROClassifier and DRORegressor", 2),
         (["--model.algorithm=CappedSimplex"], "a class of this package, but not of the kind that goes here", 2),
@@ -280,6 +266,33 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         ),
         (["--trainer.val_check_interval=500"], "FCCO_DEBUG", 1),
         ([f"--trainer.default_root_dir={__file__}/runs"], "NotADirectoryError: [Errno 20] Not a directory", 1),
+        *(  # of the same kinds as some of these
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (["--model.objectiv=AUC"], "objectiv", 2),
+                (["--model.optimizer=AdmW"], "--model.optimizer: there is no class AdmW. Did you mean AdamW", 2),
+                (["--model.algorithm.lam=x"], "--model.algorithm.lam must be a number, got 'x'.", 2),
+                (["--feasible.margin=x"], "--feasible.margin must be 'auto' or null, got 'x'.", 2),
+                (["--trainer.max_epoch=3"], "max_epoch", 2),
+                (["--model.algorithm.K=0"], "K must be a whole number >= 1, got 0", 1),
+                (["--model.penalty.rho=-1"], "rho must be a finite number >= 0, got -1", 1),
+                (["--model.optimizer.beta=0"], "beta must lie in (0, 1]", 1),
+                (["--data.batches.batchsize=4"], "Did you mean batch_size", 2),
+                (["--data.batches.batch_size=many"], "many", 2),
+                (["--data.batches=Uniformly"], "Uniformly", 2),
+                (
+                    ["--data=DigitsCLIPDataModule", "--data.pretrained=a"],
+                    "--data.pretrained is data.model.pretrained now",
+                    2,
+                ),
+                (
+                    ["--data.batchs.batch_size=8"],
+                    "arguments: --data.batchs.batch_size=8. Did you mean --data.batches",
+                    2,
+                ),
+                (["--model.penalti=3"], "Did you mean --model.penalty", 2),
+            ]
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -443,9 +456,14 @@ CSV = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--traine
 @pytest.mark.parametrize(
     ("arguments", "root", "checkpoints"),
     [
-        (["--trainer.default_root_dir=elsewhere"], "elsewhere", "elsewhere"),
+        pytest.param(["--trainer.default_root_dir=elsewhere"], "elsewhere", "elsewhere", marks=pytest.mark.slow),
         (["--trainer.default_root_dir=elsewhere", *CSV], "logs", "logs"),
-        (["--trainer.default_root_dir=elsewhere", "--trainer.logger=false"], "elsewhere", "elsewhere"),
+        pytest.param(
+            ["--trainer.default_root_dir=elsewhere", "--trainer.logger=false"],
+            "elsewhere",
+            "elsewhere",
+            marks=pytest.mark.slow,
+        ),
         (["--trainer.default_root_dir=elsewhere", "--checkpoint.dirpath=kept"], "elsewhere", "kept"),
     ],
     ids=["root", "logger", "no logger", "dirpath"],
@@ -643,7 +661,9 @@ def with_positive(positive, folder, cells=("True", "False")):
     return str(config)
 
 
-@pytest.mark.parametrize("positive", ["true", "yes", "[true]", "1", "'True'"])
+@pytest.mark.parametrize(
+    "positive", ["true", "'True'", *(pytest.param(p, marks=pytest.mark.slow) for p in ("yes", "[true]", "1"))]
+)
 def test_a_truth_value_in_yaml_is_one_of_a_column(positive, tmp_path, capsys):
     """Of words, too, which YAML reads as truth values."""
     config = with_positive(positive, tmp_path, ("yes", "no") if positive == "yes" else ("True", "False"))

@@ -79,12 +79,14 @@ def test_a_split_without_a_column_of_a_constraint(split):
     fit(splits, [MeanAtMost(SoftRate(), 0.5, {"y": 1})], limit_train_batches=1)  # which needs no group
 
 
-def test_a_subset_of_which_no_batch_has_spoken(tmp_path):
+def test_a_subset_of_which_no_batch_has_a_sample(tmp_path):
     """One batch of two of the 24 samples, of which one is in the subset."""
     splits = {name: columns(i) | {"rare": (torch.arange(24) == 7).long()} for i, name in enumerate(("train", "test"))}
     report = Report(pictures=False, table=False, folder=str(tmp_path))
     limits = [MeanAtMost(SoftRate(), 0.5, {"rare": 1}, "rare"), MeanAtMost(SoftRate(), 0.01, name="everyone")]
-    with pytest.warns(UserWarning, match=r"no batch has spoken of the constraint 'rare' in 1 epoch\(s\)"):
+    with pytest.warns(
+        UserWarning, match=r"no batch of 1 epoch\(s\) contains the samples that the constraint 'rare' is about"
+    ):
         fit(splits, limits, callbacks=[report], batches=2, limit_train_batches=1)
     assert "No weights were found that meet all constraints; those of epoch " in report.report["verdict"]
 

@@ -81,6 +81,43 @@ def test_a_budget_decides_as_many_as_it_has(rate):
     assert DemographicParity(rate=rate).vacuous(torch.zeros(1000), split(50)) is not None
 
 
+@pytest.mark.parametrize("rate", [RATE, TopShare(0.06, 0.001), TopShare(0.6, 0.001, of="positives")])
+def test_samples_count_by_their_weights(rate):
+    """As many copies of each sample as its weight says are decided on in the same way, or one with this weight."""
+    generator = torch.Generator().manual_seed(0)
+    told = []
+    for k in range(60):
+        batch, chosen = split(50, 200), int(torch.randint(0, 200, (1,), generator=generator))
+        copies = torch.randint(0, 40 if k % 2 else 4, (200,), generator=generator)
+        ranked = scores(chosen, 200)[torch.randperm(200, generator=generator)]
+        if k % 3 == 0:  # those that are decided positive hardly count, or those that are not
+            copies = torch.where(ranked > 0, copies, torch.randint(0, 2, (200,), generator=generator))
+        many = {name: column.repeat_interleave(copies) for name, column in batch.items()}
+        constraint = DemographicParity(rate=rate)
+        of_copies = constraint.vacuous(ranked.repeat_interleave(copies), many)
+        of_weights = constraint.vacuous(ranked, batch | {"weight": copies.float()})
+        assert (of_copies is None) == (of_weights is None)
+        told.append(of_weights)
+        halves = constraint.vacuous(ranked, batch | {"weight": copies.float() / 2})
+        assert (of_weights is None) == (halves is None)
+    assert any(told) == (rate is RATE)  # a budget decides as many as it has
+    assert not all(told)
+
+
+def test_a_heavy_positive_is_not_few_and_many_light_ones_are():
+    batch, ranked = split(50), scores(3)
+    assert "nearly all alike" in DemographicParity(rate=RATE).vacuous(ranked, batch)
+    heavy = torch.where(torch.arange(1000) < 3, 5.0, 1.0)
+    assert DemographicParity(rate=RATE).vacuous(ranked, batch | {"weight": heavy}) is None
+    light = torch.where(torch.arange(1000) < 40, 0.001, 1.0)
+    reason = DemographicParity(rate=RATE).vacuous(scores(40), batch | {"weight": light})
+    assert "0.0 of 960.0 samples, counted by their weights, are decided positive" in reason
+    none = torch.where(torch.arange(1000) < 40, 0.0, 1.0)
+    assert "every sample is decided negative" in DemographicParity(rate=RATE).vacuous(
+        scores(40), batch | {"weight": none}
+    )
+
+
 def test_labels_that_are_no_classes_leave_one_decision_of_each_kind():
     ratings = {"y": torch.arange(1000) % 5, "group": torch.arange(1000) % 2}
     assert DemographicParity(rate=RATE).vacuous(scores(1), ratings) is None
@@ -115,6 +152,29 @@ def test_what_is_told_from_chance_is_what_the_rank_test_tells():
         assert told[-1] == (test.pvalue <= 0.0227501)  # two standard errors
     assert 10 < sum(told) < 50
     assert by_chance(0.3, torch.ones(5)) is None  # no order at all
+
+
+def test_chance_knows_the_weights():
+    generator = np.random.default_rng(0)
+    y = torch.from_numpy((np.arange(300) % 3 == 0).astype(np.int64))
+    weight = torch.from_numpy(generator.exponential(size=300) ** 2)
+    above, below = (weight[y == c].numpy() / float(weight[y == c].sum()) for c in (1, 0))
+    orders = []  # of scores that know nothing
+    for _ in range(3000):
+        ranks = generator.permutation(300)
+        orders.append(above @ (ranks[y == 1][:, None] > ranks[y == 0]) @ below)
+    least = 0.5 + 2 * np.std(orders)
+    assert by_chance(least - 0.006, y, weight) is not None
+    assert by_chance(least + 0.006, y, weight) is None
+    assert by_chance(least - 0.006, y) is None  # without the weights much less is told from chance
+    figures, reason = summarise(
+        BinaryEvaluation(),
+        [EqualizedOdds(0.9)],
+        9 * y.double() + torch.linspace(-9, 9, 300),
+        {"y": y, "group": torch.arange(300) % 2, "weight": weight},
+    )
+    assert figures["auc"] > least + 0.006
+    assert reason is None
 
 
 def test_only_equal_treatment_is_met_by_knowing_nothing():

@@ -119,8 +119,8 @@ def all_figures(device: str) -> dict[str, list[Any]]:
     return found
 
 
-def steps_of_all_processes(device: str) -> dict[str, float]:
-    """Largest difference from the CPU by problem, algorithm and layout, where processes share the device.
+def steps_of_all_processes(device: str, every: int) -> dict[str, float]:
+    """Largest difference from the CPU by problem, algorithm and layout, of every so many cases, where they share it.
 
     Tensors of the CPU may not be exchanged, as with NCCL.
     """
@@ -134,7 +134,8 @@ def steps_of_all_processes(device: str) -> dict[str, float]:
     cases += [(_pairs_of_processes, (case, next(layouts))) for case in pairs.CASES]
     cases += [(_numbers_of_processes, ("numbers of the CPU",))]
     return {
-        ", ".join(case): _difference(*(_exchanging(steps, case, d) for d in ("cpu", device))) for steps, case in cases
+        ", ".join(case): _difference(*(_exchanging(steps, case, d) for d in ("cpu", device)))
+        for steps, case in cases[::-every]
     }
 
 

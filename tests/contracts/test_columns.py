@@ -1,5 +1,8 @@
 """Columns and outputs of another shape or type: read as those that were meant, or refused by name."""
 
+from functools import partial
+from itertools import cycle, islice
+
 import pytest
 import torch
 
@@ -19,6 +22,7 @@ from fcco_lightning.models import BatchNetwork
 from tests.contracts.registry_constraints import CASES as CONSTRAINTS
 from tests.contracts.registry_objectives import CASES as OBJECTIVES
 from tests.contracts.sampled import RHO, Bench
+from tests.engine.test_compiled_steps import whole
 
 CASES = {
     **{f"objective {k}": v for k, v in OBJECTIVES.items()},
@@ -78,23 +82,26 @@ def found(run):
         return error
 
 
+RUNS = {
+    "first batch": lambda case, changed: trained(Bench(case), changed),
+    "later batch": lambda case, changed: trained(Bench(case), changed, first=False),
+    "split and batch": lambda case, changed: trained(of_split(case, changed), changed),
+}
+everywhere = pytest.mark.parametrize("everywhere", [False, pytest.param(True, marks=pytest.mark.slow)])
+"""Every kind is tried at every place, or each at the next one of the places, in turn."""
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
-def test_columns_are_read_as_they_were_meant_or_refused(name):
-    case = CASES[name]
+@everywhere
+def test_columns_are_read_as_they_were_meant_or_refused(name, everywhere):
+    case, in_turn = CASES[name], islice(cycle(RUNS), [*CASES].index(name), None)
     expected = trained(Bench(case))
     for column, values in case.columns.items():
-        for kind, make in (
-            {**SAME, "a list": SAME["an array"], **OTHER} if column in REAL else {**SAME, **WHOLE, **OTHER}
-        ).items():
-            changed = {column: make(values)}
-            runs = {
-                "first batch": lambda changed=changed: trained(Bench(case), changed),
-                "later batch": lambda changed=changed: trained(Bench(case), changed, first=False),
-                "split and batch": lambda changed=changed: trained(of_split(case, changed), changed),
-            }
-            for where, run in runs.items():
-                result = found(run)
+        kinds = {**SAME, "a list": SAME["an array"], **OTHER} if column in REAL else {**SAME, **WHOLE, **OTHER}
+        for kind, make in kinds.items():
+            for where in RUNS if everywhere else [next(in_turn)]:
+                result = found(partial(RUNS[where], case, {column: make(values)}))
                 if isinstance(result, FCCOError):
                     assert column in str(result), (column, kind, where)
                 elif column not in OPTIONAL or kind not in OTHER:
@@ -123,13 +130,14 @@ TENSORS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CASES)
-def test_outputs_are_read_as_they_were_meant_or_refused(name):
-    case = CASES[name]
+@everywhere
+def test_outputs_are_read_as_they_were_meant_or_refused(name, everywhere):
+    case, in_turn = CASES[name], islice(cycle([True, False]), [*CASES].index(name), None)
     expected = trained(Bench(case))
     for kind, make in (
         {**OUTPUTS, **TENSORS} if isinstance(case.wrap(case.outputs), torch.Tensor) else OUTPUTS
     ).items():
-        for first in (True, False):
+        for first in (True, False) if everywhere else [next(in_turn)]:
 
             def run(make=make, first=first):
                 bench = Bench(case)
@@ -200,7 +208,8 @@ def test_the_network_around_another_one_does_what_the_message_says():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_columns_are_read_alike_in_compiled_steps(compiled):
+def test_columns_are_read_alike_in_compiled_steps(compiled, monkeypatch):
+    monkeypatch.setattr(torch, "compile", whole)
     changed = BATCH | {"y": BATCH["y"].unsqueeze(1), "group": BATCH["group"].float().unsqueeze(1)}
     weights = []
     for batch in (BATCH, changed):

@@ -113,6 +113,17 @@ def test_short_last_batches_are_as_declared():
     assert engine.arrivals.left == WATCHED - 15
 
 
+def test_batches_may_be_shorter_where_samples_cannot_be_read():
+    ((part, drawn),) = indexed().drawn(48).items()
+    short = [batch_of(i[:size]) for i, size in zip(shuffled(48), (48, 45, 47, 47), strict=False)]
+    train(engine_for(sampling={part: drawn._replace(shorter=True)}), short)
+    with pytest.raises(DataError, match="hold 47 samples, and were declared to hold 48"):
+        train(engine_for(sampling={part: drawn}), short)
+    longer = [batch_of(i) for i in shuffled(50)]
+    with pytest.raises(DataError, match="hold 50 samples, and were declared to hold 48"):
+        train(engine_for(sampling={part: drawn._replace(shorter=True)}), longer)
+
+
 @pytest.mark.parametrize("n", [100, 1000])
 def test_a_number_of_samples_other_than_that_of_the_sampling_is_refused(n):
     with pytest.raises(ConfigError, match=f"num_samples={n}, but `sampling` says how batches of 200 samples"):

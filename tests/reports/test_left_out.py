@@ -101,7 +101,7 @@ def test_a_run_ends_with_all_that_can_be_made(pictures, monkeypatch):
 
 def test_details_that_json_does_not_hold_are_left_out():
     with pytest.warns(UserWarning, match=r"details \((train|test)\) is left out of the report: TypeError"):
-        content, _ = written(fit(Report(table=False), Unwritable()))
+        content, _ = written(fit(Report(table=False, pictures=False), Unwritable()))
     assert content["left_out"].keys() == {"details (train)", "details (test)"}
 
 
@@ -113,7 +113,7 @@ def test_each_item_is_left_out_by_itself(item, monkeypatch):
         "the table of the summary": "reports.summary_table.render_summary",
         "pictures": "evaluation.BinaryEvaluation.pictures",
     }[item]
-    report = Report()
+    report = Report(pictures=item == "pictures")
     make = reports.figures_of if item == "figures" else None
     if make is None:
         monkeypatch.setattr(f"fcco_lightning.{place}", raising)
@@ -190,6 +190,7 @@ def test_a_histogram_has_all_finite_values(name, tmp_path, drawn):
 
 DEGENERATE = ("constant", "zero", "nearly equal", "largest", "denormal", "some NaN", "infinite", "one", "none")
 HOSTILE = ["", "$\\frac{x$", "a" * 300, "<b>&\udc80\x00[bold]\n" * 3]
+QUICK = ("constant", "largest", "some NaN", "none", *HOSTILE[1::2])  # the others are slow
 
 
 def histories(values, names):
@@ -242,8 +243,13 @@ def makers(values, names):
 @pytest.mark.filterwarnings("ignore")  # what is left out here is what the test is about
 @pytest.mark.parametrize(
     ("values", "names"),
-    [*((COLUMNS[name], ["a"]) for name in DEGENERATE), *(([0.25, 0.5], [name]) for name in HOSTILE)],
-    ids=[*DEGENERATE, *(repr(name)[:12] for name in HOSTILE)],
+    [
+        pytest.param(values, [name], id=case, marks=[] if chosen in QUICK else [pytest.mark.slow])
+        for values, name, case, chosen in [
+            *((COLUMNS[name], "a", name, name) for name in DEGENERATE),
+            *(([0.25, 0.5], name, repr(name)[:12], name) for name in HOSTILE),
+        ]
+    ],
 )
 def test_all_is_made_or_left_out_in_words(values, names, tmp_path, monkeypatch):
     monkeypatch.setattr(style, "DPI", 30)

@@ -47,9 +47,9 @@ def test_a_target_that_is_not_learnt_is_said(change, said):
 
 def test_vacuous_constraints_are_not_praised():
     line = verdict(report(-1, -1, -1, vacuous=True), [])
-    assert line == "All 3 constraints hold on the training split (largest h -1.000), but they say nothing there."
+    assert line == "All 3 constraints hold on the training split (largest h -1.000), but they are vacuous there."
     known = {"train": {"constraints": {"a": -1.0}, "vacuous": True, "vacuous_because": "all are decided alike"}}
-    assert verdict(known, []).endswith("but it says nothing there: all are decided alike.")
+    assert verdict(known, []).endswith("but it is vacuous there: all are decided alike.")
 
 
 def validations(*of_epochs):
@@ -100,11 +100,11 @@ def test_no_epoch_is_named_for_having_decided_all_alike():
         "No weights were found that meet all constraints and are not vacuous; those of epoch 1 come nearest, and miss "
         "one by 0.05: "
     )
-    assert reached_line(history[:1], "auc") == "In no epoch did they say anything."
+    assert reached_line(history[:1], "auc") == "They were vacuous in every epoch."
     both = {**history[0], "worst_violation": 0.1, "vacuous_because": "all are decided alike"}
-    assert reached_line([both]) == "In no epoch did they say anything: all are decided alike."
+    assert reached_line([both]) == "They were vacuous in every epoch: all are decided alike."
     chosen = {"epoch": 3, "feasible": False, "vacuous": True, "worst_violation": -0.1}
-    line = "In no epoch did the constraints say anything on the validation split, so that none is feasible; these are "
+    line = "In every epoch the constraints were vacuous on the validation split, so that none is feasible; these are "
     line += "the weights of epoch 3, with the best figure."
     assert chosen_line(chosen) == line
     assert chosen_line({**chosen, "bound": 0.1, "constraints": 1, "confidence": 0.9}) == line
@@ -119,7 +119,7 @@ def test_what_is_decided_stands_beside_what_is_smoothed():
     broken = {"constraints": {"a": 0.01}, "decided": {"a": -0.03}}
     line = "1 of 1 constraint does not hold on the training split (largest h +0.010, a; of decisions -0.030)."
     assert verdict({"train": broken}, []) == line
-    assert verdict(report(-1, vacuous=True), []).endswith(", but it says nothing there.")
+    assert verdict(report(-1, vacuous=True), []).endswith(", but it is vacuous there.")
 
 
 def test_constraints_on_decisions_are_judged_by_them():

@@ -309,6 +309,13 @@ def ran(folder, tmp_path_factory):
     return one, two
 
 
+@pytest.mark.filterwarnings("ignore:Row .* cannot be read")
+def test_every_batch_may_lack_images_that_cannot_be_read(folder):
+    found = jobs.fit_pairs({**animals(folder, batch_size=20, num_batches=4), "epochs": 1})  # all pairs in each
+    assert found["skipped"]["pairs"] == 2
+    assert found["global_step"] == 4
+
+
 @pytest.mark.parametrize("job", [*JOBS, "damaged"])
 def test_two_processes_are_one(job, ran):
     """The same union batches, captions and old model; a run goes on in two that began in one; uneven batches."""

@@ -339,9 +339,9 @@ def test_vacuous_constraints_warn_once(make_module, make_trainer, small_data):
         def forward(self, x):
             return self.inside(x) - 50
 
-    with pytest.warns(UserWarning, match="say nothing about the train split") as caught:
+    with pytest.warns(UserWarning, match="do not constrain the network on the train split") as caught:
         make_trainer(max_epochs=3).fit(make_module(network=Shifted()), small_data)
-    assert sum("say nothing" in str(w.message) for w in caught) == 1
+    assert sum("do not constrain" in str(w.message) for w in caught) == 1
 
 
 def test_a_nonfinite_batch_stops_or_is_skipped(make_module, make_trainer, small_data):

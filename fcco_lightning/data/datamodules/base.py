@@ -195,10 +195,12 @@ class SplitDataModule(LightningDataModule):
 
     def sampling(self) -> dict[str, Drawn]:
         """Return what every part of a training batch is drawn from and how, in the order of the loaders."""
-        return {
-            part: Drawn({n: c for n, c in self._drawn_table(name).columns.items() if n not in INPUTS}, plan)
-            for part, (name, plan) in self._plans(self._place()[1]).items()
-        }
+        found = {}
+        for part, (name, plan) in self._plans(self._place()[1]).items():
+            table = self._drawn_table(name)
+            columns = {n: c for n, c in table.columns.items() if n not in INPUTS}
+            found[part] = Drawn(columns, plan, isinstance(table, ImageTable) and table.corrupt == "skip")
+        return found
 
     def train_dataloader(self) -> ResumableLoader | CombinedLoader:
         """Return the loader of "target", or of all parts together if there are others."""

@@ -1,4 +1,4 @@
-"""The batches of an epoch as a pure function of (seed, epoch), and what is known of them in advance.
+"""The batches of an epoch as a pure function of (seed, epoch), and how likely they hold which samples.
 
 Nothing is drawn from a global random generator, so an epoch can be replayed, skipped into, or divided among processes
 and always holds the same batches.
@@ -83,7 +83,7 @@ class BatchPlan(ABC):
 
     @abstractmethod
     def _absence(self, counts: Tensor) -> float:
-        """Return what :meth:`absence` promises, of checked counts, shape (S,), int64."""
+        """Return the probability of :meth:`absence`, of checked counts, shape (S,), int64."""
 
     @abstractmethod
     def _second_half(self) -> Self:
@@ -121,7 +121,7 @@ class BatchPlan(ABC):
         return min(self._most(self._checked(counts)), self.batch_size)
 
     def _most(self, counts: Tensor) -> int:  # noqa: ARG002
-        """Return what :meth:`most` promises, of checked counts, shape (S,), int64."""
+        """Return the bound of :meth:`most`, of checked counts, shape (S,), int64."""
         return self.batch_size
 
     def weights(self) -> Tensor | None:
@@ -202,10 +202,12 @@ class Drawn(NamedTuple):
         columns: columns of the training table without the network's input, such as ``y``, ``group`` or ``task``, and
             ``index``, each with first dimension n.
         plan: union batches of all processes.
+        shorter: whether batches lack samples of the plan that cannot be read.
     """
 
     columns: Mapping[str, Tensor]
     plan: BatchPlan
+    shorter: bool = False
 
 
 def enough_rows(num_rows: int, batch_size: int) -> int:

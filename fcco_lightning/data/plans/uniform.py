@@ -96,7 +96,7 @@ class UniformBatches(BatchPlan):
 
 
 class ShuffledBatches(UniformBatches):
-    """What is known of the batches of another loader that shuffles: nearly :class:`UniformBatches`.
+    """The probabilities of the batches of another loader that shuffles: nearly :class:`UniformBatches`.
 
     They are not its batches, and not quite of its kind: where processes are to be given equally many samples, torch's
     ``DistributedSampler`` fills up an epoch with samples that it has given before, perhaps in the same batch.
