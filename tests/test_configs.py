@@ -22,16 +22,13 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 ALL_CONFIGS = sorted(CONFIGS.rglob("*.yaml"))
 QUICK = (  # of every data module and kind of report one, beside those on a device; the others are slow
     "adult_ungameable",
-    "amazon_sonex",
     "bdd100k_foggy_sonex",
     "camelyon17_sonex",
     "celeba_attributes_map",
     "civilcomments_sonex",
     "compas_sgd",
-    "covtype_partial_auc_tpr",
     "digits_alexr2",
     "five_distributions_pg_smd",
-    "adult_ooa",
     "chest_partial_auc_tpr",
     "synthetic_bellman_alexr",
     "synthetic_list_net_sox",

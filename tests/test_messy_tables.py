@@ -5,8 +5,9 @@ import shlex
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from fcco_lightning import ConfigError, DataError, EqualizedOdds, TabularDataModule
+from fcco_lightning import CellSampling, ConfigError, DataError, EqualizedOdds, TabularDataModule
 from fcco_lightning.cli.shorthands import written_out
 from fcco_lightning.data import Columns, Splits
 from fcco_lightning.data.encoding import Encoding, TabularEncoder
@@ -75,6 +76,29 @@ def test_each_of_several_columns_has_its_constraint(table, more):
     named = [*table, "[sex, region]", "--model.constraints", "EqualizedOdds", "--model.constraints.by", "sex"]
     (given,) = [word for word in written_out(named) if word.startswith("--model.constraints=")]
     assert given.count('"EqualizedOdds"') == 1
+
+
+def test_batches_are_drawn_by_class_and_all_groups(table):
+    """As many of every combination of the label and two columns, one with gaps; by class where too few would fit."""
+    messy(800).to_csv("t.csv", index=False)
+    found = options(written_out([*table, "[sex, region]"]))
+    assert (found["--data.batches"], found["--data.batches.columns"]) == ("CellSampling", '["y", "sex", "region"]')
+    size = int(found["--data.batches.batch_size"])
+    data = data_of(sensitive=["sex", "region"])
+    data.batches = CellSampling(size, ("y", "sex", "region"))
+    data.setup("fit")
+    rows = data._rows["train"][["y", "sex", "region"]].fillna("?")
+    cells = rows["y"] + rows["sex"] + rows["region"]
+    plan = data.sampling()["target"].plan
+    for drawn in plan.batches(epoch=0):
+        assert set(cells.iloc[list(drawn)].value_counts()) == {size // cells.nunique()}
+    # with their weights the samples stand for the data
+    batches = list(data.train_dataloader())
+    weight = torch.cat([batch["weight"] for batch in batches])
+    women = torch.tensor((rows["sex"] == "f").tolist())[torch.cat([batch["index"] for batch in batches])]
+    assert float(weight[women].sum() / weight.sum()) == pytest.approx((rows["sex"] == "f").mean(), abs=1e-6)
+    messy(100).to_csv("t.csv", index=False)
+    assert "--data.batches.columns" not in options(written_out([*table, "[sex, region]"]))
 
 
 def test_what_is_assumed_can_be_copied(table, capsys):

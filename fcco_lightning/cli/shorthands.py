@@ -27,6 +27,7 @@ _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
 _TEST_FRACTION, _VAL_FRACTION, _EPOCHS, _VALIDATIONS = "0.2", "0.1", "20", 20
 _ENOUGH = 100  # rows of every class, in groups of every class of a group, of which some can be held out
 _SMALL_GROUP = 0.1  # of the rows, where nothing is known of the groups
+_IN_A_CELL = 8  # samples of a batch at least, where it is drawn by class and the combination of several groups
 _KAPPA = "0.02"  # of the constraints that are assumed
 _UNIFORM = 128  # samples of a batch by default
 _BY_RECIPE = ("CrossEntropy", "AUC")  # what they are for
@@ -300,10 +301,7 @@ def _of_training(
     n, constrained = _training_rows(len(labels), options), groups is not None or _given(options, _CONSTRAINTS)
     size = min(recipes.BATCH_SIZE, max(1, n // 4))
     if not _given(options, "--data.batches"):
-        share = _rarest(labels, groups) / len(labels) * (_SMALL_GROUP if groups is None else 1)
-        few = constrained and recipes.rare(share, size)
-        yield "--data.batches", "CellSampling" if few else "UniformSampling"
-        yield "--data.batches.batch_size", str(size)
+        yield from _of_batches(labels, groups, size, constrained, options)
     if not _given(options, "--model.optimizer", "--model.schedule"):
         yield from _of_steps(labels.value_counts().tolist(), n / len(labels), options)
     if constrained and not _given(options, "--model.penalty"):
@@ -317,6 +315,22 @@ def _of_training(
         yield "--trainer.max_epochs", str(count)
         if count > _VALIDATIONS and not _given(options, "--trainer.check_val_every_n_epoch"):
             yield "--trainer.check_val_every_n_epoch", str(-(-count // _VALIDATIONS))
+
+
+def _of_batches(
+    labels: "pd.Series", groups: "pd.Series | None", size: int, constrained: bool, options: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Batches of so many samples, by class and group where uniform ones would hold few of one of these.
+
+    Of several columns of groups all are crossed, unless a batch then has too few samples of each combination.
+    """
+    share = _rarest(labels, groups) / len(labels) * (_SMALL_GROUP if groups is None else 1)
+    few = constrained and recipes.rare(share, size)
+    yield "--data.batches", "CellSampling" if few else "UniformSampling"
+    yield "--data.batches.batch_size", str(size)
+    columns = _named(options.get(_SENSITIVE, ""))
+    if few and groups is not None and len(columns) > 1 and len(_cells(labels, groups)) * _IN_A_CELL <= size:
+        yield "--data.batches.columns", json.dumps(["y", *columns])
 
 
 def _of_steps(sizes: list[int], share: float, options: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -333,8 +347,13 @@ def _of_steps(sizes: list[int], share: float, options: dict[str, str]) -> Iterat
 
 def _rarest(labels: "pd.Series", groups: "pd.Series | None") -> int:
     """Number of rows of the rarest label, in groups of the rarest combination of a label and a group."""
+    return int(_cells(labels, groups).min())
+
+
+def _cells(labels: "pd.Series", groups: "pd.Series | None") -> "pd.Series":
+    """Number of rows of every label, in groups of every combination of a label and a group that there is."""
     cells = labels if groups is None else labels.to_frame().join(groups.rename("group"), how="inner")
-    return int(cells.value_counts().min())
+    return cells.value_counts()
 
 
 def _given(options: dict[str, str], *names: str) -> bool:

@@ -67,6 +67,10 @@ class Predictor(nn.Module):
     ) -> pd.DataFrame:
         """A row for every row of a table: its number or id, its groups where known, and what is predicted.
 
+        Where decisions are for a budget, the share of this table with the highest scores is chosen, so that a row's
+        decision depends on the others: of a single row none is.  ``rule.decided(scores)`` decides on rows one by one,
+        by the score that divided the validation split.
+
         Args:
             source: a table as a datamodule takes it (file, folder, hub id, DataFrame); labels are not needed.
             id_column: column that names the rows, as they stand in a .csv; None numbers them from 0 in ``index``.

@@ -217,7 +217,13 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return (torch.stack([1 - found, found], dim=1) if found.dim() == 1 else found).numpy()
 
     def predict(self, X: Any) -> Any:
-        """The classes that are decided, shape (n,)."""
+        """The classes that are decided, shape (n,).
+
+        Each sample is decided on by itself, as scikit-learn requires: where decisions are for a budget, its score is
+        compared with the one that divided the training samples, so that about the share of samples like these is
+        chosen.  :meth:`report`, and ``fcco predict`` on a table, choose exactly the share of the samples that they are
+        given: ``rule_.decided(torch.as_tensor(model.decision_function(X)), among_themselves=True)`` does so, too.
+        """
         scores = torch.from_numpy(self.decision_function(X))
         decided = self.rule_.decided(scores) if scores.dim() == 1 else scores.argmax(1)
         return self.classes_[decided.long().numpy()]

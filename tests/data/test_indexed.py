@@ -26,7 +26,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.data import ResumableLoader
 from fcco_lightning.data.indexed import drawn_by
-from fcco_lightning.data.plans import ShuffledBatches
+from fcco_lightning.data.plans import Drawn, ShuffledBatches
 from fcco_lightning.engine import as_batch
 from fcco_lightning.errors import DataError
 from tests.contracts.test_datamodules import quiet
@@ -90,7 +90,7 @@ def test_labels_are_found_and_shuffled_batches_are_known():
     assert drawn_by(DataLoader(IndexedDataset([(0, 0)]), shuffle=True), 1) is None  # of unknown labels
     assert drawn_by(DataLoader(SimpleNamespace(__len__=lambda: 1)), 1) is None
     plan = ShuffledBatches(12, 5)
-    assert drawn_by(ResumableLoader(data, plan), 1)["target"] == (data.columns, plan)
+    assert drawn_by(ResumableLoader(data, plan), 1)["target"] == Drawn(data.columns, plan)
     weighted = BalancedSampling(6, 0.5).plan(data.columns)  # no column of the samples says their weights
     assert drawn_by(ResumableLoader(data, weighted), 1) is None
 

@@ -75,7 +75,8 @@ def test_a_datamodule_says_what_its_batches_are_drawn_from(sampling):
     drawn = module.sampling()
     assert list(drawn) == ["target"]
     assert isinstance(drawn["target"], Drawn)
-    columns, plan = drawn["target"]
+    columns, plan = drawn["target"].columns, drawn["target"].plan
+    assert not drawn["target"].shorter
     assert (plan.batch_size, plan.seed, plan.num_rows) == (16, 4, module.num_train)
     assert set(columns) == {"y", "group", "query", "time", "index"}
     table = module.tables["train"].columns

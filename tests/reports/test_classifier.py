@@ -20,6 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch.optim.lr_scheduler import PolynomialLR
 
 from fcco_lightning import AUC, ConstrainedClassifier, DataError, DemographicParity, EqualizedOdds, MeanAtMost, SoftRate
+from fcco_lightning.constraints import Decisions
 from fcco_lightning.data.datamodules.sample import LabelledSample
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.reports import classifier
@@ -384,3 +385,17 @@ def test_batches_hold_all_classes_of_all_groups_where_these_are_rare(monkeypatch
     )
     held = pd.crosstab(y[batch], group[batch])
     assert held.to_numpy().tolist() == [[16, 16], [16, 16]]
+
+
+def test_a_budget_is_one_of_later_samples_where_these_are_looked_at_together():
+    X, y = make_classification(600, weights=[0.8], random_state=0)
+    model = ConstrainedClassifier(decisions=Decisions(share=0.1), hidden=(), max_epochs=2, random_state=0)
+    model.fit(X[:400], y[:400])
+    later = X[400:]
+    one_by_one = np.concatenate([model.predict(row[None]) for row in later[:20]])
+    assert (one_by_one == model.predict(later)[:20]).all()
+    assert model.predict(X[:400]).sum() == 40
+    together = model.rule_.decided(torch.as_tensor(model.decision_function(later)), among_themselves=True)
+    assert int(together.sum()) == 20
+    rates = model.report(later, y[400:]).figures["rates_by_group"][0]
+    assert rates["chosen"] == pytest.approx(0.1)

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
@@ -141,8 +142,18 @@ class SplitDataModule(LightningDataModule):
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
         """Return part of a training batch -> table it is drawn from, and how; "target" first."""
-        plan = self.batches.plan(self._drawn_table("train").columns, self.seed, world_size)
+        columns = self._drawn_table("train").columns
+        plan = self.batches.plan({**self._numbered_cells(columns), **columns}, self.seed, world_size)
         return self._drawn("target", "train", self.batches, plan)
+
+    def _numbered_cells(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the columns of the table by which batches are drawn and which these do not hold, as whole numbers."""
+        rows, named = self._rows.get("train", pd.DataFrame()), getattr(self.batches, "columns", ())
+        return {
+            name: torch.from_numpy(pd.factorize(rows[name])[0].astype(np.int64))
+            for name in named
+            if name not in columns and name in rows
+        }
 
     def _batch_settings(self) -> tuple[Any, ...]:
         """Return the arguments that the training batches depend on."""

@@ -118,7 +118,8 @@ class CellSampling(Sampling):
     Args:
         batch_size: number of rows in a training batch of one process, of which every combination has the same part,
             rounded down, and at least one row.
-        columns: whose combinations are meant, of whole numbers; those that the table lacks are left out.
+        columns: whose combinations are meant: of the batches, of whole numbers, or any others of the table, of which
+            an empty cell is a value, too; those that neither has are left out.
 
     Raises:
         ConfigError: if a number is out of range, or the table has none of the columns.
