@@ -72,7 +72,7 @@ def test_saying_what_decisions_are_for(rare):
     figures, headline, *_ = fitted(rare, odds())
     assert figures["vacuous"]
     advice = "--decisions balanced, or with an objective that ranks, as AUC, --decisions.share 0.1"
-    assert f"nothing there: {figures['vacuous_because']}" in headline
+    assert f"vacuous there: {figures['vacuous_because']}" in headline
     assert figures["vacuous_because"].endswith(advice)
     assert works(*fitted(rare, odds(), decisions="balanced"))
     assert works(*fitted(rare, odds(), AUC(), decisions=Decisions(share=0.1)))
