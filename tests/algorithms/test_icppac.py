@@ -7,7 +7,7 @@ from torch import nn
 
 from fcco_lightning import ConfigError, CrossEntropy, Engine, HingePenalty, MeanNear, Range, SoftRate
 from fcco_lightning.algorithms import ICPPAC
-from fcco_lightning.constraints.base import ValueAtMost
+from fcco_lightning.constraints import Constraint
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.objectives import AveragePrecision, Objective, Rows
 from tests.constraints.test_multipliers import Distance, Halfspaces
@@ -35,10 +35,10 @@ class Smooth(Objective):
         return self.f(outputs[0]) + batch["noise"].mean(0)[:2] @ outputs[0], None
 
 
-class Bounded(ValueAtMost):
+class Bounded(Constraint):
     """``h(w) + noise <= 0``."""
 
-    width, names, kappa, range = 1, ["h"], 0.0, Range()
+    names, kappa, range = ["h"], 0.0, Range()
 
     def __init__(self, h):
         self.h = h

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fcco_lightning import SOX, CrossEntropy, DataError, EqualizedOdds
-from fcco_lightning.constraints import parity
+from fcco_lightning.constraints import measured
 from fcco_lightning.data import UniformBatches
 from fcco_lightning.data.plans import Drawn
 from fcco_lightning.objectives import LogisticPair
@@ -12,7 +12,7 @@ from fcco_lightning.objectives import LogisticPair
 
 @pytest.mark.parametrize("at_once", [2**20, 60, 1])
 def test_sums_over_pairs_do_not_depend_on_the_blocks(monkeypatch, at_once):
-    monkeypatch.setattr(parity, "_AT_ONCE", at_once)
+    monkeypatch.setattr(measured, "_AT_ONCE", at_once)
     draw = torch.Generator().manual_seed(0)
     scores = torch.randn(20, generator=draw, dtype=torch.float64)
     shares = torch.rand(3, 20, generator=draw, dtype=torch.float64)
@@ -21,7 +21,7 @@ def test_sums_over_pairs_do_not_depend_on_the_blocks(monkeypatch, at_once):
     expected = [
         sum(v[k, i] * w[k, j] * loss(scores[i] - scores[j]) for i in range(20) for j in range(20)) for k in range(3)
     ]
-    torch.testing.assert_close(parity.pair_losses(loss, scores, v, w), torch.stack(expected), rtol=1e-12, atol=0)
+    torch.testing.assert_close(measured.pair_losses(loss, scores, v, w), torch.stack(expected), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("label", [2.5, 2])

@@ -33,7 +33,7 @@ from fcco_lightning import (
     SquaredPair,
     UniformSampling,
 )
-from fcco_lightning.constraints import Constraint, DifferenceAtMost, Multipliers
+from fcco_lightning.constraints import Constraint, Difference, Multipliers
 from fcco_lightning.data.plans import Drawn
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives.measurable import Rows
@@ -116,9 +116,10 @@ class Halfspaces(Constraint):
         return values[:, 0]
 
 
-class Slab(DifferenceAtMost):
+class Slab(Constraint):
     """``|w_1 - w_3| - kappa <= 0``."""
 
+    comparison = Difference()
     kappa, names = 0.15, ["slab"]
 
     def measure(self, outputs, batch):

@@ -5,7 +5,7 @@ import pytest
 from fcco_lightning import SOX
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty
-from fcco_lightning.constraints import Constraint, DifferenceAtMost
+from fcco_lightning.constraints import Constraint, OverSides
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.objectives import Objective
 from tests.contracts import registry_ambiguity, registry_constraints, registry_objectives
@@ -16,7 +16,7 @@ from tests.contracts.registry_estimators import ESTIMATORS
 REGISTRIES = {
     Algorithm: (ALGORITHMS, ()),
     AmbiguitySet: (registry_ambiguity.MEMBERS, ()),
-    Constraint: (registry_constraints.CASES, [DifferenceAtMost]),
+    Constraint: (registry_constraints.CASES, [OverSides]),
     Estimator: (ESTIMATORS, ()),
     Objective: (registry_objectives.CASES, registry_objectives.BASES),
     Penalty: (registry_ambiguity.PENALTIES, ()),
