@@ -446,16 +446,19 @@ class Bench:
         return result
 
     def mean_gradient(self) -> Tensor:
-        """Over all batches that can be drawn."""
+        """That of :meth:`mean`."""
+        return self.gradient_of(self.mean())
+
+    def mean(self) -> Tensor:
+        """Of the estimates of F over all batches that can be drawn, with graph."""
         assert self.way is not None
         batches = self.way.sampler.batches()
         others = list(product(*(combinations(range(size), 2) for size in self.case.others.values())))
-        mean = sum(
+        return sum(
             chance / len(others) * self.estimate(self.batch(list(batch), drawn)).value
             for batch, chance in batches
             for drawn in others
         )
-        return self.gradient_of(mean)
 
     def drawn_gradients(self, count: int, seed: int) -> Iterator[Tensor]:
         assert self.way is not None
