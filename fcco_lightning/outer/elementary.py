@@ -95,7 +95,7 @@ class SmoothedHinge(_AboveKappa):
     def __call__(self, u: Tensor) -> Tensor:
         above = u - self.kappa
         y = (above.detach() / self.lam).clamp(0.0, self.rho)
-        return summed(y * (above - self.lam / 2 * y))
+        return summed(y * torch.sub(above, y, alpha=self.lam / 2))
 
     def smoothed(self, lam: float) -> "SmoothedHinge":
         return SmoothedHinge(self.rho, self.kappa, self.lam + positive("lam", lam))
@@ -154,8 +154,8 @@ class SquaredHinge(_AboveKappa):
 
     def __call__(self, u: Tensor) -> Tensor:
         above = u - self.kappa
-        y = self.rho * above.detach().relu()  # argmax of y x - y^2 / (2 rho): cheaper than a square
-        return summed(y * (above - y / (2 * self.rho)))
+        over = above.detach().relu()  # a square would take more steps back
+        return summed(self.rho * over * torch.sub(above, over, alpha=0.5))
 
     def smoothed(self, lam: float) -> "SquaredHinge":
         return SquaredHinge(self.rho / (1 + positive("lam", lam) * self.rho), self.kappa)

@@ -158,8 +158,8 @@ class LogRatio(_OfLog):
         return 2**0.5 * self.tau / self.floor
 
     def __call__(self, u: Tensor) -> Tensor:
-        logs = not_below(u, self.floor).log()
-        return self.tau * (logs[..., 1] - logs[..., 0])
+        first, second = not_below(u, self.floor).log().unbind(-1)
+        return self.tau * (second - first)
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,8 @@ class Ratio(OuterFunction):
     above_zero = ("floor",)
 
     def __call__(self, u: Tensor) -> Tensor:
-        return -u[..., 0] / not_below(u[..., 1], self.floor)
+        first, second = u.unbind(-1)
+        return -first / not_below(second, self.floor)
 
 
 @dataclass(frozen=True)
