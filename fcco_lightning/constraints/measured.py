@@ -24,7 +24,7 @@ class Statistic(ABC):
 
     Attributes:
         range: the interval in which it lies.
-        smooths: whether smoothed decisions are averaged; :meth:`decided` then has the decisions themselves.
+        smooths: whether smoothed decisions are averaged; :meth:`of_decisions` then has the decisions themselves.
         levels: at how many levels it is measured; every comparison of sides has a row for each.
         of_both_classes: whether it is one of the samples of both classes of a side.
     """
@@ -38,18 +38,24 @@ class Statistic(ABC):
         """Refuse outputs and columns that would be misread."""
 
     @abstractmethod
-    def at(self, points: Sequence[Tensor], shares: Tensor, batch: Columns) -> list[Tensor]:
-        """The statistic of every class and side, (c, s) or (c, s, numbers), with graph.
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """Numbers of the samples, shape (B,) or (B, t), with graph.
 
-        Args:
-            points: outputs of the network for the samples, at one or several weights.
-            shares: what every sample counts in the mean over each class and side, shape (c, s, B).
-            batch: columns.
+        Where they are of decisions, they are smoothed ones, ``sigmoid((score - threshold) / temperature)``.
         """
 
-    def decided(self, outputs: Tensor, shares: Tensor, batch: Columns) -> Tensor:
-        """The same of decisions in the place of smoothed ones, without graph."""
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        """What takes the place of :meth:`of_samples` where decisions are: 0 or 1, of the same shape."""
         raise NotImplementedError
+
+    def over(self, shares: Tensor, numbers: Tensor) -> Tensor:
+        """The statistic of every class and side, (c, s) or (c, s, t): their means, by default.
+
+        Args:
+            shares: what every sample counts in the mean over each class and side, shape (c, s, B).
+            numbers: of the samples.
+        """
+        return shares @ only_of(shares, numbers)
 
     def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
         """Why every comparison holds whatever the order of the scores, or None.
@@ -79,16 +85,11 @@ class MeanOf(Statistic):
     def check(self, outputs: Tensor, batch: Columns) -> None:
         self.quantity.check(outputs, batch)
 
-    def at(self, points: Sequence[Tensor], shares: Tensor, batch: Columns) -> list[Tensor]:
-        return [shares @ only_of(shares, self.numbers(self.quantity(outputs, batch), batch)) for outputs in points]
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self.quantity(outputs, batch)
 
-    def decided(self, outputs: Tensor, shares: Tensor, batch: Columns) -> Tensor:
-        q = self.quantity.decided(outputs.detach(), batch)
-        return shares @ only_of(shares, self.numbers(q, batch))
-
-    def numbers(self, q: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
-        """What is averaged, (B,) or (B, numbers), from the q of the samples, (B,)."""
-        return q
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self.quantity.decided(outputs, batch)
 
     def asked(self, batch: Columns) -> tuple[float, float]:
         """Between which shares of all samples of a split the positive decisions are asked to be by q itself."""
@@ -106,7 +107,14 @@ class MeanOf(Statistic):
 class PrecisionOf(MeanOf):
     """The means of ``q y`` and of q, whose ratio is the precision of positive decisions q."""
 
-    def numbers(self, q: Tensor, batch: Columns) -> Tensor:
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self._of_both(super().of_samples(outputs, batch), batch)
+
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return self._of_both(super().of_decisions(outputs, batch), batch)
+
+    def _of_both(self, q: Tensor, batch: Columns) -> Tensor:
+        """``q y`` and q, shape (B, 2)."""
         return torch.stack([q * (one_label_each(batch, self) == 1), q], dim=1)
 
 
@@ -127,13 +135,15 @@ class RatesAbove(Statistic):
         self.levels = len(self.thresholds)
         self._levels = Known(torch.tensor(self.thresholds, dtype=torch.float64))
 
-    def at(self, points: Sequence[Tensor], shares: Tensor, batch: Columns) -> list[Tensor]:
-        above = (self._above(outputs, batch) for outputs in points)
-        # those of samples that count nowhere are finite, so nothing is put in their place
-        return [shares @ torch.sigmoid(a if self.temperature == 1 else a / self.temperature) for a in above]
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
+        above = self._above(outputs, batch)
+        return torch.sigmoid(above if self.temperature == 1 else above / self.temperature)
 
-    def decided(self, outputs: Tensor, shares: Tensor, batch: Columns) -> Tensor:
-        return shares @ (self._above(outputs.detach(), batch) > 0).to(outputs.dtype)
+    def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
+        return (self._above(outputs, batch) > 0).to(outputs.dtype)
+
+    def over(self, shares: Tensor, numbers: Tensor) -> Tensor:
+        return shares @ numbers  # those of samples that count nowhere are finite, so nothing is put in their place
 
     def _above(self, outputs: Tensor, batch: Columns) -> Tensor:
         """By how much scores are above every threshold, shape (B, t)."""
@@ -172,9 +182,11 @@ class LossOfPairs(Statistic):
         self.loss = loss
         self.range = Range(0.0, 1.0) if isinstance(loss, SigmoidPair) else Range()
 
-    def at(self, points: Sequence[Tensor], shares: Tensor, batch: Columns) -> list[Tensor]:  # noqa: ARG002
-        scores = (only_of(shares, binary_scores(outputs)) for outputs in points)
-        return [pair_losses(self.loss, s, shares[0], shares[1]).unsqueeze(0) for s in scores]
+    def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
+        return binary_scores(outputs)
+
+    def over(self, shares: Tensor, numbers: Tensor) -> Tensor:
+        return pair_losses(self.loss, only_of(shares, numbers), shares[0], shares[1]).unsqueeze(0)
 
     def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
         """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""

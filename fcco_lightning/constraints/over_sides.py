@@ -97,9 +97,7 @@ class OverSides(Constraint):
 
     def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
         """The shares of the samples in the means are the same at all points, and computed once."""
-        shares, known = self._shares(batch, points[0].dtype)
-        weight = self._weight(known)
-        return [(None, Rows(self._values(found), weight)) for found in self.statistic.at(points, shares, batch)]
+        return [(None, rows) for rows in self._rows([self.statistic.of_samples(at, batch) for at in points], batch)]
 
     @property
     def smooths(self) -> bool:
@@ -108,7 +106,7 @@ class OverSides(Constraint):
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
         if not self.smooths:
             return super().decided(outputs, batch)
-        return self._values(self.statistic.decided(outputs, self._shares(batch, outputs.dtype)[0], batch))
+        return self._rows([self.statistic.of_decisions(outputs.detach(), batch)], batch)[0].values
 
     def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
         return self.statistic.vacuous(outputs, batch, self.asked())
@@ -116,6 +114,12 @@ class OverSides(Constraint):
     def asked(self) -> tuple[float, float]:
         """Between which shares of all samples of a split the positive decisions are asked to be."""
         return 0.0, 1.0
+
+    def _rows(self, numbers: Sequence[Tensor], batch: Columns) -> list[Rows]:
+        """The rows for each of several numbers of the samples, such as those at several weights."""
+        shares, known = self._shares(batch, numbers[0].dtype)
+        weight = self._weight(known)
+        return [Rows(self._values(self.statistic.over(shares, of_samples)), weight) for of_samples in numbers]
 
     def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the mean over each class and side, and of which of these the batch has enough.

@@ -1,5 +1,6 @@
 """Outer functions built from logarithms, exponentials, powers and ratios."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -273,5 +274,5 @@ class LogSumExp(OuterFunction):
     above_zero = ("theta",)
 
     def __call__(self, u: Tensor) -> Tensor:
-        count = torch.log(u.new_tensor(float(u.shape[-1] if self.mean else 1)))
+        count = math.log(u.shape[-1]) if self.mean else 0.0
         return self.theta * (torch.logsumexp(u / self.theta, dim=-1) - count)
