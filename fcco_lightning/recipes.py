@@ -35,7 +35,7 @@ def weight_decay(effective: float, *, costed: bool = False) -> float:
         >>> weight_decay(100_000), weight_decay(100_000, costed=True)
         (0.0001, 0.00025)
     """
-    share, most = (25, 0.03) if costed else (10, 0.01)
+    share, most = (25, 0.02) if costed else (10, 0.01)
     return min(most, share / max(1.0, effective))
 
 

@@ -77,14 +77,14 @@ def test_other_options_stay_as_they_are():
             {"--model.optimizer.weight_decay": "10", "--data.batches": "UniformSampling"},
         ),
         (
-            (["no"] * 19 + ["yes"]) * 400,  # of which 6,400 count as 1,216
+            (["no"] * 19 + ["yes"]) * 600,  # of which 9,600 count as 1,824
             ["--decisions", "balanced", "--model.constraints", "DemographicParity"],
-            {"--model.optimizer.weight_decay": "20.6"},  # 25/n, and at most .03
+            {"--model.optimizer.weight_decay": "13.7"},  # 25/n, and at most .02
         ),
         (
             (["no"] * 19 + ["yes"]) * 200,
             ["--decisions", "balanced", "--data.columns.sensitive", "sex"],
-            {"--model.optimizer.weight_decay": "30"},
+            {"--model.optimizer.weight_decay": "20"},
         ),
         (
             (["no"] * 19 + ["yes"]) * 400,
