@@ -22,17 +22,21 @@ def epochs(updates: int) -> int:
     return max(_EPOCHS, math.ceil(_UPDATES / max(1, updates)))
 
 
-def weight_decay(effective: float) -> float:
+def weight_decay(effective: float, *, costed: bool = False) -> float:
     """Share of the weights that an update takes away at first.
 
     Args:
         effective: number of samples, see :func:`effective_size`.
+        costed: whether mistakes have costs and constraints say how they are shared.  Then few samples count much, those
+            of the rarer class in the smallest group, and what a network knows of them by heart are equal rates that
+            later samples do not have.
 
     Example:
-        >>> weight_decay(100_000)
-        0.0001
+        >>> weight_decay(100_000), weight_decay(100_000, costed=True)
+        (0.0001, 0.00025)
     """
-    return min(0.01, 10 / max(1.0, effective))
+    share, most = (25, 0.02) if costed else (10, 0.01)
+    return min(most, share / max(1.0, effective))
 
 
 def effective_size(counts: Sequence[float], costs: Sequence[float]) -> float:

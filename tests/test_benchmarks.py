@@ -659,3 +659,43 @@ def test_a_method_is_ahead_beyond_one_standard_error_of_pairs():
     assert not s.dominates(ours, better)
     traded = runs([0.19, 0.21, 0.19], [0.06, 0.04, 0.05])
     assert not s.dominates(traded, ours)
+
+
+def test_one_command_is_judged_by_later_rows(command, runs, tmp_path, monkeypatch, capsys):
+    """Both of this project's ways on a small table of one's own, which the real tables' folder lacks."""
+    s, classifier = script("fair_decisions"), sys.modules["fcco_lightning"].ConstrainedClassifier
+    monkeypatch.setattr(s, "ROWS", 300)
+    monkeypatch.setattr(s, "LATER", 200)
+    monkeypatch.setattr(s, "ConstrainedClassifier", lambda **given: classifier(max_epochs=1, **given))
+    short = {"fit": ["--epochs", "1", "--report.pictures", "false"], "predict": []}
+    given, fcco = [], s.fcco
+    monkeypatch.setattr(s, "fcco", lambda *args: (given.append(args), fcco(*args, *short[args[0]])))
+    methods = ["--methods", s.COMMAND, s.CLASSIFIER]
+    command(s, "--cases", "made, 40%, in", "german", "--seeds", 1, *methods, "--data", tmp_path, "--out", tmp_path)
+    assert [args[0] for args in given] == ["fit", "predict", "predict"]
+    results = json.loads((tmp_path / "fair_decisions.json").read_text())
+    assert [(r["method"], "failed" in r) for r in results] == [(s.COMMAND, False), (s.CLASSIFIER, False)]
+    printed = capsys.readouterr().out
+    assert f"german is left out: --data {tmp_path} does not hold it" in printed
+    assert "| made, 40%, in | fcco fit |" in printed
+
+
+def test_a_case_passes_by_its_gap_its_accuracy_and_its_decisions():
+    s = script("fair_decisions")
+    y = np.array([1] * 10 + [0] * 10)
+    group, decided = np.array(["a", "b"] * 10), np.array([1, 0, 1, 0, 1, 1, 1, 1, 1, 1, 1] + [0] * 9, dtype=float)
+    found = s.figures(decided, y, group)
+    assert found == {"tpr_gap": pytest.approx(0.4), "fpr_gap": pytest.approx(0.2), "balanced": 0.85, "vacuous": 0}
+    assert s.figures(np.ones(20), y, group)["vacuous"] == s.figures(np.zeros(20), y, group)["vacuous"] == 1
+
+    def run(gap, accuracy, vacuous=0.0):
+        return {"later": {"tpr_gap": gap, "balanced": accuracy, "vacuous": vacuous}}
+
+    rival = [run(0.01, 0.7), run(0.05, 0.7)]
+    for ours, expected in {
+        (0.05, 0.7): True,
+        (0.07, 0.7): False,
+        (0.05, 0.69): False,
+        (0.0, 0.7, 1.0): False,
+    }.items():
+        assert s.passes([run(*ours)] * 2, rival) is expected

@@ -303,7 +303,7 @@ def _of_training(
     if not _given(options, "--data.batches"):
         yield from _of_batches(labels, groups, size, constrained, options)
     if not _given(options, "--model.optimizer", "--model.schedule"):
-        yield from _of_steps(labels.value_counts().tolist(), n / len(labels), options)
+        yield from _of_steps(labels.value_counts().tolist(), n / len(labels), options, constrained=constrained)
     if constrained and not _given(options, "--model.penalty"):
         yield "--model.penalty", "AdaptivePenalty"
         yield "--model.penalty.rate", f"{recipes.MULTIPLIER_RATE:g}"
@@ -333,13 +333,16 @@ def _of_batches(
         yield "--data.batches.columns", json.dumps(["y", *columns])
 
 
-def _of_steps(sizes: list[int], share: float, options: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _of_steps(
+    sizes: list[int], share: float, options: dict[str, str], *, constrained: bool
+) -> Iterator[tuple[str, str]]:
     """Optimizer and schedule, of classes of these sizes of which a share is trained on."""
     alike = options.get("--model.decisions") != "balanced"
     effective = share * recipes.effective_size(sizes, [1.0 if alike else 1 / size for size in sizes])
+    decay = recipes.weight_decay(effective, costed=constrained and not alike)
     yield "--model.optimizer", "AdamW"
     yield "--model.optimizer.lr", f"{recipes.LEARNING_RATE:g}"
-    yield "--model.optimizer.weight_decay", f"{recipes.weight_decay(effective) / recipes.LEARNING_RATE:.3g}"
+    yield "--model.optimizer.weight_decay", f"{decay / recipes.LEARNING_RATE:.3g}"
     yield "--model.schedule.scheduler", "LinearWarmUp"
     yield "--model.schedule.scheduler.warm_up", "0"
     yield "--model.schedule.interval", "step"

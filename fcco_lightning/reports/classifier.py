@@ -84,7 +84,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         learning_rate: of AdamW, at first.
         weight_decay: share of the weights that an update takes away, which falls with the learning rate: that of AdamW
             times the learning rate at first; None for 10 / n, at most .01, where n samples that count alike would say
-            as much as those that there are with what their classes cost.
+            as much as those that there are with what their classes cost; with costs under constraints for 25 / n, at
+            most .02.
         pieces: number of pieces that a column of numbers is cut into; 1 for none; "auto" for one piece for every 500
             samples, at most 48, and for none if the model is linear or the matrix sparse.
         verbose: whether a progress bar is shown.
@@ -290,7 +291,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if self.max_epochs is not None:
             epochs = at_least("max_epochs", self.max_epochs, 1)
         updates, decisions = epochs * data.updates, self._decisions()
-        rate, decay = positive("learning_rate", self.learning_rate), recipes.weight_decay(_effective(data, decisions))
+        costed = bool(self.constraints) and decisions.asked and decisions.mistakes
+        rate = positive("learning_rate", self.learning_rate)
+        decay = recipes.weight_decay(_effective(data, decisions), costed=costed)
         if self.weight_decay is not None:
             decay = below_one("weight_decay", self.weight_decay)
         module = FCCOModule(

@@ -76,6 +76,21 @@ def test_other_options_stay_as_they_are():
             ["--decisions", "balanced"],
             {"--model.optimizer.weight_decay": "10", "--data.batches": "UniformSampling"},
         ),
+        (
+            (["no"] * 19 + ["yes"]) * 600,  # of which 9,600 count as 1,824
+            ["--decisions", "balanced", "--model.constraints", "DemographicParity"],
+            {"--model.optimizer.weight_decay": "13.7"},  # 25/n, and at most .02
+        ),
+        (
+            (["no"] * 19 + ["yes"]) * 200,
+            ["--decisions", "balanced", "--data.columns.sensitive", "sex"],
+            {"--model.optimizer.weight_decay": "20"},
+        ),
+        (
+            (["no"] * 19 + ["yes"]) * 400,
+            ["--data.columns.sensitive", "sex"],
+            {"--model.optimizer.weight_decay": "1.56"},
+        ),
         (["approved", "denied"] * 4, [], {"--data.columns.positive": "denied"}),
         (["approved", "denied"] * 4, ["--data.columns.positive", "approved"], {"--data.columns.positive": None}),
         ([1, 0] * 4, [], {"--data.columns.positive": None}),
