@@ -214,8 +214,8 @@ class MoreauEnvelope(Composed):
 
 def slopes(f: OuterFunction, u: Tensor) -> Tensor:
     """The gradient of f at rows, one element of the subdifferential at a kink: (B, k) -> (B, k), without graph."""
-    with torch.enable_grad():
-        at = u.detach().to(widest(u)).requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():
+        at = u.detach().to(widest(u), copy=True).requires_grad_()  # what inference gave has no derivatives
         (found,) = torch.autograd.grad(f(at).sum(), at)
     return found.to(u.dtype)
 

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import PolynomialLR
 from fcco_lightning import recipes
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.checks import at_least, below_one, non_negative, positive
-from fcco_lightning.constraints import AdaptivePenalty, Constraint, Decisions, as_decisions
+from fcco_lightning.constraints import AdaptivePenalty, Constraint, Decisions, SidesOfGroups, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples, of_no_group
 from fcco_lightning.data.features import PiecewiseFeatures
@@ -352,7 +352,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _require_groups(self, groups: pd.DataFrame) -> None:
         """Refuse constraints on groups that are not there."""
         for constraint in self.constraints:
-            by = getattr(getattr(constraint, "comparisons", None), "by", None)
+            over = getattr(constraint, "over", None)
+            by = over.comparisons.by if isinstance(over, SidesOfGroups) else None
             if by is not None and by not in groups:
                 raise DataError(
                     f"{type(constraint).__name__} compares the groups of {by!r}, and sensitive_features has "
