@@ -97,11 +97,11 @@ class Estimation(Algorithm, ABC):
         multipliers = reading.term.multipliers
         if multipliers is not None:
             u = new
-            if reading.apart is not None and multipliers.decisions is not None:
-                before = self._apart(reading, inner)
-                apart = torch.lerp(before, self._apart_now(reading, inner), estimator.gamma)
-                estimate.propose(reading, multipliers.decisions, reading.apart, apart)
-                u, at = u + apart, at + (apart if estimator.fresh else before)
+            if reading.gap is not None and multipliers.decisions is not None:
+                before = self._gap(reading, inner)
+                gap = torch.lerp(before, self._gap_now(reading, inner), estimator.gamma)
+                estimate.propose(reading, multipliers.decisions, reading.gap, gap)
+                u, at = u + gap, at + (gap if estimator.fresh else before)
             estimate.propose(reading, multipliers.state, multipliers.state.gather(None), multipliers.moved(u))
         return estimator.estimate(outer, at, reading.values, inner)
 
@@ -113,15 +113,15 @@ class Estimation(Algorithm, ABC):
 
     def at_rows(self, reading: Reading, rows: Tensor, inner: Tensor) -> Tensor:
         """F of every row, (r,), at given rows; and at decisions as they are remembered, if multipliers follow these."""
-        at = rows if reading.apart is None else rows + self._apart(reading, inner)
+        at = rows if reading.gap is None else rows + self._gap(reading, inner)
         return self.estimator_of(reading.term).estimate(self.smoothed(reading), at, reading.values, inner)
 
-    def _apart(self, reading: Reading, inner: Tensor) -> Tensor:
+    def _gap(self, reading: Reading, inner: Tensor) -> Tensor:
         """How far a constraint's values on decisions are from the smooth ones, as remembered, (r, k)."""
-        assert reading.apart is not None  # noqa: S101 - the caller has seen to it
-        return torch.where(reading.apart.isnan(), self._apart_now(reading, inner), reading.apart)
+        assert reading.gap is not None  # noqa: S101 - the caller has seen to it
+        return torch.where(reading.gap.isnan(), self._gap_now(reading, inner), reading.gap)
 
-    def _apart_now(self, reading: Reading, inner: Tensor) -> Tensor:
+    def _gap_now(self, reading: Reading, inner: Tensor) -> Tensor:
         """The same in this batch: both on the same samples, so that the difference has less noise than either."""
         assert reading.decided is not None  # noqa: S101 - the caller has seen to it
         return reading.decided.to(inner.dtype) - inner

@@ -51,10 +51,10 @@ class MSVR(Estimation):
         estimate, changed = Estimate(now.direct), _ChangedRows()
         for number, reading in enumerate(now.readings):
             rows, inner, _ = self.held(reading, self.estimator_of(reading.term))
-            apart = None
-            if reading.apart is not None:
-                apart = torch.where(reading.present.unsqueeze(1), self._apart(reading, inner), reading.apart)
-            changed.note(number, reading, rows, apart)
+            gap = None
+            if reading.gap is not None:
+                gap = torch.where(reading.present.unsqueeze(1), self._gap(reading, inner), reading.gap)
+            changed.note(number, reading, rows, gap)
             there = reading._replace(earlier=earlier[number] if earlier else None)
             estimate.add(there, self.track(estimate, there))
         engine.descend(estimate)
@@ -91,7 +91,7 @@ class MSVR(Estimation):
         """F of every row, (r,), at the rows from before the previous step."""
         multipliers, noted = reading.term.multipliers, self._changed.multipliers(number)
         if multipliers is not None and noted is not None:
-            reading = reading._replace(outer=multipliers.outer_of(noted), apart=self._changed.apart(number))
+            reading = reading._replace(outer=multipliers.outer_of(noted), gap=self._changed.gap(number))
         rows, inner, sampling = self.held(reading, self.estimator_of(reading.term))
         rows = sampling.trusted(self._changed.undone(number, reading.index, rows), inner)
         return self.at_rows(reading, rows, inner)
@@ -103,14 +103,14 @@ class _ChangedRows:
     def __init__(self) -> None:
         self._before: dict[int, dict[str, Tensor | None]] = {}
 
-    def note(self, number: int, reading: Reading, rows: Tensor, apart: Tensor | None) -> None:
+    def note(self, number: int, reading: Reading, rows: Tensor, gap: Tensor | None) -> None:
         """Keep the rows (r, k) of a reading, NaN of those that the batch does not measure; and of its decisions."""
         multipliers = reading.term.multipliers
         self._before[number] = {
             "index": reading.index,
             "before": torch.where(reading.present.unsqueeze(1), rows, torch.nan),
             "multipliers": None if multipliers is None else multipliers.noted(),
-            "apart": apart,
+            "gap": gap,
         }
 
     def undone(self, number: int, index: Tensor | None, rows: Tensor) -> Tensor:
@@ -126,9 +126,9 @@ class _ChangedRows:
         """What the multipliers of a term were made of; None where there are none."""
         return self._before.get(number, {}).get("multipliers")
 
-    def apart(self, number: int) -> Tensor | None:
+    def gap(self, number: int) -> Tensor | None:
         """How far values on decisions were from the smooth ones; None where multipliers do not follow them."""
-        return self._before.get(number, {}).get("apart")
+        return self._before.get(number, {}).get("gap")
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""

@@ -158,7 +158,7 @@ class PGSVRG(ProximallyGuided):
             (risks,) = engine.measure(engine.evaluate(batch)).readings
             joined = self._pass.joined(risks, self.values(engine, risks))
             y = (q if risks.index is None else q.index_select(0, risks.index)) * self._pass.fresh(risks)
-            y = torch.where(risks.present, risks.each * y / risks.weight, 0.0)  # each row once, whatever its chance
+            y = torch.where(risks.present, risks.portion * y / risks.weight, 0.0)  # each row once, whatever its chance
             estimate.add(risks, y * risks.values[:, 0].to(y.dtype))
             gradient = engine.gradients(estimate.value)
             engine.commit(asked=~joined.isnan().any())

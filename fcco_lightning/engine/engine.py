@@ -138,8 +138,8 @@ class Engine:
         with self.processes.guard():
             columns = self.received(batch)
         self.arrivals.look(columns)
-        promised = vars(self.problem.objective)  # torch looks through all of a module's members to set one
-        promised["most"] = self.problem.most
+        objective = vars(self.problem.objective)  # torch looks through all of a module's members to set one
+        objective["most"] = self.problem.most
         try:
             self.algorithm.iteration(self, columns)
         except (IndexError, RuntimeError) as error:  # the latter from compiled code
@@ -151,7 +151,7 @@ class Engine:
                 ) from error
             raise
         finally:
-            promised["most"] = ()
+            objective["most"] = ()
             self.discard()
         self.arrivals.learn(self._estimates, last_batch=last_batch)
         return self._estimates
@@ -488,7 +488,7 @@ class Engine:
         constraint = multipliers.constraint
         with torch.no_grad():
             decided = constraint.decided(*read(seen.outputs, seen.batch, constraint))
-        return reading._replace(decided=decided, apart=multipliers.decisions.gather(None))
+        return reading._replace(decided=decided, gap=multipliers.decisions.gather(None))
 
     def _only_network(self) -> bool:
         """Whether all that is trained is the network's, so that the other parts are the same at other weights."""

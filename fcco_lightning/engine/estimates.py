@@ -263,7 +263,7 @@ class Estimate:
         """Let f_i(u_i) of the rows of a term, (r,), be logged alone."""
         self.parts.add(reading, values)
         if reading.term.weights.counted:
-            self.counted.append((reading.term.weights, reading.index, reading.each))
+            self.counted.append((reading.term.weights, reading.index, reading.portion))
 
     def plus(self, value: Tensor) -> None:
         """Add a scalar with graph, of which nothing is logged."""
@@ -286,7 +286,7 @@ class Estimate:
         multipliers = reading.term.multipliers
         for state, index, rows, *_ in self.proposals:
             if multipliers is not None and state is multipliers.decisions:
-                reading = reading._replace(apart=rows)
+                reading = reading._replace(gap=rows)
             if state is not reading.term.state or reading.held is None:
                 continue
             reading = reading._replace(held=replaced(reading.held, reading.index, index, rows))

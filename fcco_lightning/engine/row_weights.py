@@ -126,71 +126,71 @@ class RowWeights(nn.Module):
             self.counts = kept.to(self.counts.device)
         return self
 
-    def forward(self, index: Tensor | None, columns: Columns, each: Tensor, again: Copies | None) -> Tensor | float:
+    def forward(self, index: Tensor | None, columns: Columns, portion: Tensor, again: Copies | None) -> Tensor | float:
         """The weights of the entries of a batch, shape (r,), or one number for all.
 
         Args:
             index: rows of the entries, shape (r,); None for all rows.
             columns: of the samples that own the rows.
-            each: how much of its row an entry is, shape (r,); 0 where nothing is said.
+            portion: how much of its row an entry is, shape (r,); 0 where nothing is said.
             again: how the entries repeat; None if they do not.
         """
         if self.counts is not None:
-            return _estimated(self.counts, index, each).to(each.dtype)
+            return _estimated(self.counts, index, portion).to(portion.dtype)
         chance: Tensor | float = self._alike
         if self._each is not None and self._with_none is not None:
-            chance = self._each.like(each, each.dtype)
+            chance = self._each.like(portion, portion.dtype)
             if index is not None:
-                chance = self._with_none.like(each, each.dtype).index_select(0, index)
-        return chance if self.samples_per_row is None else chance * self._of_samples(columns, each, again)
+                chance = self._with_none.like(portion, portion.dtype).index_select(0, index)
+        return chance if self.samples_per_row is None else chance * self._of_samples(columns, portion, again)
 
-    def relevance(self, index: Tensor | None, given: Tensor | None, each: Tensor) -> Tensor | None:
+    def relevance(self, index: Tensor | None, given: Tensor | None, portion: Tensor) -> Tensor | None:
         """What each entry counts in the mean over all rows, shape (r,); None where all count alike.
 
         Args:
             index: as above.
             given: what it counts for the part that measures it, shape (r,); None for 1.
-            each: as above.
+            portion: as above.
         """
         if self._counted is None:
             return given
-        counted = self._counted.like(each, each.dtype)
+        counted = self._counted.like(portion, portion.dtype)
         counted = counted[:-1] if index is None else counted.index_select(0, index)
         return counted if given is None else given * counted
 
-    def count(self, index: Tensor | None, each: Tensor) -> None:
+    def count(self, index: Tensor | None, portion: Tensor) -> None:
         """Take note of the rows that a batch has measured; arguments as above."""
         if self.counts is None:
             return
         self.counts[-1].add_(1)
         if index is None:
-            self.counts[:-1].add_(each)
+            self.counts[:-1].add_(portion)
         else:
-            self.counts.index_add_(0, index, each.to(self.counts.dtype))
+            self.counts.index_add_(0, index, portion.to(self.counts.dtype))
 
-    def _of_samples(self, columns: Columns, each: Tensor, again: Copies | None) -> Tensor | float:
+    def _of_samples(self, columns: Columns, portion: Tensor, again: Copies | None) -> Tensor | float:
         """The weights where a batch measures every row whose owner it holds."""
         assert self.samples_per_row is not None  # noqa: S101 - the caller has seen to it
         size = len(columns["index"])
         if "weight" not in columns and self.every:
-            return 1 / each.sum().clamp(min=1)
+            return 1 / portion.sum().clamp(min=1)
         if "weight" not in columns:
-            different = size if again is None else (1 / counts(columns["index"]).to(each.dtype)).sum().round()
+            different = size if again is None else (1 / counts(columns["index"]).to(portion.dtype)).sum().round()
             return self.samples_per_row / different
-        weight, times = columns["weight"].to(each.dtype), len(each) // size
+        weight, times = columns["weight"].to(portion.dtype), len(portion) // size
         if "replaced" in columns:
-            weight = weight * expected_copies(columns).to(each.dtype)
+            weight = weight * expected_copies(columns).to(portion.dtype)
         weight = weight.repeat(times) if times > 1 else weight  # of all samples for one label after the other
         if again is not None and "replaced" not in columns:
             weight = weight * again.count
         return weight * (self.samples_per_row / size)
 
 
-def _estimated(counts: Tensor, index: Tensor | None, each: Tensor) -> Tensor:
+def _estimated(counts: Tensor, index: Tensor | None, portion: Tensor) -> Tensor:
     """``1/(n p_i)`` with estimated probabilities, of a batch that is counted when it is committed."""
     counted, batches, n = counts[:-1], counts[-1] + 1, len(counts) - 1  # with this batch
-    seen = (counted if index is None else counted.index_select(0, index)) + (each > 0)
-    average = (counted.sum() + each.sum()) / (n * batches)
+    seen = (counted if index is None else counted.index_select(0, index)) + (portion > 0)
+    average = (counted.sum() + portion.sum()) / (n * batches)
     # it is 1 or more where the batch measures a row, and may be 0 elsewhere, before anything has been seen
     often = (seen + _PRIOR * average).clamp(min=1)
     return (batches + _PRIOR) / (n * often)

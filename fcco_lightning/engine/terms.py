@@ -28,13 +28,13 @@ class Reading(NamedTuple):
         outer: f with its known parameters at their present values, not smoothed.
         earlier: the same values at other weights, without graph, or None.
         present: whether the batch measures the row, shape (r,), bool.
-        each: how much of its row an entry is, shape (r,): 1, or 1/c of c copies; 0 where nothing is said.
+        portion: how much of its row an entry is, shape (r,): 1, or 1/c of c copies; 0 where nothing is said.
         weight: factor of f_i(u_i) in the estimate of F: the term's share times the weight of the row in the mean over
             all rows; shape (r,), 0 where nothing is said.
         chance: 1/(n p_i), with p_i the probability that a batch measures row i; shape (r,), or one number.
         relevance: what each row counts in the mean over all rows, shape (r,), is part of ``weight``; None for 1.
         decided: the values on decisions, shape (r, k), without graph; None where multipliers do not follow them.
-        apart: remembered means of how far these are from the values, shape (r, k), NaN where never written, or None.
+        gap: remembered means of the gap between these and the values, shape (r, k), NaN where never written, or None.
         held: the remembered rows, shape (r, k), NaN where never written; None where the term keeps none.
     """
 
@@ -44,13 +44,13 @@ class Reading(NamedTuple):
     outer: OuterFunction
     earlier: Tensor | None
     present: Tensor
-    each: Tensor
+    portion: Tensor
     weight: Tensor
     chance: Tensor | float
     relevance: Tensor | None
     held: Tensor | None
     decided: Tensor | None = None
-    apart: Tensor | None = None
+    gap: Tensor | None = None
 
     @property
     def inverse(self) -> Tensor | float:
@@ -65,8 +65,10 @@ class Reading(NamedTuple):
     def importances(self) -> tuple[Tensor, Tensor]:
         """The weights of the entries in ``sum_i c_i v_i``, and in the number of rows, both (r,)."""
         if self.relevance is None:
-            return self.each, self.each
-        rows = self.each * torch.as_tensor(self.inverse, dtype=self.each.dtype, device=self.each.device).view(-1)
+            return self.portion, self.portion
+        rows = self.portion * torch.as_tensor(self.inverse, dtype=self.portion.dtype, device=self.portion.device).view(
+            -1
+        )
         return rows * self.relevance, rows
 
 
@@ -183,16 +185,16 @@ class Term(nn.Module):
         again = copies(names) if self.repeats and names is not None else None
         given = None if now.weight.dtype == torch.bool else now.weight
         present = now.weight if given is None else now.weight != 0
-        values, each = now.values, present.to(now.values.dtype)
-        relevance = self.weights.relevance(index, given, each)
+        values, portion = now.values, present.to(now.values.dtype)
+        relevance = self.weights.relevance(index, given, portion)
         before = None if earlier is None else earlier.values.detach()
         if again is not None:
-            each = each / again.total(each).clamp(min=1)
-            values = _mean(values, each, again)
-            before = None if before is None else _mean(before, each, again)
+            portion = portion / again.total(portion).clamp(min=1)
+            values = _mean(values, portion, again)
+            before = None if before is None else _mean(before, portion, again)
         owners = batch[self.part.part[0]] if isinstance(self.part.part, tuple) else batch
-        chance = self.weights(index, owners, each, again)
-        weight = each * (chance if self.share == 1 else self.share * chance)
+        chance = self.weights(index, owners, portion, again)
+        weight = portion * (chance if self.share == 1 else self.share * chance)
         return Reading(
             self,
             index,
@@ -200,7 +202,7 @@ class Term(nn.Module):
             now.outer or self.present_outer,
             before,
             present,
-            each,
+            portion,
             weight if relevance is None else weight * relevance.to(weight.dtype),
             chance,
             relevance,
@@ -256,6 +258,6 @@ class Term(nn.Module):
         )
 
 
-def _mean(values: Tensor, each: Tensor, again: Copies) -> Tensor:
+def _mean(values: Tensor, portion: Tensor, again: Copies) -> Tensor:
     """The mean over the copies, the same for all of them."""
-    return again.total(values * each.unsqueeze(1).to(values.dtype))
+    return again.total(values * portion.unsqueeze(1).to(values.dtype))

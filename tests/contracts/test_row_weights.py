@@ -53,7 +53,7 @@ def means_over_batches(bench):
         for index, chance in chances.items():
             (reading,) = bench.measured(bench.batch(list(index))).readings
             rows = torch.arange(term.num_rows) if reading.index is None else reading.index
-            inverse = reading.each * torch.as_tensor(reading.inverse).view(-1)
+            inverse = reading.portion * torch.as_tensor(reading.inverse).view(-1)
             total.index_add_(
                 1, rows, chance * reading.present * torch.stack([reading.weight.double(), inverse.double()])
             )
