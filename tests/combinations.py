@@ -1,6 +1,6 @@
 """Combinations of arguments, of which the quick suite has half and the slow one the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
@@ -23,3 +23,17 @@ def every_pair(names: str, *axes: Mapping[str, Any]) -> pytest.MarkDecorator:
         ids, values = zip(*items, strict=True)
         cases.append(pytest.param(*values, id="-".join(ids), marks=marks))
     return pytest.mark.parametrize(names, cases)
+
+
+def every_nth(n: int, cases: Iterable[Any], *others: Any) -> list[Any]:
+    """Every n-th case, and the rest as slow ones.
+
+    Args:
+        n: how many cases have one quick one.
+        cases: values of one argument, or tuples of several.
+        others: cases that are quick, too.
+    """
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=[pytest.mark.slow] if slow else [])
+        for case, slow in ((case, place % n and case not in others) for place, case in enumerate(cases))
+    ]

@@ -19,6 +19,7 @@ from fcco_lightning.errors import ConfigError, printable, printable_lines
 from fcco_lightning.evaluation import pictures
 from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.summary_table import print_tables, render_records
+from tests.combinations import every_nth
 
 SECONDS = 10
 ALIASES = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -191,7 +192,7 @@ def test_an_unreadable_image_in_a_worker_process_is_one_line(tmp_path, capfd):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("kind", ["letters", "signs", "words"])
+@pytest.mark.parametrize("kind", every_nth(3, ["letters", "signs", "words"]))
 def test_a_long_text_is_tokenised_quickly(kind):
     pytest.importorskip("transformers")
     from fcco_lightning.data.texts import TextTokens, tokens_of

@@ -7,6 +7,7 @@ devices in one operator.
 import pytest
 import torch
 
+from tests.combinations import every_nth
 from tests.contracts.device_jobs import TOGETHER, all_figures, all_steps, steps_of_all_processes
 from tests.contracts.registry_algorithms import ALGORITHMS
 from tests.contracts.registry_ambiguity import MEMBERS as WEIGHTS
@@ -45,7 +46,7 @@ def errors(device, request):
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_nth(3, NAMES))
 def test_a_step_on_another_device_is_that_of_the_cpu_and_waits_once(steps, device, name):
     for waits, error in steps[name]:
         assert error <= MOST[device]

@@ -12,6 +12,7 @@ from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
+from tests.combinations import every_nth
 from tests.images import as_bytes
 
 ROWS = 24
@@ -84,8 +85,7 @@ def test_refuses_pixels_of_unknown_range(mode):
 
 
 @pytest.mark.filterwarnings("ignore:Row")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("corrupt", ["blank", "skip"])
+@pytest.mark.parametrize(("corrupt", "workers"), every_nth(3, [("blank", 0), ("blank", 2), ("skip", 0), ("skip", 2)]))
 def test_more_than_a_tenth_of_unreadable_images_is_refused(make, tmp_path, corrupt, workers):
     for i in range(3):
         (tmp_path / f"{i}.png").unlink()

@@ -231,6 +231,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_random_chains(make_module, make_trainer, tmp_path):
     run_chains(make_module, make_trainer, tmp_path, range(len(SETTINGS)))
 

@@ -20,11 +20,9 @@ ALL = [(owner, hook) for owner in hook_jobs.OWNERS for hook in hook_jobs.hooks(o
 NOT_JOINED = [("module", "configure_callbacks"), ("module", "configure_sharded_model")]  # before processes can talk
 NOBODY_WAITS = ("teardown", "on_predict", "predict_step")  # no process needs another one then
 CHOSEN = [
-    ("data", "setup"),
     ("module", "setup"),
     ("callback", "on_fit_start"),
     ("module", "on_validation_start"),
-    ("callback", "on_train_batch_end"),
 ]
 
 
