@@ -128,27 +128,30 @@ class AbsoluteDistance(OfArgument):
         return self.phi.paired(y.abs(), y.sign() * u)
 
     def averaged(self, sigma: float) -> OuterFunction:
-        if not self.phi.monotone:  # convex, monotone and flat at 0 is constant below it
+        if not self.phi.monotone:  # a hinge that is flat at 0 is 0 below it
             raise ConfigError(
                 f"{self!r} has no closed form of its average under Gaussian noise, as {self.phi!r} falls somewhere. "
                 "Use MoreauSmoothing, or a hinge."
             )
-        return _BothSides(self.phi, self.phi.averaged(sigma), self.centre)
+        return _BothSides(self.phi.averaged(sigma), self.centre)
 
 
 @dataclass(frozen=True)
 class _BothSides(Composed):
-    """``E phi(|d|) = E phi(d) + E phi(-d) - phi(0)`` of ``d = u - centre + noise``, as phi is constant below 0."""
+    """``E phi(|d|) = E phi(d) + E phi(-d)`` of ``d = u - centre + noise``, as phi is 0 below 0.
+
+    Args:
+        phi: the average of phi under the noise.
+        centre: in units of u.
+    """
 
     phi: OuterFunction
-    average: OuterFunction
     centre: float
     monotone = False
-    smooth = True
 
     def __call__(self, u: Tensor) -> Tensor:
         d = u - self.centre
-        return self.average(d) + self.average(-d) - self.phi(torch.zeros_like(d))
+        return self.phi(d) + self.phi(-d)
 
 
 @dataclass(frozen=True)
