@@ -102,8 +102,8 @@ class MultiplierRows(nn.Module):
 
     def moved(self, values: Tensor) -> Tensor:
         """What the rows hold next, shape (n, numbers), from their inner values u_i (n, k)."""
-        exceeded = excess(self._signed(values), self.constraint.limit, self.constraint.sides)
-        return self.rule.moved(self._memory(), exceeded, self.pace).flatten(1)
+        exceeded, memory = excess(self._signed(values), self.constraint.limit, self.constraint.sides), self._memory()
+        return self.rule.moved(memory, exceeded.to(memory.dtype), self.pace).flatten(1)
 
     @torch.no_grad()
     def at(self, values: Tensor) -> Tensor:

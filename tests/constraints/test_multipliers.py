@@ -24,7 +24,9 @@ from fcco_lightning import (
     SOX,
     AdaptivePenalty,
     AugmentedLagrangian,
+    CrossEntropy,
     Engine,
+    EqualizedOdds,
     Lagrangian,
     MeanAtMost,
     NuPI,
@@ -338,3 +340,19 @@ def test_an_adaptive_penalty_pushes_by_what_is_left_of_a_width(excess, share):
     t = torch.full((2, 1), 0.1 + excess)
     slope = slopes(AdaptivePenalty(width=0.02).outer(nu.unsqueeze(1), 0.1), t)
     torch.testing.assert_close(slope, share * nu, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [AdaptivePenalty(), AugmentedLagrangian(), Lagrangian(), NuPI(smoothing=0.5)],
+    ids=lambda r: type(r).__name__,
+)
+def test_multipliers_move_in_rows_of_single_precision(rule):
+    network, algorithm = torch.nn.Linear(2, 1), SOX()
+    problem = algorithm.pose(CrossEntropy(), [EqualizedOdds()], rule, num_samples=8)
+    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
+    columns = {"y": torch.arange(8) % 2, "group": torch.arange(8) // 2 % 2, "index": torch.arange(8)}
+    for _ in range(3):
+        engine.train_batch({"x": torch.randn(8, 2), **columns}, optimizer)
+    assert {state.rows.dtype for state in problem.numbered_states()} == {torch.float32}
+    assert all(map(math.isfinite, problem.multipliers().values()))
