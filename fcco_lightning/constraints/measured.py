@@ -25,12 +25,14 @@ class Statistic(ABC):
     Attributes:
         range: the interval in which it lies.
         smooths: whether smoothed decisions are averaged; :meth:`of_decisions` then has the decisions themselves.
+        numbers: how many inner values of a row a side gives.
         levels: at how many levels it is measured; every comparison of sides has a row for each.
         of_both_classes: whether it is one of the samples of both classes of a side.
     """
 
     range: Range
     smooths: bool = False
+    numbers: int = 1
     levels: int = 1
     of_both_classes: bool = False
 
@@ -45,7 +47,7 @@ class Statistic(ABC):
         """
 
     def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """What takes the place of :meth:`of_samples` where decisions are: 0 or 1, of the same shape."""
+        """What takes the place of :meth:`of_samples` where these smooth decisions: 0 or 1, of the same shape."""
         raise NotImplementedError
 
     def over(self, shares: Tensor, numbers: Tensor) -> Tensor:
@@ -106,6 +108,8 @@ class MeanOf(Statistic):
 
 class PrecisionOf(MeanOf):
     """The means of ``q y`` and of q, whose ratio is the precision of positive decisions q."""
+
+    numbers = 2
 
     def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
         return self._of_both(super().of_samples(outputs, batch), batch)

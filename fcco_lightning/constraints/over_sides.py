@@ -11,6 +11,7 @@ from fcco_lightning.constraints.compared import Comparison
 from fcco_lightning.constraints.decisions import Decisions
 from fcco_lightning.constraints.measured import MeanOf, Statistic
 from fcco_lightning.constraints.sides import Sides, StrataOfSides, shares_of
+from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.measurable import Rows
@@ -33,6 +34,9 @@ class OverSides(Constraint):
         kappa: tolerance.
         part: which loader's samples; None for the objective's.
 
+    Raises:
+        ConfigError: if the three do not go together.
+
     Attributes:
         strata: how the training samples of the sides are spread over strata; None where that plays no role.
     """
@@ -50,6 +54,29 @@ class OverSides(Constraint):
         self.statistic, self.over, self.comparison, self.kappa, self.part = statistic, over, comparison, kappa, part
         self.range = statistic.range
         self._name()
+        self._require_fitting()
+
+    def _require_fitting(self) -> None:
+        statistic, over = self.statistic, self.over
+        given = statistic.numbers * len(over.rows[0])
+        if given != self.width:
+            raise ConfigError(
+                f"{type(self.comparison).__name__} compares {self.width} numbers, and {type(statistic).__name__} of "
+                f"{len(over.rows[0])} side(s) gives {given}. Use a comparison of {given}."
+            )
+        if statistic.of_both_classes and list(over.classes) != [1, 0]:
+            raise ConfigError(
+                f"{type(statistic).__name__} needs sides with classes=[1, 0], got {list(over.classes)}: it is measured "
+                "on the samples of both."
+            )
+        classes = 1 if statistic.of_both_classes else max(1, len(over.classes))
+        rows = classes * len(over.rows) * statistic.levels
+        if rows != len(over.names):
+            raise ConfigError(
+                f"there are {rows} rows, of {classes} class(es), {len(over.rows)} comparison(s) and {statistic.levels} "
+                f"level(s), and {len(over.names)} names. Give the sides one of `kinds` for every class, and one of "
+                "`levels` for every level of the statistic."
+            )
 
     def adapt(self, datamodule: Any) -> None:
         self.over.adapt(datamodule)

@@ -21,10 +21,12 @@ class Sides(ABC):
     Attributes:
         rows: for every row of a class the positions of its sides among those of :meth:`members`.
         names: of all rows, class by class.
+        classes: the labels over which means are taken; none for all samples.
     """
 
     rows: Sequence[Sequence[int]]
     names: list[str]
+    classes: Sequence[int] = ()
 
     @abstractmethod
     def adapt(self, datamodule: Any) -> None:

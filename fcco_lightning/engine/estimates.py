@@ -257,10 +257,6 @@ class Estimate:
     def add(self, reading: Reading, values: Tensor) -> None:
         """Add a term, given ``f_i(u_i)`` of its rows with graph, (r,), see :meth:`Estimator.estimate`."""
         self._summed.append(reading.total(values))
-        self.note(reading, values)
-
-    def note(self, reading: Reading, values: Tensor) -> None:
-        """Let f_i(u_i) of the rows of a term, (r,), be logged alone."""
         self.parts.add(reading, values)
         if reading.term.weights.counted:
             self.counted.append((reading.term.weights, reading.index, reading.portion))

@@ -66,9 +66,8 @@ class Reading(NamedTuple):
         """The weights of the entries in ``sum_i c_i v_i``, and in the number of rows, both (r,)."""
         if self.relevance is None:
             return self.portion, self.portion
-        rows = self.portion * torch.as_tensor(self.inverse, dtype=self.portion.dtype, device=self.portion.device).view(
-            -1
-        )
+        of = self.portion
+        rows = of * torch.as_tensor(self.inverse, dtype=of.dtype, device=of.device).view(-1)
         return rows * self.relevance, rows
 
 

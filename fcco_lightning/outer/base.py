@@ -1,6 +1,7 @@
 """What an outer function f is: a formula, which autograd differentiates."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -173,6 +174,7 @@ class Composed(OuterFunction):
         return (*super().parameters(), *self.inside.parameters())
 
 
+@dataclass(frozen=True)
 class MoreauEnvelope(Composed):
     r"""``f_lam(u) = min_v f(v) + |v - u|^2 / (2 lam)``, itself an outer function.
 
@@ -184,20 +186,14 @@ class MoreauEnvelope(Composed):
         lam: smoothing, > 0, in squared units of u per unit of f.  Theory: ``lam = eps / C_f``.
     """
 
+    outer: OuterFunction
+    lam: float
     smooth = True
-
-    def __init__(self, outer: OuterFunction, lam: float) -> None:
-        self.outer, self.lam = outer, positive("lam", lam)
+    above_zero = ("lam",)
 
     @property
     def inside(self) -> OuterFunction:
         return self.outer
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MoreauEnvelope) and (self.outer, self.lam) == (other.outer, other.lam)
-
-    def __hash__(self) -> int:
-        return hash((self.outer, self.lam))
 
     def __call__(self, u: Tensor) -> Tensor:
         fixed = u.detach()
@@ -238,7 +234,8 @@ def exp_minus_one(x: Tensor) -> Tensor:
 
 def not_below(u: Tensor, floor: float) -> Tensor:
     """``max(u, floor)`` with the slope of u everywhere, so that a row below the floor is not forgotten."""
-    return u + (u.clamp(min=floor) - u).detach()
+    fixed = u.detach()
+    return u + (fixed.clamp(min=floor) - fixed)
 
 
 def require_known(name: str, value: Tensor) -> None:

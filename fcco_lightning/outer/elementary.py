@@ -44,7 +44,17 @@ class _AboveKappa(OuterFunction):
         finite("kappa", self.kappa)
 
 
-class Hinge(_AboveKappa):
+@dataclass(frozen=True)
+class _Steep(_AboveKappa):
+    """A penalty whose slope is rho far above the tolerance, and at most that everywhere."""
+
+    @property
+    def lipschitz(self) -> float:
+        """C_f = rho, per coordinate."""
+        return self.rho
+
+
+class Hinge(_Steep):
     r"""``f(u) = rho sum_j [u_j - kappa]_+``: the exact penalty of ``u <= kappa`` (SONEX paper, eq. (8)).
 
     With ``rho = 1/r`` it is the CVaR outer function (ALEXR paper, F.1; SONEX paper, eq. (10)).  The slope at the kink
@@ -54,11 +64,6 @@ class Hinge(_AboveKappa):
         rho: penalty weight, > 0; also the largest dual value.
         kappa: tolerance.
     """
-
-    @property
-    def lipschitz(self) -> float:
-        """C_f = rho, per coordinate."""
-        return self.rho
 
     def __call__(self, u: Tensor) -> Tensor:
         return self.rho * summed((u - self.kappa).relu())
@@ -71,7 +76,7 @@ class Hinge(_AboveKappa):
 
 
 @dataclass(frozen=True)
-class SmoothedHinge(_AboveKappa):
+class SmoothedHinge(_Steep):
     r"""The Moreau envelope of :class:`Hinge`: ``max over 0 <= y <= rho of sum_j y_j (u_j - kappa) - lam y_j^2 / 2``.
 
     It is the smoothed hinge of eq. (9) of the SONEX paper, quadratic from kappa to ``kappa + lam rho`` and linear with
@@ -87,11 +92,6 @@ class SmoothedHinge(_AboveKappa):
     smooth = True
     above_zero = ("rho", "lam")
 
-    @property
-    def lipschitz(self) -> float:
-        """C_f = rho, per coordinate."""
-        return self.rho
-
     def __call__(self, u: Tensor) -> Tensor:
         above = u - self.kappa
         y = (above.detach() / self.lam).clamp(0.0, self.rho)
@@ -102,7 +102,7 @@ class SmoothedHinge(_AboveKappa):
 
 
 @dataclass(frozen=True)
-class AveragedHinge(_AboveKappa):
+class AveragedHinge(_Steep):
     r"""``E rho sum_j [u_j + sigma z_j - kappa]_+``: :class:`Hinge` under Gaussian noise.
 
     In closed form ``rho sigma sum_j (x_j Phi(x_j) + phi(x_j))`` with ``x = (u - kappa) / sigma``, phi the density and
@@ -117,11 +117,6 @@ class AveragedHinge(_AboveKappa):
     sigma: float = 1.0
     smooth = True
     above_zero = ("rho", "sigma")
-
-    @property
-    def lipschitz(self) -> float:
-        """C_f = rho, per coordinate."""
-        return self.rho
 
     def __call__(self, u: Tensor) -> Tensor:
         x = (u - self.kappa) / self.sigma

@@ -67,9 +67,9 @@ class Multiplied(OuterFunction):
         return Multiplied(factor * self.multiplier, self.kappa, factor * self.curvature, cap)
 
     def __call__(self, u: Tensor) -> Tensor:
-        y = self.pressure(u.detach())
-        away = y - known_at(self.multiplier, u)
-        return summed(y * self._excess(u) - away.square() / (2 * self._curvature(u)).clamp(min=TINY))
+        x, nu, c = self._excess(u), known_at(self.multiplier, u), self._curvature(u)
+        y = self._bounded(nu + c * x.detach())
+        return summed(y * x - (y - nu).square() / (2 * c).clamp(min=TINY))
 
     def pressure(self, u: Tensor) -> Tensor:
         """The multipliers ``y = clamp(nu + c x, 0, rho)`` of every side, which multiply its gradient: (b, 1) -> (b, s).
@@ -77,8 +77,12 @@ class Multiplied(OuterFunction):
         Args:
             u: t, shape (b, 1).
         """
-        y = (known_at(self.multiplier, u) + self._curvature(u) * self._excess(u)).clamp(min=0)
-        return y if self.cap is None else torch.minimum(y, known_at(self.cap, u))
+        return self._bounded(known_at(self.multiplier, u) + self._curvature(u) * self._excess(u))
+
+    def _bounded(self, y: Tensor) -> Tensor:
+        """The nearest multipliers of 0 to rho."""
+        y = y.clamp(min=0)
+        return y if self.cap is None else torch.minimum(y, known_at(self.cap, y))
 
     def _curvature(self, u: Tensor) -> Tensor:
         c = self.curvature

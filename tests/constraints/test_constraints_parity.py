@@ -3,11 +3,23 @@
 import pytest
 import torch
 
-from fcco_lightning import SOX, CrossEntropy, DataError, EqualizedOdds
-from fcco_lightning.constraints import measured
+from fcco_lightning import SOX, ConfigError, CrossEntropy, DataError, EqualizedOdds, SoftRate
+from fcco_lightning.constraints import (
+    AtMost,
+    Difference,
+    DifferenceOfRatios,
+    LossOfPairs,
+    MeanOf,
+    OverSides,
+    PrecisionOf,
+    RatesAbove,
+    RawScores,
+    SidesOfGroups,
+    measured,
+)
 from fcco_lightning.data import UniformBatches
 from fcco_lightning.data.plans import Drawn
-from fcco_lightning.objectives import LogisticPair
+from fcco_lightning.objectives import LogisticPair, SigmoidPair
 
 
 @pytest.mark.parametrize("at_once", [2**20, 60, 1])
@@ -31,3 +43,29 @@ def test_rates_of_classes_need_two_of_them(label):
     sampling = {"target": Drawn(columns, UniformBatches(8, 4, 0))}
     with pytest.raises(DataError, match=rf"EqualizedOdds needs labels `y` of 0 and 1, got {label} at position 0"):
         SOX().pose(CrossEntropy(), [EqualizedOdds()], num_samples=8, sampling=sampling)
+
+
+RATE, LEVELS = MeanOf(SoftRate()), RatesAbove([0.0, 1.0], 1.0, RawScores())
+
+
+@pytest.mark.parametrize(
+    ("statistic", "kinds", "classes", "comparison", "said"),
+    [
+        (RATE, ["tpr"], [1], AtMost(), "AtMost compares 1 numbers, and MeanOf of 2 side.* gives 2"),
+        (PrecisionOf(SoftRate()), ["precision"], [], Difference(), "Difference compares 2 .* gives 4"),
+        (RATE, ["tpr"], [1, 0], Difference(), "2 rows, of 2 class.* and 1 names. Give the sides one of `kinds`"),
+        (LEVELS, ["tpr"], [1], Difference(), r"2 level\(s\), and 1 names.* `levels`"),
+        (
+            LossOfPairs(SigmoidPair()),
+            ["auc"],
+            [1],
+            Difference(),
+            r"LossOfPairs needs sides with classes=\[1, 0\], got \[1\]",
+        ),
+    ],
+)
+def test_parts_of_a_constraint_that_do_not_go_together_are_refused(statistic, kinds, classes, comparison, said):
+    over = SidesOfGroups("group", "pairs", None, kinds, classes)
+    with pytest.raises(ConfigError, match=said):
+        OverSides(statistic, over, comparison, 0.1)
+    assert OverSides(PrecisionOf(SoftRate()), SidesOfGroups("group", "pairs", None, ["p"]), DifferenceOfRatios(), 0.1)
