@@ -34,18 +34,6 @@ _SELECTED = {
     "StepAtFractions WarmStart WeightAverage",
 }
 
-MERGED = {
-    "GroupedTabularDataModule": "TabularDataModule with groups, and batches of GroupSampling",
-    "SyntheticSurvivalDataModule": "SyntheticDataModule with the problem ProportionalHazards",
-    "SyntheticQueriesDataModule": "SyntheticDataModule with the problem GradedLists",
-    "BlockDistributionsDataModule": "SyntheticTensorDataModule with the problem BlockDistributions",
-    "DigitBagsDataModule": "SyntheticTensorDataModule with the problem DigitBags",
-    "GarnetDataModule": "SyntheticTensorDataModule with the problem Garnet",
-    "LatentChoiceDataModule": "SyntheticTensorDataModule with the problem LatentChoice",
-    "ManyClassesDataModule": "SyntheticTensorDataModule with the problem ManyClasses",
-}
-"""Classes that there were, and what each is now, for messages."""
-
 
 @functools.cache
 def public_names() -> dict[str, str]:
@@ -74,8 +62,6 @@ def __getattr__(name: str) -> Any:
         return ["__version__", *sorted(public_names())]
     if not name.startswith("_") and name in public_names():
         return getattr(importlib.import_module(public_names()[name]), name)
-    if name in MERGED:
-        raise AttributeError(f"{name} is {MERGED[name]} now.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -206,5 +206,3 @@ def test_public_names_exist():
         assert getattr(fcco_lightning, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'SONEXX'"):
         _ = fcco_lightning.SONEXX
-    with pytest.raises(AttributeError, match="is TabularDataModule with groups, and batches of GroupSampling now"):
-        _ = fcco_lightning.GroupedTabularDataModule

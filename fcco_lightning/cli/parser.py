@@ -15,14 +15,12 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import optim
 from torch.optim import lr_scheduler
 
-from fcco_lightning import MERGED, public_names
+from fcco_lightning import public_names
 from fcco_lightning.cli.catalogue import close_to, use_of
 from fcco_lightning.cli.options import options
 from fcco_lightning.cli.yaml_files import load_yaml
-from fcco_lightning.data.datamodules import clip_parts
 from fcco_lightning.data.text_files import require_text
 from fcco_lightning.errors import ConfigError, did_you_mean, printable_lines
-from fcco_lightning.training.execution import in_place_of
 
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
 _MOST_LISTED = 25  # options of a class that a message names
@@ -56,7 +54,7 @@ class ArgumentParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
         message = _unrecognized(message, list(self._option_string_actions))
-        for explained in (_of_no_class, _below_no_class, _required, _null, _of_no_mapping, _of_another_type, _renamed):
+        for explained in (_of_no_class, _below_no_class, _required, _null, _of_no_mapping, _of_another_type):
             message = explained(message)
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None:
@@ -131,8 +129,6 @@ def _of_no_class(message: str) -> str:
     if found is None:
         return message
     key, name = _below_classes(found[1]), found[2]
-    if name in MERGED:
-        return f"--{key}: {name} is {MERGED[name]} now."
     elsewhere = [other for module in (optim, lr_scheduler, callbacks, loggers) for other in module.__all__]
     if name in public_names():
         return f"--{key}: {name} is a class of this package, but not of the kind that goes here{use_of(name)}."
@@ -201,17 +197,6 @@ def _of_another_type(message: str) -> str:
     *others, last = dict.fromkeys(words)
     allowed = f"{', '.join(others)} or {last}" if others else last
     return f"--{_below_classes(found[1])} must be {allowed}, got {found[3].strip()!r}."
-
-
-def _renamed(message: str) -> str:
-    """Name what an option of an earlier version is now."""
-    earlier = re.search(r"(?:--model\.|\bmodel\.|Group 'model' .*')(\w+)", message)
-    if earlier is not None and (now := in_place_of(earlier[1])) is not None:
-        message = f"--model.{earlier[1]} {now}"
-    refused = re.search(r"(?:ption '|Parser key \")([\w.]+)", message)
-    if refused is not None and (now := clip_parts.in_place_of(_below_classes(refused[1]))) is not None:
-        return f"--{now}"
-    return message
 
 
 def _is_empty(value: Any) -> bool:

@@ -1,9 +1,7 @@
-"""How a run is carried out on its machine, and the answer to options under names of earlier versions."""
+"""How a run is carried out on its machine, and what is refused where a part is easily given in another form."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ParamSpec
 
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.checks import at_least
@@ -12,24 +10,6 @@ from fcco_lightning.constraints.multipliers import Multipliers
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Objective
 from fcco_lightning.state import Layout
-
-P = ParamSpec("P")
-
-REPLACED = {
-    "scheduler": "schedule.scheduler",
-    "scheduler_interval": "schedule.interval",
-    "scheduler_monitor": "schedule.monitor",
-    "objective_lr": "schedule.objective_lr",
-    "gradient_clip_val": "clipping.value",
-    "gradient_clip_algorithm": "clipping.algorithm",
-    "micro_batch": "execution.micro_batch",
-    "compiled": "execution.compiled",
-    "kept_outputs": "execution.kept_outputs",
-    "state_layout": "execution.state_layout",
-    "skip_nonfinite": "execution.skip_nonfinite",
-    "num_samples": "execution.num_samples",
-}
-"""Arguments that FCCOModule had, and where each is now."""
 
 
 @dataclass(frozen=True)
@@ -76,23 +56,6 @@ class Execution:
                 at_least(f"execution.{name}", value, 1)
 
 
-def in_place_of(name: str) -> str | None:
-    """What an argument that FCCOModule had is now, as the end of a message; None for another name.
-
-    Example:
-        >>> in_place_of("gradient_clip_val")
-        'is clipping.value now: --model.clipping.value, clipping: {value: ...} in a configuration,
-        clipping=Clipping(value=...) in Python.'
-    """
-    if name not in REPLACED:
-        return None
-    group, _, field = REPLACED[name].partition(".")
-    return (
-        f"is {group}.{field} now: --model.{group}.{field}, {group}: {{{field}: ...}} in a configuration, "
-        f"{group}={group.capitalize()}({field}=...) in Python."
-    )
-
-
 def require_settings(**given: object) -> None:
     """Refuse another thing where a record of settings is asked for; its name is that of the class.
 
@@ -135,20 +98,3 @@ def _require_object(name: str, value: object, kind: type | tuple[type, ...], exa
         raise ConfigError(f"{name} must be an object, got the class: make one, {value.__name__}().")
     if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name} must be an object such as {example}, got {value!r}.")
-
-
-def refusing_old_names(init: Callable[P, None]) -> Callable[P, None]:
-    """Let a constructor answer arguments of :data:`REPLACED` with what they are now.
-
-    Raises:
-        ConfigError: naming the new one.
-    """
-
-    @functools.wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in kwargs:
-            if (now := in_place_of(name)) is not None:
-                raise ConfigError(f"FCCOModule's argument {name} {now}")
-        init(*args, **kwargs)
-
-    return checked

@@ -40,7 +40,7 @@ from fcco_lightning.training.backend import Clipping, LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics
 from fcco_lightning.training.continuing import Continuation
 from fcco_lightning.training.evaluating import EvaluatingModule
-from fcco_lightning.training.execution import Execution, refusing_old_names, require_parts, require_settings
+from fcco_lightning.training.execution import Execution, require_parts, require_settings
 from fcco_lightning.training.finite_weights import require_finite_weights, statistics_kept
 from fcco_lightning.training.old_model import OldModel
 from fcco_lightning.training.optimizers import Stepping
@@ -113,7 +113,6 @@ class FCCOModule(EvaluatingModule):
         phases: of the run.
     """
 
-    @refusing_old_names
     def __init__(
         self,
         network: nn.Module,

@@ -241,8 +241,6 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--model.penalty=Lagrangian", "--model.penalty.rate=0"], "fcco: ConfigError: rate must be a finite", 1),
         (["--data.batches.batch_size=401"], "401", 1),
         (["--trainer.overfit_batches=2"], "--trainer.limit_train_batches", 1),
-        (["--data=DigitBagsDataModule"], "is SyntheticTensorDataModule with the problem DigitBags now", 2),
-        (["--data=DigitsCLIPDataModule", "--data.model=tiny"], "--data.model is data.model.name now", 2),
         (
             ["--data.batches=UniformSamplng"],
             "--data.batches: there is no class UniformSamplng. Did you mean UniformSampling",
@@ -280,11 +278,6 @@ def test_the_last_checkpoint_holds_the_reported_weights():
                 (["--data.batches.batchsize=4"], "Did you mean batch_size", 2),
                 (["--data.batches.batch_size=many"], "many", 2),
                 (["--data.batches=Uniformly"], "Uniformly", 2),
-                (
-                    ["--data=DigitsCLIPDataModule", "--data.pretrained=a"],
-                    "--data.pretrained is data.model.pretrained now",
-                    2,
-                ),
                 (
                     ["--data.batchs.batch_size=8"],
                     "arguments: --data.batchs.batch_size=8. Did you mean --data.batches",

@@ -546,8 +546,7 @@ def test_captions_are_of_the_image():
         ({"rare": 1.5}, "rare"),
         ({"general": -0.1}, "general"),
         ({"num_test": 3}, "num_test"),
-        ({"model": "tiny"}, r"argument data.model is data.model.name now: .*model=Architecture\(name=...\) in Python"),
-        ({"pretrained": "openai"}, "argument data.pretrained is data.model.pretrained now: --data.model.pretrained"),
+        ({"model": "tiny"}, r"model must be Architecture\(...\), got 'tiny'. Give it as its argument, name"),
     ],
 )
 def test_digits_refuse(changes, message):

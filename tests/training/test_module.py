@@ -1,8 +1,6 @@
 """What Lightning's manual optimization takes away is given back."""
 
 import copy
-import dataclasses
-import inspect
 import math
 from contextlib import nullcontext
 from functools import partial
@@ -52,7 +50,6 @@ from fcco_lightning import (
 from fcco_lightning.algorithms import EqualStages
 from fcco_lightning.data import TensorTable
 from fcco_lightning.training import Checkpoints, StepAtFractions
-from fcco_lightning.training.execution import REPLACED
 from tests.tables import make_data, make_frame
 
 BATCHES = 10  # of 20 rows in an epoch of the small table
@@ -482,15 +479,6 @@ def test_a_schedule_or_the_like_is_given_as_a_record(make_module):
 def test_parts_in_another_form_are_refused(make_module, part, message):
     with pytest.raises(ConfigError, match=message):
         make_module(**part)
-
-
-@pytest.mark.parametrize("name", REPLACED)
-def test_arguments_of_earlier_versions_are_answered_with_the_new_ones(name, make_module):
-    group, field = REPLACED[name].split(".")
-    with pytest.raises(ConfigError, match=rf"{name} is {group}\.{field} now: .* {group}=\w+\({field}=...\)"):
-        make_module(**{name: None})
-    settings = inspect.signature(FCCOModule).parameters[group].default
-    assert field in {f.name for f in dataclasses.fields(settings)}
 
 
 @pytest.mark.parametrize("share", [0, 0.0])

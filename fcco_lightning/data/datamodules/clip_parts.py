@@ -1,7 +1,6 @@
 """What a datamodule of image-text pairs and protected tasks is told: its classes, and its pairs."""
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,6 @@ from fcco_lightning.data.columns import listed
 from fcco_lightning.data.images import MOST_PIXELS, Images
 from fcco_lightning.data.pairs import read_pairs
 from fcco_lightning.errors import ConfigError, DataError
-
-_REPLACED = {"data.model": "name", "data.pretrained": "pretrained"}
-_OF_A_FILE = re.compile(r"data\.(model_cfg|embed_dim|vision_cfg|text_cfg)\b.*")
 
 
 @dataclass(frozen=True)
@@ -122,21 +118,6 @@ class Architecture:
 
     name: str = "ViT-B-16"
     pretrained: str | None = None
-
-
-def in_place_of(option: str) -> str | None:
-    """Say what an option from before :class:`Architecture` is now; None for another one.
-
-    Of a file of an architecture, which ``data.model`` could be, the option is one of its keys.
-    """
-    old = _OF_A_FILE.sub("data.model", option)
-    if old not in _REPLACED:
-        return None
-    field = _REPLACED[old]
-    return (
-        f"{old} is data.model.{field} now: --data.model.{field}, model: {{{field}: ...}} in a configuration, "
-        f"model=Architecture({field}=...) in Python."
-    )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from fcco_lightning.data.columns import listed, listed_in_order, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
-from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs, in_place_of
+from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, held_apart, parts_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
@@ -90,7 +90,8 @@ class ContinualCLIPDataModule(SplitDataModule):
         eval_batch_size: int = 256,
         **loading: Any,
     ) -> None:
-        _refuse_old_names(model, loading)
+        if not isinstance(model, Architecture):
+            raise ConfigError(f"model must be Architecture(...), got {model!r}. Give it as its argument, name.")
         super().__init__(batches=batches, eval_batch_size=eval_batch_size, **loading)
         if images.corrupt == "blank":
             raise ConfigError("images.corrupt must be 'error' or 'skip' here, got 'blank': a black image has no class.")
@@ -453,9 +454,3 @@ class ContinualCLIPDataModule(SplitDataModule):
             "digest": digest_of([*self.class_names, "", *self.task_names, *digests]),
             "contents": self._contents,
         }
-
-
-def _refuse_old_names(model: object, others: Mapping[str, object]) -> None:
-    for old, found in {"model": isinstance(model, str), "pretrained": "pretrained" in others}.items():
-        if found:
-            raise ConfigError(f"The argument {in_place_of(f'data.{old}')}")
