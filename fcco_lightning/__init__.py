@@ -23,7 +23,7 @@ FAMILIES = (
 _WHOLE = ("data", "data.datamodules", "dro")  # every class that these folders export is public
 _SELECTED = {
     "reports.classifier": "ConstrainedClassifier",
-    "reports": "Baseline BestFeasible Diagnostics PredictionWriter Report Run StateMonitor load_run report_on",
+    "reports": "Baseline BestFeasible Diagnostics PredictionWriter Report Run load_run report_on",
     "engine": "Engine Estimate InnerFunctions Problem",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "evaluation": "default_evaluation",

@@ -314,7 +314,7 @@ def configs(*, quick, of=ALL_CONFIGS):
 def test_trains_two_batches(config, tmp_path, request):
     arguments = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.enable_progress_bar=false"]
     if config.stem in QUICK:  # the slow ones draw, too; what evaluations draw has its own tests
-        arguments += ["--report.pictures=false", "--monitor.picture=false"]
+        arguments += ["--report.pictures=false"]
     code = run(["fit", "--config", str(config), *arguments, *data_arguments(config, tmp_path, request)])
     assert code == 0
     assert list(tmp_path.rglob("report.json"))

@@ -44,7 +44,6 @@ SECTIONS = {
     "checkpoint": "Checkpoints",
     "predictions": "PredictionWriter",
     "preemption": "Preemption",
-    "monitor": "StateMonitor",
     "diagnostics": "Diagnostics",
     "warm_start": "WarmStart",
 }

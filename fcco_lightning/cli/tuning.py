@@ -34,7 +34,7 @@ _REDUCTION = 3  # of successive halving: a third goes on
 _PRINTED_ROWS = 20
 _KINDS = "{log: [LOW, HIGH]}, {uniform: [LOW, HIGH]}, {int: [LOW, HIGH]} or {choice: [VALUE, ...]}"
 _LEAN = (  # a trial neither looks at the test split nor leaves checkpoints
-    *("--report.enabled=false", "--baseline.enabled=false", "--monitor.enabled=false"),
+    *("--report.enabled=false", "--baseline.enabled=false"),
     *("--trainer.enable_checkpointing=false", "--trainer.enable_progress_bar=false"),
 )
 

@@ -1,6 +1,6 @@
 """Evaluations: what a run reports of the network's outputs on a whole split."""
 
-from fcco_lightning.evaluation.base import Evaluation, Tally, direction, shown_split
+from fcco_lightning.evaluation.base import Evaluation, direction, shown_split
 from fcco_lightning.evaluation.classes import ClassEvaluation, NeighbourEvaluation
 from fcco_lightning.evaluation.continual import ContinualEvaluation
 from fcco_lightning.evaluation.decided import decision_details
@@ -9,7 +9,7 @@ from fcco_lightning.evaluation.groups import GroupEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.numbers import NumberEvaluation, ValueEvaluation
 from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
-from fcco_lightning.evaluation.split import Collector, Split, concatenate, constraint_values, summarise
+from fcco_lightning.evaluation.split import Split, concatenate, constraint_values, summarise
 from fcco_lightning.evaluation.standing import Standing, is_feasible, standing
 from fcco_lightning.evaluation.survival import SurvivalEvaluation
 
@@ -17,7 +17,6 @@ __all__ = [
     "BagEvaluation",
     "BinaryEvaluation",
     "ClassEvaluation",
-    "Collector",
     "ContinualEvaluation",
     "Evaluation",
     "GroupEvaluation",
@@ -28,7 +27,6 @@ __all__ = [
     "Split",
     "Standing",
     "SurvivalEvaluation",
-    "Tally",
     "TaskEvaluation",
     "ValueEvaluation",
     "concatenate",

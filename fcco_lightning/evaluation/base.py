@@ -17,40 +17,11 @@ from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.base import one_tensor, require
-from fcco_lightning.state.processes import Processes
 
 Final: TypeAlias = Mapping[str, tuple[Tensor, Columns]]
-"""The outputs and the columns of every split, by its name."""
+"""The outputs and the columns of every split, by its name, as ``Split`` holds them."""
 Pictures: TypeAlias = dict[str, Callable[[Path], Path | None]]
 """What draws the pictures of a run, by the names of their files."""
-
-
-class Tally(ABC):
-    """What is counted of a split, batch by batch, in memory that does not grow with the number of samples."""
-
-    @abstractmethod
-    def update(self, outputs: Tensor, batch: Columns) -> None:
-        """Count the samples of a batch.
-
-        Args:
-            outputs: The network's outputs, shape (b, ...).
-            batch: Their columns.
-
-        Raises:
-            DataError: if the outputs or the columns do not fit.
-        """
-
-    @abstractmethod
-    def figures(self, processes: Processes) -> dict[str, float]:
-        """Compute the figures of the samples that all processes have counted.
-
-        Args:
-            processes: The processes of the job; all of them call this function once.
-
-        Returns:
-            The figures by name.  One that is known up to an error has the bound beside it, with the name
-            ``NAME_error``.
-        """
 
 
 class Evaluation(ABC):
@@ -59,8 +30,8 @@ class Evaluation(ABC):
     Attributes:
         bar: The figures that the progress bar shows.
         merit: The figure of merit, by which weights and settings are chosen unless the user names another one.
-        separable: Whether the figures of a random part of the samples estimate those of all.  They do not where a
-            figure is about whole lists, or about the nearest of all samples.
+        separable: Whether the figures of a random part of the samples estimate those of all, so that importances may be
+            measured on such a part.  They do not where a figure is about whole lists, or about the nearest of all.
         group_names: The names of the groups 0, 1, ..., see :meth:`take_names`.
         label_names: The names of several labels of a sample, likewise.
         class_names: The names of the classes 0, 1, ..., likewise.
@@ -109,17 +80,6 @@ class Evaluation(ABC):
         Raises:
             DataError: naming the shape and the way out.
         """
-
-    def tally(self, outputs: Tensor) -> Tally | None:  # noqa: ARG002
-        """Return what counts figures batch by batch, for splits of which not all outputs are kept.
-
-        Args:
-            outputs: The outputs on the first batch, whose shape says what there is to count.
-
-        Returns:
-            None by default: nothing is counted.
-        """
-        return None
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:  # noqa: ARG002
         """Describe a split in ``report.json`` beyond its figures, in plain numbers.

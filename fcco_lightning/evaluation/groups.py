@@ -1,6 +1,5 @@
 """Figures of the groups of a split, above all of the worst ones, of one task or of several."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from fcco_lightning.checks import at_least, fraction
 from fcco_lightning.errors import DataError
@@ -16,7 +14,6 @@ from fcco_lightning.evaluation.base import (
     Evaluation,
     Final,
     Pictures,
-    Tally,
     correct_and_loss,
     require_columns,
     shown_split,
@@ -32,7 +29,6 @@ from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
 from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import one_tensor
-from fcco_lightning.state.processes import Processes
 
 
 class GroupEvaluation(Evaluation):
@@ -75,10 +71,6 @@ class GroupEvaluation(Evaluation):
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         return self._figures(_sums_by_group(outputs, batch))
-
-    def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
-        """Return what counts all of the figures, exactly."""
-        return GroupTally(self._figures)
 
     def _figures(self, sums: Tensor) -> dict[str, float]:
         numbers, (sizes, correct, losses) = _present(sums)
@@ -166,31 +158,6 @@ class TaskEvaluation(Evaluation):
             "loss": float(losses.sum() / sizes.sum()),
             "worst_group_loss": float((losses / sizes).amax(1).mean()),
         } | {f"task_accuracy/{t}": a for t, a in enumerate(lowest.tolist())}
-
-
-class GroupTally(Tally):
-    """Figures of groups, from their sizes, correct classifications and losses.
-
-    Args:
-        compute: The figures from these sums, shape (G, 3), float64, a row for every group 0, 1, ... up to the highest
-            one that was counted.
-    """
-
-    def __init__(self, compute: Callable[[Tensor], dict[str, float]]) -> None:
-        self._compute = compute
-        self.sums = torch.zeros(1, 3, dtype=torch.float64)
-
-    def update(self, outputs: Tensor, batch: Columns) -> None:
-        counted = _sums_by_group(outputs, batch)
-        self.sums = self._padded(len(counted)).to(counted.device)
-        self.sums[: len(counted)] += counted
-
-    def figures(self, processes: Processes) -> dict[str, float]:
-        self.sums = self._padded(max(processes.everyone(len(self.sums))))
-        return self._compute(processes.sum_(self.sums))
-
-    def _padded(self, groups: int) -> Tensor:
-        return pad(self.sums, (0, 0, 0, max(0, groups - len(self.sums))))
 
 
 def _sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:

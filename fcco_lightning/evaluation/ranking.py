@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, below_one, fraction
-from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, Tally, require_columns, shown_split
+from fcco_lightning.errors import DataError
+from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, require_columns, shown_split
 from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, partial_auc, precision_recall_at, roc_gap
-from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
 from fcco_lightning.evaluation.pictures import plot_objective_and_violation, plot_ranking, plot_roc_by_group
 from fcco_lightning.evaluation.pictures.style import History
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Pooling, binary_scores
 from fcco_lightning.objectives.base import one_label_each, one_tensor, require
 from fcco_lightning.objectives.pooling import bags_of
-from fcco_lightning.state.processes import Processes
 
 _List = tuple[Tensor, Tensor, Tensor | None]
 _WHOLE_LISTS = ("average_precision", "auc", "partial_auc", "partial_auc_tpr", "two_way_partial_auc")
@@ -73,10 +71,6 @@ class BinaryEvaluation(Evaluation):
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         if isinstance(outputs, Tensor):
             _scores(outputs)
-
-    def tally(self, outputs: Tensor) -> Tally:  # noqa: ARG002
-        """Return what counts all of the figures, those of the ROC curve with a bound of their error."""
-        return ScoreTally(self.num_thresholds, with_range=True)
 
     def pictures(self, history: History, final: Final) -> Pictures:
         """``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""
@@ -152,11 +146,6 @@ class RankingEvaluation(Evaluation):
             for t, one in enumerate(figures):
                 summary |= {f"{name}/{self.label_name(t)}": one[name] for name in self.bar}
         return summary
-
-    def tally(self, outputs: Tensor) -> Tally | None:
-        """Return what counts all figures of a single label but the partial areas, with bounds of their errors."""
-        several = outputs.dim() == 2 and outputs.shape[1] > 1
-        return None if several or self.missing is not None else ScoreTally(top=self.top, with_precision=True)
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return, of several labels, ``labels``: name, numbers of samples and positives, and figures of each."""
@@ -268,67 +257,6 @@ class BagEvaluation(Evaluation):
         bags = bags_of(batch, self)
         scores = self.pooling.score(bags.means(self.pooling.terms(outputs)))
         return scores, {"y": bags.labels(batch, self)}
-
-
-class ScoreTally(Tally):
-    """Figures of two classes that are ranked by one score: area, average precision, gap, and head of the list.
-
-    Args:
-        num_thresholds: The number of quantiles at which the gap between two groups is taken, >= 1; None for no gap.
-        top: The lengths k of the head of the list.
-        with_range: Whether the range of the scores is a figure.
-        with_precision: Whether the average precision is one.
-    """
-
-    def __init__(
-        self,
-        num_thresholds: int | None = None,
-        top: Sequence[int] = (),
-        *,
-        with_range: bool = False,
-        with_precision: bool = False,
-    ) -> None:
-        self.num_thresholds, self.top = num_thresholds, top
-        self.with_range, self.with_precision = with_range, with_precision
-        self._counts = ScoreCounts()
-        self._groups: set[int] = set()  # up to three of their numbers: then there are not two
-        self._low, self._high = math.inf, -math.inf
-
-    def update(self, outputs: Tensor, batch: Columns) -> None:
-        require_columns(batch, "y", figures="figures of a ranking")
-        if "weight" in batch:
-            raise ConfigError("figures of weighted samples take all outputs: leave execution.kept_outputs out.")
-        scores = binary_scores(outputs)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        groups = batch.get("group") if self.num_thresholds is not None and len(self._groups) < 3 else None
-        if groups is not None:
-            self._groups |= set(torch.unique(groups)[:3].tolist())
-        self._counts.update(scores, one_label_each(batch, self), groups if self._groups <= {0, 1} else None)
-        if self.with_range:
-            low, high = torch.stack(scores.aminmax()).tolist()
-            self._low, self._high = min(self._low, low), max(self._high, high)
-
-    def figures(self, processes: Processes) -> dict[str, float]:
-        self._counts.sum_(processes)
-        lows, highs, groups = zip(*processes.everyone((self._low, self._high, self._groups)), strict=True)
-        found = self._bounded(set().union(*groups))
-        figures = {name: one.value for name, one in found.items()}
-        figures |= {f"{name}_error": one.error for name, one in found.items()}
-        return figures | ({"score_min": min(lows), "score_max": max(highs)} if self.with_range else {})
-
-    def _bounded(self, groups: set[int]) -> dict[str, Bounded]:
-        """The figures with bounds of their errors; NaN where a class is absent."""
-        counts, sizes, unknown = self._counts, self._counts.counts.sum(2), Bounded(math.nan, math.nan)
-        both = bool(sizes.sum(0).all())
-        found = {"auc": counts.auc() if both else unknown}
-        if self.with_precision:
-            found["average_precision"] = counts.average_precision() if both else unknown
-        if self.num_thresholds is not None and len(groups) == 2:
-            known = groups == {0, 1} and bool(sizes.all())
-            found["roc_gap"] = counts.roc_gap(self.num_thresholds) if known else unknown
-        for k in self.top:
-            found[f"precision_at_{k}"], found[f"recall_at_{k}"] = counts.head(k) if both else (unknown, unknown)
-        return found
 
 
 def _scores(outputs: Tensor) -> Tensor:

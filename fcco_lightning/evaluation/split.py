@@ -1,10 +1,9 @@
 """A whole split: its samples from all processes, and all of its figures."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -12,7 +11,7 @@ from torch.utils import _pytree as pytree
 from fcco_lightning.constraints import Constraint, unique_names
 from fcco_lightning.constraints.vacuity import by_chance
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, Tally
+from fcco_lightning.evaluation.base import Evaluation
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.state.processes import Processes
 
@@ -21,89 +20,12 @@ class Split(NamedTuple):
     """The network's outputs on a split, with the columns of its samples.
 
     Attributes:
-        outputs: The outputs (nested tensors) of all samples, or of a random part of them; the first dimension is n.
+        outputs: The outputs (nested tensors) of all n samples, each with first dimension n.
         columns: The columns of these samples, each with first dimension n.
-        counted: Figures of all samples where ``outputs`` are those of a part, by name.
-        partial: Whether they are those of a part.
     """
 
     outputs: Any
     columns: dict[str, Tensor]
-    counted: Mapping[str, float] = {}
-    partial: bool = False
-
-
-class Collector:
-    """Collects the outputs on a split from batches, all of them or those of a random part of bounded size.
-
-    The part is drawn uniformly without replacement, by a hash of the column ``index``: the same samples are kept in
-    every epoch, however many processes there are and whatever the order of the batches.  A process holds at most twice
-    as many samples as the part has, and a batch.  Of all samples :meth:`Evaluation.tally` counts what it can; those
-    that a sampler repeats, so that all processes have equally many, count again.
-
-    Args:
-        evaluation: The evaluation of the split.
-        most: Largest number of samples that are kept, over all processes, >= 1; None for all.
-    """
-
-    def __init__(self, evaluation: Evaluation, most: int | None = None) -> None:
-        self.most, self._evaluation = most, evaluation
-        self._parts: list[tuple[Any, dict[str, Tensor]]] = []
-        self._keys: list[Tensor] = []  # hashes of their samples, where not all are kept
-        self._tally: Tally | None = None
-        self._seen = 0
-
-    def add(self, outputs: Any, columns: dict[str, Tensor]) -> None:
-        """Add a batch of this process."""
-        if self.most is not None and not self._parts:
-            self._tally = self._evaluation.tally(outputs)
-        self._parts.append((outputs, columns))
-        if self.most is None:
-            return
-        size = len(next(iter(columns.values())))
-        index = columns.get("index", torch.arange(self._seen, self._seen + size))
-        self._keys.append(scattered(index).to(pytree.tree_leaves(outputs)[0].device))
-        self._seen += size
-        if self._tally is not None:
-            self._tally.update(outputs, columns)
-        if sum(map(len, self._keys)) > 2 * self.most:
-            self._keep(_smallest(torch.cat(self._keys), self.most))
-
-    def split(self, processes: Processes) -> Split:
-        """Return the outputs of all processes, the same on each.
-
-        Args:
-            processes: The processes of the job; all of them call this method once, after their last batch.
-
-        Raises:
-            DataError: if a process has no sample.
-        """
-        if self.most is None or sum(processes.everyone(self._seen)) <= self.most:
-            return Split(*concatenate(self._parts, processes))
-        with processes.guard():
-            require_some(self._parts)
-            keys = torch.cat(self._keys)
-            own = keys[keys <= _smallest(keys, self.most)]
-        self._keep(_smallest(processes.gather([own]).tensors[0], self.most))
-        counted = {} if self._tally is None else self._tally.figures(processes)
-        return Split(*concatenate(self._parts, processes), counted, partial=True)
-
-    def _keep(self, last: Tensor) -> None:
-        """Let go of the samples with hashes above ``last``."""
-        keys = torch.cat(self._keys)
-        kept = keys <= last
-        self._parts = [pytree.tree_map(lambda leaf: leaf[kept.to(leaf.device)], joined(self._parts))]
-        self._keys = [keys[kept]]
-
-
-def scattered(index: Tensor) -> Tensor:
-    """Return a hash of whole numbers, different for different ones, as whole numbers without a pattern (int64)."""
-    return torch.from_numpy(pd.util.hash_array(index.cpu().numpy()).view(np.int64)).to(index.device)
-
-
-def _smallest(keys: Tensor, count: int) -> Tensor:
-    """Return the ``count``-th smallest of some numbers, the largest one if there are fewer."""
-    return keys.kthvalue(min(count, len(keys))).values
 
 
 def summarise(
@@ -183,40 +105,31 @@ def inner_values(constraint: Constraint, outputs: Any, batch: Columns) -> tuple[
     return index, rows.values[index]
 
 
-def concatenate(parts: Sequence[tuple[Any, dict[str, Tensor]]], processes: Processes) -> tuple[Any, dict[str, Tensor]]:
+def concatenate(parts: Sequence[Split], processes: Processes) -> Split:
     """Join the outputs and the columns of all batches of all processes, with every sample once.
 
     Args:
-        parts: The outputs (nested tensors) and the columns of each batch of this process.
+        parts: The outputs and the columns of each batch of this process.
         processes: The processes of the job; all of them call this function.
 
     Returns:
-        The outputs and the columns of the whole split, the same on every process.
+        The whole split, the same on every process.
 
     Raises:
         DataError: if a process has no sample.
     """
     with processes.guard():
-        require_some(parts)
-        leaves, structure = pytree.tree_flatten(joined(parts))
-    outputs, columns = pytree.tree_unflatten(processes.gather(leaves).tensors, structure)
-    index = columns.get("index")
+        if not parts:
+            raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
+        own = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
+        leaves, structure = pytree.tree_flatten(own)
+    whole: Split = pytree.tree_unflatten(processes.gather(leaves).tensors, structure)
+    index = whole.columns.get("index")
     if processes.size > 1 and index is not None and torch.unique(index).numel() < len(index):
         # Lightning's own sampler repeats samples so that all processes have equally many.
         first = first_occurrences(index)
-        return pytree.tree_map(lambda leaf: leaf[first], (outputs, columns))  # type: ignore[no-any-return]
-    return outputs, columns
-
-
-def require_some(parts: Sequence[Any]) -> None:
-    """Raise :class:`DataError` if a process has no batch of a split."""
-    if not parts:
-        raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
-
-
-def joined(parts: Sequence[tuple[Any, dict[str, Tensor]]]) -> tuple[Any, dict[str, Tensor]]:
-    """Return the outputs and the columns of some batches, at least one, as those of a single batch."""
-    return pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)  # type: ignore[no-any-return]
+        whole = pytree.tree_map(lambda leaf: leaf[first], whole)
+    return whole
 
 
 def first_occurrences(index: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from fcco_lightning.reports.later import report_on
 from fcco_lightning.reports.predictions import PredictionWriter
 from fcco_lightning.reports.report import Report
 from fcco_lightning.reports.run import Run, load_run
-from fcco_lightning.reports.state_monitor import StateMonitor
 
 __all__ = [
     "Baseline",
@@ -16,7 +15,6 @@ __all__ = [
     "PredictionWriter",
     "Report",
     "Run",
-    "StateMonitor",
     "load_run",
     "report_on",
 ]

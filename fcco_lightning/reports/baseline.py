@@ -175,7 +175,7 @@ class Baseline(Callback):
         if self.network is None:
             raise ConfigError("there is no unconstrained model: fit with Baseline(enabled=True) first.")
         module.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
-        return module.split_of(loader, self.network)
+        return module.evaluate(loader, self.network)
 
     def summary(self, module: FCCOModule, split: Split) -> dict[str, float]:
         """Figures of the copy on a :meth:`split`, as the module's evaluation and constraints measure them."""
@@ -186,7 +186,7 @@ class Baseline(Callback):
             split.columns,
             decisions=follows_decisions(module.penalty),
         )
-        return {**figures, **split.counted}
+        return figures
 
 
 def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:

@@ -138,8 +138,7 @@ def report_of(
     line = {"verdict": verdict(report, (*bar, "roc_gap")), "headline": headline(report, bar)}
     report |= next(({name: said} for name, said in line.items() if said), {})
     title = " judged by ".join(Path(about[name]).name for name in ("table", "checkpoint") if about.get(name))
-    final = {_SPLIT: (split.outputs, split.columns)}
-    return SplitReport(report, [], module.evaluation, final, left_out, title or "Later samples")
+    return SplitReport(report, [], module.evaluation, {_SPLIT: split}, left_out, title or "Later samples")
 
 
 def _adapted(constraint: Constraint, module: FCCOModule, data: SplitDataModule, split: Split) -> Constraint:

@@ -8,7 +8,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 
-from fcco_lightning.evaluation import concatenate
+from fcco_lightning.evaluation import Split, concatenate
 from fcco_lightning.inference import prediction_table, write_table
 from fcco_lightning.training import FCCOModule
 
@@ -34,7 +34,7 @@ class PredictionWriter(BasePredictionWriter):
     ) -> None:
         if not isinstance(pl_module, FCCOModule):
             return
-        parts = [(p["output"], {"index": p["index"]}) for p in predictions]
+        parts = [Split(p["output"], {"index": p["index"]}) for p in predictions]
         everything, columns_of = concatenate(parts, pl_module.processes)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         if not trainer.is_global_zero:

@@ -32,7 +32,6 @@ from fcco_lightning.reports.importances import Features, columns_of_features, im
 from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
 from fcco_lightning.reports.run import Run
-from fcco_lightning.reports.state_monitor import StateMonitor
 from fcco_lightning.reports.summary_table import (
     PRINTED_ROWS,
     REPORT,
@@ -153,7 +152,7 @@ class Report(Callback):
         choice = _choice(trainer)
         splits = loaders()
         with pl_module.where_trained():
-            final = {split: pl_module.split_of(loader) for split, loader in splits.items()}
+            final = {split: pl_module.evaluate(loader) for split, loader in splits.items()}
             pl_module.fit_rule(final)
             beside = {name: (b, b.split(pl_module, loader)) for b in baselines for name, loader in splits.items()}
         self.report = {
@@ -197,7 +196,7 @@ class Report(Callback):
                 {**{key: column[rows[share]] for key, column in inputs.items()}, "x": x[share], "index": share}
                 for share in torch.split(torch.arange(own.rank, len(rows), own.size), size)
             )
-            found = module.split_of(batches, whole=True)
+            found = module.evaluate(batches)
             places = found.columns["index"].argsort()
             return pytree.tree_map(lambda leaf: leaf[places], found.outputs)
 
@@ -216,8 +215,6 @@ class Report(Callback):
             if diagnostics.diagnosis:
                 made = partial(diagnosis_tables, diagnostics.diagnosis)
                 tables += self.left_out.make("the tables of the diagnostics", made, [])
-        for monitor in _callbacks(trainer, StateMonitor):
-            self.left_out.update(monitor.left_out)
         self.left_out.make("report.html", partial(self._write_page, self._folder, tables), None)
         if self.left_out:
             self.report["left_out"] = dict(self.left_out)
@@ -276,9 +273,8 @@ class Report(Callback):
         self._folder = folder
         self.left_out.make(REPORT, partial(write_report, self.report, folder / REPORT), None)
         if self.pictures:
-            found = {name: (split.outputs, split.columns) for name, split in final.items()}
             nothing: Pictures = {}
-            pictures = self.left_out.make("pictures", partial(evaluation.pictures, self.history, found), nothing)
+            pictures = self.left_out.make("pictures", partial(evaluation.pictures, self.history, final), nothing)
             pictures |= {
                 "multipliers.png": partial(plot_multipliers, self.history),
                 **report_pictures(self.report),
@@ -307,7 +303,7 @@ def figures_of(
     Args:
         module: whose outputs these are.
         name: of the split.
-        split: as :meth:`FCCOModule.split_of` returns it.
+        split: as :meth:`FCCOModule.evaluate` returns it.
         left_out: where to note what cannot be made.
         clusters_in: gives the clusters of the samples, shape (n,), for the intervals; None where all are independent.
     """

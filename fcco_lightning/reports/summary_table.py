@@ -59,7 +59,6 @@ VACUOUS_WARNING = (
     "window or span less than a temperature, so a small violation means nothing. Read the hard rates and gaps."
 )
 _DRAWN = ("calibration",)  # of which a picture is enough, where not all is shown
-_ERROR = "_error"  # ends the name of the bound of a figure's error
 _INTERVAL = "95% interval"
 _LEAST = ("noise floor", "h val")  # columns of constraints that a narrow terminal does without
 _ANY_WIDTH = 10_000
@@ -111,8 +110,8 @@ def splits_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def render_summary(report: Mapping[str, Any]) -> Table:
     """Lay out a report, see the module, with one row a metric and one column a split.
 
-    The bound of a figure's error stands beside the figure.  A violation above 0 is red, one that meets the constraints
-    green; a run whose constraints are vacuous carries a warning under the table.
+    A violation above 0 is red, one that meets the constraints green; a run whose constraints are vacuous carries a
+    warning under the table.
     """
     splits, others = {}, report.get("unconstrained", {})
     for name, part in splits_of(report).items():
@@ -122,9 +121,8 @@ def render_summary(report: Mapping[str, Any]) -> Table:
     present = dict.fromkeys(key for part in splits.values() for key in part)
     rows: list[dict[str, Any]] = []
     for key in sorted(present, key=lambda key: list(TITLES).index(key) if key in TITLES else len(TITLES)):
-        if key.removesuffix(_ERROR) == key or key.removesuffix(_ERROR) not in present:
-            cells = {split: _cell(key, part.get(key), part.get(key + _ERROR)) for split, part in splits.items()}
-            rows.append({"metric": TITLES.get(key, key), **cells})
+        cells = {split: _cell(key, part.get(key)) for split, part in splits.items()}
+        rows.append({"metric": TITLES.get(key, key), **cells})
     return render_records("Summary of the run", rows, _caption(report, splits))
 
 

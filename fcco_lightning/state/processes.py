@@ -1,7 +1,6 @@
 """All processes of a job as seen from one of them: the only collectives that a training step needs."""
 
 import gc
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -53,7 +52,6 @@ class Processes:
     Attributes:
         size: P, number of processes.
         rank: of this one, in 0..P-1.
-        seconds: spent in exchanges so far, by the wall clock of this process.
         bytes: sent by this process so far.
         patience: seconds that a failing process waits for the others to hear of it; None for as long as the group
             waits.  Where a network divided over the processes is evaluated, they may wait for this one instead.
@@ -65,7 +63,7 @@ class Processes:
         self.group = group
         self.size = dist.get_world_size(group) if running else 1
         self.rank = dist.get_rank(group) if running else 0
-        self.seconds, self.bytes, self._capacity = 0.0, 0, 0
+        self.bytes, self._capacity = 0, 0
         self.patience: float | None = None
         # where the backend needs all tensors; None for where they are
         self._device = torch.device("cuda") if running and "gloo" not in dist.get_backend(group) else None
@@ -174,11 +172,11 @@ class Processes:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all processes, in place."""
         if self.size > 1:
-            started, sent = time.perf_counter(), tensor.to(self._device or tensor.device)
+            sent = tensor.to(self._device or tensor.device)
             dist.all_reduce(sent, group=self.group)
             if sent is not tensor:
                 tensor.copy_(sent)
-            self._count(started, tensor.nbytes)
+            self.bytes += tensor.nbytes
         return tensor
 
     def largest(self, number: int) -> int:
@@ -238,9 +236,9 @@ class Processes:
             buffer[:_HEADER_BYTES].view(torch.int64).copy_(torch.tensor(header))
             if header[1] <= self._capacity:
                 pack(contents, buffer[_HEADER_BYTES:])
-            everything, started = buffer.new_empty(self.size, len(buffer)), time.perf_counter()
+            everything = buffer.new_empty(self.size, len(buffer))
             self._gather_bytes(everything.view(-1), buffer, timeout)
-            self._count(started, len(buffer))
+            self.bytes += len(buffer)
             headers = everything[:, :_HEADER_BYTES].contiguous().view(torch.int64).tolist()
             failed, needed = [rank for rank, h in enumerate(headers) if h[0]], max(h[1] for h in headers)
             if failed and not header[0]:
@@ -264,10 +262,6 @@ class Processes:
         work = gather(everything, buffer, group=self.group, async_op=True)
         if work is not None:
             work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
-
-    def _count(self, started: float, sent: int) -> None:
-        self.seconds += time.perf_counter() - started
-        self.bytes += sent
 
 
 def packed_size(tensors: Sequence[Tensor]) -> int:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -14,18 +14,17 @@ from fcco_lightning.constraints import Constraint, DecisionRule
 from fcco_lightning.constraints.multipliers import Enforcement, follows_decisions
 from fcco_lightning.engine import columns_of, named_samples, narrow_weights, other_columns, outputs_of_columns
 from fcco_lightning.errors import NonFiniteError
-from fcco_lightning.evaluation import Collector, Evaluation, Split, decision_details, summarise
+from fcco_lightning.evaluation import Evaluation, Split, concatenate, decision_details, summarise
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import CrossEntropy, Objective
 from fcco_lightning.state.divided import is_gathered
 from fcco_lightning.state.processes import Processes
-from fcco_lightning.training.execution import Execution
 
 
 class EvaluatingModule(LightningModule):
     """A module that reports its evaluation's figures, and how far the constraints hold, on whole splits.
 
-    All processes of the job share a split, and the execution says of how many samples the outputs are kept.
+    All processes of the job share a split: each evaluates its part, and figures are made of all outputs together.
 
     Attributes:
         last_summaries: all figures of the last validation or test by split.
@@ -39,14 +38,12 @@ class EvaluatingModule(LightningModule):
     evaluation: Evaluation
     rule: DecisionRule
     processes: Processes
-    execution: Execution
 
     def __init__(self) -> None:
         super().__init__()
         self.last_summaries: dict[str, dict[str, float]] = {}
-        self._collected: dict[int, Collector] = {}
+        self._collected: dict[int, list[Split]] = {}
         self.vacuous_because: dict[str, str | None] = {}
-        self._said = False
 
     @contextmanager
     def where_trained(self) -> Iterator[None]:
@@ -128,51 +125,31 @@ class EvaluatingModule(LightningModule):
             outputs_of_columns(network, columns)
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
-        if loader not in self._collected:
-            self._collected[loader] = Collector(self.evaluation, self.execution.kept_outputs)
         columns = columns_of(batch)
-        outputs, others = outputs_of_columns(self.network, columns), other_columns(self.network, columns)
-        self._add(self._collected[loader], outputs, others)
+        part = Split(outputs_of_columns(self.network, columns), other_columns(self.network, columns))
+        self._collected.setdefault(loader, []).append(part)
 
-    def _add(self, collector: Collector, outputs: Any, columns: dict[str, Tensor]) -> None:
-        with self.processes.guard():
-            if collector.most is not None:  # what is not kept is looked at now
-                self._require_finite(outputs, columns)
-            collector.add(outputs, columns)
-
-    def evaluate(
-        self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None
-    ) -> tuple[Any, dict[str, Tensor]]:
+    @torch.no_grad()
+    def evaluate(self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None) -> Split:
         """Outputs (nested tensors) and columns of a split on the CPU, of which every process evaluates its part.
-
-        With ``kept_outputs`` they are those of a random part of a larger split.
 
         Args:
             loader: of this process's part of the split.
             network: another one to take in place of the module's.
         """
-        split = self.split_of(loader, network)
-        return split.outputs, split.columns
-
-    @torch.no_grad()
-    def split_of(
-        self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None, *, whole: bool = False
-    ) -> Split:
-        """As :meth:`evaluate`, with what is counted of all samples; if ``whole``, all outputs are kept, too."""
         was_training, network = self.training, self.network if network is None else network.eval()
-        collector = Collector(self.evaluation, None if whole else self.execution.kept_outputs)
         self.eval()
-        done, moved = 0, dict[str, Tensor]()
+        parts, moved = list[Split](), dict[str, Tensor]()
         with self.trainer.precision_plugin.val_step_context():
-            for done, batch in enumerate(loader, 1):  # noqa: B007
+            for batch in loader:
                 columns = columns_of(batch)
                 moved = self.received(columns)
                 outputs = pytree.tree_map(Tensor.cpu, outputs_of_columns(network, moved))
-                self._add(collector, outputs, other_columns(network, columns))
+                parts.append(Split(outputs, other_columns(network, columns)))
             if is_gathered(network):
-                self._evaluate_again(network, moved, done)
+                self._evaluate_again(network, moved, len(parts))
         self.train(was_training)
-        return collector.split(self.processes)
+        return concatenate(parts, self.processes)
 
     def _report(self, names: Sequence[str]) -> None:
         collected, self._collected = self._collected, {}
@@ -180,8 +157,8 @@ class EvaluatingModule(LightningModule):
         if self.trainer.sanity_checking:
             return
         splits = {
-            names[loader] if loader < len(names) else f"{names[-1]}{loader}": collector.split(self.processes)
-            for loader, collector in sorted(collected.items())
+            names[loader] if loader < len(names) else f"{names[-1]}{loader}": concatenate(parts, self.processes)
+            for loader, parts in sorted(collected.items())
         }
         self.fit_rule(splits)
         for split, found in splits.items():
@@ -220,7 +197,7 @@ class EvaluatingModule(LightningModule):
 
         Args:
             name: of the split.
-            split: its outputs, as :meth:`split_of` returns them.
+            split: its outputs and columns, as :meth:`evaluate` returns them.
 
         Raises:
             NonFiniteError: if an output is NaN or infinite.
@@ -233,8 +210,6 @@ class EvaluatingModule(LightningModule):
             split.columns,
             decisions=follows_decisions(self.penalty),
         )
-        summary |= split.counted
-        self._say_what_is_counted(name, split)
         if reason and not self.vacuous_because.get(name):
             gap = f" (hard ROC gap {summary['roc_gap']:.3f})" if "roc_gap" in summary else ""
             rank_zero_warn(
@@ -253,14 +228,3 @@ class EvaluatingModule(LightningModule):
                     "diverged or the features hold NaN. Lower the learning rate, or clip with "
                     f"--model.clipping.value.{narrow_weights(self.network)}"
                 )
-
-    def _say_what_is_counted(self, name: str, split: Split) -> None:
-        """Say once on which samples figures are based, where they are not those of the whole split."""
-        if split.partial and not self._said:
-            self._said = True
-            names = [figure for figure in split.counted if not figure.endswith("_error")]
-            kept = self.execution.kept_outputs
-            rank_zero_info(
-                f"kept_outputs={kept}: figures of the {name} split are those of as many random samples"
-                + (f", but {', '.join(names)}, which are counted over all of it." if names else ".")
-            )

@@ -26,9 +26,6 @@ class Execution:
             follows from its outputs (inner functions, estimators, outer functions; on a CPU mostly the gradient, too)
             as one graph.  That takes some seconds or minutes at first.  Dropout draws the same masks as without.  CPUs
             need a C++ compiler for it, GPUs Triton.
-        kept_outputs: largest number of samples of a split of which the outputs are kept for its evaluation; None for
-            all.  Of a larger split the figures are those of so many random samples, but for what the evaluation can
-            count batch by batch (see :meth:`Evaluation.tally`), so that the memory does not grow with the split.
         state_layout: "replicated", "sharded" or "auto" (sharded from 1,000,000 values on): where the rows of the
             dual state lie when several processes train, see :class:`DualState`.
         skip_nonfinite: drop a batch with a NaN or infinite value, and count it, instead of stopping.
@@ -43,14 +40,13 @@ class Execution:
 
     micro_batch: int | None = None
     compiled: bool = False
-    kept_outputs: int | None = None
     state_layout: Layout = "auto"
     skip_nonfinite: bool = False
     num_samples: int | None = None
     allow_changed: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("micro_batch", "kept_outputs", "num_samples"):
+        for name in ("micro_batch", "num_samples"):
             value = getattr(self, name)
             if value is not None:
                 at_least(f"execution.{name}", value, 1)

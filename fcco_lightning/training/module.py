@@ -146,7 +146,7 @@ class FCCOModule(EvaluatingModule):
         self.phases = Phases(pretrain, self._main_phase, network)
         if self.phases.first is not None:  # its parameters are moved to the device, and saved, with all others
             self.pretraining_objective = self.phases.first.objective
-        require_possible(self.algorithm, self.evaluation, average, execution.kept_outputs)
+        require_possible(self.algorithm, average)
         self.backend = LightningBackend(self, clipping, schedule)
         self.processes, self.num_samples = Processes(alone=True), execution.num_samples
         self.skipped_batches, self.job, self._finished = 0, "", False
@@ -601,19 +601,12 @@ def _set_up(part: T | None) -> T:
     return part
 
 
-def require_possible(
-    algorithm: Algorithm, evaluation: Evaluation, average: WeightAverage | None, kept_outputs: int | None
-) -> None:
+def require_possible(algorithm: Algorithm, average: WeightAverage | None) -> None:
     """Refuse parts that contradict each other.
 
     Raises:
         ConfigError: naming them.
     """
-    if kept_outputs is not None and not evaluation.separable:
-        raise ConfigError(
-            f"kept_outputs={kept_outputs} evaluates a random part of the samples of a larger split, but the "
-            f"figures of {type(evaluation).__name__} are about all of them together. Leave it out."
-        )
     if average is not None and isinstance(algorithm, DoubleLoop) and algorithm.recovery_steps:
         raise ConfigError(
             f"average and recovery_steps={algorithm.recovery_steps} of {algorithm.name} both choose the "

@@ -50,7 +50,7 @@ class OldModel:
     def _measured(self, loader: Any, size: int) -> dict[str, Tensor]:
         """What constraints and evaluation want to remember of a split with ``size`` samples."""
         parts: list[Evaluation | Constraint] = [self.module.evaluation, *self.module.constraints]
-        whole = self.module.split_of(loader, whole=True)
+        whole = self.module.evaluate(loader)
         measured = {name: c for part in parts for name, c in part.reference(whole.outputs, whole.columns).items()}
         return {name: in_order(column, whole.columns["index"], size) for name, column in measured.items()}
 

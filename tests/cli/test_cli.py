@@ -38,7 +38,6 @@ SYNTHETIC = CONFIGS / "roc_fairness/synthetic_alexr2.yaml"
 SMALL = [
     "--data.num_train=400", "--data.num_test=400", "--data.batches.batch_size=50", "--trainer.max_epochs=2",
     "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--report.pictures=false",
-    "--monitor.picture=false",
 ]  # fmt: skip
 
 pytestmark = [
@@ -61,7 +60,7 @@ def fitted(tmp_path_factory):
     try:
         with warnings.catch_warnings(), redirect_stdout(printed):
             warnings.simplefilter("ignore")
-            assert fit("--report.pictures=true", "--monitor.picture=true") == 0
+            assert fit("--report.pictures=true") == 0
     finally:
         os.chdir(here)
     (folder,) = (root / "runs").iterdir()
@@ -102,7 +101,7 @@ def test_the_page_of_the_main_job_holds_all_of_it(fitted):
     assert page.findtext(".//p[@class='headline']") == fitted.report["verdict"]
     embedded = {image.get("alt"): base64.b64decode(image.get("src").partition(",")[2]) for image in page.iter("img")}
     assert embedded == {p.stem.replace("_", " "): p.read_bytes() for p in fitted.folder.glob("*.png")}
-    assert "dual state" in embedded  # another callback's, drawn after the report
+    assert "roc by group" in embedded
     shown = {"".join(cell.itertext()) for cell in page.iter("th")}
     assert shown >= fitted.report["test"]["constraints"].keys()
     assert yaml.safe_load(page.findtext(".//pre"))["model"] == fitted.report["config"]["model"]
@@ -463,9 +462,9 @@ CSV = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--traine
 )
 def test_a_run_lies_below_the_root_that_was_typed(arguments, root, checkpoints):
     arguments = [*arguments, "--baseline.enabled=false"]
-    assert fit(*arguments, "--trainer.max_epochs=1", "--monitor.picture=true") == 0
+    assert fit(*arguments, "--trainer.max_epochs=1", "--report.pictures=true") == 0
     assert {p.name for p in Path.cwd().iterdir()} == {root, checkpoints}
-    assert {"report.json", "config.yaml", "dual_state.png"} <= {p.name for p in Path(root).rglob("*")}
+    assert {"report.json", "config.yaml", "constraints.png"} <= {p.name for p in Path(root).rglob("*")}
     (first,) = Path(checkpoints).rglob("last.ckpt")
     other = Path("runs/version_7/checkpoints/last.ckpt")  # another run's, younger, that is not to be continued
     other.parent.mkdir(parents=True)

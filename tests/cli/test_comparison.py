@@ -48,10 +48,10 @@ def test_classes_in_a_list_are_told_by_their_arguments(runs):
         return [{"class_path": "fcco_lightning.MeanAtMost", "init_args": {"kappa": kappa}} for kappa in kappas]
 
     for folder, kappas in {"a": [0.1], "b": [0.2], "other": [0.1, 0.3]}.items():
-        config = {"model": {"constraints": limits(*kappas)}, "monitor": {"enabled": folder == "a"}}
+        config = {"model": {"constraints": limits(*kappas)}, "baseline": {"enabled": folder == "a"}}
         Path(folder, "report.json").write_text(json.dumps({"config": config}))
     a, b = compare(["a", "b"])
-    assert (a["kappa"], a["monitor.enabled"], b["kappa"], b["monitor.enabled"]) == (0.1, True, 0.2, False)
+    assert (a["kappa"], a["baseline.enabled"], b["kappa"], b["baseline.enabled"]) == (0.1, True, 0.2, False)
     assert "constraints" not in a
     a, other = compare(["a", "other"])
     assert (a["constraints"], other["constraints"]) == ("MeanAtMost", "MeanAtMost, MeanAtMost")

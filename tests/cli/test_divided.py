@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "configs/roc_fairness/synthetic_alexr2.yaml")
 SMALL = [
     "--data.num_train=400", "--data.num_test=200", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu",
-    "--report.pictures=false", "--monitor.picture=false", "--baseline.enabled=false",
+    "--report.pictures=false", "--baseline.enabled=false",
 ]  # fmt: skip
 DIVIDED = ["--trainer.devices=2", "--trainer.strategy=ModelParallelStrategy", "--data.batches.batch_size=20"]
 

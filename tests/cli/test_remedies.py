@@ -122,7 +122,7 @@ def test_the_last_line_says_that_the_ranking_is_ruined_and_by_what_more_is_known
         "fit", "--data.train", "rare.csv", "--data.columns.label", "answer", f"--model.constraints={constraints}",
         "--decisions", "balanced", "--baseline.enabled", "true", "--trainer.max_epochs", "15",
         "--model.network.hidden=[8]", "--data.encoding.pieces=1", "--model.optimizer.lr", "0.02",
-        "--trainer.check_val_every_n_epoch", "5", "--monitor.enabled", "false", "--report.pictures", "false",
+        "--trainer.check_val_every_n_epoch", "5", "--report.pictures", "false",
         "--report.folder", "out",
     ]) == 0  # fmt: skip
     last = json.loads(Path("out/report.json").read_text())["verdict"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fcco_lightning import DataError, DemographicParity, Evaluation, GroupAUCAtLeast, MeanAtMost, NonForgetting
-from fcco_lightning.evaluation import concatenate, constraint_values, summarise
+from fcco_lightning.evaluation import Split, concatenate, constraint_values, summarise
 from fcco_lightning.objectives import Quantity
 from fcco_lightning.state.processes import Processes
 from tests.state import pool as pools
@@ -32,7 +32,7 @@ OUTPUTS, BATCH = torch.tensor([1.0, 3.0]), {"y": torch.tensor([0, 1])}  # the me
 
 
 def test_batches_are_joined_in_their_order():
-    parts = [(OUTPUTS, BATCH), (OUTPUTS[:1] + 4, {"y": torch.tensor([7])})]
+    parts = [Split(OUTPUTS, BATCH), Split(OUTPUTS[:1] + 4, {"y": torch.tensor([7])})]
     outputs, columns = concatenate(parts, Processes())
     assert (outputs.tolist(), columns["y"].tolist()) == ([1, 3, 5], [0, 1, 7])
     with pytest.raises(DataError, match="fewer samples than there are processes"):
@@ -42,7 +42,7 @@ def test_batches_are_joined_in_their_order():
 def of_a_share(processes, repeated):  # in every process
     own = [2, 0] if processes.rank == 0 else [1, 2 if repeated else 3]
     index = torch.tensor(own if processes.size > 1 else [0, 1, 2])
-    return concatenate([(index * 10.0, {"index": index})], processes)
+    return concatenate([Split(index * 10.0, {"index": index})], processes)
 
 
 def test_samples_that_a_sampler_repeats_count_once(pool):

@@ -44,7 +44,6 @@ def config(tmp_path, monkeypatch):
             "algorithm": {"class_path": "SONEX", "init_args": {"lam": 0.1}},
         },
         "report": {"enabled": False},
-        "monitor": {"enabled": False},
     }
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(parts))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import CSVLogger
 
 from fcco_lightning import FCCOModule, MeanAtMost, SoftRate, SyntheticDataModule, TabularMLP
@@ -30,14 +30,12 @@ from fcco_lightning.evaluation.pictures import (
     plot_roc_by_group,
     style,
 )
-from fcco_lightning.reports import Diagnostics, Report, StateMonitor
+from fcco_lightning.reports import Diagnostics, Report
 from fcco_lightning.reports import report as reports
 from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
-from fcco_lightning.reports.state_monitor import Values, plot_dual_states
 from fcco_lightning.reports.summary_table import print_tables, table_makers, write_report
 from tests import drawing
-from tests.drawing import heights
 
 drawn = drawing.drawn
 
@@ -83,13 +81,13 @@ def raising(*args, **kwargs):
 @pytest.mark.filterwarnings("ignore:.* is left out of the report")
 @pytest.mark.parametrize("pictures", [True, False])
 def test_a_run_ends_with_all_that_can_be_made(pictures, monkeypatch):
-    for name in ("reports.report.intervals", "reports.state_monitor.plot_dual_states", "reports.diagnostics._samples"):
+    for name in ("reports.report.intervals", "reports.diagnostics._samples"):
         monkeypatch.setattr(f"fcco_lightning.{name}", raising)
     report = Report(pictures=pictures)
-    folder = fit(report, Broken(), StateMonitor(picture=pictures), Diagnostics(enabled=True))
+    folder = fit(report, Broken(), Diagnostics(enabled=True))
     content, page = written(folder)
     of_splits = {f"{item} ({split})" for item in ("details", "intervals") for split in ("train", "test")}
-    of_pictures = {"odd.png", "dual_state.png"} if pictures else set()
+    of_pictures = {"odd.png"} if pictures else set()
     assert content["left_out"].keys() == of_splits | of_pictures | {"diagnostics"}
     assert content["left_out"]["details (test)"] == "ZeroDivisionError: details of nothing"
     assert 0 < content["test"]["auc"] < 1
@@ -150,6 +148,18 @@ def test_a_full_disk_costs_what_lies_on_it(tmp_path):
     assert (tmp_path / "auc_and_violation.png").exists()
 
 
+class Draws(Callback):
+    """Draws after the report, as a callback of a user may."""
+
+    def on_fit_end(self, trainer, pl_module):
+        plot_objective_and_violation(histories([0.5], ["a"]), Path(trainer.log_dir, "of_another.png"))
+
+
+def test_the_page_has_what_another_callback_draws_after_the_report():
+    _, page = written(fit(Report(), None, Draws()))
+    assert "of another" in page
+
+
 def test_an_interrupt_is_no_error_of_an_item():
     def interrupted():
         raise KeyboardInterrupt
@@ -176,16 +186,6 @@ COLUMNS = {  # 60 values each
     "one": [0.3],
     "none": [],
 }
-
-
-@pytest.mark.parametrize("name", [name for name in COLUMNS if name not in ("one", "none", "largest")])
-def test_a_histogram_has_all_finite_values(name, tmp_path, drawn):
-    values = torch.tensor(COLUMNS[name], dtype=torch.float64)
-    finite = int(values.isfinite().sum())
-    plot_dual_states([Values("objective", values, 1.0, 60)], tmp_path / "state.png")
-    (axes,) = drawn[0].axes
-    assert sum(heights(axes)) == pytest.approx(100.0 if finite else 0.0)
-    assert (f"{60 - finite} of 60 values are NaN or infinite" in axes.get_title()) == (finite < 60)
 
 
 DEGENERATE = ("constant", "zero", "nearly equal", "largest", "denormal", "some NaN", "infinite", "one", "none")
@@ -235,7 +235,6 @@ def makers(values, names):
         "ranking": partial(plot_ranking, dict.fromkeys(names, (column, labels)), split=names[0]),
         "ranking of one class": partial(plot_ranking, {names[0]: (column, labels * 0)}),
         "groups' ROC": partial(plot_roc_by_group, {names[0]: (column, labels, groups)}, names=(names[0], names[0])),
-        "dual states": partial(plot_dual_states, [Values(name, column, 0.5, 60) for name in names]),
     }  # fmt: skip
     return pictures, table_makers(report), report
 

@@ -54,11 +54,6 @@ def test_a_row_a_metric_and_a_column_a_split():
     assert [str(column.header) for column in render_summary(REPORT).columns] == ["metric", "train", "test"]
 
 
-def test_the_bound_of_an_error_stands_beside_its_figure():
-    split = {"auc": 0.75, "auc_error": 0.00003, "bellman_error": 0.5, "loss": None, "loss_error": None}
-    assert cells({"test": split}) == {"AUC": ["0.7500 ± 3e-05"], "loss": ["-"], "bellman_error": ["0.5000"]}
-
-
 def test_caption_holds_seconds_and_plain_settings_and_no_false_alarm():
     text = printed(render_summary(REPORT))
     assert "93.4 s, seed=0, kappa=0.005" in text

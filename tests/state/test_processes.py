@@ -89,15 +89,14 @@ def count_exchanges(processes):
     processes.gather([torch.ones(10)])
     after = processes.bytes
     processes.sum_(torch.ones(5, dtype=torch.float64))
-    return before, after, processes.bytes - after, processes.seconds
+    return before, after, processes.bytes - after
 
 
-def test_bytes_and_seconds_are_counted(pool):
-    for before, after, summed, seconds in pool.values(count_exchanges, 2):
+def test_bytes_are_counted(pool):
+    for before, after, summed in pool.values(count_exchanges, 2):
         assert before == 0
         assert after >= 40
         assert summed == 40
-        assert 0 < seconds < 60
 
 
 # ---- gradients
@@ -481,10 +480,10 @@ def act_alone(processes):
     for run in (guarded, together):
         assert attempt(run, processes, lambda: fail_with(ValueError, "mine"))[:2] == ("ValueError", "mine")
     processes.fail(ValueError("nobody there"))
-    return processes.size, processes.rank, processes.bytes, processes.seconds
+    return processes.size, processes.rank, processes.bytes
 
 
 def test_alone_nothing_is_sent(pool):
-    expected = (1, 0, 0, 0.0)
+    expected = (1, 0, 0)
     assert act_alone(Processes()) == expected
     assert pool.values(act_alone, 1) == [expected]  # although there is a group

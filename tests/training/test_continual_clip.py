@@ -49,7 +49,7 @@ class Watch(Callback):
         self.old.adapt(trainer.datamodule)
         self.old.load_state_dict(module.network.state_dict())
         for split, loader in trainer.datamodule.evaluation_loaders().items():
-            self.start[split] = module.summarise(split, module.split_of(loader))
+            self.start[split] = module.summarise(split, module.evaluate(loader))
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if self.first_change is None:

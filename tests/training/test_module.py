@@ -450,7 +450,6 @@ def test_several_constraints_share_the_penalty(make_module, make_trainer, small_
         (Clipping, {"algorithm": "l1"}),
         (Clipping, {"value": -1.0}),
         (Execution, {"micro_batch": 0}),
-        (Execution, {"kept_outputs": 0}),
         (Execution, {"num_samples": 1.5}),
     ],
 )

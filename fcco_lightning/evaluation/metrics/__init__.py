@@ -18,11 +18,8 @@ from fcco_lightning.evaluation.metrics.ranking import (
     roc_curve,
     roc_gap,
 )
-from fcco_lightning.evaluation.metrics.streaming import Bounded, ScoreCounts
 
 __all__ = [
-    "Bounded",
-    "ScoreCounts",
     "auc",
     "average_precision",
     "cvar",
