@@ -37,7 +37,7 @@ commands (fcco COMMAND --help shows its options):
   tune       a search over options, judged on the validation split: a table, and the command that trains the best
   list       the algorithms, objectives, constraints, ... that a configuration can name, and the configurations
   inspect    what a checkpoint holds, every byte of it verified; no model is built
-  convert    weights and rows of a checkpoint as .safetensors, .npz or a folder of .npy files
+  convert    weights and rows of a checkpoint as .safetensors or .npz
 
 completion of commands, options and names in bash (in zsh after: autoload -U bashcompinit && bashcompinit):
   fcco --print_completion > ~/.fcco_completion    and, in .bashrc:    source ~/.fcco_completion
@@ -272,11 +272,7 @@ def _convert(parser: ArgumentParser) -> Work:
     NAME.seen.
     """
     _add_checkpoint(parser)
-    parser.add_argument(
-        "out",
-        metavar="OUT",
-        help="NAME.safetensors, NAME.npz, or a folder (no extension, or / at its end) for one .npy a tensor",
-    )
+    parser.add_argument("out", metavar="OUT", help="NAME.safetensors or NAME.npz")
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
 
     def work(given: Namespace) -> None:
