@@ -36,7 +36,7 @@ from typing import Any
 
 from runs import CONFIGS, Job, arguments, run_all, seconds, table, train, value
 
-from fcco_lightning.evaluation.pictures.style import new_figure, quiet_frame, row_of_axes, save
+from fcco_lightning.evaluation.pictures import new_figure, quiet_frame, row_of_axes, save
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # config and overrides
     "finetune": ("digits_finetune", {}),

@@ -37,7 +37,7 @@ from fcco_lightning.data.sources import read_table
 from fcco_lightning.dro import DRAGO, LBFGS, LSVRG, MinibatchSGD, MultilevelSGD
 from fcco_lightning.dro.losses import Multinomial, Squared
 from fcco_lightning.dro.problem import Done, LinearProblem, Progress, Solver
-from fcco_lightning.evaluation.pictures.style import (
+from fcco_lightning.evaluation.pictures import (
     BLUE,
     GREEN,
     PURPLE,

@@ -20,7 +20,7 @@ from typing import Any
 
 from runs import Axes, Job, arguments, band, run_all, run_searches, seconds, table, value
 
-from fcco_lightning.evaluation.pictures.style import label_epochs, new_figure, row_of_axes, save
+from fcco_lightning.evaluation.pictures import label_epochs, new_figure, row_of_axes, save
 
 METHODS = {
     "adult": ("sgd", "sgd_uw", "ooa", "bsgd", "sox", "msvr", "sonx", "alexr", "sonex", "alexr2"),

@@ -25,7 +25,7 @@ from typing import Any
 
 from runs import CHEAP, SEEDS, Axes, Job, arguments, median, run_all, run_searches, seconds, spread, table, value
 
-from fcco_lightning.evaluation.pictures.style import new_figure, quiet_frame, row_of_axes, save
+from fcco_lightning.evaluation.pictures import new_figure, quiet_frame, row_of_axes, save
 
 METHODS = {
     "alexr2": "ALEXR2",

@@ -42,7 +42,7 @@ from fcco_lightning import (
     SampleDRO,
     TabularMLP,
 )
-from fcco_lightning.evaluation.pictures.style import new_figure, quiet_frame, row_of_axes, save
+from fcco_lightning.evaluation.pictures import new_figure, quiet_frame, row_of_axes, save
 from fcco_lightning.objectives import Quantity
 
 RADIUS, THETA, LOOKS = 50.0, 10.0, 60

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.evaluation.pictures import plot_constraints
-from fcco_lightning.evaluation.pictures.style import History
+from fcco_lightning.evaluation.pictures import History, plot_constraints
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.base import one_tensor, require
@@ -114,7 +113,7 @@ class Evaluation(ABC):
         """Say how the pictures of a finished run are drawn; nothing is drawn here, and an error in one spoils no other.
 
         Args:
-            history: The figures of every validation, see :mod:`fcco_lightning.evaluation.pictures.style`.
+            history: The figures of every validation, see :mod:`fcco_lightning.evaluation.pictures`.
             final: The outputs and the columns of every split, computed with the final weights.
 
         Returns:

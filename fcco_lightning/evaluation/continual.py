@@ -11,8 +11,7 @@ from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, correct_and_loss, require_columns
 from fcco_lightning.evaluation.metrics.ranking import same_rows
-from fcco_lightning.evaluation.pictures import plot_continual
-from fcco_lightning.evaluation.pictures.style import History
+from fcco_lightning.evaluation.pictures import History, plot_continual
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import require
 

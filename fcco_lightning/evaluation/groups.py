@@ -25,8 +25,7 @@ from fcco_lightning.evaluation.metrics.group_accuracy import (
     worst_fraction,
     worst_group,
 )
-from fcco_lightning.evaluation.pictures import plot_group_curves, plot_groups
-from fcco_lightning.evaluation.pictures.style import History
+from fcco_lightning.evaluation.pictures import History, plot_group_curves, plot_groups
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import one_tensor
 

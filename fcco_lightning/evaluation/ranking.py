@@ -14,8 +14,7 @@ from fcco_lightning.checks import at_least, below_one, fraction
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, require_columns, shown_split
 from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, partial_auc, precision_recall_at, roc_gap
-from fcco_lightning.evaluation.pictures import plot_objective_and_violation, plot_ranking, plot_roc_by_group
-from fcco_lightning.evaluation.pictures.style import History
+from fcco_lightning.evaluation.pictures import History, plot_objective_and_violation, plot_ranking, plot_roc_by_group
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Pooling, binary_scores
 from fcco_lightning.objectives.base import one_label_each, one_tensor, require

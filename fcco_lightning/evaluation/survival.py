@@ -21,8 +21,7 @@ from fcco_lightning.evaluation.metrics.survival import (
     uncensored_probability,
     uno_concordance,
 )
-from fcco_lightning.evaluation.pictures import plot_calibration
-from fcco_lightning.evaluation.pictures.style import History
+from fcco_lightning.evaluation.pictures import History, plot_calibration
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.cox import survival

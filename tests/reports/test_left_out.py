@@ -16,6 +16,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from fcco_lightning import FCCOModule, MeanAtMost, SoftRate, SyntheticDataModule, TabularMLP
 from fcco_lightning.evaluation import BinaryEvaluation
+from fcco_lightning.evaluation import pictures as all_pictures
 from fcco_lightning.evaluation.pictures import (
     plot_calibration,
     plot_comparison,
@@ -28,7 +29,6 @@ from fcco_lightning.evaluation.pictures import (
     plot_objective_and_violation,
     plot_ranking,
     plot_roc_by_group,
-    style,
 )
 from fcco_lightning.reports import Diagnostics, Report
 from fcco_lightning.reports import report as reports
@@ -251,7 +251,7 @@ def makers(values, names):
     ],
 )
 def test_all_is_made_or_left_out_in_words(values, names, tmp_path, monkeypatch):
-    monkeypatch.setattr(style, "DPI", 30)
+    monkeypatch.setattr(all_pictures, "DPI", 30)
     left_out = LeftOut()
     pictures, tables, report = makers(values, names)
     for number, (item, picture) in enumerate(pictures.items()):

@@ -1,0 +1,665 @@
+"""Pictures of a run: pure functions from plain numbers to PNG files.
+
+A *history* is a list of records, one an epoch and split, as logged at the end of the epoch::
+
+    {"epoch": 0, "split": "train", "auc": 0.89, "worst_violation": 0.02, "h/tpr@-3": -0.004, "h/fpr@2": 0.02}
+
+All keys but ``epoch`` and ``split`` are optional.  An absent or None value is passed over, one that is not finite
+leaves a hole in its line.
+
+Every ``plot_...`` takes ``path``, the PNG file to write, whose folder is created.  It returns the file written, or None
+where there is nothing to show: then nothing is written.  Figures are made without pyplot, so no global state or display
+is touched, and matplotlib is imported only when a picture is drawn.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from fcco_lightning.errors import printable
+from fcco_lightning.evaluation.metrics.ranking import (
+    auc,
+    average_precision,
+    group_rates,
+    partial_auc,
+    precision_recall_curve,
+    roc_curve,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+History: TypeAlias = Sequence[Mapping[str, Any]]
+"""Records of a run, see the module."""
+
+DPI = 130
+# Okabe & Ito's palette, told apart under the common colour blindnesses; markers differ too, for print in grey.
+BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+COLORS, MARKERS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "0.15"), "os^Dv<>"
+MINUS = "\N{MINUS SIGN}"  # as on the axes; a hyphen is too short to be seen
+_SPLITS = {"train": (BLUE, "o", "-"), "val": (VERMILION, "s", "--"), "test": (GREEN, "^", ":")}
+_MOST_LINES, _MOST_ROWS, _MOST_BARS, _MOST_TASKS = 14, 40, 40, 12
+_MOST_IMPORTANCES, _MOST_LETTERS = 30, 28
+_MARKS = 8  # on the line of a task, however long: they tell the tasks apart where colours are not enough
+_BESIDE: dict[str, Any] = {
+    "loc": "center left",
+    "bbox_to_anchor": (1.01, 0.5),
+    "frameon": False,
+    "fontsize": 9,
+}  # a legend
+
+
+# ------------------------------------------------------------------------------------------------------ what all share
+
+
+def line_of(records: History, key: str) -> "pd.Series[float]":
+    """The values of ``key`` by epoch, NaN where they are not finite; empty without any finite one."""
+    known = [record for record in records if record.get(key) is not None]
+    line = pd.Series([record[key] for record in known], [record["epoch"] for record in known], dtype=float)
+    line = line.where(np.isfinite(line)).sort_index(kind="stable")  # an infinity would stretch the axis beyond use
+    return line if line.notna().any() else line.iloc[:0]
+
+
+def lines_by_split(history: History, key: str) -> "dict[str, pd.Series[float]]":
+    """The lines of ``key``, a split each; without those that have no finite value."""
+    splits = dict.fromkeys(record["split"] for record in history)
+    lines = {split: line_of([r for r in history if r["split"] == split], key) for split in splits}
+    return {split: line for split, line in lines.items() if len(line)}
+
+
+def split_style(split: str) -> dict[str, Any]:
+    """Colour and marker of a split, as matplotlib names them."""
+    color, marker, _ = _SPLITS.get(split, (PURPLE, "D", "-."))
+    return {"color": color, "marker": marker}
+
+
+def shown(name: object, most: int = _MOST_LETTERS) -> str:
+    """A name from data as a picture may show it: short, without control characters, and no formula.
+
+    It is without its middle where it is long: names of intersections often differ in their last part.  A dollar would
+    begin a formula, and a legend leaves out what is empty or begins with an underscore.
+    """
+    text = printable(name, most).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") or not text else text
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of that size in inches, which keeps its parts from overlapping."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to import)
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def row_of_axes(figure: "Figure", count: int) -> list["Axes"]:
+    """Panels side by side."""
+    return list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def quiet_frame(axes: "Axes") -> None:
+    """A light grid behind, no frame above and to the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+
+
+def mark_level(axes: "Axes", level: float, label: str) -> None:
+    """A level that divides what is good from what is not."""
+    axes.axhline(level, color="0.35", linestyle="--", linewidth=1.1, label=label, zorder=1)
+
+
+def label_epochs(axes: "Axes", unit: str, title: str) -> None:
+    """Whole epochs on the x-axis."""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 (slow to import)
+
+    axes.set(xlabel="epoch", ylabel=unit, title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    quiet_frame(axes)
+
+
+def save(figure: "Figure", path: str | Path) -> Path:
+    """Write the PNG, whole or not at all; its folder is created."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        figure.savefig(target, dpi=DPI, format="png")
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _some_of(number: int, every: int, which: str) -> str:
+    """What the title adds where not all is shown."""
+    return f"{which} {number} of {every:,}" if number < every else ""
+
+
+def _unit_square(axes: "Axes", **labels: Any) -> None:
+    """Both axes from 0 to 1, as of shares, with titles and the like."""
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), **labels)
+    quiet_frame(axes)
+
+
+def _mark_diagonal(axes: "Axes") -> None:
+    axes.plot([0, 1], [0, 1], color="0.75", linewidth=1, linestyle=":")
+
+
+# ------------------------------------------------------------------------------------------------------ against epochs
+
+
+def plot_objective_and_violation(history: History, path: str | Path) -> Path | None:
+    """Draw AUC and worst constraint violation (largest h_i) against the epoch, one line a split, side by side.
+
+    Args:
+        history: records with ``auc`` and ``worst_violation``; a panel without any number is left out.
+        path: see the module.
+    """
+    panels = [
+        (lines_by_split(history, "auc"), "AUC", "AUC of the raw scores"),
+        (
+            lines_by_split(history, "worst_violation"),
+            "largest constraint value, max $h_i$",
+            "Worst constraint violation",
+        ),
+    ]
+    drawn = [panel for panel in panels if panel[0]]
+    if not drawn:
+        return None
+    figure = new_figure(4.8 * len(drawn), 3.7)
+    for axes, (lines, unit, title) in zip(row_of_axes(figure, len(drawn)), drawn, strict=True):
+        for split, line in lines.items():
+            axes.plot(line, label=split, markersize=3.5, linewidth=1.6, **split_style(split))
+        if unit != "AUC":
+            mark_level(axes, 0, "feasible: $h \\leq 0$")
+        label_epochs(axes, unit, title)
+        axes.legend(frameon=False)
+    return save(figure, path)
+
+
+class _Constraint(NamedTuple):
+    """A constraint's name in parts; ``rate`` and ``threshold`` are empty for a name not like ``tpr@-3``."""
+
+    key: str
+    rate: str
+    threshold: float | None
+
+    @property
+    def label(self) -> str:
+        if self.threshold is None:
+            return shown(self.key.partition("/")[2])
+        return f"{shown(self.rate.upper())}, τ = {self.threshold:g}".replace("-", MINUS)
+
+
+def plot_constraints(history: History, path: str | Path, split: str | None = None) -> Path | None:
+    """Draw every constraint value h_i against the epoch on one pair of axes.
+
+    More than 14 lines could not be told apart.  They become a heat map with a row for each constraint and a column for
+    each epoch, orange where it is violated and purple where it holds; of more than 40 it has those that are largest at
+    the end.
+
+    Constraints called ``tpr@<threshold>`` or ``fpr@<threshold>`` are coloured by their threshold, from dark to light;
+    TPR lines are solid, FPR lines dashed.  Other names are solid and coloured by their order.
+
+    Args:
+        history: records with keys ``h/<name>``.
+        path: see the module.
+        split: whose values to draw; None takes ``train``, or else the first split that has any.
+    """
+    drawn, lines = _lines_of_constraints("h/", history, split)
+    meaning = "constraint value $h_i$ (feasible: at most 0)"
+    return _plot_lines(lines, path, f"Constraint values ({drawn})", meaning, level=0)
+
+
+def plot_multipliers(history: History, path: str | Path) -> Path | None:
+    """Draw every multiplier nu_i against the epoch, in the colours of :func:`plot_constraints`.
+
+    More than 14 become a heat map, the darker the larger.
+
+    Args:
+        history: records with keys ``nu/<name>``.
+        path: see the module.
+    """
+    _, lines = _lines_of_constraints("nu/", history)
+    signed = any((line < 0).any() for line in lines.values())  # as those of equalities may be
+    return _plot_lines(lines, path, "Multipliers of the constraints", "multiplier $\\nu_i$", signed=signed)
+
+
+def _lines_of_constraints(
+    prefix: str, history: History, split: str | None = None
+) -> "tuple[str | None, dict[str, pd.Series[float]]]":
+    """The split that is drawn, and the line of every constraint, by key."""
+    able = [record for record in history if any(key.startswith(prefix) for key in record)]
+    splits = [record["split"] for record in able]
+    drawn = split or ("train" if "train" in splits else next(iter(splits), None))
+    records = [record for record in able if record["split"] == drawn]
+    keys = dict.fromkeys(key for record in records for key in record if key.startswith(prefix))
+    return drawn, {key: line for key in keys if len(line := line_of(records, key))}
+
+
+def _plot_lines(
+    lines: "Mapping[str, pd.Series[float]]",
+    path: str | Path,
+    title: str,
+    meaning: str,
+    *,
+    level: float | None = None,
+    signed: bool = True,
+) -> Path | None:
+    """Lines of constraints, or the heat map of many."""
+    from matplotlib import colormaps  # noqa: PLC0415 (slow to import, and only needed here)
+
+    if not lines:
+        return None
+    if len(lines) > _MOST_LINES:
+        return save(_heat_map(lines, title, meaning, signed=signed), path)
+    figure = new_figure(8.4, 4.4)
+    axes = figure.add_subplot()
+    constraints = _ordered(lines)
+    thresholds = sorted({c.threshold for c in constraints if c.threshold is not None})
+    names = [c.key for c in constraints if c.threshold is None]
+    ranks = [names.index(c.key) if c.threshold is None else thresholds.index(c.threshold) for c in constraints]
+    for constraint, rank in zip(constraints, ranks, strict=True):
+        dashes, marker = ("--", "x") if constraint.rate == "fpr" else ("-", "o")
+        line, color = lines[constraint.key], colormaps["viridis"](0.9 * rank / max(1, *ranks))  # without its pale end
+        alone = marker if len(line) == 1 else None  # one epoch draws no line
+        axes.plot(line, dashes, color=color, marker=alone, label=constraint.label, linewidth=1.5)
+    label_epochs(axes, meaning, title)
+    # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
+    axes.legend(**_BESIDE, ncols=1 + (len(lines) > 10))
+    if level is not None:
+        mark_level(axes, level, "_unlisted")  # an odd entry would push the legend's two columns out of step
+    return save(figure, path)
+
+
+def _ordered(keys: Iterable[str]) -> list[_Constraint]:
+    """True positive rates first, each kind by its thresholds."""
+    found = {key: re.fullmatch(r"(\w+)@([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", key.partition("/")[2]) for key in keys}
+    parts = [
+        _Constraint(key, m[1].lower(), float(m[2])) if m else _Constraint(key, "", None) for key, m in found.items()
+    ]
+    return sorted(parts, key=lambda c: (c.rate != "tpr", c.rate, c.threshold or 0.0))
+
+
+def _heat_map(lines: "Mapping[str, pd.Series[float]]", title: str, meaning: str, *, signed: bool) -> "Figure":
+    from matplotlib.colors import SymLogNorm  # noqa: PLC0415 (slow to import, and only needed here)
+
+    at_end = pd.Series({key: line.iloc[-1] for key, line in lines.items()}).fillna(np.inf)
+    rows = _ordered(at_end.nlargest(_MOST_ROWS).reindex(list(lines)).dropna().index)
+    columns = {c.key: lines[c.key] for c in rows}  # of several validations of an epoch the last
+    drawn = pd.DataFrame({key: line[~line.index.duplicated(keep="last")] for key, line in columns.items()}).sort_index()
+    bound = float(np.nanmax(np.abs(drawn.to_numpy()))) or 1.0
+    epochs = drawn.index.to_numpy(dtype=float)
+    middles = (epochs[1:] + epochs[:-1]) / 2  # a column lies around its epoch, however far apart these are
+    first, last = (middles[0], middles[-1]) if len(middles) else (epochs[0] + 0.5, epochs[0] - 0.5)
+    edges = [2 * epochs[0] - first, *middles, 2 * epochs[-1] - last]
+    figure = new_figure(8.4, 1.4 + 0.22 * len(rows))
+    axes = figure.add_subplot()
+    axes.set_facecolor("0.85")  # where nothing is known
+    # colours follow the logarithm of values beyond a twentieth of the largest, so that small ones have a sign, too
+    norm = SymLogNorm(0.05 * bound, vmin=-bound if signed else 0.0, vmax=bound)
+    mesh = axes.pcolormesh(
+        edges, range(len(rows) + 1), drawn.T.to_numpy(), cmap="PuOr_r" if signed else "Purples", norm=norm
+    )
+    axes.set_yticks([i + 0.5 for i in range(len(rows))], [c.label for c in rows], fontsize=8)
+    axes.invert_yaxis()
+    label_epochs(axes, "", title + (f": the {len(rows)} largest of {len(lines)}" if len(rows) < len(lines) else ""))
+    axes.grid(visible=False)
+    figure.colorbar(mesh, ax=axes, label=meaning)
+    return figure
+
+
+def plot_group_curves(history: History, path: str | Path) -> Path | None:
+    """Draw accuracies (average, worst groups, worst group) and losses (average, CVaR) against the epoch, side by side.
+
+    A colour says which groups, solid lines are train, dashed ones val.
+
+    Args:
+        history: records with ``accuracy``, ``tail_accuracy``, ``worst_group_accuracy`` in [0, 1], ``loss`` and
+            ``cvar_loss`` in nats; a panel without any number is left out.
+        path: see the module.
+    """
+    accuracies = {"accuracy": "average", "tail_accuracy": "worst groups", "worst_group_accuracy": "worst group"}
+    losses = {"loss": "average", "cvar_loss": "CVaR of the groups"}
+    panels = [("accuracy (%)", "Accuracy", accuracies, 100.0), ("loss (nats)", "Loss", losses, 1.0)]
+    drawn = [panel for panel in panels if any(lines_by_split(history, key) for key in panel[2])]
+    if not drawn:
+        return None
+    figure = new_figure(5.2 * len(drawn), 4.4)
+    for axes, (unit, title, names, scale) in zip(row_of_axes(figure, len(drawn)), drawn, strict=True):
+        for (key, name), color in zip(names.items(), (BLUE, GREEN, VERMILION), strict=False):
+            for split, line in lines_by_split(history, key).items():
+                look: dict[str, Any] = {
+                    "color": color,
+                    "linestyle": _SPLITS.get(split, ("", "", "-."))[2],
+                    "linewidth": 1.6,
+                }
+                marker = split_style(split)["marker"] if len(line) <= _MOST_BARS else None
+                axes.plot(scale * line, marker=marker, markersize=3.5, label=f"{name}, {split}", **look)
+        label_epochs(axes, unit, title)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=len(names), frameon=False, fontsize=9)
+    return save(figure, path)
+
+
+def plot_continual(history: History, path: str | Path) -> Path | None:
+    """Draw the change of accuracy since the old model against the epoch: of the target, and of every protected task.
+
+    The target has one line a split; the protected tasks have one panel a split, with a common scale.  Zero is the old
+    model: a protected task below it was forgotten in part.  Of more than 12 tasks the 12 that end worst are drawn.
+
+    Args:
+        history: records with ``delta_target`` and ``change/<name>``, differences of accuracies in [-1, 1]; a panel
+            without any number is left out.
+        path: see the module.
+    """
+    keys = dict.fromkeys(key for record in history for key in record if key.startswith("change/"))
+    of_tasks = {key.removeprefix("change/"): lines_by_split(history, key) for key in keys}
+    tasks = {task: lines for task, lines in of_tasks.items() if lines}
+    target = lines_by_split(history, "delta_target")
+    splits = list(dict.fromkeys(split for lines in tasks.values() for split in lines))
+    count = bool(target) + len(splits)
+    if not count:
+        return None
+    ends = pd.Series(
+        {task: min(line.iloc[-1] for line in lines.values()) for task, lines in tasks.items()}, dtype=float
+    )
+    worst = set(ends.nsmallest(_MOST_TASKS).index)
+    drawn = [task for task in tasks if task in worst]
+    for_names = 0.7 + 0.07 * max(map(len, map(shown, drawn))) if drawn else 0.0
+    figure = new_figure(4.4 * count + for_names, 3.9)
+    panels = row_of_axes(figure, count)
+    if target:
+        axes = panels.pop(0)
+        for split, line in target.items():
+            _draw_change(axes, line, label=split, **split_style(split))
+        _finish_changes(axes, "Target")
+        axes.legend(frameon=False)
+    for axes, split in zip(panels, splits, strict=True):
+        if axes is not panels[0]:
+            axes.sharey(panels[0])
+        for k, task in enumerate(drawn):
+            turn = k % len(COLORS)
+            look: dict[str, Any] = {"color": COLORS[turn], "marker": MARKERS[turn]}
+            if k != turn:  # dashed and hollow in the second round: told apart also where one epoch draws no line
+                look |= {"linestyle": "--", "markerfacecolor": "white"}
+            # One that the split lacks is drawn too, as nothing, so that the last panel's legend has them all.
+            _draw_change(axes, tasks[task].get(split, pd.Series(dtype=float)), k, label=shown(task), **look)
+        _finish_changes(axes, f"Protected tasks ({split}){_some_of(len(drawn), len(tasks), ', the worst')}")
+    if panels:
+        panels[-1].legend(**_BESIDE)
+    return save(figure, path)
+
+
+def _draw_change(axes: "Axes", line: "pd.Series[float]", first_mark: int = 0, **look: Any) -> None:
+    every = max(1, len(line) // _MARKS)
+    marks = first_mark % every, every  # of lines that lie on each other they stand side by side
+    axes.plot(line.index, 100 * line.to_numpy(), markevery=marks, markersize=4.5, linewidth=1.5, **look)
+
+
+def _finish_changes(axes: "Axes", title: str) -> None:
+    mark_level(axes, 0, "old model")
+    label_epochs(axes, "change in accuracy (points)", title)
+
+
+# ----------------------------------------------------------------------------------------------------- of final weights
+
+
+def plot_ranking(
+    lists: Mapping[str, tuple[Tensor, Tensor]],
+    path: str | Path,
+    *,
+    region: tuple[float, float] = (1.0, 0.0),
+    split: str = "",
+) -> Path | None:
+    """Draw precision over recall and, beside it, the ROC curve, of every label.
+
+    Of more than three labels those with the lowest, the middle and the highest average precision have colours, the
+    others are grey.  A dotted line is the share of the positives, which is the precision of a random ranking.
+
+    Args:
+        lists: the scores and the classes of each label, as :mod:`fcco_lightning.evaluation.metrics.ranking` takes
+            them, by its name, which may be empty if there is one only.
+        path: see the module.
+        region: largest false positive rate and smallest true positive rate of the part of the ROC curve to shade.
+        split: what is shown, for the titles.
+    """
+    if not lists:
+        return None
+    ordered = sorted(lists, key=lambda name: average_precision(*lists[name]).item())
+    last = len(ordered) - 1
+    named = sorted({0, last // 2, last}) if last > 2 else range(last + 1)
+    looks = dict(zip(named, ((BLUE, "-"), (VERMILION, "--"), (GREEN, "-.")), strict=False))
+    figure = new_figure(9.4, 4.6)
+    left, right = row_of_axes(figure, 2)
+    _mark_diagonal(right)
+    right.fill_between([0, region[0]], [region[1]] * 2, 1, color="0.93", zorder=0)
+    for i, name in enumerate(ordered):
+        scores, y = lists[name]
+        color, dashes = looks.get(i, ("0.82", "-"))
+        look: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": 1.6 if i in looks else 0.8}
+        labels: list[str | None] = [None, None]
+        if i in looks:
+            prefix = f"{shown(name)}: " if name else ""
+            area = partial_auc(scores, y, *region).item()
+            labels = [f"{prefix}AP {average_precision(scores, y).item():.3f}", f"{prefix}shaded part {area:.3f}"]
+            left.axhline(float(y.double().mean()), color=color, linewidth=0.8, linestyle=":")
+        precision, recall = precision_recall_curve(scores, y)
+        fpr, tpr = roc_curve(scores, y)
+        left.step(recall.tolist(), precision.tolist(), where="pre", label=labels[0], **look)
+        right.plot(fpr.tolist(), tpr.tolist(), label=labels[1], **look)
+    of_split = f" ({split})" if split else ""
+    _unit_square(left, xlabel="recall", ylabel="precision", title=f"Precision and recall{of_split}")
+    _unit_square(right, xlabel="false positive rate", ylabel="true positive rate", title=f"ROC{of_split}")
+    for axes in (left, right):
+        axes.legend(loc="best", frameon=False)
+    return save(figure, path)
+
+
+def plot_roc_by_group(
+    splits: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+    path: str | Path,
+    *,
+    names: tuple[str, str] = ("group 0", "group 1"),
+    num_thresholds: int = 200,
+) -> Path | None:
+    """Draw the ROC curves of the groups, one panel a split, with each AUC and the hard gap.
+
+    The grey segment joins the groups' points at the common threshold where their rates differ most: curves that lie
+    on each other can still be far apart there.
+
+    Args:
+        splits: scores, classes and groups of each split, as :func:`~fcco_lightning.evaluation.metrics.group_rates`
+            takes them.
+        path: see the module.
+        names: of the groups 0 and 1.
+        num_thresholds: the number of quantiles of the scores at which the gap is taken, >= 1.
+    """
+    if not splits:
+        return None
+    figure = new_figure(4.6 * len(splits), 4.7)
+    labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
+    for axes, (split, (scores, y, group)) in zip(row_of_axes(figure, len(splits)), splits.items(), strict=True):
+        _mark_diagonal(axes)
+        rates = group_rates(scores, y, group, num_thresholds)
+        widest = int(rates.gaps.argmax())
+        fpr, tpr = rates.fpr[:, widest].tolist(), rates.tpr[:, widest].tolist()
+        for k, (color, dashes) in enumerate(((BLUE, "-"), (VERMILION, "--"))):
+            own = scores[group == k], y[group == k]
+            curve = (rate.tolist() for rate in roc_curve(*own))
+            axes.plot(
+                *curve, dashes, color=color, linewidth=1.6, label=f"{shown(names[k])}: AUC {auc(*own).item():.3f}"
+            )
+            axes.plot(fpr[k], tpr[k], MARKERS[k], color=color, markeredgecolor="0.25", markersize=7, zorder=4)
+        gap = f"hard gap {float(rates.gaps[widest]):.3f}, at one threshold"
+        axes.plot(fpr, tpr, color="0.25", linewidth=1.2, label=gap, zorder=3)
+        _unit_square(axes, aspect="equal", title=f"ROC by group ({split})", **labels)
+        axes.legend(loc="lower right", frameon=False)
+    return save(figure, path)
+
+
+def plot_calibration(
+    groups: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, *, horizon: float | None = None
+) -> Path | None:
+    """Draw the predicted probability of groups of samples against the observed share; on the diagonal they agree.
+
+    Args:
+        groups: for each split a list of records with ``predicted`` and ``observed``, probabilities.
+        path: see the module.
+        horizon: where survival is meant, until when; None for the class of positives.
+    """
+    tables = {split: pd.DataFrame(records)[["predicted", "observed"]] for split, records in groups.items() if records}
+    if not tables:
+        return None
+    figure = new_figure(4.6, 4.7)
+    axes = figure.subplots()
+    _mark_diagonal(axes)
+    for split, table in tables.items():
+        axes.plot(table["predicted"], table["observed"], linewidth=1.2, label=split, **split_style(split))
+    if horizon is None:
+        labels = {"title": "Probabilities of positives", "ylabel": "observed, by tenths of the samples"}
+    else:
+        labels = {"title": f"survival to {horizon:.4g}", "ylabel": "observed (Kaplan-Meier)"}
+    _unit_square(axes, aspect="equal", xlabel="predicted", **labels)
+    if horizon is None:  # of rare positives all are small
+        most = float(pd.concat(tables).to_numpy().max())
+        axes.set(xlim=(-0.02 * most, 1.05 * most), ylim=(-0.02 * most, 1.05 * most))
+    axes.legend(loc="lower right", frameon=False)
+    return save(figure, path)
+
+
+def plot_groups(
+    groups: Sequence[Mapping[str, Any]], path: str | Path, *, average: float, split: str = "test"
+) -> Path | None:
+    """Draw the accuracy of every group as a bar, the worst on the left, over its weight in CVaR.
+
+    Args:
+        groups: ``{"name", "size", "accuracy", "weight"}`` of each, the worst first; accuracies in [0, 1], weights of
+            sum 1 and drawn as multiples of the uniform weight.  Of more than 40 groups the worst 40 are drawn.
+        path: see the module.
+        average: accuracy over the samples of the split, in [0, 1], drawn as a line.
+        split: its name.
+    """
+    if not groups:
+        return None
+    table = pd.DataFrame(groups[:_MOST_BARS])
+    names = [shown(name) for name in table["name"]]
+    number, upright = len(names), sum(map(len, names)) > 70
+    figure = new_figure(max(6.0, 1.6 + 0.24 * number), 4.6 + 0.075 * max(map(len, names)) * upright)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    multiples = table["weight"] * len(groups)
+    for axes, heights, color in ((above, 100 * table["accuracy"], BLUE), (below, multiples, GREEN)):
+        axes.bar(range(number), heights, width=0.8 if number > 3 else 0.5, color=color, label="_unlisted")
+        quiet_frame(axes)
+        axes.grid(visible=False, axis="x")
+    line: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
+    above.axhline(100 * average, label=f"average {average:.1%}", **line)
+    above.set(ylim=(0, 100), ylabel="accuracy (%)")
+    title = f"Accuracy by group ({split}){_some_of(number, len(groups), ': the worst')}"
+    above.set_title(title, loc="left")  # the legend stands on the right
+    mark_level(below, 1, "uniform")
+    below.set(ylabel="weight in CVaR,\ntimes uniform", ylim=(0, 1.08 * max(1.0, *multiples)))
+    for axes in (above, below):  # outside: a bar may be as high as the frame
+        axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.97), frameon=False, fontsize=9)
+    below.set_xticks(range(number), names, rotation=90 if upright else 0, fontsize=8 if upright else 9)
+    below.set_xlim(-0.7, max(number, 3) - 0.3 - (number < 3))
+    return save(figure, path)
+
+
+def plot_importances(records: Sequence[Mapping[str, Any]], path: str | Path, *, label: str, title: str) -> Path | None:
+    """Draw a bar with an error bar of one standard deviation for every column, the first at the top.
+
+    Args:
+        records: ``{"column", "change", "std"}`` of each, the most important first; the first 30 are drawn.
+        path: see the module.
+        label: what the change is of.
+        title: of the picture.
+    """
+    if not records:
+        return None
+    table = pd.DataFrame(records[:_MOST_IMPORTANCES])
+    number = len(table)
+    figure = new_figure(6.4, 1.4 + 0.26 * number)
+    axes = figure.subplots()
+    bars: dict[str, Any] = {"color": BLUE, "ecolor": "0.35", "height": 0.7, "capsize": 2}
+    axes.barh(range(number), table["change"], xerr=table["std"], **bars)
+    axes.axvline(0, color="0.35", linewidth=1.1)
+    axes.set_yticks(range(number), [shown(name) for name in table["column"]], fontsize=9)
+    axes.set_ylim(number - 0.4, -0.6)
+    axes.set(xlabel=label, title=f"{title}{_some_of(number, len(records), ': the first')}")
+    quiet_frame(axes)
+    axes.grid(visible=False, axis="y")
+    return save(figure, path)
+
+
+# ----------------------------------------------------------------------------------------------------- of several runs
+
+
+def plot_comparison(rows: Sequence[Mapping[str, Any]], figure: str, violation: str, path: Path) -> Path | None:
+    """Draw a figure of every run against its largest constraint value; without constraints, a line for every run.
+
+    Runs that meet their constraints are blue dots, the others vermilion crosses.
+
+    Args:
+        rows: of runs, with the key ``run``.
+        figure: key of the figure.
+        violation: key of the largest constraint value.
+        path: see the module.
+    """
+    known = [row for row in rows if row.get(figure) is not None]
+    if not known:
+        return None
+    constrained = [row for row in known if row.get(violation) is not None]
+    canvas = new_figure(7, 4.2 if constrained else 1.4 + 0.3 * len(known))
+    axes = canvas.subplots()
+    quiet_frame(axes)
+    for row in constrained:
+        holds = row.get("holds", "yes" if row[violation] <= 0 else "no") == "yes"
+        axes.plot(row[violation], row[figure], "o" if holds else "X", color=BLUE if holds else VERMILION)
+        _annotate(axes, row["run"], (row[violation], row[figure]))
+    if constrained:
+        axes.axvline(0, color="0.5", linewidth=1)
+        axes.set(xlabel=f"{shown(violation)} in training (constraints hold left of 0)", ylabel=shown(figure))
+    else:
+        axes.plot([row[figure] for row in known], range(len(known)), "o", color=BLUE)
+        axes.set_yticks(range(len(known)), [shown(row["run"]) for row in known])
+        axes.invert_yaxis()
+        axes.set(xlabel=shown(figure))
+    return save(canvas, path)
+
+
+def plot_front(points: Sequence[Mapping[str, Any]], figure: str, path: Path) -> Path | None:
+    """Draw a figure of every point against the violation, a line for every split, each point with its label.
+
+    Args:
+        points: from the loosest to the tightest, with ``point``, the label, and ``SPLIT violation`` and
+            ``SPLIT FIGURE`` for every split.
+        figure: name of the figure.
+        path: see the module.
+    """
+    lines = {split: [(point.get(f"{split} violation"), point.get(f"{split} {figure}")) for point in points]
+             for split in _SPLITS}  # fmt: skip
+    known = {split: line for split, line in lines.items() if all(None not in place for place in line)}
+    if not known:
+        return None
+    canvas = new_figure(7, 4.2)
+    axes = canvas.subplots()
+    quiet_frame(axes)
+    for split, line in known.items():
+        axes.plot(*zip(*line, strict=True), label=split, **split_style(split))
+        for point, place in zip(points, line, strict=True):
+            _annotate(axes, point["point"], place)
+    axes.axvline(0, color="0.5", linewidth=1)
+    axes.set(xlabel="violation at the tightest kappa (all constraints hold left of 0)", ylabel=shown(figure))
+    axes.legend(frameon=False)
+    return save(canvas, path)
+
+
+def _annotate(axes: "Axes", name: str, place: tuple[Any, Any]) -> None:
+    axes.annotate(shown(name), place, (4, 4), textcoords="offset points", fontsize=8)
