@@ -24,7 +24,7 @@ _WHOLE = ("data", "data.datamodules", "dro")  # every class that these folders e
 _SELECTED = {
     "reports.classifier": "ConstrainedClassifier",
     "reports": "Baseline BestFeasible Diagnostics PredictionWriter Report Run load_run report_on",
-    "engine": "Engine Estimate InnerFunctions Problem",
+    "engine": "Algorithm Engine Estimate InnerFunctions Problem",
     "errors": "CheckpointError ConfigError DataError FCCOError NonFiniteError StateIndexError",
     "evaluation": "default_evaluation",
     "inference": "Predictor export load",

@@ -2,7 +2,6 @@
 
 from fcco_lightning.algorithms.alexr import ALEXR
 from fcco_lightning.algorithms.alexr2 import ALEXR2
-from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.algorithms.bsgd import BSGD
 from fcco_lightning.algorithms.default import default_algorithm
 from fcco_lightning.algorithms.double_loop import DoubleLoop
@@ -25,6 +24,7 @@ from fcco_lightning.algorithms.sox_boost import SOXBoost
 from fcco_lightning.algorithms.stages import ConcaveStages, EqualStages, Stages, StronglyConcaveStages
 from fcco_lightning.algorithms.switching import Switching
 from fcco_lightning.algorithms.two_draws import TwoDraws
+from fcco_lightning.engine import Algorithm
 
 __all__ = [
     "ALEXR",

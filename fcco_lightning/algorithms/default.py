@@ -1,8 +1,8 @@
 """The algorithm where none is named."""
 
-from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.algorithms.sgd import SGD
 from fcco_lightning.algorithms.sonex import SONEX
+from fcco_lightning.engine import Algorithm
 from fcco_lightning.objectives import Objective
 
 

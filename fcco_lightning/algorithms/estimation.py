@@ -1,15 +1,15 @@
 """Rows by an estimator, outer functions by a smoothing: what most algorithms share, and those with one loop are."""
 
 from abc import ABC
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fcco_lightning.algorithms.base import Algorithm
-from fcco_lightning.engine import Engine, Estimate, Measured, Problem, Reading, Term
+from fcco_lightning.engine import Algorithm, Engine, Estimate, Problem, Seen, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Estimator, PreviousWeights, Sampling
+from fcco_lightning.estimators import Estimator, PreviousWeights, moved, trusted
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing, slopes
 
@@ -39,10 +39,10 @@ class Estimation(Algorithm, ABC):
         """The estimator of a term."""
         return self.objective_estimator if term.name == "objective" else self.estimator
 
-    def smoothed(self, reading: Reading) -> OuterFunction:
-        """The outer function of a reading, as the algorithm smooths it."""
-        fixed = reading.term.smoothed if reading.outer is reading.term.outer else None
-        return fixed or self.smoothing(reading.outer)
+    def smoothed(self, seen: Seen) -> OuterFunction:
+        """The outer function of a term, as the algorithm smooths it."""
+        fixed = seen.term.smoothed if seen.f is seen.term.outer else None
+        return fixed or self.smoothing(seen.f)
 
     def prepare(self, problem: Problem) -> None:
         for term in problem.all_terms:
@@ -71,74 +71,77 @@ class Estimation(Algorithm, ABC):
         """Measure a batch and let :meth:`step` follow."""
         return engine.run(self.step, batch, self._previous.tensors if self.needs_previous else None)
 
-    def step(self, now: Measured) -> Estimate:
-        """New rows, and F at remembered ones, from what a batch says: a function of tensors, which can be compiled."""
-        estimate = Estimate(now.direct)
-        for reading in now.readings:
-            estimate.add(reading, self.track(estimate, reading))
+    def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
+        """New rows, and F at remembered ones, from what a batch contains: a function of tensors, which can be compiled.
+
+        Args:
+            g0: estimate of g_0 with graph, a scalar, or None.
+            terms: what the batch contains of each.
+        """
+        estimate = Estimate(g0)
+        for seen in terms:
+            estimate.add(seen, self.track(estimate, seen))
         return estimate
 
-    def track(self, estimate: Estimate, reading: Reading) -> Tensor:
-        """Move the rows of a reading, and the multipliers that follow them.
+    def track(self, estimate: Estimate, seen: Seen) -> Tensor:
+        """Move the rows of a term, and the multipliers that follow them.
 
         Args:
             estimate: takes the new rows, which are to be written.
-            reading: of a term.
+            seen: what the batch contains of the term.
 
         Returns: f of every row, (r,), see :meth:`Estimator.estimate`.
         """
-        estimator, outer = self.estimator_of(reading.term), self.smoothed(reading)
-        rows, inner, sampling = self.held(reading, estimator)
-        earlier = None if reading.earlier is None else reading.earlier.to(rows.dtype)
-        new = estimator.update(rows, inner, earlier, outer, sampling)
+        term, estimator, outer = seen.term, self.estimator_of(seen.term), self.smoothed(seen)
+        rows, inner, unseen = self.held(seen, estimator)
+        before = None if seen.before is None else seen.before.to(rows.dtype)
+        inverse = seen.inverse_inclusion if estimator.by_chance else 1.0
+        new = moved(estimator, rows, inner, before, outer, inverse, unseen, term.range)
         if estimator.remembers:
-            estimate.remember(reading, new, estimator.decay())
-        at = sampling.trusted(new if estimator.fresh else rows, inner)
-        multipliers = reading.term.multipliers
-        if multipliers is not None:
+            estimate.remember(seen, new, estimator.decay())
+        at = trusted(new if estimator.fresh else rows, inner, term.growth)
+        if term.multipliers is not None:
             u = new
-            if reading.gap is not None and multipliers.decisions is not None:
-                before = self._gap(reading, inner)
-                gap = torch.lerp(before, self._gap_now(reading, inner), estimator.gamma)
-                estimate.propose(reading, multipliers.decisions, reading.gap, gap)
-                u, at = u + gap, at + (gap if estimator.fresh else before)
-            estimate.propose(reading, multipliers.state, multipliers.state.gather(None), multipliers.moved(u))
-        return estimator.estimate(outer, at, reading.values, inner)
+            if seen.gap is not None and term.multipliers.decisions is not None:
+                held = self._gap(seen, inner)
+                gap = torch.lerp(held, self._gap_now(seen, inner), estimator.gamma)
+                estimate.write(seen, term.multipliers.decisions, seen.gap, gap)
+                u, at = u + gap, at + (gap if estimator.fresh else held)
+            memory = term.multipliers.state
+            estimate.write(seen, memory, memory.gather(None), term.multipliers.moved(u))
+        return estimator.estimate(outer, at, seen.g, inner)
 
-    def recall(self, reading: Reading) -> Tensor:
+    def recall(self, seen: Seen) -> Tensor:
         """F of every row as it is remembered, (r,); a row never visited counts as the fresh one."""
-        estimator = self.estimator_of(reading.term)
-        rows, inner, _ = self.held(reading, estimator)
-        return self.at_rows(reading, rows, inner)
+        rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
+        return self.at_rows(seen, rows, inner)
 
-    def at_rows(self, reading: Reading, rows: Tensor, inner: Tensor) -> Tensor:
+    def at_rows(self, seen: Seen, rows: Tensor, inner: Tensor) -> Tensor:
         """F of every row, (r,), at given rows; and at decisions as they are remembered, if multipliers follow these."""
-        at = rows if reading.gap is None else rows + self._gap(reading, inner)
-        return self.estimator_of(reading.term).estimate(self.smoothed(reading), at, reading.values, inner)
+        at = rows if seen.gap is None else rows + self._gap(seen, inner)
+        return self.estimator_of(seen.term).estimate(self.smoothed(seen), at, seen.g, inner)
 
-    def _gap(self, reading: Reading, inner: Tensor) -> Tensor:
+    def _gap(self, seen: Seen, inner: Tensor) -> Tensor:
         """How far a constraint's values on decisions are from the smooth ones, as remembered, (r, k)."""
-        assert reading.gap is not None  # noqa: S101 - the caller has seen to it
-        return torch.where(reading.gap.isnan(), self._gap_now(reading, inner), reading.gap)
+        assert seen.gap is not None  # noqa: S101 - the caller has seen to it
+        return torch.where(seen.gap.isnan(), self._gap_now(seen, inner), seen.gap)
 
-    def _gap_now(self, reading: Reading, inner: Tensor) -> Tensor:
+    def _gap_now(self, seen: Seen, inner: Tensor) -> Tensor:
         """The same in this batch: both on the same samples, so that the difference has less noise than either."""
-        assert reading.decided is not None  # noqa: S101 - the caller has seen to it
-        return reading.decided.to(inner.dtype) - inner
+        assert seen.decided is not None  # noqa: S101 - the caller has seen to it
+        return seen.decided.to(inner.dtype) - inner
 
-    def held(self, reading: Reading, estimator: Estimator) -> tuple[Tensor, Tensor, Sampling]:
-        """The rows of a reading from before the step, the fresh inner values, and how the rows were drawn.
+    def held(self, seen: Seen, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The rows of a term from before the step, the fresh inner values, and which numbers were never written.
 
         A row never visited is the one that the estimator begins with.  Of rows that the batch does not contain the
         inner value is 1, where every f and its slope are finite: they have the weight 0, and nothing of them is kept.
         """
-        term, inner = reading.term, torch.where(reading.present.unsqueeze(1), reading.values.detach(), 1.0)
-        inverse = reading.inverse if estimator.by_chance else 1.0
-        if reading.held is None:
-            return inner, inner, Sampling(inverse, None, term.range, term.growth)
-        inner, unseen = inner.to(reading.held.dtype), reading.held.isnan()
-        rows = torch.where(unseen, estimator.first(inner), reading.held)
-        return rows, inner, Sampling(inverse, unseen, term.range, term.growth)
+        inner = torch.where(seen.present.unsqueeze(1), seen.g.detach(), 1.0)
+        if seen.held is None:
+            return inner, inner, None
+        inner, unseen = inner.to(seen.held.dtype), seen.held.isnan()
+        return torch.where(unseen, estimator.first(inner), seen.held), inner, unseen
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         estimator = self.estimator_of(term)

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.algorithms.base import Algorithm, along
+from fcco_lightning.algorithms.along import along
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Engine, Estimate, Problem, Reading
+from fcco_lightning.engine import Algorithm, Engine, Estimate, Problem, Seen
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import InnerPoint
 from fcco_lightning.models.batch import Batch
@@ -113,25 +113,25 @@ class ICPPAC(Algorithm):
     def _begin(self, engine: Engine, batch: Batch) -> None:
         """Take the constraints' values at the centre."""
         with torch.no_grad():
-            now = engine.measure(engine.evaluate(batch))
-            sides = [_sides(reading, _signed(reading)) for reading in now.readings]
-            estimate = Estimate(now.direct)
-            for reading, side in zip(now.readings, sides, strict=True):
-                estimate.plus(_contained(reading, side, 0.0).sum())  # so that it is looked at
+            g0, terms = engine.measure(engine.evaluate(batch))
+            sides = [_sides(seen, _signed(seen)) for seen in terms]
+            estimate = Estimate(g0)
+            for seen, side in zip(terms, sides, strict=True):
+                estimate.plus(_contained(seen, side, 0.0).sum())  # so that it is looked at
         engine.descend(estimate)
         engine.commit()
         self._y = [torch.zeros_like(side) for side in sides]
-        self._ahead = [_contained(*one, torch.nan) for one in zip(now.readings, sides, strict=True)]
+        self._ahead = [_contained(*one, torch.nan) for one in zip(terms, sides, strict=True)]
         self._before = self._ahead
 
     def _inner_iteration(self, engine: Engine, batch: Batch, centre: Sequence[Tensor]) -> None:
         away = torch.stack([(p.data - c).square().sum() for p, c in zip(self._params, centre, strict=True)]).sum()
-        now = engine.measure(engine.evaluate(batch))
-        signed = [_signed(reading) for reading in now.readings]
+        g0, terms = engine.measure(engine.evaluate(batch))
+        signed = [_signed(seen) for seen in terms]
         y = [self._risen(*one, away) for one in zip(self._y, self._ahead, self._before, strict=True)]
-        estimate = Estimate(now.direct)
-        for reading, s, multiplier in zip(now.readings, signed, y, strict=True):
-            self._add(estimate, reading, s, multiplier)
+        estimate = Estimate(g0)
+        for seen, s, multiplier in zip(terms, signed, y, strict=True):
+            self._add(estimate, seen, s, multiplier)
         gradient = [g.clone() for g in engine.gradients(estimate.value, own=True, of_samples=True)]
         engine.processes.average_(gradient)
         pull = 2 * self.mu * (1 + torch.stack([one.sum() for one in y]).sum())
@@ -140,7 +140,7 @@ class ICPPAC(Algorithm):
             for p, c, g in zip(self._params, centre, gradient, strict=True)
         ]
         held = self._ahead
-        found = [self._linearised(engine, *one, step) for one in zip(now.readings, signed, held, strict=True)]
+        found = [self._linearised(engine, *one, step) for one in zip(terms, signed, held, strict=True)]
         estimate.gradients = gradient
         engine.descend(estimate)
         engine.commit()
@@ -153,16 +153,16 @@ class ICPPAC(Algorithm):
         s = (1 + self.theta) * ahead - self.theta * before
         return torch.where(ahead.isnan(), y, (y + (s + self.mu * away) / self.tau).clamp(min=0))
 
-    def _add(self, estimate: Estimate, reading: Reading, s: Tensor, y: Tensor) -> None:
+    def _add(self, estimate: Estimate, seen: Seen, s: Tensor, y: Tensor) -> None:
         """Add ``sum_i y_i h_i`` over the rows that the batch contains, each divided by how likely that is."""
         pressure = y[:, 0] if y.shape[1] == 1 else y[:, 0] - y[:, 1]
-        chance = reading.weight * reading.term.num_rows / reading.term.share  # 1/p_i
-        estimate.plus((chance * pressure * s.squeeze(1)).sum())
-        estimate.parts.add(reading, reading.term.outer(reading.values.detach()))
+        inverse = seen.weight * seen.term.num_rows / seen.term.share  # 1/p_i
+        estimate.plus((inverse * pressure * s.squeeze(1)).sum())
+        estimate.log(seen, seen.term.outer(seen.g.detach()))
 
-    def _linearised(self, engine: Engine, reading: Reading, s: Tensor, held: Tensor, step: Sequence[Tensor]) -> Tensor:
+    def _linearised(self, engine: Engine, seen: Seen, s: Tensor, held: Tensor, step: Sequence[Tensor]) -> Tensor:
         """L at the next z, (m, sides); as it was for rows that the batch does not contain."""
-        return _contained(reading, _sides(reading, s.detach() + along(engine, s, step)), held)
+        return _contained(seen, _sides(seen, s.detach() + along(engine, s, step)), held)
 
     def state_dict(self) -> dict[str, Any]:
         begun = self._count > 0
@@ -177,20 +177,20 @@ class ICPPAC(Algorithm):
         self._y, self._ahead, self._before = ([t.to(device) for t in state.get(name, [])] for name in names)
 
 
-def _signed(reading: Reading) -> Tensor:
+def _signed(seen: Seen) -> Tensor:
     """``h + kappa`` of a constraint with one side, s of ``|s| <= kappa``, with graph, (m, 1)."""
-    constraint = reading.term.part
+    constraint = seen.term.part
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
-    return constraint.number()(reading.values).unsqueeze(1)
+    return constraint.number()(seen.g).unsqueeze(1)
 
 
-def _contained(reading: Reading, values: Tensor, other: Tensor | float) -> Tensor:
+def _contained(seen: Seen, values: Tensor, other: Tensor | float) -> Tensor:
     """The values (m, sides), with others for rows that the batch does not contain."""
-    return torch.where(reading.present.unsqueeze(1), values, other)
+    return torch.where(seen.present.unsqueeze(1), values, other)
 
 
-def _sides(reading: Reading, s: Tensor) -> Tensor:
+def _sides(seen: Seen, s: Tensor) -> Tensor:
     """H of every side, (m, sides)."""
-    constraint = reading.term.part
+    constraint = seen.term.part
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
     return excess(s, constraint.limit, constraint.sides)

@@ -7,11 +7,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fcco_lightning.algorithms.base import Algorithm
 from fcco_lightning.ambiguity import AmbiguitySet, EuclideanPenalty, KLPenalty, Penalty
 from fcco_lightning.checks import one_of
 from fcco_lightning.constraints import Constraint
-from fcco_lightning.engine import Estimate, Problem, Proposal, Reading, Term
+from fcco_lightning.engine import Algorithm, Estimate, NewRows, Problem, Seen, Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import WorstCase
@@ -51,11 +50,11 @@ class MaxForm(Algorithm, ABC):
         assert term.state is not None  # noqa: S101 - `prepare` has seen to it
         return term.state.gather(None).squeeze(1).nan_to_num(1 / term.num_rows).double()
 
-    def direction(self, risks: Reading, values: Tensor) -> Tensor:
-        """``h_i = v_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (r, 1) -> (n,)."""
+    def direction(self, risks: Seen, g: Tensor) -> Tensor:
+        """``h_i = g_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (r, 1) -> (n,)."""
         n = risks.term.num_rows
-        h = n * risks.weight * values.detach().double().squeeze(1)  # weight = 1 / (n p_i), 0 of rows not in the batch
-        return h if risks.index is None else h.new_zeros(n).index_add(0, risks.index, h)
+        h = n * risks.weight * g.detach().double().squeeze(1)  # weight = 1 / (n p_i), 0 of rows not in the batch
+        return h if risks.rows is None else h.new_zeros(n).index_add(0, risks.rows, h)
 
     def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:
         """``argmax_{p in Q} <p, h> - nu D(p, 1/n) - V(p, q) / eta``: (n,), (n,) -> (n,)."""
@@ -65,19 +64,19 @@ class MaxForm(Algorithm, ABC):
             return ambiguity.project_kl(torch.add(q.clamp(min=_TINY).log(), h, alpha=eta))
         return ambiguity.project(q + eta * h)
 
-    def add(self, estimate: Estimate, risks: Reading, q: Tensor, penalty: Penalty | None) -> None:
+    def add(self, estimate: Estimate, risks: Seen, q: Tensor, penalty: Penalty | None) -> None:
         """Add ``sum over the batch of q_i / p_i R_i``, and to what is logged of F also the penalty."""
         term = risks.term
         y = term.num_rows * q.to(term.dtype).unsqueeze(1)
-        y = y if risks.index is None else y.index_select(0, risks.index)
-        estimate.add(risks, (y * risks.values.to(y.dtype)).sum(-1))
+        y = y if risks.rows is None else y.index_select(0, risks.rows)
+        estimate.add(risks, (y * risks.g.to(y.dtype)).sum(-1))
         if penalty is not None:
-            estimate.parts.add_number(term.name, -term.share * penalty.value(q))
+            estimate.note(term.name, -term.share * penalty.value(q))
 
     def remember(self, estimate: Estimate, term: Term, q: Tensor) -> None:
         """Let q be written."""
         assert term.state is not None  # noqa: S101 - `prepare` has seen to it
-        estimate.proposals.append(Proposal(term.state, None, q.to(term.dtype).unsqueeze(1)))
+        estimate.new.append(NewRows(term.state, None, q.to(term.dtype).unsqueeze(1)))
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         return term.num_rows * rows

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
-from fcco_lightning.engine import Engine, Estimate, Reading
-from fcco_lightning.estimators import CorrectedEMA, Storm, like_parameters
+from fcco_lightning.engine import Engine, Estimate, Seen
+from fcco_lightning.estimators import CorrectedEMA, Storm, like_parameters, trusted
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.state import replaced
 from fcco_lightning.state.checkpoint_schema import require
@@ -46,16 +46,16 @@ class MSVR(Estimation):
         self.require_stored_activations(engine)
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
-        earlier, old = self._at_previous(engine, batch)
-        now = engine.measure(engine.evaluate(batch))
-        estimate, changed = Estimate(now.direct), _ChangedRows()
-        for number, reading in enumerate(now.readings):
-            rows, inner, _ = self.held(reading, self.estimator_of(reading.term))
+        before, old = self._at_previous(engine, batch)
+        g0, terms = engine.measure(engine.evaluate(batch))
+        estimate, changed = Estimate(g0), _ChangedRows()
+        for number, seen in enumerate(terms):
+            rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
             gap = None
-            if reading.gap is not None:
-                gap = torch.where(reading.present.unsqueeze(1), self._gap(reading, inner), reading.gap)
-            changed.note(number, reading, rows, gap)
-            there = reading._replace(earlier=earlier[number] if earlier else None)
+            if seen.gap is not None:
+                gap = torch.where(seen.present.unsqueeze(1), self._gap(seen, inner), seen.gap)
+            changed.note(number, seen, rows, gap)
+            there = seen._replace(before=before[number] if before else None)
             estimate.add(there, self.track(estimate, there))
         engine.descend(estimate)
         if engine.commit():
@@ -72,12 +72,14 @@ class MSVR(Estimation):
         if weights is None:
             return [], None
         with engine.functions.elsewhere(weights):
-            seen, samples = engine.evaluate(batch), engine.problem.row_parameters
-            there = engine.measure(seen if samples is None else seen._replace(batch=samples.at_previous(seen.batch)))
-            estimate = Estimate(there.direct)
-            for number, reading in enumerate(there.readings):
-                estimate.add(reading, self._recalled(reading, number))
-            return [reading.values.detach() for reading in there.readings], engine.gradients(estimate.value)
+            outputs, samples = engine.evaluate(batch), engine.problem.row_parameters
+            if samples is not None:
+                outputs = outputs._replace(columns=samples.at_previous(outputs.columns))
+            g0, terms = engine.measure(outputs)
+            estimate = Estimate(g0)
+            for number, seen in enumerate(terms):
+                estimate.add(seen, self._recalled(seen, number))
+            return [seen.g.detach() for seen in terms], engine.gradients(estimate.value)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "v": list(self._storm.v), "changed": self._changed.state_dict()}
@@ -87,14 +89,14 @@ class MSVR(Estimation):
         self._storm.v = like_parameters(state["v"], self._params)
         self._changed.load_state_dict(state["changed"], self._params[0].device)
 
-    def _recalled(self, reading: Reading, number: int) -> Tensor:
+    def _recalled(self, seen: Seen, number: int) -> Tensor:
         """F of every row, (r,), at the rows from before the previous step."""
-        multipliers, noted = reading.term.multipliers, self._changed.multipliers(number)
+        multipliers, noted = seen.term.multipliers, self._changed.multipliers(number)
         if multipliers is not None and noted is not None:
-            reading = reading._replace(outer=multipliers.outer_of(noted), gap=self._changed.gap(number))
-        rows, inner, sampling = self.held(reading, self.estimator_of(reading.term))
-        rows = sampling.trusted(self._changed.undone(number, reading.index, rows), inner)
-        return self.at_rows(reading, rows, inner)
+            seen = seen._replace(f=multipliers.outer_of(noted), gap=self._changed.gap(number))
+        rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
+        rows = trusted(self._changed.undone(number, seen.rows, rows), inner, seen.term.growth)
+        return self.at_rows(seen, rows, inner)
 
 
 class _ChangedRows:
@@ -103,12 +105,12 @@ class _ChangedRows:
     def __init__(self) -> None:
         self._before: dict[int, dict[str, Tensor | None]] = {}
 
-    def note(self, number: int, reading: Reading, rows: Tensor, gap: Tensor | None) -> None:
-        """Keep the rows (r, k) of a reading, NaN of those that the batch does not measure; and of its decisions."""
-        multipliers = reading.term.multipliers
+    def note(self, number: int, seen: Seen, rows: Tensor, gap: Tensor | None) -> None:
+        """Keep the rows (r, k) of a term, NaN of those that the batch does not contain; and of its decisions."""
+        multipliers = seen.term.multipliers
         self._before[number] = {
-            "index": reading.index,
-            "before": torch.where(reading.present.unsqueeze(1), rows, torch.nan),
+            "index": seen.rows,
+            "before": torch.where(seen.present.unsqueeze(1), rows, torch.nan),
             "multipliers": None if multipliers is None else multipliers.noted(),
             "gap": gap,
         }

@@ -1,10 +1,12 @@
 """OOA and SMD: primal-dual methods for group DRO that remember the weights q of the groups."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from fcco_lightning.algorithms.max_form import Geometry, MaxForm, ambiguity_of, penalty_of
 from fcco_lightning.checks import positive
-from fcco_lightning.engine import Engine, Estimate, Evaluated, Measured, Reading, read
+from fcco_lightning.engine import Engine, Estimate, Outputs, Seen, read
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.objectives.measurable import nan_where
@@ -40,10 +42,10 @@ class OOA(MaxForm):
         engine.commit()
         engine.update()
 
-    def step(self, now: Measured) -> Estimate:
-        """The new q, and the estimate with it, from what a batch says."""
-        estimate = Estimate(now.direct)
-        for risks in now.readings:
+    def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
+        """The new q, and the estimate with it, from what a batch contains."""
+        estimate = Estimate(g0)
+        for risks in terms:
             term, penalty = risks.term, penalty_of(risks.term)
             h = self.direction(risks, self.required(risks))
             q = self.ascend(self.weights(term), h, ambiguity_of(term), self.eta_dual, penalty)
@@ -51,9 +53,9 @@ class OOA(MaxForm):
             self.add(estimate, risks, q, penalty)
         return estimate
 
-    def required(self, risks: Reading) -> Tensor:
+    def required(self, risks: Seen) -> Tensor:
         """The risks (r, 1) of a batch, NaN where the method is not made for it."""
-        return risks.values
+        return risks.g
 
 
 class SMD(OOA):
@@ -74,8 +76,8 @@ class SMD(OOA):
         (term,) = engine.problem.all_terms
         self._objective, self._num_rows = term.part, term.num_rows
 
-    def check(self, seen: Evaluated) -> None:
-        _, rows = self._objective.measure(*read(seen.outputs, seen.batch, self._objective))
+    def check(self, outputs: Outputs) -> None:
+        _, rows = self._objective.measure(*read(outputs.now, outputs.columns, self._objective))
         sampled = len(rows.weight.nonzero()) if rows is not None else 0
         n = self._num_rows
         if sampled < n:
@@ -84,5 +86,5 @@ class SMD(OOA):
                 "OOA, which samples groups."
             )
 
-    def required(self, risks: Reading) -> Tensor:
-        return nan_where(~risks.present.all(), risks.values)
+    def required(self, risks: Seen) -> Tensor:
+        return nan_where(~risks.present.all(), risks.g)

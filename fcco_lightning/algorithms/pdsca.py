@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import fraction, positive
-from fcco_lightning.engine import Engine, Evaluated, part_name
+from fcco_lightning.engine import Engine, Outputs, part_name
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.estimators import EMA, like_parameters
 from fcco_lightning.models.batch import Batch, Columns
@@ -77,42 +77,42 @@ class PDSCA(Estimation):
         self._u, self._checked = [], False
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
-        seen, terms = engine.evaluate(batch), engine.problem.all_terms
-        inner = engine.gradients(self._loss(engine, seen, batch), own=True, graph=self.hessian)
+        outputs, terms = engine.evaluate(batch), engine.problem.all_terms
+        inner = engine.gradients(self._loss(engine, outputs, batch), own=True, graph=self.hessian)
         u = self._moved(engine, inner)
         with engine.functions.at(u):
             there = engine.measure(engine.evaluate(batch), [t for t in terms if t.name == "objective"])
-            at_u = self.step(there)
-            y = engine.gradients(at_u.value, of_samples=True)
+            estimate = self.step(*there)
+            y = engine.gradients(estimate.value, of_samples=True)
         step = [w - self.alpha * g for w, g in zip(engine.params, inner, strict=True)]
-        estimate = at_u.replaced(torch.stack([(a * b).sum() for a, b in zip(y, step, strict=True)]).sum())
+        estimate.value = torch.stack([(a * b).sum() for a, b in zip(y, step, strict=True)]).sum()
         rest = [t for t in terms if t.name != "objective"]
-        for reading in engine.measure(seen, rest, direct=False).readings:
-            estimate.add(reading, self.track(estimate, reading))
+        for seen in engine.measure(outputs, rest, direct=False)[1]:
+            estimate.add(seen, self.track(estimate, seen))
         engine.descend(estimate)
         engine.commit()
         self._u = u
         engine.update()
 
-    def _loss(self, engine: Engine, seen: Evaluated, batch: Batch) -> Tensor:
+    def _loss(self, engine: Engine, outputs: Outputs, batch: Batch) -> Tensor:
         """This process's share of L, times the number of processes, so that their mean is L."""
         part = part_name(batch, self.part)
-        everything = seen.batch[part]
+        everything = outputs.columns[part]
         if not self._checked:
-            outputs = seen.outputs[part]
-            if not isinstance(outputs, Tensor):
+            scores = outputs.now[part]
+            if not isinstance(scores, Tensor):
                 raise DataError(
                     f"PDSCA takes the gradient of {type(self.loss).__name__}, a loss of scores, but the network "
-                    f"returns {type(outputs).__name__}. Use a network with scores, or another algorithm, such as SOX."
+                    f"returns {type(scores).__name__}. Use a network with scores, or another algorithm, such as SOX."
                 )
-            self.loss.check(outputs, everything)
+            self.loss.check(scores, everything)
             self._checked = True
         own = batch[part]
         if not _size(own):  # a process may have no sample of a short last batch
-            nothing: Tensor = seen.own[part].sum()
+            nothing: Tensor = outputs.own[part].sum()
             return nothing
         share = engine.processes.size * _size(own) / _size(everything)
-        return share * mean_over_data(self.loss(seen.own[part], own), own)
+        return share * mean_over_data(self.loss(outputs.own[part], own), own)
 
     def _moved(self, engine: Engine, inner: list[Tensor]) -> list[Tensor]:
         """The new u, exact at the first step, from this process's gradients of L."""

@@ -89,9 +89,9 @@ class PGSMD(ProximallyGuided):
 
     def _inner_iteration(self, engine: Engine, batch: Batch, stage: Stage) -> None:
         with self.looking():
-            now = engine.measure(engine.evaluate(batch))
-            estimate = Estimate(now.direct)
-            for risks in now.readings:
+            g0, terms = engine.measure(engine.evaluate(batch))
+            estimate = Estimate(g0)
+            for risks in terms:
                 term, penalty = risks.term, penalty_of(risks.term)
                 q, h = self._weights(term), self.direction(risks, self.values(engine, risks))
                 self.add(estimate, risks, q, penalty)
@@ -115,9 +115,9 @@ class PGSMD(ProximallyGuided):
     @torch.no_grad()
     def _pass_at_centre(self, engine: Engine, batch: Batch) -> None:
         """Take the losses of a batch at w, where the parameters are."""
-        for risks in engine.measure(engine.evaluate(batch)).readings:
-            values = self._pass.joined(risks, risks.values)
-            losses = torch.where(risks.present.unsqueeze(1), risks.values, 0.0)
+        for risks in engine.measure(engine.evaluate(batch))[1]:
+            values = self._pass.joined(risks, risks.g)
+            losses = torch.where(risks.present.unsqueeze(1), risks.g, 0.0)
             finite, (complete,) = look([losses], [~values.isnan().any()])
             if not finite:
                 raise NonFiniteError("a loss at the centre is not finite; no row and no weight was changed.")

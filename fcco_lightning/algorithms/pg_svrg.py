@@ -155,11 +155,11 @@ class PGSVRG(ProximallyGuided):
         term, estimate = engine.problem.all_terms[0], Estimate(None)
         q = self.weights(term) if self._snapshots else self.uniform()
         with self.looking():
-            (risks,) = engine.measure(engine.evaluate(batch)).readings
+            (risks,) = engine.measure(engine.evaluate(batch))[1]
             joined = self._pass.joined(risks, self.values(engine, risks))
-            y = (q if risks.index is None else q.index_select(0, risks.index)) * self._pass.fresh(risks)
-            y = torch.where(risks.present, risks.portion * y / risks.weight, 0.0)  # each row once, whatever its chance
-            estimate.add(risks, y * risks.values[:, 0].to(y.dtype))
+            y = (q if risks.rows is None else q.index_select(0, risks.rows)) * self._pass.fresh(risks)
+            y = torch.where(risks.present, risks.share * y / risks.weight, 0.0)  # each row once, whatever its chance
+            estimate.add(risks, y * risks.g[:, 0].to(y.dtype))
             gradient = engine.gradients(estimate.value)
             engine.commit(asked=~joined.isnan().any())
         if not self._pass.begun:
@@ -176,12 +176,9 @@ class PGSVRG(ProximallyGuided):
         q = self.weights(term) if self._count else self._q
         with self.looking():
             old, change = self._at_snapshot(engine, batch)
-            now = engine.measure(engine.evaluate(batch))
-            estimate, (risks,) = Estimate(now.direct), now.readings
-            if change is None:
-                change = self.along(engine, risks, self._snapshot.tensors or ())
-            else:
-                change = risks.values - change
+            g0, (risks,) = engine.measure(engine.evaluate(batch))
+            estimate = Estimate(g0)
+            change = self.along(engine, risks, self._snapshot.tensors or ()) if change is None else risks.g - change
             h = self._pass.values + self.direction(risks, change)
             self.add(estimate, risks, q, penalty)
             self.remember(estimate, term, self.ascend(q, h, ambiguity, self.eta_dual, self._pull(term)))
@@ -197,11 +194,11 @@ class PGSVRG(ProximallyGuided):
         """``sum qs_i grad R_i / p_i`` and the R_i of a batch at the snapshot, or at w where losses are linearised."""
         point = [p.data for p in self._params] if self.linearised else self._snapshot.tensors or ()
         with engine.functions.elsewhere(point):
-            (risks,) = engine.measure(engine.evaluate(batch), direct=False).readings
+            (risks,) = engine.measure(engine.evaluate(batch), direct=False)[1]
             estimate = Estimate(None)
             self.add(estimate, risks, self._q, None)
             gradient = engine.gradients(estimate.value)
-        return gradient, None if self.linearised else risks.values.detach()
+        return gradient, None if self.linearised else risks.g.detach()
 
     def _pull(self, term: Term) -> Penalty:
         """The penalty on q of a step, which is strongly convex: the objective's, or one that fades away."""

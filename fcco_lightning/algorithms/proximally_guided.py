@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.algorithms.base import along
+from fcco_lightning.algorithms.along import along
 from fcco_lightning.algorithms.max_form import Geometry, MaxForm
 from fcco_lightning.checks import positive
-from fcco_lightning.engine import Engine, Reading, Term
+from fcco_lightning.engine import Engine, Seen, Term
 from fcco_lightning.estimators import InnerPoint, ProximalDescent
 
 
@@ -57,15 +57,15 @@ class ProximallyGuided(MaxForm, ABC):
         """Inside, the parameters hold the point at which losses are measured: z, or w where they are linearised."""
         return nullcontext() if self.linearised else self._point.held()
 
-    def values(self, engine: Engine, risks: Reading) -> Tensor:
-        """The R_i of a reading at z, or their linearisation there, (b, 1), without graph."""
-        now = risks.values.detach()
+    def values(self, engine: Engine, risks: Seen) -> Tensor:
+        """The R_i of a batch at z, or their linearisation there, (b, 1), without graph."""
+        now = risks.g.detach()
         return now + self.along(engine, risks, self._params) if self.linearised else now
 
-    def along(self, engine: Engine, risks: Reading, origin: Sequence[Tensor]) -> Tensor:
-        """``<grad R_i(w), z - origin>`` of a reading at w, (r, 1), without graph; the graph of the values is kept."""
+    def along(self, engine: Engine, risks: Seen, origin: Sequence[Tensor]) -> Tensor:
+        """``<grad R_i(w), z - origin>`` of a batch at w, (r, 1), without graph; the graph of the values is kept."""
         steps = [z - o.detach() for z, o in zip(self._point.tensors, origin, strict=True)]
-        return along(engine, risks.values, steps)
+        return along(engine, risks.g, steps)
 
     @contextmanager
     def inner_step(self, engine: Engine, eta: float) -> Iterator[None]:
@@ -119,16 +119,16 @@ class FullPass:
         self.values = torch.full((term.num_rows,), torch.nan, dtype=torch.float64, device=device)
         self.begun = self.complete = False
 
-    def fresh(self, reading: Reading) -> Tensor:
-        """Which rows of a reading come for the first time, (r,), bool."""
-        known = self.values if reading.index is None else self.values.index_select(0, reading.index)
-        return known.isnan() & reading.present
+    def fresh(self, seen: Seen) -> Tensor:
+        """Which rows of a batch come for the first time, (r,), bool."""
+        known = self.values if seen.rows is None else self.values.index_select(0, seen.rows)
+        return known.isnan() & seen.present
 
-    def joined(self, reading: Reading, values: Tensor) -> Tensor:
+    def joined(self, seen: Seen, values: Tensor) -> Tensor:
         """The values of all rows with those (r, 1) of the rows that come for the first time."""
-        known = self.values if reading.index is None else self.values.index_select(0, reading.index)
-        new = torch.where(self.fresh(reading), values.detach()[:, 0].double(), known)
-        return new if reading.index is None else self.values.index_copy(0, reading.index, new)
+        known = self.values if seen.rows is None else self.values.index_select(0, seen.rows)
+        new = torch.where(self.fresh(seen), values.detach()[:, 0].double(), known)
+        return new if seen.rows is None else self.values.index_copy(0, seen.rows, new)
 
     def take(self, values: Tensor, *, complete: bool) -> None:
         """Take the values of :meth:`joined`, and whether they are those of all rows."""

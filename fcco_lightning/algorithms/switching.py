@@ -10,7 +10,7 @@ from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.checks import non_negative
 from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Estimate, Measured, Problem
+from fcco_lightning.engine import Estimate, Problem, Seen
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import CorrectedEMA
 from fcco_lightning.objectives import Objective
@@ -58,16 +58,17 @@ class Switching(SingleLoop):
             )
         return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+, with the slope of h
 
-    def step(self, now: Measured) -> Estimate:
-        estimate, found = Estimate(now.direct), list[Tensor]()
-        for reading in now.readings:
-            values = self.track(estimate, reading)
-            if reading.term.name == "objective":
-                estimate.add(reading, values)
+    def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
+        estimate, found = Estimate(g0), list[Tensor]()
+        for seen in terms:
+            values = self.track(estimate, seen)
+            if seen.term.name == "objective":
+                estimate.add(seen, values)
                 continue
-            estimate.add(reading, values.detach())
-            found.append(torch.where(reading.present, values, -torch.inf))
+            estimate.add(seen, values.detach())
+            found.append(torch.where(seen.present, values, -torch.inf))
         if not found:
             return estimate
         worst = torch.cat(found).max(0).values
-        return estimate.replaced(torch.where(worst > self.tolerance, worst, estimate.value.to(worst)))
+        estimate.value = torch.where(worst > self.tolerance, worst, estimate.value.to(worst))
+        return estimate

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import one_of
-from fcco_lightning.engine import Engine, Estimate, Evaluated, Measured
+from fcco_lightning.engine import Engine, Estimate, Outputs, Seen
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.models.batch import DUAL, IN_HALVES, Batch, Columns, dual_of
@@ -58,14 +59,14 @@ class TwoDraws(Estimation, ABC):
         self.constraint_share = half
         self.objective_share = half if self.objective_estimator.convex_only else 1.0
 
-    def check(self, seen: Evaluated) -> None:
+    def check(self, outputs: Outputs) -> None:
         if self.jacobian == "halves":
-            _check_copies(seen)
+            _check_copies(outputs)
         elif self.jacobian == "part":
-            _dual_names(seen)
+            _dual_names(outputs)
 
-    def measured_apart(self, seen: Evaluated) -> Sequence[Evaluated]:
-        return _halves(seen) if self.objective_share < 1 else ()
+    def measured_apart(self, outputs: Outputs) -> Sequence[Outputs]:
+        return _halves(outputs) if self.objective_share < 1 else ()
 
     def estimate(self, engine: Engine, batch: Batch) -> Estimate:
         before = self._previous.tensors if self.needs_previous else None
@@ -73,44 +74,43 @@ class TwoDraws(Estimation, ABC):
             return engine.run(self.step, batch, before)
         return self._of_two_draws(engine, engine.evaluate(batch, before))
 
-    def step(self, now: Measured) -> Estimate:
+    def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
         """The step on one batch: the Jacobian meets the y from before it, or with "reuse" the new one."""
-        estimate = Estimate(now.direct)
-        for reading in now.readings:
-            values = self.track(estimate, reading)
-            old = self.jacobian == "old" and self.estimator_of(reading.term).convex_only
-            estimate.add(reading, self.recall(reading) if old else values)
+        estimate = Estimate(g0)
+        for seen in terms:
+            values = self.track(estimate, seen)
+            old = self.jacobian == "old" and self.estimator_of(seen.term).convex_only
+            estimate.add(seen, self.recall(seen) if old else values)
         return estimate
 
-    def _of_two_draws(self, engine: Engine, seen: Evaluated) -> Estimate:
+    def _of_two_draws(self, engine: Engine, outputs: Outputs) -> Estimate:
         """The step on two draws, the first of which moves y."""
         dual = [term for term in engine.problem.all_terms if self.estimator_of(term).convex_only]
         rest = [term for term in engine.problem.all_terms if term not in dual]
-        estimate = super().step(engine.measure(seen, rest))
-        first, second = _halves(seen) if self.jacobian == "halves" else (_dual_part(seen), seen)
-        moved = engine.measure(first, dual, direct=False).readings
-        for reading in moved:
-            self.track(estimate, reading)
-        for reading in engine.measure(second.at_present(), dual, direct=False).readings:
-            estimate.add(reading, self.recall(estimate.latest(reading)))
+        estimate = super().step(*engine.measure(outputs, rest))
+        first, second = _halves(outputs) if self.jacobian == "halves" else (_dual_part(outputs), outputs)
+        for seen in engine.measure(first, dual, direct=False)[1]:
+            self.track(estimate, seen)
+        for seen in engine.measure(second.at_present(), dual, direct=False)[1]:
+            estimate.add(seen, self.recall(estimate.latest(seen)))
         return estimate
 
 
-def _halves(seen: Evaluated) -> tuple[Evaluated, Evaluated]:
+def _halves(outputs: Outputs) -> tuple[Outputs, Outputs]:
     """The first and the second half of the samples of every part."""
-    return _half(seen, first=True), _half(seen, first=False)
+    return _half(outputs, first=True), _half(outputs, first=False)
 
 
-def _half(seen: Evaluated, *, first: bool) -> Evaluated:
+def _half(outputs: Outputs, *, first: bool) -> Outputs:
     """Half of a batch, with half as many copies of every draw, of which both halves hold all; one copy is in one.
 
     Where a half holds another share of a stratum than the batch, the samples' weights make up for it.
     """
-    halves: list[Any] = [{}, {}, None if seen.earlier is None else {}]
-    for name, columns in seen.batch.items():
+    halves: list[Any] = [{}, {}, None if outputs.before is None else {}]
+    for name, columns in outputs.columns.items():
         size = _half_size(name, columns)
         cut = slice(0, size) if first else slice(size, None)
-        for half, whole in zip(halves, (seen.outputs, seen.batch, seen.earlier), strict=True):
+        for half, whole in zip(halves, (outputs.now, outputs.columns, outputs.before), strict=True):
             if whole is not None:
                 half[name] = pytree.tree_map(lambda leaf, cut=cut: leaf[cut], whole[name])
         if IN_HALVES in columns:
@@ -119,8 +119,8 @@ def _half(seen: Evaluated, *, first: bool) -> Evaluated:
         if "replaced" in columns:
             copies = halves[1][name]["replaced"]
             halves[1][name]["replaced"] = torch.where(copies > 1, copies // 2, copies)
-    outputs, batch, earlier = halves
-    return seen._replace(outputs=outputs, batch=batch, earlier=earlier)
+    now, columns, before = halves
+    return outputs._replace(now=now, columns=columns, before=before)
 
 
 def _half_size(name: str, columns: Columns) -> int:
@@ -138,13 +138,13 @@ def _half_size(name: str, columns: Columns) -> int:
     return size // 2
 
 
-def _check_copies(seen: Evaluated) -> None:
+def _check_copies(outputs: Outputs) -> None:
     """Refuse batches whose halves do not hold all draws equally often.
 
     Raises:
         ConfigError: naming how often a batch holds them.
     """
-    for copies in (columns["replaced"] for columns in seen.batch.values() if "replaced" in columns):
+    for copies in (columns["replaced"] for columns in outputs.columns.values() if "replaced" in columns):
         if bool((copies % 2 * (copies > 1)).any()):
             raise ConfigError(
                 f"a batch drawn with replacement holds every draw {int(copies.max())} times, of which two half-batches "
@@ -152,25 +152,25 @@ def _check_copies(seen: Evaluated) -> None:
             )
 
 
-def _dual_part(seen: Evaluated) -> Evaluated:
+def _dual_part(outputs: Outputs) -> Outputs:
     """The independent draws ("dual", "dual_protected", ...) under the names of the parts that they stand for.
 
     Raises:
         ConfigError: if the loaders give none.
     """
-    pairs = _dual_names(seen)
-    outputs, batch = ({name: whole[dual] for name, dual in pairs.items()} for whole in (seen.outputs, seen.batch))
-    earlier = None if seen.earlier is None else {name: seen.earlier[dual] for name, dual in pairs.items()}
-    return seen._replace(outputs=outputs, batch=batch, earlier=earlier)
+    pairs = _dual_names(outputs)
+    now, columns = ({name: whole[dual] for name, dual in pairs.items()} for whole in (outputs.now, outputs.columns))
+    before = None if outputs.before is None else {name: outputs.before[dual] for name, dual in pairs.items()}
+    return outputs._replace(now=now, columns=columns, before=before)
 
 
-def _dual_names(seen: Evaluated) -> dict[str, str]:
+def _dual_names(outputs: Outputs) -> dict[str, str]:
     """By the name of a part that of its independent draw.
 
     Raises:
         ConfigError: if the loaders give none.
     """
-    names = list(seen.batch)
+    names = list(outputs.columns)
     if DUAL not in names:
         raise ConfigError(
             f"jacobian='part' takes y from a second, independent draw of samples, the part {DUAL!r} of a batch; "

@@ -8,31 +8,31 @@ from fcco_lightning.engine.batches import (
     part_name,
     usable,
 )
-from fcco_lightning.engine.diagnosis import name_index, named_samples, narrow_weights, require_single
-from fcco_lightning.engine.engine import Engine
-from fcco_lightning.engine.estimates import Estimate, Estimates, Evaluated, Measured, Proposal
+from fcco_lightning.engine.diagnosis import named_samples, narrow_weights
+from fcco_lightning.engine.engine import Algorithm, Engine
+from fcco_lightning.engine.estimates import Estimate, Estimates, NewRows, Outputs
 from fcco_lightning.engine.functions import InnerFunctions, outputs_of, outputs_of_columns, read, wide
+from fcco_lightning.engine.probability import BatchDraws, Drawn
 from fcco_lightning.engine.problem import Problem
-from fcco_lightning.engine.row_weights import BatchDraws, Drawn
-from fcco_lightning.engine.terms import Reading, Term
+from fcco_lightning.engine.single_sample import require_single
+from fcco_lightning.engine.terms import Seen, Term
 
 __all__ = [
+    "Algorithm",
     "Backend",
     "BatchDraws",
     "Drawn",
     "Engine",
     "Estimate",
     "Estimates",
-    "Evaluated",
     "InnerFunctions",
-    "Measured",
+    "NewRows",
+    "Outputs",
     "Problem",
-    "Proposal",
-    "Reading",
+    "Seen",
     "Term",
     "as_batch",
     "columns_of",
-    "name_index",
     "named_samples",
     "narrow_weights",
     "other_columns",

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.data.plans import ShuffledBatches
+from fcco_lightning.engine.probability import Drawn
 from fcco_lightning.engine.problem import Problem
-from fcco_lightning.engine.row_weights import Drawn
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Batch, Columns
 

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fcco_lightning.engine.estimates import Estimate, Evaluated, Measured, Proposal, Summand
-from fcco_lightning.engine.functions import RandomState
-from fcco_lightning.engine.running import Running
-from fcco_lightning.models.batch import Batch
+from fcco_lightning.engine.diagnosis import Measure
+from fcco_lightning.engine.estimates import Estimate, NewRows, Outputs, Part
+from fcco_lightning.engine.functions import InnerFunctions, RandomState
+from fcco_lightning.engine.problem import Problem
 
-_FULL = (torch.float32, torch.float64)
 _OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "DUPLICATE_INPUT", "ID_MATCH", "MODULE_MATCH"}
 """Kinds of assumptions that a name stands for the same function, class or module."""
 
@@ -26,14 +25,19 @@ class Compiled:
     numbers, such as dropout's, is evaluated at previous weights before the graph, which then draws the same ones.
 
     Args:
-        engine: whose steps these are.
+        functions: the network, and what is trained.
+        problem: whose rows are read.
+        measure: gives g_0 and what a batch contains of the terms.
+
+    Attributes:
+        draws: whether the network draws random numbers, as far as is known.
     """
 
-    def __init__(self, engine: Running) -> None:
-        self._engine, self._made = engine, dict[Any, Callable[..., Any]]()
-        self._states = engine.problem.numbered_states()
-        self._draws = True  # random numbers, as far as is known
-        self._outputs = _compiled(lambda batch: engine.functions.outputs(batch))  # noqa: PLW0108 - a plain function
+    def __init__(self, functions: InnerFunctions, problem: Problem, measure: Measure) -> None:
+        self._functions, self._problem, self._measure = functions, problem, measure
+        self._made = dict[Any, Callable[..., Any]]()
+        self._states, self.draws = problem.numbered_states(), True
+        self._outputs = _compiled(lambda batch: functions.outputs(batch))  # noqa: PLW0108 - a plain function
         config: Any = torch._dynamo.config  # a switch that younger versions of torch have
         self._differentiates = hasattr(config, "trace_autograd_ops")
         self._traced: AbstractContextManager[None] = (
@@ -43,80 +47,64 @@ class Compiled:
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()  # of an engine that is copied
 
-    def applies(self) -> bool:
-        """Whether steps are compiled.
+    def __call__(self, step: Callable[..., Estimate], given: Outputs, *, whole: bool, gradients: bool) -> Estimate:
+        """What follows from a batch by a step of an algorithm.
 
-        Not with a weight of the penalty that follows a schedule, as it would be compiled anew for every value; nor
-        where parts with parameters of their own are measured at previous weights; and the default dtype must be that of
-        the rows.
+        Args:
+            step: of the algorithm, see :meth:`Engine.run`.
+            given: the outputs of all processes; with ``whole`` the columns and previous weights alone.
+            whole: whether the network is part of the graph.
+            gradients: whether those of the estimate may be, too.
         """
-        engine = self._engine
-        scheduled = getattr(engine.problem.penalty, "schedule", None) is not None
-        elsewhere = engine.algorithm.needs_previous and not engine.network_alone
-        return not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
-
-    def __call__(self, step: Callable[[Measured], Estimate], batch: Batch, before: Sequence[Tensor] | None) -> Estimate:
-        """See :meth:`Engine.run`."""
-        engine, whole = self._engine, self._engine.alone
-        engine.given, engine.stop_agreed = batch, engine.stop_asked if whole else engine.stop_agreed
-        if not engine.checked:  # compiled code looks at nothing, and cannot make what is made once and kept
-            with engine.functions.elsewhere([p.data for p in engine.params]):
-                state = RandomState(engine.params[0].device)
-                step(engine.measure(engine.evaluate(batch, before)))
-                self._draws = state.has_moved()
-        given: Any = self._attached(batch, before) if whole else engine.evaluate(batch, before)
-        wanted = whole and self._differentiates and engine.backend.takes_gradients(engine.params)
-        trained = tuple((id(w), w.requires_grad) for w in engine.params)  # torch 2.11 does not see that one was frozen
+        params = self._functions.params
+        if whole and given.previous is not None and self.draws:
+            with torch.no_grad(), self._functions.elsewhere(given.previous):
+                given = given._replace(before=self._outputs(given.columns))
+        wanted = whole and gradients and self._differentiates
+        trained = tuple((id(w), w.requires_grad) for w in params)  # torch 2.11 does not see that one was frozen
         key = (getattr(step, "__func__", step), whole, wanted, trained)
         if key not in self._made:
             self._made[key] = _compiled(self._function(step, whole=whole, wanted=wanted))
-        state = RandomState(engine.params[0].device)
+        state = RandomState(params[0].device)
         with self._traced:
-            value, gradients, proposals, counted, parts = self._made[key](given)
-        self._draws = self._draws or state.has_moved()  # as where dropout begins later
-        estimate = Estimate(value)
-        estimate.proposals = [Proposal(self._states[number], *rest) for number, *rest in proposals]
-        estimate.counted = [(engine.problem.all_terms[number].weights, *rest) for number, *rest in counted]
-        estimate.parts.summands = [Summand(name, total, rows=rows) for name, total, rows in parts]
-        if gradients is not None:
-            *estimate.gradients, estimate.by_rows = gradients
+            value, found, new, counted, parts = self._made[key](given)
+        self.draws = self.draws or state.has_moved()  # as where dropout begins later
+        estimate = Estimate(None)
+        estimate.value = value
+        estimate.new = [NewRows(self._states[number], *rest) for number, *rest in new]
+        estimate.counted = [(self._problem.all_terms[number], *rest) for number, *rest in counted]
+        estimate.parts.parts = [Part(name, total, rows=rows) for name, total, rows in parts]
+        if found is not None:
+            *estimate.gradients, estimate.by_rows = found
         return estimate
 
-    def _attached(self, batch: Batch, before: Sequence[Tensor] | None) -> Evaluated:
-        """Columns with parameters and strata of the samples; outputs at previous weights if the graph has not these."""
-        engine, earlier = self._engine, None
-        if before is not None and self._draws:
-            with torch.no_grad(), engine.functions.elsewhere(before):
-                earlier = self._outputs(batch)
-        return Evaluated({}, engine.problem.attach(batch), earlier, before, {})
-
-    def _function(self, step: Callable[[Measured], Estimate], *, whole: bool, wanted: bool) -> Callable[..., Any]:
+    def _function(self, step: Callable[..., Estimate], *, whole: bool, wanted: bool) -> Callable[..., Any]:
         """What is compiled; ``wanted``: whether gradients are part of it."""
-        engine = self._engine
-        weights, parameters = list(engine.params), engine.problem.row_parameters
-        names, places = list(engine.functions.trainable()), engine.functions.places()
+        functions, measure = self._functions, self._measure
+        weights, parameters = list(functions.params), self._problem.row_parameters
+        names, places = list(functions.trainable()), functions.places()
 
-        def run(given: Evaluated) -> tuple[Any, ...]:
-            seen = given
-            if whole and given.before is not None and given.earlier is None:
-                before = dict(zip(names, given.before, strict=True))
-                seen = seen._replace(earlier=engine.functions.outputs_at(before, places, given.batch))
+        def run(given: Outputs) -> tuple[Any, ...]:
+            outputs = given
+            if whole and given.previous is not None and given.before is None:
+                previous = dict(zip(names, given.previous, strict=True))
+                outputs = outputs._replace(before=functions.outputs_at(previous, places, given.columns))
             if whole:
-                seen = seen._replace(outputs=engine.functions.outputs(given.batch))
-            estimate = step(engine.measure(seen))
+                outputs = outputs._replace(now=functions.outputs(given.columns))
+            estimate = step(*measure(outputs))
             value: Tensor = estimate.value
             gradients: list[Tensor | None] | None = None
             if wanted:
-                leaves = [] if parameters is None else [_leaf(given.batch, parameters.spec.name)]
+                leaves = [] if parameters is None else [_leaf(given.columns, parameters.spec.name)]
                 wrt = [*(w for w in weights if w.requires_grad), *leaves]  # some may have been frozen since
                 found = iter(torch.autograd.grad(value, wrt, allow_unused=True))
                 gradients = [next(found) if w.requires_grad else None for w in weights]
                 gradients.append(next(found, None))
                 value = value.detach()
-            proposals = [(p.state.number, p.index, p.rows, p.decay, p.finite) for p in estimate.proposals]
-            counted = [(w.number, index, each) for w, index, each in estimate.counted]
-            parts = [(one.name, *one.summed()) for one in estimate.parts.summands]
-            return value, gradients, proposals, counted, parts
+            new = [(n.state.number, n.rows, n.values, n.decay, n.finite) for n in estimate.new]
+            counted = [(term.number, rows, share) for term, rows, share in estimate.counted]
+            parts = [(one.name, *one.summed()) for one in estimate.parts.parts]
+            return value, gradients, new, counted, parts
 
         return run
 

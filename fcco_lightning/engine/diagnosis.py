@@ -1,178 +1,138 @@
 """Why a batch was refused, in sentences."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fcco_lightning.engine.batches import part_name
-from fcco_lightning.engine.estimates import Evaluated
-from fcco_lightning.engine.functions import read
+from fcco_lightning.engine.estimates import Outputs
+from fcco_lightning.engine.functions import InnerFunctions, read
 from fcco_lightning.engine.problem import Problem
-from fcco_lightning.engine.running import Method, Running
-from fcco_lightning.engine.terms import Reading
-from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
-from fcco_lightning.models.batch import Columns
+from fcco_lightning.engine.terms import Seen
+from fcco_lightning.errors import DataError
+from fcco_lightning.models.batch import Batch, Columns
 from fcco_lightning.numerics import all_finite
 from fcco_lightning.outer import slopes
+
+Measure = Callable[[Outputs], tuple[Tensor | None, list[Seen]]]
 
 _OVERFLOWS = 1e20  # inner values times slopes of this size give gradients that float32 does not hold
 _SMALL = 2.0**-14  # a derivative of this size overflows in no type on its way through a network
 _MOST_NAMED = 10
 
 
-def check(problem: Problem, algorithm: Method, seen: Evaluated) -> None:
-    """Let objective, constraints and algorithm look at a batch and refuse what they would misread.
+def check(problem: Problem, outputs: Outputs) -> None:
+    """Let objective and constraints look at a batch and refuse what they would misread.
 
     Raises:
-        DataError, StateIndexError, ConfigError: naming the value and the remedy.
+        DataError, StateIndexError: naming the value and the remedy.
     """
-    for name, columns in seen.batch.items():
+    for name, columns in outputs.columns.items():
         weight = columns.get("weight")
         if isinstance(weight, Tensor) and bool((weight < 0).any()):
             raise DataError(
                 f"the column `weight` of the part {name!r} holds {float(weight.min()):g}: weights of samples are "
                 "numbers >= 0. Correct the column, or call it otherwise."
             )
-    problem.check_index(seen.batch)
+    problem.check_index(outputs.columns)
     for part in (problem.objective, *problem.constraints):
-        part.check(*read(seen.outputs, seen.batch, part))
+        part.check(*read(outputs.now, outputs.columns, part))
     for term in problem.all_terms:
-        outputs, columns = read(seen.outputs, seen.batch, term.part)
+        own, columns = read(outputs.now, outputs.columns, term.part)
         term.check_index(columns)
         with torch.no_grad():
-            term.check_owners(outputs, columns)
-    algorithm.check(seen)
-    for own in algorithm.measured_apart(seen):
-        problem.objective.check(*read(own.outputs, own.batch, problem.objective))
+            term.check_owners(own, columns)
 
 
-def require_single(engine: Running, seen: Evaluated) -> None:
-    """Try a batch of one sample, the first of each part, where an epoch is going to end with one.
-
-    Rows, buffers and random streams stay as they are.
-
-    Raises:
-        ConfigError: if the network, a part or the algorithm cannot do with it.
-    """
-    cut = partial(pytree.tree_map_only, Tensor, lambda leaf: leaf[:1])
-    with torch.no_grad(), engine.functions.elsewhere([p.data for p in engine.params]):
-        try:
-            outputs = engine.functions.outputs(cut(engine.given))
-            single = Evaluated(outputs, cut(seen.batch), None, None, outputs)
-            for own in (single, *engine.algorithm.measured_apart(single)):
-                engine.measure(own)
-        except (DataError, ConfigError, ValueError) as error:
-            raise ConfigError(
-                f"the last batch of every epoch holds one sample, and one alone does not do: {error} Leave that batch "
-                "out (drop_last=True of the loader, --data.batches.drop_last true), or choose another batch_size."
-            ) from error
-
-
-def name_index(engine: Running) -> None:
-    """Look for the index of a batch that names no row, or a number of a group or class that is none.
-
-    Raises:
-        StateIndexError, DataError: naming it.
-    """
-    batch = engine.given
-    if batch:
-        engine.problem.check_index(batch)
-    if engine.seen is not None:
-        check(engine.problem, engine.algorithm, engine.seen)
-        return
-    for term in engine.problem.all_terms if batch else ():
-        part = term.part.part
-        term.check_index(batch if isinstance(part, tuple) else batch[part_name(batch, part)])
-
-
-def refuse(engine: Running, values: Sequence[Tensor]) -> NoReturn:
-    """Say which part of a batch is not finite, and what may lie behind it.
+def reason(
+    problem: Problem,
+    functions: InnerFunctions,
+    measure: Measure,
+    given: Batch,
+    outputs: Outputs,
+    values: Sequence[Tensor],
+) -> str:
+    """Which part of a batch is not finite, and what may lie behind it, in sentences.
 
     Args:
-        engine: with what the batch has said.
+        problem: whose terms were measured.
+        functions: the network, whose buffers may move.
+        measure: gives g_0 and what a batch contains of the terms.
+        given: the batch of this process.
+        outputs: of the network for the batch of all processes.
         values: what must be finite beside gradients.
-
-    Raises:
-        NonFiniteError: always, unless a part says in other words what is wrong with the data.
     """
-    weights = [p.data for p in engine.params]
-    with torch.no_grad(), engine.functions.elsewhere(weights):  # so that no buffer moves
-        seen = engine.seen or engine.evaluate(engine.given)
-        check(engine.problem, engine.algorithm, seen)
-        of_values = not all_finite(values)
-        text = _of_value(engine, seen) if of_values else _of_gradient(engine, seen, values)
-    bad_inputs = "".join(_bad_inputs(columns) for columns in engine.given.values())
-    raise NonFiniteError(text + bad_inputs)
+    measured, narrowness = measure(outputs.at_present()), _narrowness(functions.network, outputs)
+    against = problem.objective.against_overflow
+    if not all_finite(values):
+        text = (
+            f"{_blame(problem, *measured)} is not finite; no row and no weight was changed. The scores or the features "
+            "hold NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
+            "--model.clipping.value, or set --model.execution.skip_nonfinite true to drop such batches. "
+            f"If values overflow: {against}{narrowness}"
+        )
+    else:
+        differentiable = partial(_has_derivatives, functions, measure, given, outputs)
+        text = _of_gradient(measured[1], values, against, narrowness, differentiable)
+    return text + "".join(_bad_inputs(columns) for columns in given.values())
 
 
-def _of_value(engine: Running, seen: Evaluated) -> str:
-    return (
-        f"{_blame(engine, seen)} is not finite; no row and no weight was changed. The scores or the features hold "
-        "NaN or infinity, or the weights diverged: lower the learning rate or rho, clip with "
-        "--model.clipping.value, or set --model.execution.skip_nonfinite true to drop such batches. "
-        f"If values overflow: {engine.problem.objective.against_overflow}{_narrowness(engine, seen)}"
-    )
-
-
-def _of_gradient(engine: Running, seen: Evaluated, values: Sequence[Tensor]) -> str:
+def _of_gradient(
+    terms: Sequence[Seen], values: Sequence[Tensor], against: str, narrowness: str, differentiable: Callable[[], bool]
+) -> str:
     """Say whether the gradient overflowed, or a derivative does not exist."""
     unchanged = "the gradient is not finite although the loss is; no row and no weight was changed."
-    readings = engine.measure(seen.at_present()).readings
-    size = max([*(abs(float(v)) for v in values if v.dim() == 0), *map(_steepest, readings)], default=0.0)
-    if size < _OVERFLOWS and _has_derivatives(engine, seen):
+    size = max([*(abs(float(v)) for v in values if v.dim() == 0), *map(_steepest, terms)], default=0.0)
+    if size < _OVERFLOWS and differentiable():
         return (
             f"{unchanged} It overflows on its way back through the network, all of whose derivatives exist. Lower the "
-            f"learning rate, or scale inputs and weights down.{_narrowness(engine, seen)}"
+            f"learning rate, or scale inputs and weights down.{narrowness}"
         )
     if size < _OVERFLOWS:
         return f"{unchanged} Look for a function without derivative at a value that occurs, such as sqrt or norm at 0."
-    measured = [r.values[r.present].abs() for r in readings]
-    largest = max((float(values.max()) for values in measured if len(values)), default=size)
+    measured = [seen.g[seen.present].abs() for seen in terms]
+    largest = max((float(g.max()) for g in measured if len(g)), default=size)
     return (
         f"{unchanged} It overflows: inner values reach {largest:.1e}, and times the slopes of the outer functions "
-        f"{size:.1e}. {engine.problem.objective.against_overflow} Or lower the learning rate."
-        f"{_narrowness(engine, seen)}"
+        f"{size:.1e}. {against} Or lower the learning rate.{narrowness}"
     )
 
 
-def _steepest(reading: Reading) -> float:
+def _steepest(seen: Seen) -> float:
     """The largest inner value times the slope of its outer function, at the remembered row."""
-    values = torch.where(reading.present.unsqueeze(1), reading.values, 1.0)
-    rows = values if reading.held is None else torch.where(reading.held.isnan(), values, reading.held)
-    return float((slopes(reading.outer, rows) * values).abs().nan_to_num(torch.inf).max()) if len(values) else 0.0
+    values = torch.where(seen.present.unsqueeze(1), seen.g, 1.0)
+    rows = values if seen.held is None else torch.where(seen.held.isnan(), values, seen.held)
+    return float((slopes(seen.f, rows) * values).abs().nan_to_num(torch.inf).max()) if len(values) else 0.0
 
 
-def _has_derivatives(engine: Running, seen: Evaluated) -> bool:
+def _has_derivatives(functions: InnerFunctions, measure: Measure, given: Batch, outputs: Outputs) -> bool:
     """Whether the outputs have finite derivatives by the weights, and what is measured by the outputs."""
     with torch.enable_grad():
-        outputs = pytree.tree_leaves(engine.functions.outputs(engine.given))
-        small = [(leaf.float() * _SMALL).sum() for leaf in outputs if leaf.requires_grad]
+        own = pytree.tree_leaves(functions.outputs(given))
+        small = [(leaf.float() * _SMALL).sum() for leaf in own if leaf.requires_grad]
         try:
-            found = torch.autograd.grad(small, engine.params, allow_unused=True)
+            found = torch.autograd.grad(small, functions.params, allow_unused=True)
         except RuntimeError:  # a criterion is given outputs whose graph has been gone through
             return False
-        leaves = pytree.tree_map_only(Tensor, lambda leaf: leaf.detach().requires_grad_(), seen.outputs)
-        measured = engine.measure(seen._replace(outputs=leaves).at_present())
-        values = [reading.values.sum() for reading in measured.readings]
-        values += [] if measured.direct is None else [measured.direct]
+        leaves = pytree.tree_map_only(Tensor, lambda leaf: leaf.detach().requires_grad_(), outputs.now)
+        g0, terms = measure(outputs._replace(now=leaves).at_present())
+        values = [seen.g.sum() for seen in terms] + ([] if g0 is None else [g0])
         by_outputs = torch.autograd.grad(values, pytree.tree_leaves(leaves), allow_unused=True)
     return all_finite([g for g in (*found, *by_outputs) if g is not None])
 
 
-def _blame(engine: Running, seen: Evaluated) -> str:
+def _blame(problem: Problem, g0: Tensor | None, terms: Sequence[Seen]) -> str:
     """The first part that is not finite."""
-    measured, objective = engine.measure(seen.at_present()), engine.problem.objective
-    if measured.direct is not None and not bool(torch.isfinite(measured.direct)):
-        return f"the objective {type(objective).__name__} (value {measured.direct.item()})"
-    for reading in measured.readings:
-        bad = (reading.present & ~torch.isfinite(reading.values).all(1)).nonzero().flatten()
+    if g0 is not None and not bool(torch.isfinite(g0)):
+        return f"the objective {type(problem.objective).__name__} (value {g0.item()})"
+    for seen in terms:
+        bad = (seen.present & ~torch.isfinite(seen.g).all(1)).nonzero().flatten()
         if len(bad):
-            row = int(bad[0]) if reading.index is None else int(reading.index[bad[0]])
-            return f"the inner value of row {row} of the {reading.term.name}"
+            row = int(bad[0]) if seen.rows is None else int(seen.rows[bad[0]])
+            return f"the inner value of row {row} of the {seen.term.name}"
     return "a sum of finite values, a new value of a row, or a value at the previous weights,"
 
 
@@ -186,10 +146,10 @@ def narrow_weights(network: nn.Module) -> str:
     )
 
 
-def _narrowness(engine: Running, seen: Evaluated) -> str:
+def _narrowness(network: nn.Module, outputs: Outputs) -> str:
     """As :func:`narrow_weights`, also where the network only computes in float16."""
-    of_weights = narrow_weights(engine.functions.network)
-    if of_weights or all(leaf.dtype != torch.float16 for leaf in pytree.tree_leaves(seen.outputs)):
+    of_weights = narrow_weights(network)
+    if of_weights or all(leaf.dtype != torch.float16 for leaf in pytree.tree_leaves(outputs.now)):
         return of_weights
     return (
         " The network computes in float16 (autocast), which holds nothing above 65504: use bfloat16 "

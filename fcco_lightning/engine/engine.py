@@ -1,34 +1,178 @@
-"""The verbs of which the iterations of algorithms are made, independent of who runs the loop."""
+"""A batch, from the loader's columns to the step of the optimizer: the engine, and what an algorithm is."""
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fcco_lightning.constraints import Constraint
+from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.engine.arrivals import Arrivals
 from fcco_lightning.engine.backend import Backend
-from fcco_lightning.engine.batches import is_ready, received
+from fcco_lightning.engine.batches import is_ready, part_name, received
 from fcco_lightning.engine.compiling import Compiled
-from fcco_lightning.engine.diagnosis import check, name_index, refuse
-from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, Evaluated, Measured, Proposal
-from fcco_lightning.engine.functions import InnerFunctions, in_full, read, unite
+from fcco_lightning.engine.diagnosis import check, reason
+from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, NewRows, Outputs
+from fcco_lightning.engine.functions import InnerFunctions, RandomState, in_full, read, unite
+from fcco_lightning.engine.probability import Drawn
 from fcco_lightning.engine.problem import Problem
-from fcco_lightning.engine.row_weights import RowWeights
-from fcco_lightning.engine.running import Method
-from fcco_lightning.engine.terms import Reading, Term
-from fcco_lightning.errors import CheckpointError, ConfigError, DataError
-from fcco_lightning.models.batch import TARGET, Batch, Columns
+from fcco_lightning.engine.terms import Seen, Term
+from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from fcco_lightning.models.batch import TARGET, Batch
 from fcco_lightning.numerics import all_finite, look
-from fcco_lightning.objectives.measurable import Measurable, Rows
+from fcco_lightning.objectives import Measurable, Objective
+from fcco_lightning.objectives.measurable import Rows
+from fcco_lightning.outer import slopes
+from fcco_lightning.state import Layout
 from fcco_lightning.state.checkpoint_files import in_words
 from fcco_lightning.state.checkpoint_schema import EngineState, require
 from fcco_lightning.state.divided import parts_of
+from fcco_lightning.state.processes import Processes
 
-_Found = tuple[Tensor | None, Rows | None]  # g_0, and the rows
+_FULL = (torch.float32, torch.float64)
+_Measured = tuple[Tensor | None, Rows | None]  # g_0, and the inner functions
+
+
+class Algorithm(ABC):
+    r"""How a stream of batches becomes updates of the weights.
+
+    A named algorithm is a subclass whose :meth:`iteration` reads beside the paper's box.  Most compose an estimator
+    (what is remembered of inner values) and a smoothing (of outer functions) under
+    :class:`~fcco_lightning.algorithms.SingleLoop` or :class:`~fcco_lightning.algorithms.DoubleLoop`.  The gradient
+    estimate is always ``G = mean over sampled i of Jac g_i(w)^T y_i``; an algorithm only decides the y_i and the step.
+    """
+
+    objective_share: float = 1.0
+    """Part of a batch on which the objective's gradient is taken."""
+    constraint_share: float = 1.0
+    """Part of a batch on which the constraints' gradient is taken."""
+
+    needs_previous: bool = False
+    """Whether batches are measured at the previous weights, too."""
+
+    penalises: bool = True
+    """Whether constraints enter what is minimised, by multipliers or a penalty."""
+
+    @property
+    def name(self) -> str:
+        """As written in checkpoints and reports."""
+        return type(self).__name__
+
+    # ------------------------------------------------------------------------------------------------------ the problem
+
+    def posed(self, objective: Objective, constraints: Sequence[Constraint]) -> tuple[Objective, Sequence[Constraint]]:
+        """The problem that the algorithm works on: the same, a max form, or without the constraints."""
+        return objective, constraints
+
+    def pose(
+        self,
+        objective: Objective,
+        constraints: Sequence[Constraint] = (),
+        penalty: Enforcement | None = None,
+        *,
+        num_samples: int,
+        sampling: Mapping[str, Drawn] | None = None,
+        dtype: torch.dtype = torch.float32,
+        processes: Processes | None = None,
+        layout: Layout = "auto",
+    ) -> Problem:
+        """The problem with the rows that this algorithm keeps; arguments as of :class:`Problem`.
+
+        Raises:
+            ConfigError: if the algorithm does not apply to the problem, naming what stands in the way.
+        """
+        objective, constraints = self.posed(objective, constraints)
+        problem = Problem(
+            objective,
+            constraints,
+            penalty,
+            num_samples,
+            sampling=sampling,
+            objective_share=self.objective_share,
+            constraint_share=self.constraint_share,
+            dtype=dtype,
+            processes=processes,
+            layout=layout,
+        )
+        self.prepare(problem)
+        return problem
+
+    def prepare(self, problem: Problem) -> None:  # noqa: B027 - SGD keeps nothing
+        """Allocate the rows that are kept, and refuse by name what the algorithm cannot do."""
+
+    # ------------------------------------------------------------------------------------------------------ training
+
+    def start(self, engine: "Engine") -> None:  # noqa: B027 - most hooks are for a few algorithms
+        """Take the trainable parameters, in their final place and dtype; memories of weights start afresh."""
+
+    def updates_in(self, batches: int) -> int | None:
+        """The number of updates of w that so many batches make; None where that is not known beforehand.
+
+        Of a double loop that begins anew with every epoch a Trainer keeps count itself, and this is the identity.
+        """
+        return batches
+
+    def require_stored_activations(self, engine: "Engine") -> None:
+        """Refuse networks that recompute activations, for gradients at other weights than the network's own.
+
+        Raises:
+            ConfigError: if gradient checkpointing is on.
+        """
+        network = engine.functions.network
+        if getattr(network, "recomputes", False):
+            raise ConfigError(
+                f"grad_checkpointing=True of {type(network).__name__} does not go with {self.name}: its gradient at "
+                "other weights would be computed at the present ones. Set grad_checkpointing to false, or use an "
+                "algorithm without that gradient, such as SONEX."
+            )
+
+    @abstractmethod
+    def iteration(self, engine: "Engine", batch: Batch) -> None:
+        """One batch: measure, propose rows, descend, commit, update."""
+
+    def check(self, outputs: Outputs) -> None:  # noqa: B027
+        """Look at the first batch, and again at one that gave values that are not finite, and refuse its form.
+
+        Raises:
+            ConfigError: naming what the algorithm needs.
+        """
+
+    def measured_apart(self, outputs: Outputs) -> Sequence[Outputs]:  # noqa: ARG002
+        """The parts of a batch on each of which the objective is measured alone; none where it is the whole batch."""
+        return ()
+
+    def close(self, engine: "Engine") -> None:  # noqa: B027
+        """End what is left open where an epoch ends without a usable batch."""
+
+    def finish(self, engine: "Engine", batches: Iterator[Batch]) -> bool:  # noqa: ARG002
+        """After training; whether the weights were changed."""
+        return False
+
+    # --------------------------------------------------------------------------------------------------------- reports
+
+    def duals(self, term: Term, rows: Tensor) -> Tensor:
+        """The dual values y_i that rows (b, k) of a term stand for, shape (b, k)."""
+        return slopes(term.present_outer, rows)
+
+    def settings(self) -> dict[str, str]:
+        """The hyperparameters by name, for comparison between processes."""
+        return {name: repr(v) for name, v in vars(self).items() if not name.startswith("_") and _is_plain(v)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered beside rows: tensors and primitives only."""
+        return {"name": self.name}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Restore, after :meth:`start`."""
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, int | float | str | bool | None) or hasattr(value, "__dataclass_fields__")
 
 
 class Engine:
@@ -38,9 +182,10 @@ class Engine:
     every process measures the inner functions on the outputs of all (:func:`unite`), so rows and estimates are the same
     everywhere, and the gradients add up.
 
-    An iteration measures a batch, which reads the rows, estimates F with new rows, descends (a backward pass) and
-    commits: until then no row and no weight has changed, and :meth:`commit` looks at everything at once, so that a bad
-    batch changes nothing.
+    The methods stand in the order in which a batch goes through them.  It is received; an iteration of the algorithm
+    evaluates the network on it, measures the inner functions, which reads the rows, estimates F with new rows, descends
+    (a backward pass), commits and updates.  Until the commit no row and no weight has changed, and :meth:`commit` looks
+    at everything at once, so that a bad batch changes nothing.
 
     Args:
         network: called as ``network(batch["x"])``, or with the whole batch if it is a
@@ -61,8 +206,9 @@ class Engine:
         has_schedule: whether the learning rate has one.
         answer: to what was asked in the last :meth:`commit`.
         averages: means of the estimates since :meth:`average_estimates`; None if nobody asked.
+        params: the parameters that are trained.
         given: the batch that is being trained on, of this process, until the commit.
-        seen: the same, evaluated.
+        outputs: the network's for it, of all processes together; None until it is evaluated.
         arrivals: compares the first batches with what was declared of them.
 
     Example:
@@ -77,11 +223,12 @@ class Engine:
     """
 
     optimizer: Optimizer
+    params: list[nn.Parameter]
     averages: Averages | None
     given: Batch
-    seen: Evaluated | None
-    _proposals: list[Proposal]
-    _counted: list[tuple[RowWeights, Tensor | None, Tensor]]
+    outputs: Outputs | None
+    _estimated: Estimate | None  # what descends, and is committed with new rows if all of it is finite
+    _new: list[NewRows]
     _looked_at: list[Tensor]
     _gradients: list[Tensor]
 
@@ -89,7 +236,7 @@ class Engine:
         self,
         network: nn.Module,
         problem: Problem,
-        algorithm: Method,
+        algorithm: Algorithm,
         backend: Backend | None = None,
         micro_batch: int | None = None,
         *,
@@ -101,17 +248,16 @@ class Engine:
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
         self.backend = backend or Backend(self.processes)
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
-        self.compiled = Compiled(self) if compiled else None
+        self.compiled = Compiled(self.functions, problem, self.measure) if compiled else None
         self.arrivals = Arrivals(problem)
         self.checked = False  # whether the parts have looked at a batch
-        self.onlookers: list[Callable[[Engine, Evaluated], None]] = []  # who look at it beside them
-        self._estimates, self.averages = Estimates(None), None
-        self._new_estimates: Estimates | None = None  # of a step that has not been committed
-        self.network_alone = self._only_network()
+        self.onlookers: list[Callable[[Engine, Outputs], None]] = []  # who look at it beside them
+        self._estimates, self.averages = Estimates(), None
+        self.train(self.functions.params)
         self.discard()
         algorithm.start(self)
 
-    # ------------------------------------------------------------------------------------------------- for the loop
+    # ---------------------------------------------------------------------------------------------- the way of a batch
 
     def train_batch(
         self, batch: Mapping[str, Any], optimizer: Optimizer, *, last_batch: bool = False
@@ -133,47 +279,21 @@ class Engine:
         self.optimizer, self.last_batch = optimizer, last_batch
         for p in self.params:
             p.grad = None  # before the forwards: their activations then have that memory
-        for multipliers in self.problem.multipliers_of_terms:
-            multipliers.follow(optimizer)
         with self.processes.guard():
             columns = self.received(batch)
         self.arrivals.look(columns)
-        objective = vars(self.problem.objective)  # torch looks through all of a module's members to set one
-        objective["most"] = self.problem.most
+        self.problem.follow(optimizer)
+        self.problem.promise(kept=True)
         try:
             self.algorithm.iteration(self, columns)
         except (IndexError, RuntimeError) as error:  # the latter from compiled code
-            name_index(self)  # raises, if it is that of a row
-            if not all(p.requires_grad for p in self.params):
-                raise ConfigError(
-                    "parameters were frozen since Engine.follow_parameters: call it after such a change. Under a "
-                    "Trainer freeze layers at the start of an epoch, as a callback of BaseFinetuning does."
-                ) from error
+            self.explain(error)
             raise
         finally:
-            objective["most"] = ()
+            self.problem.promise(kept=False)
             self.discard()
         self.arrivals.learn(self._estimates, last_batch=last_batch)
         return self._estimates
-
-    def average_estimates(self) -> None:
-        """Begin to take means of the estimates over the batches from now on."""
-        self.averages = Averages(self.problem.direct_weight if self.problem.may_lack_direct else None)
-
-    def close_inner_loop(self, optimizer: Optimizer) -> None:
-        """Update w from a double loop that has begun, where the epoch ends without a usable batch."""
-        self.optimizer, self.last_batch = optimizer, True
-        self.algorithm.close(self)
-
-    def finish(self, batches: Iterator[Mapping[str, Any]], optimizer: Optimizer) -> bool:
-        """What the algorithm does when training has ended; whether it has changed the weights.
-
-        Args:
-            batches: training batches without end.
-            optimizer: the user's.
-        """
-        self.optimizer, self.last_batch = optimizer, False
-        return self.algorithm.finish(self, (self.received(batch) for batch in batches))
 
     def received(self, batch: Mapping[str, Any]) -> Batch:
         """A batch as the loaders gave it, as parts by name, on the device of the weights.
@@ -197,6 +317,239 @@ class Engine:
             )
         return parts
 
+    def run(
+        self,
+        step: Callable[[Tensor | None, Sequence[Seen]], Estimate],
+        batch: Batch,
+        previous: Sequence[Tensor] | None = None,
+    ) -> Estimate:
+        """What follows from a batch by a step of an algorithm: a function of tensors, compiled if the user asked.
+
+        Args:
+            step: what an algorithm makes of g_0 and of what a batch contains of the terms, as measured.
+            batch: of this process.
+            previous: see :meth:`evaluate`.
+        """
+        if self.compiled is None or not self.compiles:
+            return step(*self.measure(self.evaluate(batch, previous)))
+        if not self.checked:  # compiled code looks at nothing, and cannot make what is made once and kept
+            with self.functions.elsewhere([p.data for p in self.params]):
+                state = RandomState(self.params[0].device)
+                step(*self.measure(self.evaluate(batch, previous)))
+                self.compiled.draws = state.has_moved()
+        if not self.alone:
+            return self.compiled(step, self.evaluate(batch, previous), whole=False, gradients=False)
+        self.given, self.stop_agreed = batch, self.stop_asked
+        given, gradients = self.problem.attach(batch), self.backend.takes_gradients(self.params)
+        return self.compiled(step, Outputs({}, given, None, previous, {}), whole=True, gradients=gradients)
+
+    def evaluate(self, batch: Batch, previous: Sequence[Tensor] | None = None) -> Outputs:
+        """The network's outputs at the present weights and, without graph, at the previous ones.
+
+        Both passes draw the same dropout masks and find the same buffers, which move once.
+
+        Args:
+            batch: of this process.
+            previous: other weights in the order of ``params``; None for no second pass.
+
+        Raises:
+            NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
+        """
+        with self.processes.guard():
+            earlier = []
+            if previous is not None:
+                with torch.no_grad(), self.functions.elsewhere(previous):
+                    earlier.append(self.functions.outputs(batch))
+            torch.clear_autocast_cache()  # of weights that have moved since
+            own = self.functions.outputs(batch)
+        # behind it all processes compute the same, so they fail together
+        (now, *before), columns, self.stop_agreed = unite(
+            [own, *earlier], batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
+        )
+        outputs = Outputs(now, columns, before[0] if before else None, previous, own)
+        self.given, self.outputs = batch, outputs  # for messages, if an index is none of a sample
+        self.outputs = outputs = outputs._replace(columns=self.problem.attach(columns))
+        if not self.checked:
+            self._look_at_first(outputs)
+        return outputs
+
+    def measure(
+        self, outputs: Outputs, terms: Sequence[Term] | None = None, *, direct: bool = True
+    ) -> tuple[Tensor | None, list[Seen]]:
+        """The estimate of g_0 with graph, a scalar or None, and what the batch contains of the terms.
+
+        Args:
+            outputs: see :meth:`evaluate`; all of the samples are used.
+            terms: which terms are measured; None for all.
+            direct: whether g_0 is measured.
+        """
+        objective, g0 = self.problem.objective, None
+        found: list[Seen] = []
+        with in_full(self.params[0].device.type):
+            if direct and not self.problem.compositional:
+                g0 = objective.measure(*read(outputs.now, outputs.columns, objective))[0]
+            for term in self.problem.all_terms:
+                own, wanted = direct and term.part is objective, terms is None or term in terms
+                if not own and not wanted:
+                    continue
+                given = read(outputs.now, outputs.columns, term.part)
+                (own_g0, now), before = self._inner_values(term.part, given, outputs, at_previous=wanted)
+                g0 = own_g0 if own else g0
+                if wanted and now is not None:
+                    found.append(term.seen(now, before, *given))
+        weight = self.problem.direct_weight
+        return g0 if g0 is None or weight == 1 else weight * g0, found
+
+    def _inner_values(
+        self, part: Measurable, given: tuple[Any, Any], outputs: Outputs, *, at_previous: bool
+    ) -> tuple[_Measured, Rows | None]:
+        """What a part measures at the present weights, and without graph at the previous ones, if there are any."""
+        if outputs.before is None or outputs.previous is None or not at_previous:
+            return part.measure(*given), None
+        samples = self.problem.row_parameters
+        columns = outputs.columns if samples is None else samples.at_previous(outputs.columns)
+        before = read(outputs.before, columns, part)
+        if self.network_alone and samples is None:  # the part is the same there, and outputs there have no graph
+            now, there = part.measure_at([given[0], before[0]], given[1])
+            return now, there[1]
+        with torch.no_grad(), nullcontext() if self.network_alone else self.functions.at(outputs.previous):
+            there = part.measure(*before)
+        return part.measure(*given), there[1]
+
+    def descend(self, estimate: Estimate) -> None:
+        """Leave the gradient of an estimate of F in ``.grad`` of the parameters, averaged over the processes, unscaled.
+
+        Its rows are written by :meth:`commit`.
+        """
+        self._estimated = estimate
+        value, by_rows, of_samples = estimate.value, estimate.by_rows, self.problem.row_parameters
+        self._looked_at.append(value.detach())
+        self._new += estimate.new
+        if estimate.gradients is not None:
+            self.backend.put(value, self.params, estimate.gradients)
+        elif value.requires_grad:
+            by_rows = self.backend.backward(value, None if of_samples is None else of_samples.leaf)
+            if self.processes.size > 1:
+                self.backend.synchronise(self.params)
+        if of_samples is not None:
+            self._new += of_samples.step(by_rows)
+
+    def gradients(
+        self, value: Tensor, *, own: bool = False, graph: bool = False, of_samples: bool = False
+    ) -> list[Tensor]:
+        """Gradients of a scalar with respect to the parameters, at which :meth:`commit` is going to look, too.
+
+        Args:
+            value: with graph.
+            own: whether they are those of this process alone, the graph of the value being kept; otherwise they are
+                averaged over the processes, without graph.
+            graph: whether they have a graph of their own, so that they can be differentiated once more.
+            of_samples: whether the parameters of single samples, if there are any, move by the value.
+        """
+        self._looked_at.append(value.detach())
+        rows = self.problem.row_parameters if of_samples else None
+        leaves = [] if rows is None or rows.leaf is None else [rows.leaf]
+        found: Sequence[Tensor | None] = [None] * (len(self.params) + len(leaves))
+        if value.requires_grad:
+            found = self.backend.gradients(value, [*self.params, *leaves], keep=own, graph=graph)
+        of_weights = [torch.zeros_like(w) if g is None else g for w, g in zip(self.params, found, strict=False)]
+        if rows is not None and leaves:
+            self._new += rows.step(found[-1])
+        if own:
+            return of_weights
+        of_weights = [g.detach().clone() for g in of_weights]
+        self.processes.average_(of_weights)
+        self._gradients += of_weights
+        return of_weights
+
+    def commit(self, mover: Optimizer | None = None, asked: Tensor | None = None) -> bool:
+        """Write new rows, if everything of this iteration is finite: values, rows and gradients.
+
+        It is the one look at numbers that a step takes.
+
+        Args:
+            mover: the optimizer that steps next, if it is not the user's.
+            asked: a truth value that is wanted as :attr:`answer`, a scalar.
+
+        Returns: False if gradients overflowed in half precision and the step is going to be dropped for that.
+
+        Raises:
+            NonFiniteError: if something is NaN or infinite; nothing has changed then.
+        """
+        self.backend.prepare(mover or self.optimizer)
+        known = None if self.problem.units_known else self.problem.have_units()
+        values = self._looked_at + [new.values if new.finite is None else new.finite for new in self._new]
+        gradients = self._gradients + [p.grad for p in self.params if p.grad is not None]
+        questions = [question for question in (asked, known) if question is not None]
+        usable, answers = look([*values, *parts_of(gradients)], questions)
+        usable = self.backend.everywhere(usable)
+        self.answer = asked is not None and answers[0]
+        if not usable and not (self.backend.drops_overflows and all_finite(values)):
+            self._refuse(values)
+        for new in self._new:
+            if new.decay != 1:
+                new.state.scale_(new.decay)
+            new.state.scatter_(new.rows, new.values)
+        if self._estimated is not None:
+            self._take(self._estimated)
+        self.problem.committed()
+        if known is not None:
+            self.problem.take_units(self._estimates, known=answers[-1])
+        self.discard()
+        return usable
+
+    def _take(self, estimate: Estimate) -> None:
+        """Take note of the estimates of the parts of F, and of the rows that the batch contains."""
+        self._estimates = estimate.parts
+        for term, rows, share in estimate.counted:
+            term.count(rows, share)
+        if self.averages is not None:
+            columns = self.given if self.outputs is None else self.outputs.columns  # of all processes
+            self.averages.add(estimate.parts, len(next(iter(next(iter(columns.values())).values()))))
+
+    def update(
+        self, gradient: Sequence[Tensor] | None = None, *, by: Optimizer | None = None, clip: bool = True
+    ) -> None:
+        """Let the user's optimizer step: an update of w; or another one, an inner iteration, which is none.
+
+        Args:
+            gradient: in the order of ``params``, set by hand; None for what :meth:`descend` left.
+            by: an optimizer for an inner iteration; None for the user's.
+            clip: whether gradients are clipped, if the user asked for that.
+        """
+        for p, g in zip(self.params, gradient or (), strict=gradient is not None):
+            p.grad = g
+        if by is not None:
+            self.backend.inner_step(by, clip=clip)
+        else:
+            self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
+
+    def discard(self) -> None:
+        """Forget the batch, and what follows from it and has not been committed."""
+        self._estimated, self._new, self._looked_at, self._gradients = None, [], [], []
+        self.given, self.outputs = {}, None
+
+    # ---------------------------------------------------------------------------------------------- beside the batches
+
+    def average_estimates(self) -> None:
+        """Begin to take means of the estimates over the batches from now on."""
+        self.averages = Averages(self.problem.direct_weight if self.problem.may_lack_direct else None)
+
+    def close_inner_loop(self, optimizer: Optimizer) -> None:
+        """Update w from a double loop that has begun, where the epoch ends without a usable batch."""
+        self.optimizer, self.last_batch = optimizer, True
+        self.algorithm.close(self)
+
+    def finish(self, batches: Iterator[Mapping[str, Any]], optimizer: Optimizer) -> bool:
+        """What the algorithm does when training has ended; whether it has changed the weights.
+
+        Args:
+            batches: training batches without end.
+            optimizer: the user's.
+        """
+        self.optimizer, self.last_batch = optimizer, False
+        return self.algorithm.finish(self, (self.received(batch) for batch in batches))
+
     def follow_parameters(self) -> bool:
         """Take up a change of what is trained (layers frozen or unfrozen): memories of the old set start afresh.
 
@@ -209,9 +562,19 @@ class Engine:
         for p in self.params:
             if id(p) not in trained:
                 p.grad = None  # the user's optimizer would go on with the last one
-        self.functions.params, self.network_alone = params, self._only_network()
+        self.train(params)
         self.algorithm.start(self)
         return any(id(p) not in known for p in params)
+
+    def train(self, params: Sequence[nn.Parameter]) -> None:
+        """Let these be the parameters that are trained."""
+        self.params = self.functions.params = list(params)
+        self.network_alone = all(name.startswith("network.") for name in self.functions.trainable())
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process has all samples of a batch, and evaluates the network on all of them at once."""
+        return self.processes.size == 1 and self.functions.micro_batch is None
 
     def state_dict(self) -> dict[str, Any]:
         """What is remembered of earlier weights and batches; tensors and primitives only.  The problem has the rows."""
@@ -252,244 +615,70 @@ class Engine:
         except CheckpointError:
             self.algorithm.load_state_dict(before)
             raise
-        self._estimates = Estimates(None, estimates)
+        self._estimates = Estimates(estimates)
         if self.problem.row_parameters is not None:
             columns = state.get("samples_before", {})
             self.problem.row_parameters.before = {name: column.to(device) for name, column in columns.items()}
 
-    # ------------------------------------------------------------------------------------------------- for iterations
-
-    def run(
-        self, step: Callable[[Measured], Estimate], batch: Batch, before: Sequence[Tensor] | None = None
-    ) -> Estimate:
-        """What follows from a batch by a step of an algorithm: a function of tensors, compiled if the user asked.
-
-        Args:
-            step: what an algorithm makes of a measured batch.
-            batch: of this process.
-            before: see :meth:`evaluate`.
-        """
-        if self.compiled is not None and self.compiled.applies():
-            return self.compiled(step, batch, before)
-        return step(self.measure(self.evaluate(batch, before)))
-
-    def evaluate(self, batch: Batch, before: Sequence[Tensor] | None = None) -> Evaluated:
-        """The network's outputs at the present weights and, without graph, at the weights ``before``.
-
-        Both passes draw the same dropout masks and find the same buffers, which move once.
-
-        Args:
-            batch: of this process.
-            before: in the order of ``params``; None for no second pass.
-
-        Raises:
-            NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
-        """
-        with self.processes.guard():
-            earlier = []
-            if before is not None:
-                with torch.no_grad(), self.functions.elsewhere(before):
-                    earlier.append(self.functions.outputs(batch))
-            torch.clear_autocast_cache()  # of weights that have moved since
-            own = self.functions.outputs(batch)
-        # behind it all processes compute the same, so they fail together
-        united, columns, self.stop_agreed = unite(
-            [own, *earlier], batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
-        )
-        seen = Evaluated(united[0], columns, united[1] if len(united) > 1 else None, before, own)
-        self.given, self.seen = batch, seen  # for messages, if an index is none of a sample
-        self.seen = seen = seen._replace(batch=self.problem.attach(columns))
-        if not self.checked:
-            check(self.problem, self.algorithm, seen)
-            self.arrivals.compare()
-            for look_at in self.onlookers:
-                look_at(self, seen)
-            self.checked = True
-        return seen
-
-    def measure(self, seen: Evaluated, terms: Sequence[Term] | None = None, *, direct: bool = True) -> Measured:
-        """Inner functions, with the rows that are remembered of them, and g_0.
-
-        Args:
-            seen: see :meth:`evaluate`; all of its samples are used.
-            terms: which terms are measured; None for all.
-            direct: whether g_0 is measured.
-        """
-        objective, g0 = self.problem.objective, None
-        readings: list[Reading] = []
-        with in_full(self.params[0].device.type):
-            if direct and not self.problem.compositional:
-                g0 = objective.measure(*read(seen.outputs, seen.batch, objective))[0]
-            for term in self.problem.all_terms:
-                own, wanted = direct and term.part is objective, terms is None or term in terms
-                if not own and not wanted:
-                    continue
-                (found, rows), (_, earlier), columns = self._measured(seen if wanted else seen.at_present(), term.part)
-                g0 = found if own else g0
-                if wanted and rows is not None:
-                    reading = term.reading(rows, earlier, columns)
-                    readings.append(self._with_decisions(reading, seen))
-        weight = self.problem.direct_weight
-        return Measured(g0 if g0 is None or weight == 1 else weight * g0, readings)
-
-    def descend(self, estimate: Estimate) -> None:
-        """Leave the gradient of an estimate of F in ``.grad`` of the parameters, averaged over the processes, unscaled.
-
-        Its rows are written by :meth:`commit`.
-        """
-        self._new_estimates = estimate.parts
-        value, by_rows, of_samples = estimate.value, estimate.by_rows, self.problem.row_parameters
-        self._looked_at.append(value.detach())
-        self._proposals += estimate.proposals
-        self._counted += estimate.counted
-        if estimate.gradients is not None:
-            self.backend.put(value, self.params, estimate.gradients)
-        elif value.requires_grad:
-            by_rows = self.backend.backward(value, None if of_samples is None else of_samples.leaf)
-            if self.processes.size > 1:
-                self.backend.synchronise(self.params)
-        if of_samples is not None:
-            self._proposals += of_samples.step(by_rows)
-
-    def gradients(
-        self, value: Tensor, *, own: bool = False, graph: bool = False, of_samples: bool = False
-    ) -> list[Tensor]:
-        """Gradients of a scalar with respect to the parameters, at which :meth:`commit` is going to look, too.
-
-        Args:
-            value: with graph.
-            own: whether they are those of this process alone, the graph of the value being kept; otherwise they are
-                averaged over the processes, without graph.
-            graph: whether they have a graph of their own, so that they can be differentiated once more.
-            of_samples: whether the parameters of single samples, if there are any, move by the value.
-        """
-        self._looked_at.append(value.detach())
-        rows = self.problem.row_parameters if of_samples else None
-        leaves = [] if rows is None or rows.leaf is None else [rows.leaf]
-        found: Sequence[Tensor | None] = [None] * (len(self.params) + len(leaves))
-        if value.requires_grad:
-            found = self.backend.gradients(value, [*self.params, *leaves], keep=own, graph=graph)
-        of_weights = [torch.zeros_like(w) if g is None else g for w, g in zip(self.params, found, strict=False)]
-        if rows is not None and leaves:
-            self._proposals += rows.step(found[-1])
-        if own:
-            return of_weights
-        of_weights = [g.detach().clone() for g in of_weights]
-        self.processes.average_(of_weights)
-        self._gradients += of_weights
-        return of_weights
-
-    def commit(self, mover: Optimizer | None = None, asked: Tensor | None = None) -> bool:
-        """Write what was proposed, if everything of this iteration is finite: values, rows and gradients.
-
-        It is the one look at numbers that a step takes.
-
-        Args:
-            mover: the optimizer that steps next, if it is not the user's.
-            asked: a truth value that is wanted as :attr:`answer`, a scalar.
-
-        Returns: False if gradients overflowed in half precision and the step is going to be dropped for that.
-
-        Raises:
-            NonFiniteError: if something is NaN or infinite; nothing has changed then.
-        """
-        self.backend.prepare(mover or self.optimizer)
-        values, known = self._looked_at, None if self.problem.units_known else self.problem.have_units()
-        for proposal in self._proposals:
-            values.append(proposal.rows if proposal.finite is None else proposal.finite)
-        gradients, questions = self._gradients, [question for question in (asked, known) if question is not None]
-        for p in self.params:
-            if p.grad is not None:
-                gradients.append(p.grad)
-        usable, answers = look([*values, *parts_of(gradients)], questions)
-        usable = self.backend.everywhere(usable)
-        self.answer = asked is not None and answers[0]
-        if not usable and not (self.backend.drops_overflows and all_finite(values)):
-            refuse(self, values)
-        self._write()
-        if self._new_estimates is not None:
-            self._estimates = self._new_estimates
-            if self.averages is not None:
-                batch = self.given if self.seen is None else self.seen.batch  # of all processes
-                self.averages.add(self._estimates, len(next(iter(next(iter(batch.values())).values()))))
-        if known is not None:
-            self.problem.take_units(self._estimates, known=answers[-1])
-        self.discard()
-        return usable
-
-    def discard(self) -> None:
-        """Forget the batch, and what was proposed and has not been committed."""
-        self._proposals, self._counted, self._looked_at, self._gradients = [], [], [], []
-        self._new_estimates = None
-        self.given, self.seen = {}, None
-
-    def update(
-        self, gradient: Sequence[Tensor] | None = None, *, by: Optimizer | None = None, clip: bool = True
-    ) -> None:
-        """Let the user's optimizer step: an update of w; or another one, an inner iteration, which is none.
-
-        Args:
-            gradient: in the order of ``params``, set by hand; None for what :meth:`descend` left.
-            by: an optimizer for an inner iteration; None for the user's.
-            clip: whether gradients are clipped, if the user asked for that.
-        """
-        for p, g in zip(self.params, gradient or (), strict=gradient is not None):
-            p.grad = g
-        if by is not None:
-            self.backend.inner_step(by, clip=clip)
-        else:
-            self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
-
-    # ------------------------------------------------------------------------------------------------------- details
+    # ------------------------------------------------------------------------------------------ first batches, failures
 
     @property
-    def params(self) -> list[nn.Parameter]:
-        """The parameters that are trained."""
-        return self.functions.params
+    def compiles(self) -> bool:
+        """Whether steps are compiled, if the user asks for that.
 
-    @property
-    def alone(self) -> bool:
-        """Whether this process has all samples of a batch, and evaluates the network on all of them at once."""
-        return self.processes.size == 1 and self.functions.micro_batch is None
+        Not with a weight of the penalty that follows a schedule, as it would be compiled anew for every value; nor
+        where parts with parameters of their own are measured at previous weights; and the default dtype must be that of
+        the rows.
+        """
+        scheduled = getattr(self.problem.penalty, "schedule", None) is not None
+        elsewhere = self.algorithm.needs_previous and not self.network_alone
+        return not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
 
-    def _write(self) -> None:
-        """Write what was proposed."""
-        for state, index, rows, decay, _ in self._proposals:
-            if decay != 1:
-                state.scale_(decay)
-            state.scatter_(index, rows)
-        for weights, index, each in self._counted:
-            weights.count(index, each)
-        for multipliers in self.problem.multipliers_of_terms:
-            multipliers.note_rate()
-        if self.problem.row_parameters is not None:
-            self.problem.row_parameters.committed()
+    def _look_at_first(self, outputs: Outputs) -> None:
+        """Let everybody look at the first batch."""
+        self._check(outputs)
+        self.arrivals.compare()
+        for look_at in self.onlookers:
+            look_at(self, outputs)
+        self.checked = True
 
-    def _measured(self, seen: Evaluated, part: Measurable) -> tuple[_Found, _Found, Columns]:
-        """A part at the present weights and, without graph, at the other ones, if there are any; its columns."""
-        outputs, columns = read(seen.outputs, seen.batch, part)
-        if seen.earlier is None or seen.before is None:
-            return part.measure(outputs, columns), (None, None), columns
-        samples = self.problem.row_parameters
-        batch_before = seen.batch if samples is None else samples.at_previous(seen.batch)
-        before, columns_before = read(seen.earlier, batch_before, part)
-        if self.network_alone and samples is None:  # the part is the same there, and outputs there have no graph
-            now, there = part.measure_at([outputs, before], columns)
-            return now, there, columns
-        with torch.no_grad(), nullcontext() if self.network_alone else self.functions.at(seen.before):
-            there = part.measure(before, columns_before)
-        return part.measure(outputs, columns), there, columns
+    def _check(self, outputs: Outputs) -> None:
+        """Let objective, constraints and algorithm look at a batch and refuse what they would misread."""
+        check(self.problem, outputs)
+        self.algorithm.check(outputs)
+        for own in self.algorithm.measured_apart(outputs):
+            self.problem.objective.check(*read(own.now, own.columns, self.problem.objective))
 
-    def _with_decisions(self, reading: Reading, seen: Evaluated) -> Reading:
-        """The reading with a constraint's values on decisions, where its multipliers follow them."""
-        multipliers = reading.term.multipliers
-        if multipliers is None or multipliers.decisions is None:
-            return reading
-        constraint = multipliers.constraint
-        with torch.no_grad():
-            decided = constraint.decided(*read(seen.outputs, seen.batch, constraint))
-        return reading._replace(decided=decided, gap=multipliers.decisions.gather(None))
+    def explain(self, error: Exception) -> None:
+        """Name the cause of an error in a step, if it is an index, a number of a group or class, or a frozen layer.
 
-    def _only_network(self) -> bool:
-        """Whether all that is trained is the network's, so that the other parts are the same at other weights."""
-        return all(name.startswith("network.") for name in self.functions.trainable())
+        Raises:
+            StateIndexError, DataError: naming the index or number that is none.
+            ConfigError: if a parameter is frozen that the engine trains.
+        """
+        if self.given:
+            self.problem.check_index(self.given)
+        if self.outputs is not None:
+            self._check(self.outputs)
+        for term in self.problem.all_terms if self.given and self.outputs is None else ():
+            part = term.part.part
+            term.check_index(self.given if isinstance(part, tuple) else self.given[part_name(self.given, part)])
+        if not all(p.requires_grad for p in self.params):
+            raise ConfigError(
+                "parameters were frozen since Engine.follow_parameters: call it after such a change. Under a "
+                "Trainer freeze layers at the start of an epoch, as a callback of BaseFinetuning does."
+            ) from error
+
+    def _refuse(self, values: Sequence[Tensor]) -> NoReturn:
+        """Say which part of a batch is not finite, and what may lie behind it.
+
+        Args:
+            values: what must be finite beside gradients.
+
+        Raises:
+            NonFiniteError: always, unless a part says in other words what is wrong with the data.
+        """
+        with torch.no_grad(), self.functions.elsewhere([p.data for p in self.params]):  # so that no buffer moves
+            outputs = self.outputs or self.evaluate(self.given)
+            self._check(outputs)
+            raise NonFiniteError(reason(self.problem, self.functions, self.measure, self.given, outputs, values))

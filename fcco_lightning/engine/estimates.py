@@ -1,4 +1,4 @@
-"""What a batch says, and what follows from it: the estimate of F, new rows, and what is logged of the parts of F."""
+"""What follows from a batch: the estimate of F with its gradient, new rows, and what is logged of the parts of F."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,51 +7,55 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fcco_lightning.engine.row_weights import RowWeights
-from fcco_lightning.engine.terms import Reading
-from fcco_lightning.models.batch import Batch
+from fcco_lightning.engine.terms import Seen, Term
 from fcco_lightning.state import DualState, replaced
 
 _TOGETHER = 32  # batches
-_Waiting = tuple[Tensor, Tensor | None, Tensor | None, int]  # values, weights, rows, and the size of the batch
 
 
-class Evaluated(NamedTuple):
+class Outputs(NamedTuple):
     """The network's outputs for the samples of a batch, of all processes together.
 
     Attributes:
-        outputs: by part, at the weights that the parameters hold, with graph.
-        batch: columns by part, all but the network's input where processes share the batch.
-        earlier: the outputs at other weights, without graph; None where there are none.
-        before: these weights.
+        now: by part, at the weights that the parameters hold, with graph.
+        columns: by part, all but the network's input where processes share the batch.
+        before: the outputs at the previous weights, without graph; None where there are none.
+        previous: these weights.
         own: the outputs for the samples of this process alone.
     """
 
-    outputs: dict[str, Any]
-    batch: Batch
-    earlier: dict[str, Any] | None
-    before: Sequence[Tensor] | None
+    now: dict[str, Any]
+    columns: Mapping[str, Any]
+    before: dict[str, Any] | None
+    previous: Sequence[Tensor] | None
     own: Mapping[str, Any]
 
-    def at_present(self) -> "Evaluated":
-        """The same without the second evaluation."""
-        return self._replace(earlier=None, before=None)
+    def at_present(self) -> "Outputs":
+        """The same without those at the previous weights."""
+        return self._replace(before=None, previous=None)
 
 
-class Measured(NamedTuple):
-    """What a batch says.
+class NewRows(NamedTuple):
+    """New values of rows of a state, which are written once all of an iteration is known to be finite.
 
     Attributes:
-        direct: estimate of g_0 with graph, a scalar, or None.
-        readings: of the terms.
+        state: whose rows these are.
+        rows: which rows, shape (r,), int64; None for all, in their order.
+        values: what they become, shape (r, k), without graph.
+        decay: factor on all other rows.
+        finite: what must be finite for that; None for the values.  (A row that a batch does not contain may be one
+            never written, which is NaN.)
     """
 
-    direct: Tensor | None
-    readings: list[Reading]
+    state: DualState
+    rows: Tensor | None
+    values: Tensor
+    decay: float = 1.0
+    finite: Tensor | None = None
 
 
-class Summand(NamedTuple):
-    """One summand of a part of F, as a batch estimates it: a number, or a sum over rows and how many these are.
+class Part(NamedTuple):
+    """A part of F as a batch estimates it: a number, or a sum over rows and how many these are.
 
     Attributes:
         name: of the part.
@@ -77,38 +81,22 @@ class Summand(NamedTuple):
 
 
 class Estimates(Mapping[str, Tensor]):
-    """Running estimates of the parts of F by name, detached scalars, at the weights and parameters of their batch.
+    """Estimates of the parts of F by name, detached scalars, at the weights and parameters of their batch.
 
     They are computed when asked for, so a step costs nothing.  A part of which the batch contains nothing is NaN.
 
     Args:
-        direct: estimate of g_0, or None.
         known: estimates that have been computed, by name.
 
     Attributes:
-        summands: of the parts.
+        parts: what they are computed from; those of one name are added.
     """
 
-    def __init__(self, direct: Tensor | None, known: Iterable[tuple[str, Tensor]] = ()) -> None:
-        self.summands = [Summand(name, value) for name, value in known]
-        if direct is not None:
-            self.add_number("objective", direct)
-
-    def add(self, reading: Reading, values: Tensor) -> None:
-        """Add ``share * mean_i c_i f(u_i)`` to a part, given the f(u_i), (r,), with the importances c of the rows.
-
-        c is 1, or where rows have a relevance this, the larger the rarer batches contain the row; of mean about 1.
-        """
-        term, (weights, rows) = reading.term, reading.importances()
-        self.summands.append(Summand(term.name, values.detach(), term.share, weights, rows))
-
-    def add_number(self, name: str, value: Tensor) -> None:
-        """Add a number to a part."""
-        moves = torch.compiler.is_compiling() or value.is_leaf or value._is_view()  # with a parameter
-        self.summands.append(Summand(name, value.detach().clone() if moves else value.detach()))
+    def __init__(self, known: Iterable[tuple[str, Tensor]] = ()) -> None:
+        self.parts = [Part(name, value) for name, value in known]
 
     def __getitem__(self, name: str) -> Tensor:
-        sums = [summand.summed() for summand in self.summands if summand.name == name]
+        sums = [part.summed() for part in self.parts if part.name == name]
         if not sums:
             raise KeyError(name)
         values = [total if rows is None else total / rows for total, rows in sums]
@@ -116,115 +104,10 @@ class Estimates(Mapping[str, Tensor]):
         return torch.where(every.isnan().all(), torch.nan, every.nansum())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(summand.name for summand in self.summands))
+        return iter(dict.fromkeys(part.name for part in self.parts))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
-
-
-class Averages:
-    """Means of estimates over batches, where every batch counts as much as it contains of a summand.
-
-    Of a sum over rows that is their number, so that a batch without any changes nothing; of g_0 the number of samples,
-    or 0 where the estimate is 0 and some batches have none.  Rows of several batches are taken together, so that a
-    step costs next to nothing.
-
-    Args:
-        direct_weight: what estimates of g_0 are multiplied by, see :class:`Problem`, where they are 0 in batches that
-            lack the samples; None where no batch does.
-    """
-
-    def __init__(self, direct_weight: float | None = None) -> None:
-        self._direct_weight = direct_weight
-        self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # by name and position: the sum, and how much it is of
-        self._waiting: dict[str, list[_Waiting]] = {}
-        self._last: dict[str, Summand] = {}
-        self._restored: dict[str, tuple[Tensor, Tensor]] = {}  # of summands that no batch has given since
-
-    def add(self, estimates: Estimates, size: int) -> None:
-        """Add the estimates of a batch of ``size`` samples."""
-        for position, summand in enumerate(estimates.summands):
-            key = f"{summand.name}/{position}"
-            one = self._last[key] = summand
-            waiting, so_far = self._waiting.setdefault(key, []), self._restored.pop(key, None)
-            if waiting and so_far is not None and _kind(one.values, one.weights) != _kind(*waiting[-1][:2]):
-                self._sums[key] = so_far  # those of the checkpoint were computed in another way, as compiled ones are
-                waiting.clear()
-            waiting.append((one.values, one.weights, one.rows, size))
-            if len(waiting) == _TOGETHER:
-                self._sums[key] = self._summed(key)
-                waiting.clear()
-
-    def values(self) -> Estimates:
-        """The means so far, by name; none before the first batch."""
-        sums = self._all_summed().items()
-        return Estimates(None, [(key.split("/")[0], total / weight) for key, (total, weight) in sums])
-
-    def _all_summed(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return {**self._restored, **{key: self._summed(key) for key in self._last}}
-
-    @torch.no_grad()
-    def _summed(self, key: str) -> tuple[Tensor, Tensor]:
-        """The sum of all batches, and how much it is of."""
-        known, waiting = self._sums.get(key), self._waiting[key]
-        if not waiting and known is not None:
-            return known
-        values, weights, rows, sizes = zip(*waiting, strict=True)
-        if rows[0] is None:
-            total, weight = self._of_numbers(key, torch.stack(values), sizes)
-        elif weights[0] is None:
-            total, weight = torch.stack(values).sum(), torch.stack(rows).sum()
-        else:
-            together = self._last[key]._replace(
-                values=torch.cat(values), weights=torch.cat(weights), rows=torch.cat(rows)
-            )
-            total, of_rows = together.summed()
-            assert of_rows is not None  # noqa: S101 - there are some
-            weight = of_rows
-        return (total, weight) if known is None else (known[0] + total, known[1] + weight)
-
-    def _of_numbers(self, key: str, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        weight = torch.ones_like(values)
-        if self._direct_weight is not None and key.startswith("objective/"):
-            values, weight = values / self._direct_weight, (values != 0).to(values.dtype)
-        weight = torch.stack(torch._foreach_mul(list(weight.unbind()), [float(size) for size in sizes]))
-        return torch.dot(weight, values), weight.sum()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a continuation needs, to the bit."""
-        held = {"sums": self._sums, "waiting": self._waiting, "so_far": self._all_summed()}
-        return pytree.tree_map_only(Tensor, lambda tensor: tensor.cpu().clone(), held)  # type: ignore[no-any-return]
-
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from there."""
-        held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state))
-        waiting = {key: list(each) for key, each in held.get("waiting", {}).items()}
-        self._sums, self._waiting, self._last = dict(held.get("sums", {})), waiting, {}
-        self._restored = dict(held.get("so_far", {}))
-
-
-def _kind(values: Tensor, weights: Tensor | None) -> tuple[int, bool]:
-    """What batches have in common that can be summed together."""
-    return values.dim(), weights is None
-
-
-class Proposal(NamedTuple):
-    """New values of rows of a state, not yet written.
-
-    Attributes:
-        state: whose rows these are.
-        index: which rows, shape (r,), int64; None for all, in their order.
-        rows: their new values, shape (r, k), without graph.
-        decay: factor on all other rows.
-        finite: what must be finite for that; None for the rows.  (A row that a batch does not measure may be one never
-            written, which is NaN.)
-    """
-
-    state: DualState
-    index: Tensor | None  # type: ignore[assignment]  # the field hides tuple.index
-    rows: Tensor
-    decay: float = 1.0
-    finite: Tensor | None = None
 
 
 class Estimate:
@@ -236,68 +119,155 @@ class Estimate:
     write.
 
     Args:
-        direct: estimate of g_0 with graph, or None.
+        g0: estimate of g_0 with graph, a scalar, or None.
 
     Attributes:
         parts: the same by parts of F, without graph.
-        proposals: rows to be written, once all is known to be finite.
-        counted: rows that the batch contains, where their probabilities are estimated.
+        new: rows to be written.
+        counted: terms whose probabilities are estimated, with the rows that the batch contains and their shares.
         gradients: with respect to the parameters, where they have been computed with it; else None.
         by_rows: the same with respect to the parameters of samples.
     """
 
-    def __init__(self, direct: Tensor | None) -> None:
-        self._summed = [] if direct is None else [direct]
-        self.parts = Estimates(direct)
-        self.proposals: list[Proposal] = []
-        self.counted: list[tuple[RowWeights, Tensor | None, Tensor]] = []
+    def __init__(self, g0: Tensor | None) -> None:
+        self._value, self.parts = g0, Estimates()
+        self.new: list[NewRows] = []
+        self.counted: list[tuple[Term, Tensor | None, Tensor]] = []
         self.gradients: Sequence[Tensor | None] | None = None
         self.by_rows: Tensor | None = None
-
-    def add(self, reading: Reading, values: Tensor) -> None:
-        """Add a term, given ``f_i(u_i)`` of its rows with graph, (r,), see :meth:`Estimator.estimate`."""
-        self._summed.append(reading.total(values))
-        self.parts.add(reading, values)
-        if reading.term.weights.counted:
-            self.counted.append((reading.term.weights, reading.index, reading.portion))
-
-    def plus(self, value: Tensor) -> None:
-        """Add a scalar with graph, of which nothing is logged."""
-        self._summed.append(value)
-
-    def remember(self, reading: Reading, rows: Tensor, decay: float = 1.0) -> None:
-        """Propose new rows (r, k) of a term that keeps some; those that the batch does not measure only decay."""
-        state, held = reading.term.state, reading.held
-        if state is not None and held is not None:
-            self.propose(reading, state, held if decay == 1 else decay * held, rows, decay)
-
-    def propose(self, reading: Reading, state: DualState, held: Tensor, rows: Tensor, decay: float = 1.0) -> None:
-        """Propose rows of a state for those that the batch measures; the others stay ``held``."""
-        rows = rows.to(held.dtype)
-        new = torch.where(reading.present.unsqueeze(1), rows, held)
-        self.proposals.append(Proposal(state, reading.index, new, decay, rows))
-
-    def latest(self, reading: Reading) -> Reading:
-        """A reading with the rows that have been proposed in the place of those that are remembered."""
-        multipliers = reading.term.multipliers
-        for state, index, rows, *_ in self.proposals:
-            if multipliers is not None and state is multipliers.decisions:
-                reading = reading._replace(gap=rows)
-            if state is not reading.term.state or reading.held is None:
-                continue
-            reading = reading._replace(held=replaced(reading.held, reading.index, index, rows))
-        return reading
-
-    def replaced(self, value: Tensor) -> "Estimate":
-        """Another scalar with graph in its place; the same proposals and parts of F."""
-        other = Estimate(value)
-        other.parts, other.proposals, other.counted = self.parts, self.proposals, self.counted
-        return other
+        if g0 is not None:
+            self.note("objective", g0)
 
     @property
     def value(self) -> Tensor:
         """The scalar, with graph unless :attr:`gradients` are known."""
-        total = self._summed[0] if self._summed else torch.zeros(())
-        for part in self._summed[1:]:
-            total = total + part
-        return total
+        return torch.zeros(()) if self._value is None else self._value
+
+    @value.setter
+    def value(self, value: Tensor) -> None:
+        self._value = value
+
+    def add(self, seen: Seen, values: Tensor) -> None:
+        """Add a term, given ``f_i(u_i)`` of its rows with graph, (r,), see :meth:`Estimator.estimate`."""
+        self.plus(torch.dot(seen.weight.to(values.dtype), values))
+        self.log(seen, values)
+        if seen.term.counts is not None:
+            self.counted.append((seen.term, seen.rows, seen.share))
+
+    def log(self, seen: Seen, values: Tensor) -> None:
+        """Let ``share * mean_i c_i f(u_i)`` over the rows of the batch be logged, given the f(u_i), (r,).
+
+        c is 1, or where rows have a relevance this, the larger the rarer batches contain the row; of mean about 1.
+        """
+        weights = rows = seen.share
+        if seen.relevance is not None:
+            inverse = torch.as_tensor(seen.inverse_inclusion, dtype=rows.dtype, device=rows.device)
+            rows = rows * inverse.view(-1)
+            weights = rows * seen.relevance
+        self.parts.parts.append(Part(seen.term.name, values.detach(), seen.term.share, weights, rows))
+
+    def note(self, name: str, value: Tensor) -> None:
+        """Let a number be logged as a part of F."""
+        moves = torch.compiler.is_compiling() or value.is_leaf or value._is_view()  # with a parameter
+        self.parts.parts.append(Part(name, value.detach().clone() if moves else value.detach()))
+
+    def plus(self, value: Tensor) -> None:
+        """Add a scalar with graph, of which nothing is logged."""
+        self._value = value if self._value is None else self._value + value
+
+    def remember(self, seen: Seen, values: Tensor, decay: float = 1.0) -> None:
+        """Let rows (r, k) of a term be written, if it keeps some; those that the batch does not contain only decay."""
+        state, held = seen.term.state, seen.held
+        if state is not None and held is not None:
+            self.write(seen, state, held if decay == 1 else decay * held, values, decay)
+
+    def write(self, seen: Seen, state: DualState, held: Tensor, values: Tensor, decay: float = 1.0) -> None:
+        """Let rows of a state be written for those that the batch contains; the others stay ``held``."""
+        values = values.to(held.dtype)
+        new = torch.where(seen.present.unsqueeze(1), values, held)
+        self.new.append(NewRows(state, seen.rows, new, decay, values))
+
+    def latest(self, seen: Seen) -> Seen:
+        """What a batch contains, with the rows that are going to be written in the place of the remembered ones."""
+        multipliers = seen.term.multipliers
+        for state, rows, values, *_ in self.new:
+            if multipliers is not None and state is multipliers.decisions:
+                seen = seen._replace(gap=values)
+            elif state is seen.term.state and seen.held is not None:
+                seen = seen._replace(held=replaced(seen.held, seen.rows, rows, values))
+        return seen
+
+
+class Averages:
+    """Means of estimates over batches, where every batch counts as much as it contains of a part.
+
+    Of a sum over rows that is their number, so that a batch without any changes nothing; of g_0 the number of samples,
+    or 0 where the estimate is 0 and some batches have none.  Several batches are taken together, so that a step costs
+    next to nothing.
+
+    Args:
+        direct_weight: what estimates of g_0 are multiplied by, see :class:`Problem`, where they are 0 in batches that
+            lack the samples; None where no batch does.
+    """
+
+    def __init__(self, direct_weight: float | None = None) -> None:
+        self._direct_weight = direct_weight
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # by name and position: the sum, and how much it is of
+        self._waiting: list[tuple[list[Part], int]] = []  # parts and sizes of batches
+
+    def add(self, estimates: Estimates, size: int) -> None:
+        """Add the estimates of a batch of ``size`` samples."""
+        self._waiting.append((estimates.parts, size))
+        if len(self._waiting) == _TOGETHER:
+            self._sums, self._waiting = self._summed(), []
+
+    def values(self) -> Estimates:
+        """The means so far, by name; none before the first batch."""
+        return Estimates([(key.split("/")[0], total / weight) for key, (total, weight) in self._summed().items()])
+
+    @torch.no_grad()
+    def _summed(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The sums of all batches, and how much they are of."""
+        alike: dict[tuple[Any, ...], list[tuple[Part, int]]] = {}  # compiled steps give sums, others rows
+        for parts, size in self._waiting:
+            for position, part in enumerate(parts):
+                kind = part.values.dim(), part.weights is None, part.rows is None
+                alike.setdefault((f"{part.name}/{position}", *kind), []).append((part, size))
+        found = dict(self._sums)
+        for (key, *_), several in alike.items():
+            total, weight = self._of_parts(*zip(*several, strict=True))
+            known = found.get(key)
+            found[key] = (total, weight) if known is None else (known[0] + total, known[1] + weight)
+        return found
+
+    def _of_parts(self, parts: Sequence[Part], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The sum of parts of one kind and name, and how much it is of."""
+        values, rows = [part.values for part in parts], [part.rows for part in parts if part.rows is not None]
+        weights = [part.weights for part in parts if part.weights is not None]
+        if not rows:
+            return self._of_numbers(parts[0].name, torch.stack(values), sizes)
+        if not weights:
+            return torch.stack(values).sum(), torch.stack(rows).sum()
+        together = parts[0]._replace(values=torch.cat(values), weights=torch.cat(weights), rows=torch.cat(rows))
+        total, number = together.summed()
+        assert number is not None  # noqa: S101 - there are rows
+        return total, number
+
+    def _of_numbers(self, name: str, values: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        weight = torch.ones_like(values)
+        if self._direct_weight is not None and name == "objective":
+            values, weight = values / self._direct_weight, (values != 0).to(values.dtype)
+        weight = torch.stack(torch._foreach_mul(list(weight.unbind()), [float(size) for size in sizes]))
+        return torch.dot(weight, values), weight.sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a continuation needs, to the bit."""
+        waiting = [([tuple(part) for part in parts], size) for parts, size in self._waiting]
+        held = {"sums": self._sums, "batches": waiting}
+        return pytree.tree_map_only(Tensor, lambda tensor: tensor.cpu().clone(), held)  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on from there."""
+        held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state))
+        self._sums = dict(held.get("so_far", held.get("sums", {})))  # the former of earlier versions
+        self._waiting = [([Part(*part) for part in parts], size) for parts, size in held.get("batches", [])]

@@ -6,17 +6,17 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, kept_together, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.fingerprint import contents_of, require_same_where_known
 from fcco_lightning.engine.batches import as_read
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
-from fcco_lightning.engine.row_parameters import RowParameters
-from fcco_lightning.engine.row_weights import (
+from fcco_lightning.engine.probability import (
     BatchDraws,
     Drawn,
-    RowWeights,
+    Inclusion,
     can_know,
     most_in_a_batch,
     of_rows,
@@ -27,6 +27,7 @@ from fcco_lightning.engine.row_weights import (
     warn_of_rare_rows,
     within_strata,
 )
+from fcco_lightning.engine.row_parameters import RowParameters
 from fcco_lightning.engine.terms import Term
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT, Batch, Columns, dual_of
@@ -132,7 +133,7 @@ class Problem(nn.Module):
         unknown = self._drawn(objective.part) is None and type(objective).direct_subsets is not Objective.direct_subsets
         self.may_lack_direct = unknown or self.direct_weight != 1
         for number, term in enumerate(terms):
-            term.weights.number = number
+            term.number = number
         self._noted = {k: v for k, v in vars(objective).items() if k not in vars(nn.Module())}
         self._noted["_posed_by"] = object()  # that of a deep copy is another one
         self.own()
@@ -201,6 +202,22 @@ class Problem(nn.Module):
             name = part or first
             yield from ((own, strata) for own in (name, dual_of(name, first)) if own in batch)
 
+    def follow(self, optimizer: Optimizer) -> None:
+        """Let the dual steps of multipliers follow the schedule of the learning rate, before a batch is measured."""
+        for multipliers in self.multipliers_of_terms:
+            multipliers.follow(optimizer)
+
+    def promise(self, *, kept: bool) -> None:
+        """Let the objective rely on :attr:`most` from now on, or no longer: only batches of the plan keep to it."""
+        vars(self.objective)["most"] = self.most if kept else ()  # torch looks through all of a module's members
+
+    def committed(self) -> None:
+        """Take note that a step with what was proposed is being taken."""
+        for multipliers in self.multipliers_of_terms:
+            multipliers.note_rate()
+        if self.row_parameters is not None:
+            self.row_parameters.committed()
+
     def have_units(self) -> Tensor:
         """Whether all multipliers have their unit, as a tensor."""
         return torch.stack([~multipliers.unit.isnan() for multipliers in self.multipliers_of_terms]).all()
@@ -255,7 +272,7 @@ class Problem(nn.Module):
             num_rows,
             share=1.0,
             dtype=torch.promote_types(self._dtype, objective.dtype),
-            weights=self._weights_of_objective(domain, num_rows, of_batch),
+            inclusion=self._inclusion_of_objective(domain, num_rows, of_batch),
             range=domain.range,
             per_sample=domain.per_sample,
             row_of=row_of,
@@ -266,9 +283,9 @@ class Problem(nn.Module):
             growth=objective.growth,
         )
 
-    def _weights_of_objective(self, domain: RowDomain, num_rows: int, of_batch: float) -> RowWeights:
+    def _inclusion_of_objective(self, domain: RowDomain, num_rows: int, of_batch: float) -> Inclusion:
         if not domain.per_sample:
-            return self._subset_weights(self.objective, num_rows, of_batch)
+            return self._inclusion_by_subsets(self.objective, num_rows, of_batch)
         partners, drawn = domain.partners, self._drawn(self.objective.part)
         every, owners = domain.owners is None, domain.owners
         owners = torch.ones(num_rows, dtype=torch.bool) if owners is None else owners
@@ -285,10 +302,10 @@ class Problem(nn.Module):
         owning = self._drawn_first(self.objective.part)
         population = None if owning is None else _population(owning, of_batch)
         if owning is None or population is None:
-            return RowWeights(num_rows, together, len(owners) / num_rows, every=every)
+            return Inclusion(together, len(owners) / num_rows, every)
         known = of_batch == 1 or getattr(owning.plan, "halves_known", True)
         probability = together * owner_presence(owners, owning, of_batch) if known else None
-        return RowWeights(num_rows, probability, population=of_rows(population, owners))
+        return Inclusion(probability, population=of_rows(population, owners))
 
     def _repeats(self, part: str | tuple[str, ...] | None) -> bool:
         """Whether a batch may hold a sample twice."""
@@ -310,7 +327,7 @@ class Problem(nn.Module):
             constraint.num_rows,
             share=share,
             dtype=self._dtype,
-            weights=self._subset_weights(constraint, constraint.num_rows, of_batch),
+            inclusion=self._inclusion_by_subsets(constraint, constraint.num_rows, of_batch),
             range=constraint.range,
             repeats=False,
             processes=self.processes,
@@ -391,12 +408,12 @@ class Problem(nn.Module):
         """The samples of the part that own the rows, which is the first where there are several."""
         return self._drawn(part[0] if isinstance(part, tuple) else part)
 
-    def _subset_weights(self, part: Measurable, num_rows: int, of_batch: float) -> RowWeights:
+    def _inclusion_by_subsets(self, part: Measurable, num_rows: int, of_batch: float) -> Inclusion:
         drawn = self._drawn(part.part)
         subsets = None if drawn is None else part.subsets(drawn.columns)
         halves = of_batch == 1 or getattr(drawn and drawn.plan, "halves_known", True)
         if drawn is None or subsets is None or not (halves and can_know(subsets)):
-            return RowWeights(num_rows)
+            return Inclusion()
         names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(num_rows)]
         probability = presence(subsets, drawn, names, of_batch)
         if isinstance(part, Constraint):
@@ -404,7 +421,7 @@ class Problem(nn.Module):
         if isinstance(part, Objective):
             part.know_presence(probability)
         warn_of_rare_rows(probability, names)
-        return RowWeights(num_rows, probability)
+        return Inclusion(probability)
 
     def _by_strata(
         self, part: Constraint, subsets: Sequence[Sequence[Tensor]], drawn: Drawn, of_batch: float, probability: Tensor

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.engine.estimates import Proposal
+from fcco_lightning.engine.estimates import NewRows
 from fcco_lightning.models.batch import DUAL, Batch, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import SampleParameters
@@ -88,7 +88,7 @@ class RowParameters(nn.Module):
         held = self.state.gather(columns["index"])
         return torch.where(held.isnan(), self.spec.start, held)
 
-    def step(self, gradient: Tensor | None) -> list[Proposal]:
+    def step(self, gradient: Tensor | None) -> list[NewRows]:
         """What the parameters attached last become.
 
         Args:
@@ -102,7 +102,7 @@ class RowParameters(nn.Module):
         again = copies(index) if self.repeats else None
         gradient = gradient if again is None else again.total(gradient)
         moved = torch.addcdiv(rows, gradient.detach(), self._shares(again, rows), value=-self.spec.lr)
-        return [Proposal(self.state, index, moved.clamp(self.spec.least, self.spec.most))]
+        return [NewRows(self.state, index, moved.clamp(self.spec.least, self.spec.most))]
 
     def _shares(self, again: Copies | None, leaf: Tensor) -> Tensor:
         """What a sample, all its copies together, counts in F, a mean over samples; (b, 1), or a scalar."""

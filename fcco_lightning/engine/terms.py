@@ -1,14 +1,14 @@
 """One compositional term: its rows, its outer function, and what a batch says of it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning.engine.functions import RandomState
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
-from fcco_lightning.engine.row_weights import RowWeights
+from fcco_lightning.engine.probability import Inclusion, count, estimated, of_samples
 from fcco_lightning.errors import ConfigError, DataError, StateIndexError
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable
@@ -18,57 +18,45 @@ from fcco_lightning.state import Copies, DualState, Layout, copies
 from fcco_lightning.state.processes import Processes
 
 
-class Reading(NamedTuple):
-    """What a batch says of one term, in r entries; several entries may be copies of one row, with equal values.
+class Seen(NamedTuple):
+    """What a batch contains of one term, in r entries; several entries may be copies of one row, with equal values.
 
     Attributes:
         term: the term.
-        index: row of every entry, shape (r,), int64; None for all n rows, in their order.
-        values: g_i(w; batch), shape (r, k), with graph.
-        outer: f with its known parameters at their present values, not smoothed.
-        earlier: the same values at other weights, without graph, or None.
-        present: whether the batch measures the row, shape (r,), bool.
-        portion: how much of its row an entry is, shape (r,): 1, or 1/c of c copies; 0 where nothing is said.
-        weight: factor of f_i(u_i) in the estimate of F: the term's share times the weight of the row in the mean over
-            all rows; shape (r,), 0 where nothing is said.
-        chance: 1/(n p_i), with p_i the probability that a batch measures row i; shape (r,), or one number.
+        rows: which row each entry is, shape (r,), int64; None for all n rows, in their order.
+        g: the inner values g_i(w; batch), shape (r, k), with graph; any finite numbers where the batch has no g_i.
+        before: the same at the previous weights, without graph, or None.
+        held: the remembered rows, shape (r, k), NaN where never written; None where the term keeps none.
+        present: whether the batch contains the row, shape (r,), bool.
+        share: how much of its row an entry is, shape (r,): 1, or 1/c of c copies; 0 of a row that is not present.
+        weight: of f_i(u_i) in the estimate of F, shape (r,): the term's share in F times what the row counts in the
+            mean over all rows; 0 of a row that is not present.
+        of_mean: ``1/(n p_i)``, the inverse inclusion probability over n, shape (r,), or one number.
         relevance: what each row counts in the mean over all rows, shape (r,), is part of ``weight``; None for 1.
+        f: the outer function with its known parameters at their present values, not smoothed.
         decided: the values on decisions, shape (r, k), without graph; None where multipliers do not follow them.
         gap: remembered means of the gap between these and the values, shape (r, k), NaN where never written, or None.
-        held: the remembered rows, shape (r, k), NaN where never written; None where the term keeps none.
     """
 
     term: "Term"
-    index: Tensor | None  # type: ignore[assignment]  # the field hides tuple.index
-    values: Tensor
-    outer: OuterFunction
-    earlier: Tensor | None
-    present: Tensor
-    portion: Tensor
-    weight: Tensor
-    chance: Tensor | float
-    relevance: Tensor | None
+    rows: Tensor | None
+    g: Tensor
+    before: Tensor | None
     held: Tensor | None
+    present: Tensor
+    share: Tensor
+    weight: Tensor
+    of_mean: Tensor | float
+    relevance: Tensor | None
+    f: OuterFunction
     decided: Tensor | None = None
     gap: Tensor | None = None
 
     @property
-    def inverse(self) -> Tensor | float:
+    def inverse_inclusion(self) -> Tensor | float:
         """1/p_i, shape (r, 1), or one number."""
-        chance = self.chance.unsqueeze(1) if isinstance(self.chance, Tensor) and self.chance.dim() else self.chance
-        return self.term.num_rows * chance
-
-    def total(self, per_row: Tensor) -> Tensor:
-        """``sum_i weight_i v_i`` of values v (r,), a scalar with their graph."""
-        return torch.dot(self.weight.to(per_row.dtype), per_row)
-
-    def importances(self) -> tuple[Tensor, Tensor]:
-        """The weights of the entries in ``sum_i c_i v_i``, and in the number of rows, both (r,)."""
-        if self.relevance is None:
-            return self.portion, self.portion
-        of = self.portion
-        rows = of * torch.as_tensor(self.inverse, dtype=of.dtype, device=of.device).view(-1)
-        return rows * self.relevance, rows
+        per_row = isinstance(self.of_mean, Tensor) and self.of_mean.dim() > 0
+        return self.term.num_rows * (self.of_mean.unsqueeze(1) if per_row else self.of_mean)  # type: ignore[union-attr]
 
 
 class Term(nn.Module):
@@ -81,7 +69,7 @@ class Term(nn.Module):
         num_rows: n.
         share: weight of the term in F.
         dtype: of the rows.
-        weights: of the rows of a batch in the mean over all rows.
+        inclusion: how likely a batch contains the rows.
         range: the interval in which the inner values are known to lie.
         per_sample: whether single samples own the rows.
         row_of: row of what :meth:`Measurable.rows_of` names, n for none; None if it names the rows themselves.
@@ -90,14 +78,19 @@ class Term(nn.Module):
         processes: that share the rows.
         layout: of the rows, see :class:`DualState`.
         multipliers: of the rows of a constraint, which then say what f is.
-        growth: see :class:`~fcco_lightning.estimators.Sampling`.
+        growth: how many times the row an inner value may be for an outer gradient taken at the row, > 1; None for any.
 
     Attributes:
         state: the rows; None until :meth:`remember`, for algorithms that keep none.
         smoothed: f as the algorithm smooths it, where it stays the same from step to step; None otherwise.
+        number: of the term in the problem.
+        counts: how many batches have contained each row, and behind these the number of batches, shape (n + 1,),
+            float64; None where the probabilities are known.
     """
 
     part: Measurable
+    number: int = 0
+    counts: Tensor | None
 
     def __init__(
         self,
@@ -108,7 +101,7 @@ class Term(nn.Module):
         *,
         share: float,
         dtype: torch.dtype,
-        weights: RowWeights,
+        inclusion: Inclusion,
         range: Range = Range(),  # noqa: A002, B008 - the field's word; immutable
         per_sample: bool = False,
         row_of: Tensor | None = None,
@@ -123,13 +116,31 @@ class Term(nn.Module):
         self.multipliers = multipliers
         self.__dict__["part"] = part  # no module of this one: its parameters belong to whoever owns the network
         self.name, self.num_rows, self.width = name, num_rows, part.width
-        self.share, self.dtype, self.weights, self.range, self.growth = share, dtype, weights, range, growth
+        self.share, self.dtype, self.range, self.growth = share, dtype, range, growth
         self.per_sample, self.repeats, self.num_names = per_sample, repeats, num_names or num_rows
         self._row_of = None if row_of is None else Known(row_of)
+        self._inclusion, inverse = inclusion, inclusion.inverse(num_rows)
+        self._of_mean = inverse if isinstance(inverse, float) else self._known(inverse)
+        relevance = inclusion.relevance()
+        self._relevance = None if relevance is None else self._known(relevance)
+        estimated = inclusion.probability is None
+        self.register_buffer("counts", torch.zeros(num_rows + 1, dtype=torch.float64) if estimated else None)
         self._processes, self._layout = processes, layout
         self.state: DualState | None = None
         self._smoothing: Callable[[OuterFunction], OuterFunction] = NoSmoothing()
         self.take(outer)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        kept = self.counts
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if kept is not None and self.counts is not None:  # they need their digits, whatever the module's precision
+            self.counts = kept.to(self.counts.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if (old := f"{prefix}weights.counts") in state_dict:  # as checkpoints of earlier versions call them
+            state_dict[f"{prefix}counts"] = state_dict.pop(old)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def take(self, outer: OuterFunction) -> None:
         """Let f be another function from now on."""
@@ -166,47 +177,47 @@ class Term(nn.Module):
             values = values + self.multipliers.decisions.gather(None)
         return self.multipliers.at(values).cpu().double()
 
-    def reading(self, now: Rows, earlier: Rows | None, batch: Any) -> Reading:
-        """What a batch says of the term.
+    def seen(self, now: Rows, before: Rows | None, outputs: Any, columns: Any) -> Seen:
+        """What a batch contains of the term.
 
         Args:
             now: as measured at the present weights.
-            earlier: at other weights; None where there are none.
-            batch: the columns that the term's part was given.
+            before: at the previous weights; None where there are none.
+            outputs: of the network, that the term's part was given.
+            columns: likewise.
 
         Raises:
             IndexError: on the host, if the batch names a row that does not exist.
         """
         if now.values.dim() != 2 or now.values.shape[1] != self.width:
             raise self._wrong_width(now.values)
-        names = self.part.rows_of(batch)
-        index = names if names is None or self._row_of is None else self._row(names)
-        again = copies(names) if self.repeats and names is not None else None
-        given = None if now.weight.dtype == torch.bool else now.weight
-        present = now.weight if given is None else now.weight != 0
-        values, portion = now.values, present.to(now.values.dtype)
-        relevance = self.weights.relevance(index, given, portion)
-        before = None if earlier is None else earlier.values.detach()
-        if again is not None:
-            portion = portion / again.total(portion).clamp(min=1)
-            values = _mean(values, portion, again)
-            before = None if before is None else _mean(before, portion, again)
-        owners = batch[self.part.part[0]] if isinstance(self.part.part, tuple) else batch
-        chance = self.weights(index, owners, portion, again)
-        weight = portion * (chance if self.share == 1 else self.share * chance)
-        return Reading(
-            self,
-            index,
-            values,
-            now.outer or self.present_outer,
-            before,
-            present,
-            portion,
-            weight if relevance is None else weight * relevance.to(weight.dtype),
-            chance,
-            relevance,
-            None if self.state is None else self.state.gather(index),
-        )
+        names, again = self.part.rows_of(columns), None
+        rows = names if names is None or self._row_of is None else self._row(names)
+        g, was = now.values, None if before is None else before.values.detach()
+        alike = now.weight.dtype == torch.bool
+        present = now.weight if alike else now.weight != 0
+        share = present.to(g.dtype)
+        relevance = self._relevant(rows, None if alike else now.weight, share)
+        if self.repeats and names is not None:  # copies of a row are one entry: each holds the mean over all
+            again = copies(names)
+            share = share / again.total(share).clamp(min=1)
+            g = _mean(g, share, again)
+            was = None if was is None else _mean(was, share, again)
+        of_mean = self.mean_weight(rows, columns, share, again)
+        weight = share * (of_mean if self.share == 1 else self.share * of_mean)
+        weight = weight if relevance is None else weight * relevance.to(weight.dtype)
+        held, f = None if self.state is None else self.state.gather(rows), now.outer or self.present_outer
+        seen = Seen(self, rows, g, was, held, present, share, weight, of_mean, relevance, f)
+        if self.multipliers is None or self.multipliers.decisions is None:
+            return seen
+        with torch.no_grad():
+            decided = self.multipliers.constraint.decided(outputs, columns)
+        return seen._replace(decided=decided, gap=self.multipliers.decisions.gather(None))
+
+    def count(self, rows: Tensor | None, share: Tensor) -> None:
+        """Take note of the rows that a batch has contained, where their probabilities are estimated."""
+        if self.counts is not None:
+            count(self.counts, rows, share)
 
     def check_index(self, batch: Any) -> None:
         """Look at the rows that a batch names.
@@ -243,6 +254,34 @@ class Term(nn.Module):
                 "in the same order: IndexedDataset(dataset, columns={'y': labels}), with the labels that samples have."
             )
 
+    def mean_weight(self, rows: Tensor | None, columns: Any, share: Tensor, again: Copies | None) -> Tensor | float:
+        """``1/(n p_i)`` of the entries of a batch, shape (r,), or one number.
+
+        Args:
+            rows: of the entries, shape (r,); None for all rows.
+            columns: that the term's part was given.
+            share: how much of its row an entry is, shape (r,); 0 where the batch does not contain it.
+            again: how the entries repeat; None if they do not.
+        """
+        if self.counts is not None:
+            return estimated(self.counts, rows, share)
+        known: Tensor | float = self._of_mean if isinstance(self._of_mean, float) else _at(self._of_mean, rows, share)
+        if self._inclusion.samples_per_row is None:
+            return known
+        owners = columns[self.part.part[0]] if isinstance(self.part.part, tuple) else columns
+        return known * of_samples(owners, self._inclusion, share, again)
+
+    def _relevant(self, rows: Tensor | None, given: Tensor | None, share: Tensor) -> Tensor | None:
+        """What each entry counts in the mean over all rows, (r,), by what the part says of it (None for 1); or None."""
+        if self._relevance is None:
+            return given
+        counted = _at(self._relevance, rows, share)
+        return counted if given is None else given * counted
+
+    def _known(self, of_rows: Tensor) -> Known:
+        """Numbers (n,) of the rows, with one more for the row that is none, where samples without a row name this."""
+        return Known(of_rows if self._row_of is None else torch.cat([of_rows, of_rows[:1]]))
+
     def _row(self, names: Tensor) -> Tensor:
         assert self._row_of is not None  # noqa: S101 - the caller has seen to it
         table = self._row_of.like(names)
@@ -257,6 +296,12 @@ class Term(nn.Module):
         )
 
 
-def _mean(values: Tensor, portion: Tensor, again: Copies) -> Tensor:
+def _mean(values: Tensor, share: Tensor, again: Copies) -> Tensor:
     """The mean over the copies, the same for all of them."""
-    return again.total(values * portion.unsqueeze(1).to(values.dtype))
+    return again.total(values * share.unsqueeze(1).to(values.dtype))
+
+
+def _at(known: Known, rows: Tensor | None, share: Tensor) -> Tensor:
+    """Numbers of the rows of a batch, in the type and on the device of their shares."""
+    values = known.like(share, share.dtype)
+    return values if rows is None else values.index_select(0, rows)

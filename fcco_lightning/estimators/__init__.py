@@ -5,8 +5,9 @@ from fcco_lightning.estimators.base import (
     CorrectedEMA,
     Estimator,
     Minibatch,
-    Sampling,
     ScaledEMA,
+    moved,
+    trusted,
 )
 from fcco_lightning.estimators.dual import DualMirror, DualProx, EntropicMirror
 from fcco_lightning.estimators.optimizers import AdamType, HeavyBall, ProximalDescent, ProximalSGD, Storm
@@ -26,8 +27,9 @@ __all__ = [
     "PreviousWeights",
     "ProximalDescent",
     "ProximalSGD",
-    "Sampling",
     "ScaledEMA",
     "Storm",
     "like_parameters",
+    "moved",
+    "trusted",
 ]

@@ -5,7 +5,7 @@ Behind it are the estimators that remember u_i, a running estimate of g_i(w).
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -13,32 +13,6 @@ from torch import Tensor
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import OuterFunction, Range, widest
-
-
-class Sampling(NamedTuple):
-    """How the rows of a batch were drawn, and the range of their values.
-
-    Attributes:
-        inverse: 1/p_i, with p_i the probability that row i is in a batch: n/B1 where B1 of n rows are drawn alike;
-            shape (b, 1), or one number for all.
-        unseen: which of the numbers have never been written before, shape (b, k), bool; None if all have.
-        range: the interval in which g_i lies.
-        growth: how many times the row an inner value may be for an outer gradient taken at the row, > 1; None for any.
-    """
-
-    inverse: Tensor | float
-    unseen: Tensor | None = None
-    range: Range = Range()
-    growth: float | None = None
-
-    def trusted(self, rows: Tensor, inner: Tensor) -> Tensor:
-        """The rows at which outer gradients are taken: no less than ``inner / growth``.
-
-        Where ``grad f(u)`` is of the order of 1/u, as of a logarithm, the share ``<grad f(u), g>`` of a row in the
-        gradient is then no more than ``growth`` times that at ``u = g``.  A row from before a step may say that an
-        inner value which spans 200 orders of magnitude is small when it has become large.
-        """
-        return rows if self.growth is None else torch.maximum(rows, (inner / self.growth).to(rows.dtype))
 
 
 class Estimator(ABC):
@@ -50,7 +24,7 @@ class Estimator(ABC):
         remembers: whether the estimator keeps rows; without, no state is allocated.
         convex_only: whether it takes dual steps, for which f must be convex.
         follows_values: whether a row stands for an inner value u_i, and not for a dual variable.
-        by_chance: whether the update depends on how likely the rows were drawn.
+        by_chance: whether the update depends on how likely a batch contains the rows.
         gamma: weight of a new value in a running mean.
         fresh: whether f is taken at the new rows, or at those from before the step, which do not depend on the batch.
     """
@@ -77,17 +51,25 @@ class Estimator(ABC):
 
     @abstractmethod
     def update(
-        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, sampling: Sampling
+        self,
+        rows: Tensor,
+        inner: Tensor,
+        previous: Tensor | None,
+        outer: OuterFunction,
+        inverse: Tensor | float,
     ) -> Tensor:
         """The new rows.
+
+        What all have in common is in :func:`moved`: first visits, and the range in which rows stay.
 
         Args:
             rows: remembered rows; for an index never visited, :meth:`first`.
             inner: g_i(w_t; batch).
             previous: g_i(w_{t-1}; batch) on the same samples, or None if there is no previous point (then it counts as
-                equal to ``inner``).
+                equal to ``inner``); of rows of inner values that were never written, ``inner``.
             outer: f, smoothed if the algorithm smooths.
-            sampling: how likely the rows were drawn, and the range of their values.
+            inverse: 1/p_i, the inverse inclusion probability of the rows: n/B1 where B1 of n rows are drawn alike;
+                shape (b, 1), or one number for all.
         """
 
     def estimate(self, outer: OuterFunction, rows: Tensor, g: Tensor, inner: Tensor) -> Tensor:  # noqa: ARG002
@@ -106,6 +88,56 @@ class Estimator(ABC):
         return outer(rows.to(widest(rows)) + (g - g.detach()))
 
 
+def moved(
+    estimator: Estimator,
+    rows: Tensor,
+    inner: Tensor,
+    previous: Tensor | None,
+    outer: OuterFunction,
+    inverse: Tensor | float = 1.0,
+    unseen: Tensor | None = None,
+    within: Range = Range(),  # noqa: B008 - immutable
+) -> Tensor:
+    """The new rows by an estimator, shape (b, k), with what is the same for all of them.
+
+    Rows of inner values become the fresh value at their first visit, and where they are corrected by the previous
+    weights they stay in the interval in which the g_i lie.
+
+    Args:
+        estimator: how rows follow inner values.
+        rows: as of :meth:`Estimator.update`, and so are the next four.
+        inner: g_i(w_t; batch).
+        previous: g_i(w_{t-1}; batch), or None.
+        outer: f.
+        inverse: 1/p_i.
+        unseen: which numbers were never written before, shape (b, k), bool; None if all were.
+        within: the interval in which the g_i lie.
+    """
+    if not estimator.follows_values:
+        return estimator.update(rows, inner, previous, outer, inverse)
+    if previous is not None and unseen is not None:
+        previous = torch.where(unseen, inner, previous)
+    new = estimator.update(rows, inner, previous, outer, inverse)
+    if previous is not None:
+        new = within.project(new)
+    return torch.where(unseen, inner, new) if unseen is not None and estimator.by_chance else new
+
+
+def trusted(rows: Tensor, inner: Tensor, growth: float | None) -> Tensor:
+    """The rows at which outer gradients are taken: no less than ``inner / growth``.
+
+    Where ``grad f(u)`` is of the order of 1/u, as of a logarithm, the share ``<grad f(u), g>`` of a row in the gradient
+    is then no more than ``growth`` times that at ``u = g``.  A row from before a step may say that an inner value which
+    spans 200 orders of magnitude is small when it has become large.
+
+    Args:
+        rows: shape (b, k).
+        inner: g_i(w; batch), shape (b, k).
+        growth: how many times the row an inner value may be, > 1; None for any.
+    """
+    return rows if growth is None else torch.maximum(rows, (inner / growth).to(rows.dtype))
+
+
 @dataclass(frozen=True)
 class Minibatch(Estimator):
     r"""``u_i = g_i(w; batch)``: nothing is remembered, so the gradient is biased (BSGD, SOX paper, section 2.1)."""
@@ -118,7 +150,7 @@ class Minibatch(Estimator):
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
         outer: OuterFunction,  # noqa: ARG002
-        sampling: Sampling,  # noqa: ARG002
+        inverse: Tensor | float,  # noqa: ARG002
     ) -> Tensor:
         return inner
 
@@ -144,7 +176,7 @@ class EMA(Estimator):
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
         outer: OuterFunction,  # noqa: ARG002
-        sampling: Sampling,  # noqa: ARG002
+        inverse: Tensor | float,  # noqa: ARG002
     ) -> Tensor:
         return torch.lerp(rows, inner, self.gamma)
 
@@ -178,10 +210,9 @@ class ScaledEMA(Estimator):
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
         outer: OuterFunction,  # noqa: ARG002
-        sampling: Sampling,
+        inverse: Tensor | float,
     ) -> Tensor:
-        new = torch.lerp(rows, (inner * sampling.inverse).to(rows.dtype), self.gamma)
-        return new if sampling.unseen is None else torch.where(sampling.unseen, inner, new)
+        return torch.lerp(rows, (inner * inverse).to(rows.dtype), self.gamma)
 
 
 @dataclass(frozen=True)
@@ -219,24 +250,18 @@ class CorrectedEMA(Estimator):
     def by_chance(self) -> bool:  # type: ignore[override]
         return self.gamma_prime == "theory"
 
-    def correction(self, sampling: Sampling) -> Tensor | float:
-        """Gamma' as a number, or one for every row of the batch, shape (b, 1)."""
-        if isinstance(self.gamma_prime, str):
-            rest = 1 - self.gamma
-            return rest + (sampling.inverse - 1) / rest
-        return self.gamma_prime
-
     def update(
         self,
         rows: Tensor,
         inner: Tensor,
         previous: Tensor | None,
         outer: OuterFunction,  # noqa: ARG002
-        sampling: Sampling,
+        inverse: Tensor | float,
     ) -> Tensor:
         new = torch.lerp(rows, inner, self.gamma)
         if previous is None:
             return new
-        if sampling.unseen is not None:  # a first visit is exact
-            previous = torch.where(sampling.unseen, inner, previous)
-        return sampling.range.project(new + self.correction(sampling) * (inner - previous))
+        if not isinstance(self.gamma_prime, str):
+            return new + self.gamma_prime * (inner - previous)
+        rest = 1 - self.gamma
+        return new + (rest + (inverse - 1) / rest) * (inner - previous)

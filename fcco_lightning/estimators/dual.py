@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative, positive
-from fcco_lightning.estimators.base import CorrectedEMA, Estimator, Sampling
+from fcco_lightning.estimators.base import CorrectedEMA, Estimator
 from fcco_lightning.outer import OuterFunction, slopes, widest
 
 
@@ -45,7 +45,7 @@ class DualProx(Estimator):
         inner: Tensor,
         previous: Tensor | None,
         outer: OuterFunction,
-        sampling: Sampling,  # noqa: ARG002
+        inverse: Tensor | float,  # noqa: ARG002
     ) -> Tensor:
         ahead = inner if previous is None else inner.add(inner - previous, alpha=self.theta)
         return slopes(outer.smoothed(self.tau), ahead + self.tau * rows)
@@ -96,7 +96,7 @@ class EntropicMirror(Estimator):
         fresh: whether f is taken at the new u_i.  The weight ``g_i / u_i`` of what a batch says is
             then at most ``1 + 1 / (alpha u_i)``, but correlated with it.  With the u_i from before the step the
             gradient estimate is unbiased given exact rows, and the weight has no bound.  An objective's ``growth``
-            bounds both (:meth:`~fcco_lightning.estimators.Sampling.trusted`).
+            bounds both (:attr:`~fcco_lightning.Objective.growth`).
     """
 
     alpha: float = 1.0
@@ -111,7 +111,7 @@ class EntropicMirror(Estimator):
         inner: Tensor,
         previous: Tensor | None,  # noqa: ARG002
         outer: OuterFunction,  # noqa: ARG002
-        sampling: Sampling,  # noqa: ARG002
+        inverse: Tensor | float,  # noqa: ARG002
     ) -> Tensor:
         step = self.alpha * rows.clamp(min=0)
         return rows + step / (1 + step) * (inner - rows)

@@ -62,10 +62,13 @@ class RowsState(TypedDict):
 
 
 class AveragesState(TypedDict, total=False):
-    """The means of estimates: of every summand the sum and its weight, what waits to be added, and both together."""
+    """The means of estimates: of every part the sum and its weight, and parts and sizes of batches to be added.
+
+    Earlier versions wrote the sums of all batches, too, as ``so_far``.
+    """
 
     sums: dict[str, tuple[Tensor, Tensor]]
-    waiting: dict[str, list[tuple[Tensor, Tensor | None, Tensor | None, int]]]
+    batches: list[tuple[list[tuple[str, Tensor, float, Tensor | None, Tensor | None]], int]]
     so_far: dict[str, tuple[Tensor, Tensor]]
 
 

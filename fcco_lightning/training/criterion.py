@@ -14,7 +14,7 @@ from fcco_lightning.algorithms import Algorithm, SingleLoop
 from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Backend, Drawn, Engine, Estimates, Problem, name_index
+from fcco_lightning.engine import Backend, Drawn, Engine, Estimates, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
@@ -97,7 +97,7 @@ class Criterion(nn.Module):
         self.constraints, self.penalty = list(constraints), penalty
         self.num_samples, self.sampling, self.dtype = at_least("num_samples", num_samples, 1), sampling, dtype
         self.allow_changed = allow_changed
-        self.estimates = Estimates(None)
+        self.estimates = Estimates()
         self._outputs, self._backend = _Outputs(), _Deferred()
         self._engine: Engine | None = None
         self._stored: dict[str, Any] = {}
@@ -128,7 +128,8 @@ class Criterion(nn.Module):
             )
         self._stored = self.get_extra_state()  # of an earlier fit
         self._engine = Engine(self._outputs, self._pose().to(params[0].device), self.algorithm, self._backend)
-        self._engine.functions.params, self._engine.optimizer = params, optimizer
+        self._engine.train(params)
+        self._engine.optimizer = optimizer
         if self._stored:
             self.set_extra_state(self._stored)
         if self._hook is not None:
@@ -173,12 +174,11 @@ class Criterion(nn.Module):
                 "the outputs of the network for this very batch, a row for every sample."
             )
         self._outputs.given = outputs if len(columns) > 1 else dict.fromkeys(columns, outputs)
-        for multipliers in engine.problem.multipliers_of_terms:
-            multipliers.follow(engine.optimizer)
+        engine.problem.follow(engine.optimizer)
         try:
             estimate = self.algorithm.estimate(engine, columns)
-        except IndexError:
-            name_index(engine)  # raises, if it is that of a row
+        except IndexError as error:
+            engine.explain(error)
             raise
         self._backend.estimate = estimate.value
         self.estimates = estimate.parts

@@ -17,7 +17,7 @@ from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
 from fcco_lightning.checks import non_negative
 from fcco_lightning.constraints import Constraint, DecisionRule, Decisions, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Engine, Evaluated, Problem, read, require_single
+from fcco_lightning.engine import Engine, Outputs, Problem, read, require_single
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fcco_lightning.estimators import AdamType
 from fcco_lightning.evaluation import Evaluation, default_evaluation
@@ -327,11 +327,11 @@ class FCCOModule(EvaluatingModule):
         if self.trainer.log_every_n_steps:  # type: ignore[attr-defined]
             self.engine.average_estimates()
 
-    def _look_at_outputs(self, engine: Any, seen: Evaluated) -> None:
+    def _look_at_outputs(self, engine: Engine, outputs: Outputs) -> None:
         with torch.no_grad():
-            engine.measure(seen.at_present())  # the parts of the problem have the first word
+            engine.measure(outputs.at_present())  # the parts of the problem have the first word
         if self.trainer.enable_validation:  # else there may be no figures to make of them
-            self.evaluation.check(*read(seen.outputs, seen.batch, self.objective))
+            self.evaluation.check(*read(outputs.now, outputs.columns, self.objective))
 
     def on_train_start(self) -> None:
         """Continue the random streams of the checkpoint, and let what the user changed win over it.

@@ -113,8 +113,8 @@ def test_the_mean_over_all_batches_is_that_over_the_data(constraint, by):
         warnings.simplefilter("error")
         for i in batches:
             batch = {"x": x[i], **{name: column[i] for name, column in {**columns, **plan.columns()}.items()}}
-            (row,) = engine.measure(engine.evaluate({"target": batch})).readings
-            found += row.weight.unsqueeze(1) * row.values / len(batches)
+            (row,) = engine.measure(engine.evaluate({"target": batch}))[1]
+            found += row.weight.unsqueeze(1) * row.g / len(batches)
         exact = constraint.measure(network(x), columns)[1].values
     torch.testing.assert_close(found, exact / len(exact), rtol=1e-10, atol=0)
 
@@ -124,8 +124,8 @@ def measured(engine, plan):
     i = next(plan.batches(0))
     columns = {"y": Y, "group": GROUP, "index": torch.arange(SMALL), **plan.columns()}
     batch = {"x": torch.linspace(-2, 2, SMALL).unsqueeze(1)[i], **{name: column[i] for name, column in columns.items()}}
-    (row,) = engine.measure(engine.evaluate({"target": batch})).readings
-    return row.values.detach()
+    (row,) = engine.measure(engine.evaluate({"target": batch}))[1]
+    return row.g.detach()
 
 
 @pytest.mark.parametrize("other", [UniformSampling(6), BalancedSampling(6, 0.5, prevalence="batch")])
@@ -165,9 +165,9 @@ def test_a_neighbour_of_the_same_kind_changes_nothing():
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             seen = engine.evaluate({"target": batch})  # the first batch is looked at
-        (row,) = engine.measure(seen).readings
-        inverse = torch.as_tensor(row.inverse).expand(len(row.values), 1)
-        return torch.cat([row.values.detach(), inverse], dim=1), problem.constraints[0].strata, len(said)
+        (row,) = engine.measure(seen)[1]
+        inverse = torch.as_tensor(row.inverse_inclusion).expand(len(row.g), 1)
+        return torch.cat([row.g.detach(), inverse], dim=1), problem.constraints[0].strata, len(said)
 
     group, rare = (MeanAtMost(SoftRate(), 0.5, {name: 1}) for name in ("group", "rare"))
     (alone, by_strata, silent), (apart, none, warned) = rows(group), rows(rare)

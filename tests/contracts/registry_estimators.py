@@ -1,7 +1,7 @@
 """Every estimator by name: how it is made, its update in NumPy, and what it is on a quadratic function."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from fcco_lightning.estimators import (
     EntropicMirror,
     Estimator,
     Minibatch,
-    Sampling,
     ScaledEMA,
+    moved,
+    trusted,
 )
 from fcco_lightning.outer import OuterFunction
 
@@ -48,11 +49,17 @@ class Followed(NamedTuple):
 
 
 def follow(
-    estimator: Estimator, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, sampling: Sampling
+    estimator: Estimator,
+    rows: Tensor,
+    inner: Tensor,
+    previous: Tensor | None,
+    outer: OuterFunction,
+    *drawn: Any,
+    growth: float | None = None,
 ) -> Followed:
-    """A step as algorithms make it."""
-    new, g = estimator.update(rows, inner, previous, outer, sampling), inner.clone().requires_grad_()
-    value = estimator.estimate(outer, sampling.trusted(new if estimator.fresh else rows, inner), g, inner)
+    """A step as algorithms make it; ``drawn``: see ``moved``."""
+    new, g = moved(estimator, rows, inner, previous, outer, *drawn), inner.clone().requires_grad_()
+    value = estimator.estimate(outer, trusted(new if estimator.fresh else rows, inner, growth), g, inner)
     return Followed(new, value.detach(), torch.autograd.grad(value.sum(), g)[0])
 
 

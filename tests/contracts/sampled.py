@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fcco_lightning import OOA, SGD, SOX, Engine, Objective
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.constraints import Constraint, HingePenalty
-from fcco_lightning.engine import Estimate, Evaluated, Measured, Reading
+from fcco_lightning.engine import Estimate, Outputs, Seen
 from fcco_lightning.engine.functions import unite
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import HERE, SAMPLE_WEIGHT
@@ -356,8 +356,8 @@ class Bench:
 
     def keep_exact_rows(self) -> None:
         """From a batch of all samples."""
-        readings = self.measured(self.batch(range(self.case.n), weighted=False)).readings
-        self.exact = {reading.term: by_row(reading, reading.values.detach().double()) for reading in readings}
+        readings = self.measured(self.batch(range(self.case.n), weighted=False))[1]
+        self.exact = {reading.term: by_row(reading, reading.g.detach().double()) for reading in readings}
         assert not any(exact.isnan().any() for exact in self.exact.values())
 
     def started(self, algorithm: Algorithm, penalty: Any) -> Engine:
@@ -395,25 +395,25 @@ class Bench:
         batch[self.name]["weight"] = weight / weight.mean()
         return batch
 
-    def measured(self, batch: dict[str, dict[str, Tensor]]) -> Measured:
-        """What a batch says."""
+    def measured(self, batch: dict[str, dict[str, Tensor]]) -> tuple[Tensor | None, list[Seen]]:
+        """G_0, and what a batch contains of the terms."""
         return self.engine.measure(self.engine.evaluate(batch))
 
-    def estimate(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Estimate:
+    def estimate(self, batch: dict[str, dict[str, Tensor]], seen: Outputs | None = None) -> Estimate:
         """Of a batch, at exact rows."""
-        now = self.engine.measure(seen or self.engine.evaluate(batch))
-        estimate = Estimate(now.direct)
-        for reading in now.readings:
+        g0, readings = self.engine.measure(seen or self.engine.evaluate(batch))
+        estimate = Estimate(g0)
+        for reading in readings:
             exact = self.exact[reading.term]
             if self.case.coupled:
                 q = self.objective.outer.ambiguity.worst_case(exact[:, 0]).unsqueeze(1)
-                estimate.add(reading, (len(exact) * at_entries(reading, q) * reading.values).sum(-1))
+                estimate.add(reading, (len(exact) * at_entries(reading, q) * reading.g).sum(-1))
             else:
                 at = at_entries(reading, exact)
-                estimate.add(reading, self.algorithm.estimator.estimate(reading.outer, at, reading.values, at))
+                estimate.add(reading, self.algorithm.estimator.estimate(reading.f, at, reading.g, at))
         return estimate
 
-    def gradient(self, batch: dict[str, dict[str, Tensor]], seen: Evaluated | None = None) -> Tensor:
+    def gradient(self, batch: dict[str, dict[str, Tensor]], seen: Outputs | None = None) -> Tensor:
         """With respect to the table and the objective's parameters, flat."""
         return self.gradient_of(self.estimate(batch, seen).value)
 
@@ -470,18 +470,18 @@ class Bench:
 RHO = 2.0
 
 
-def by_row(reading: Reading, values: Tensor) -> Tensor:
+def by_row(reading: Seen, values: Tensor) -> Tensor:
     """Values (r, k) of the entries of a reading as those of the rows (n, k); NaN where the batch says nothing."""
     found = values.new_full((reading.term.num_rows, values.shape[1]), torch.nan)
-    index = torch.arange(len(found)) if reading.index is None else reading.index
+    index = torch.arange(len(found)) if reading.rows is None else reading.rows
     found[index[reading.present]] = values[reading.present]
     return found
 
 
-def at_entries(reading: Reading, rows: Tensor) -> Tensor:
+def at_entries(reading: Seen, rows: Tensor) -> Tensor:
     """Rows (n, k) as the entries (r, k) of a reading; the measured values where the batch says nothing."""
-    held = rows if reading.index is None else torch.cat([rows, rows[:1]])[reading.index]
-    return torch.where(reading.present.unsqueeze(1), held, reading.values.detach().to(rows.dtype))
+    held = rows if reading.rows is None else torch.cat([rows, rows[:1]])[reading.rows]
+    return torch.where(reading.present.unsqueeze(1), held, reading.g.detach().to(rows.dtype))
 
 
 def assert_refused(bench: Bench, batch: dict[str, dict[str, Tensor]], text: str, *, first: bool) -> None:
@@ -514,14 +514,14 @@ class TwoProcesses:
 def united(bench: Bench, first: dict[str, Any], second: dict[str, Any]) -> Tensor:
     """Sum over two processes of the gradients that each has from its own outputs, measured on the union."""
 
-    def part(batch: dict[str, Any], processes: TwoProcesses) -> Evaluated:
+    def part(batch: dict[str, Any], processes: TwoProcesses) -> Outputs:
         outputs = bench.engine.functions.outputs(batch)
         (together,), batch, _ = unite([outputs], batch, bench.network, processes)
         # pairs are divided among real processes in tests/engine/test_contrastive_distributed.py
         columns = {name: {k: c for k, c in held.items() if k != HERE} for name, held in batch.items()}
         if bench.engine.problem.row_parameters is not None:
             columns = bench.engine.problem.row_parameters.attach(columns)
-        return Evaluated(together, columns, None, None, outputs)
+        return Outputs(together, columns, None, None, outputs)
 
     sent = []
     for batch in (first, second):

@@ -10,7 +10,6 @@ from fcco_lightning import (
     AdaptivePenalty,
     AugmentedLagrangian,
     CVaRGroupDRO,
-    Engine,
     EqualizedOdds,
     FourFifthsRule,
     HingePenalty,
@@ -25,8 +24,7 @@ from fcco_lightning.algorithms import SingleLoop
 from fcco_lightning.analysis import value_of
 from fcco_lightning.constraints.penalty import SmoothedHingePenalty, SquaredHingePenalty
 from fcco_lightning.engine import Term
-from fcco_lightning.engine.diagnosis import refuse
-from fcco_lightning.errors import NonFiniteError
+from fcco_lightning.engine.diagnosis import reason
 from fcco_lightning.objectives import RowDomain
 from fcco_lightning.outer import MoreauSmoothing
 from tests.combinations import every_nth
@@ -72,23 +70,19 @@ def limits():
 @contextmanager
 def filled_with(value):
     """Inside, a number takes the place of everything that is measured for rows that a batch does not contain."""
-    reading, decide = Term.reading, Engine._with_decisions
+    contained = Term.seen
 
     def filled(rows):
         return rows._replace(values=torch.where((rows.weight == 0).unsqueeze(1), value, rows.values))
 
-    def read(term, now, earlier, batch):
-        return reading(term, filled(now), None if earlier is None else filled(earlier), batch)
-
-    def decided(engine, given, seen):
-        found = decide(engine, given, seen)
+    def seen(term, now, before, *given):
+        found = contained(term, filled(now), None if before is None else filled(before), *given)
         if found.decided is None:
             return found
         return found._replace(decided=torch.where(found.present.unsqueeze(1), found.decided, -value))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Term, "reading", read)
-        patch.setattr(Engine, "_with_decisions", decided)
+        patch.setattr(Term, "seen", seen)
         yield
 
 
@@ -181,7 +175,9 @@ def test_those_are_not_read_where_a_whole_split_is_measured(name):
 
 def test_no_message_reads_them():
     bench = Bench(CONSTRAINTS["loss of the group of one"])
-    bench.engine.evaluate(bench.batch([0, 1]))
-    with filled_with(1e30), pytest.raises(NonFiniteError, match="overflows") as caught:
-        refuse(bench.engine, [torch.tensor(1e25)])
-    assert "e+30" not in str(caught.value)
+    engine, batch = bench.engine, bench.batch([0, 1])
+    outputs = engine.evaluate(batch)
+    with filled_with(1e30), torch.no_grad():
+        found = reason(engine.problem, engine.functions, engine.measure, batch, outputs, [torch.tensor(1e25)])
+    assert "overflows" in found
+    assert "e+30" not in found

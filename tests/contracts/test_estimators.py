@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from fcco_lightning.estimators import Sampling
 from fcco_lightning.outer import Hinge, Range, Shifted, Square, slopes
 
 from .registry_estimators import BATCH, ESTIMATORS, LAM, RHO, N, follow
@@ -18,7 +17,7 @@ def update(estimator, rows, inner, previous=None, seen=None, inverse=N / BATCH, 
     previous = previous if estimator.needs_previous else None
     unseen = None if seen is None else ~seen.unsqueeze(1).expand(rows.shape)
     rows = rows if unseen is None else torch.where(unseen, estimator.first(inner).to(rows.dtype), rows)
-    return follow(estimator, rows, inner, previous, SMOOTHED, Sampling(inverse, unseen, limits))
+    return follow(estimator, rows, inner, previous, SMOOTHED, inverse, unseen, limits)
 
 
 @every
@@ -72,8 +71,7 @@ def test_the_first_visit_is_exact(member, width):
 def test_a_missing_previous_point_counts_as_the_present_one(member):
     rows, inner = torch.tensor([[0.1], [0.7]]), torch.tensor([[0.4], [-0.2]])
     estimator = member.make()
-    sampling = Sampling(N / 2)
-    one, other = (estimator.update(rows, inner, p, SMOOTHED, sampling) for p in (None, inner))
+    one, other = (estimator.update(rows, inner, p, SMOOTHED, N / 2) for p in (None, inner))
     assert torch.equal(one, other)
 
 
@@ -127,8 +125,8 @@ def test_bias_and_variance_at_fixed_weights(name):
     generator = torch.Generator().manual_seed(0)
     for t in range(1, steps + 1):
         inner = g + noise * torch.randn(copies, 1, generator=generator, dtype=torch.float64)
-        sampling = Sampling(1.0)  # every row is in the batch, so MOAP's scale is one
-        rows = estimator.update(rows, inner, inner, Square(0.5), sampling)  # f(u) = u^2/2, so y = u
+        # every row is in the batch, so MOAP's scale is one; f(u) = u^2/2, so y = u
+        rows = estimator.update(rows, inner, inner, Square(0.5), 1.0)
         variance = gamma / (2 - gamma) * noise**2 * (1 - (1 - gamma) ** (2 * t))
         assert rows.mean().item() == pytest.approx(
             g + (1 - gamma) ** t * (start - g), abs=5 * (variance / copies) ** 0.5
@@ -139,7 +137,7 @@ def test_bias_and_variance_at_fixed_weights(name):
 @every
 def test_stale_or_fresh(member):
     estimator = member.make()
-    tracked = follow(estimator, torch.tensor([[1.0]]), torch.tensor([[3.0]]), None, Square(0.5), Sampling(1.0))
+    tracked = follow(estimator, torch.tensor([[1.0]]), torch.tensor([[3.0]]), None, Square(0.5))
     at = 1 + 2 * member.gamma if member.fresh else 1.0
     assert tracked.y.item() == pytest.approx(at)
 

@@ -50,7 +50,7 @@ def test_measuring_and_differentiating_look_at_no_number(name):
     for bench, seen in drawn(name):
         with Looks() as looks:
             now = bench.engine.measure(seen)
-            total = sum(reading.values.sum() for reading in now.readings) + (0 if now.direct is None else now.direct)
+            total = sum(reading.g.sum() for reading in now[1]) + (0 if now[0] is None else now[0])
             torch.autograd.grad(total, bench.parameters(), allow_unused=True)
         assert looks.found == []
 
@@ -105,7 +105,7 @@ def test_shapes_follow_from_the_size_of_a_batch_and_what_is_left_out_is_finite(n
     bench, shapes = Bench(CASES[name]), set()
     for index in [*combinations(range(N), 4)][::3]:
         seen = bench.engine.evaluate(bench.batch(index))
-        direct, rows = bench.part.measure(*read(seen.outputs, seen.batch, bench.part))
+        direct, rows = bench.part.measure(*read(seen.now, seen.columns, bench.part))
         assert direct is None or direct.shape == ()
         if rows is not None:
             assert rows.values.isfinite().all()
@@ -122,8 +122,8 @@ def test_shapes_follow_from_the_size_of_a_batch_and_what_is_left_out_is_finite(n
 
 def measured(bench, seen, leaves):
     """g_0 and what is said of rows, flat; with the weights of these."""
-    outputs = pytree.tree_unflatten(leaves, pytree.tree_structure(seen.outputs))
-    direct, rows = bench.part.measure(*read(outputs, seen.batch, bench.part))
+    outputs = pytree.tree_unflatten(leaves, pytree.tree_structure(seen.now))
+    direct, rows = bench.part.measure(*read(outputs, seen.columns, bench.part))
     said = [] if direct is None else [direct.view(1)]
     if rows is None:
         return torch.cat(said), None
@@ -162,12 +162,12 @@ def test_what_has_no_say_may_be_anything(name, dtype):
     extreme = 1e30 if dtype == torch.float32 else -1e30
     for bench, seen in drawn(name):
         bench.objective.to(dtype)
-        leaves = [leaf.to(dtype) for leaf in pytree.tree_leaves(seen.outputs)]
+        leaves = [leaf.to(dtype) for leaf in pytree.tree_leaves(seen.now)]
         free = silent(bench, seen, leaves)
         filled = [torch.where(at, extreme, leaf) for at, leaf in zip(free, leaves, strict=True)]
         (said, weight, gradients), other = (
             slopes(bench, seen, leaves),
-            slopes(bench, seen._replace(batch=of_others(bench, seen.batch)), filled),
+            slopes(bench, seen._replace(columns=of_others(bench, seen.columns)), filled),
         )
         torch.testing.assert_close(other[:2], (said, weight), rtol=1e-6, atol=1e-9)
         for at, expected, found in zip(free, gradients, other[2], strict=True):
@@ -178,5 +178,5 @@ def test_what_has_no_say_may_be_anything(name, dtype):
 def test_some_outputs_have_no_say():
     """Those of a batch of one class, of other subsets, of labels that are not known."""
     for name in ("average precision", "mean average precision, labels missing", "constraint: false positive rate"):
-        found = [any(at.any() for at in silent(b, s, pytree.tree_leaves(s.outputs))) for b, s in drawn(name)]
+        found = [any(at.any() for at in silent(b, s, pytree.tree_leaves(s.now))) for b, s in drawn(name)]
         assert any(found)

@@ -50,14 +50,15 @@ def error(found, expected):
 def value_of(bench):
     """F over the whole data, as the package has it."""
     seen = bench.measured(bench.batch(range(N)))
-    value = torch.zeros(()) if seen.direct is None else seen.direct
-    for reading in seen.readings:
-        rows = by_row(reading, reading.values)
+    value = torch.zeros(()) if seen[0] is None else seen[0]
+    for reading in seen[1]:
+        rows = by_row(reading, reading.g)
         assert not rows.isnan().any()
         if bench.case.coupled:
             value = value + bench.objective.outer.ambiguity.worst_case(rows[:, 0]) @ rows[:, 0]
         else:
-            value = value + reading.total(reading.outer(reading.values))
+            values = reading.f(reading.g)
+            value = value + torch.dot(reading.weight.to(values.dtype), values)
     return value.item()
 
 
@@ -103,10 +104,10 @@ def test_half_precision_ends_with_the_network(name):
     seen = bench.engine.evaluate(bench.batch([0, 1, 2, 5, 6, 7]))
 
     def measured(dtype):
-        outputs = pytree.tree_map(lambda one: one.detach().bfloat16().to(dtype), seen.outputs)
-        one = bench.engine.measure(seen._replace(outputs=outputs))
-        values = [] if one.direct is None else [one.direct.view(1)]
-        return torch.cat([*values, *(reading.values[reading.present].flatten() for reading in one.readings)])
+        outputs = pytree.tree_map(lambda one: one.detach().bfloat16().to(dtype), seen.now)
+        g0, readings = bench.engine.measure(seen._replace(now=outputs))
+        values = [] if g0 is None else [g0.view(1)]
+        return torch.cat([*values, *(reading.g[reading.present].flatten() for reading in readings)])
 
     expected = measured(torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
@@ -168,7 +169,7 @@ def test_a_batch_that_says_nothing_has_the_gradient_zero(name):
         bench.engine.descend(bench.estimate(batch))
         gradient = bench.network.table.grad
         assert gradient is not None
-        speaks = any(reading.present.any() for reading in bench.measured(batch).readings)
+        speaks = any(reading.present.any() for reading in bench.measured(batch)[1])
         assert speaks or bench.objective.outer is None or not gradient.any()
 
 
@@ -183,7 +184,7 @@ def _of_one_value(columns):
 @pytest.mark.parametrize("name", SAMPLE_ROWS)
 def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
     bench = Bench(CASES[name])
-    (reading,) = bench.measured(bench.batch([0, 3, 0, 5, 5, 1, 3])).readings
+    (reading,) = bench.measured(bench.batch([0, 3, 0, 5, 5, 1, 3]))[1]
     outputs, columns = _outputs(bench, [0, 3, 0, 5, 5, 1, 3])
     _, (values, weight, _) = bench.objective.measure(outputs, columns)
     names, owners = bench.objective.rows_of(columns), bench.objective.row_domain(N, bench.columns).owners
@@ -195,9 +196,9 @@ def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
             assert not reading.weight[copies].any()
             continue
         row = one if owners is None else owners.flatten()[:one].sum()
-        assert (reading.index[copies] == row).all()
+        assert (reading.rows[copies] == row).all()
         expected = values[copies].mean(0).expand(int(copies.sum()), -1)
-        torch.testing.assert_close(reading.values[copies], expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(reading.g[copies], expected, rtol=1e-12, atol=0)
         each = N / reading.term.num_rows / 4 * weight[copies].double().mean()  # 4 different samples
         torch.testing.assert_close(reading.weight[copies].sum().double(), each)
 
@@ -265,12 +266,12 @@ def test_values_are_finite_and_in_their_range(name, size):
         with torch.no_grad():
             bench.network.table.copy_(size * torch.randn(case.outputs.shape, generator=_seeded(seed)))
         seen = bench.measured(bench.batch([0, 1, 2, 6, 7, 8]))
-        parts = [] if seen.direct is None else [seen.direct]
-        for reading in seen.readings:
-            assert reading.values.isfinite().all()
-            values = reading.values.detach()[reading.present]
+        parts = [] if seen[0] is None else [seen[0]]
+        for reading in seen[1]:
+            assert reading.g.isfinite().all()
+            values = reading.g.detach()[reading.present]
             torch.testing.assert_close(domain.range.project(values), values, rtol=1e-12, atol=1e-12)
-            parts.append(reading.values.clamp(max=1e6).sum())
+            parts.append(reading.g.clamp(max=1e6).sum())
         gradients = torch.autograd.grad(sum(parts), bench.parameters(), allow_unused=True, materialize_grads=True)
         assert all(g.isfinite().all() for g in gradients)
 
@@ -343,8 +344,8 @@ def test_a_group_of_three_among_two_hundred(way):
         bench.objective, [constraint], HingePenalty(2.0), num_samples=n, sampling=drawn, dtype=torch.float64
     )
     bench.way, bench.engine = drawing, Engine(bench.network, problem, bench.algorithm)
-    readings = bench.measured({"target": columns}).readings
-    bench.exact = {r.term: by_row(r, r.values.detach()) for r in readings}
+    readings = bench.measured({"target": columns})[1]
+    bench.exact = {r.term: by_row(r, r.g.detach()) for r in readings}
     _, exact = bench.brute()
     size = len(exact)
     of_rare = torch.zeros(size, dtype=torch.float64)

@@ -51,9 +51,9 @@ def means_over_batches(bench):
         for index, chance in bench.way.sampler.batches():
             chances[tuple(sorted(index))] += chance
         for index, chance in chances.items():
-            (reading,) = bench.measured(bench.batch(list(index))).readings
-            rows = torch.arange(term.num_rows) if reading.index is None else reading.index
-            inverse = reading.portion * torch.as_tensor(reading.inverse).view(-1)
+            (reading,) = bench.measured(bench.batch(list(index)))[1]
+            rows = torch.arange(term.num_rows) if reading.rows is None else reading.rows
+            inverse = reading.share * torch.as_tensor(reading.inverse_inclusion).view(-1)
             total.index_add_(
                 1, rows, chance * reading.present * torch.stack([reading.weight.double(), inverse.double()])
             )

@@ -41,8 +41,8 @@ def with_weighted_rows(case, way, times=TIMES):
     if way.strata is not None:
         own |= {name: column for name, column in way.columns().items() if name.startswith("stratum")}
     columns = {**bench.batch(range(N), weighted=False)[bench.name], **own, "sample_weight": way.sample_weight}
-    readings = bench.measured({bench.name: columns}).readings
-    bench.exact = {reading.term: by_row(reading, reading.values.detach().double()) for reading in readings}
+    readings = bench.measured({bench.name: columns})[1]
+    bench.exact = {reading.term: by_row(reading, reading.g.detach().double()) for reading in readings}
     return bench
 
 

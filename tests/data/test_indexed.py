@@ -126,10 +126,10 @@ def test_a_second_fit_with_other_batches_weighs_rows_anew(tmp_path):
     module = FCCOModule(network, AUC(), [MeanAtMost(SoftRate(), 0.4, where={"y": 1})], algorithm=SOX())
     assert fit(module, 4).direct_weight > 1.2
     rows = module.problem.all_terms[0].state.rows.clone()
-    last = module.problem.all_terms[0].weights
+    last = module.problem.all_terms[0].mean_weight
     assert float(last(None, {}, torch.ones(1), None)) > 1.2
     second = fit(module, 40)
     assert second.direct_weight == 1
-    assert float(second.all_terms[0].weights(None, {}, torch.ones(1), None)) == 1
+    assert float(second.all_terms[0].mean_weight(None, {}, torch.ones(1), None)) == 1
     assert not torch.equal(second.all_terms[0].state.rows, rows)  # they went on from these
     assert torch.isfinite(rows).all()

@@ -30,7 +30,7 @@ from fcco_lightning.algorithms.two_draws import _dual_part
 from fcco_lightning.data.datamodules.base import INPUTS
 from fcco_lightning.data.plans import Drawn
 from fcco_lightning.data.sampling import with_num_batches
-from fcco_lightning.engine import Evaluated
+from fcco_lightning.engine import Outputs
 from tests.contracts.test_datamodules import placed
 
 
@@ -161,7 +161,7 @@ def test_second_draws_of_several_parts_are_those_that_algorithms_look_for():
     limit = MeanAtMost(SoftRate(), 0.1, part="protected")
     problem = algorithm.pose(CrossEntropy(), [limit], HingePenalty(), num_samples=40, sampling=module.sampling())
     Engine(network, problem, algorithm).train_batch(batch, torch.optim.SGD(network.parameters(), lr=0.1))
-    second = _dual_part(Evaluated(batch, batch, None, None, {})).batch["protected"]
+    second = _dual_part(Outputs(batch, batch, None, None, {})).columns["protected"]
     assert torch.equal(second["index"], batch["dual_protected"]["index"])
 
 

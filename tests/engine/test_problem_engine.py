@@ -118,15 +118,15 @@ def test_at_the_same_weights_the_second_forward_is_the_first(hidden):
     weights = [p.detach().clone() for p in engine.params]
     batch = {"target": make_batch()}
     seen = engine.evaluate(batch, weights)
-    assert torch.equal(seen.outputs["target"], seen.earlier["target"])
-    assert not seen.earlier["target"].requires_grad
+    assert torch.equal(seen.now["target"], seen.before["target"])
+    assert not seen.before["target"].requires_grad
     measured = engine.measure(seen)
-    assert torch.equal(measured.readings[0].values, measured.readings[0].earlier)
-    assert engine.measure(seen, direct=False).direct is None
+    assert torch.equal(measured[1][0].g, measured[1][0].before)
+    assert engine.measure(seen, direct=False)[0] is None
     other = engine.evaluate(batch, [w + 0.1 for w in weights])
-    assert not torch.equal(other.outputs["target"], other.earlier["target"])
+    assert not torch.equal(other.now["target"], other.before["target"])
     if hidden is with_dropout:
-        assert not torch.equal(seen.outputs["target"], other.outputs["target"])  # the next masks differ
+        assert not torch.equal(seen.now["target"], other.now["target"])  # the next masks differ
     assert all(torch.equal(p, w) for p, w in zip(engine.params, weights, strict=True))
 
 
@@ -206,7 +206,7 @@ def test_both_passes_find_the_same_buffers_which_move_once(hidden):
         training.step(make_batch(seed))
     assert hidden is not with_counted or training.network[0].passes == 3
     seen = training.engine.evaluate({"target": make_batch()}, [p.detach().clone() for p in training.engine.params])
-    assert torch.equal(seen.outputs["target"], seen.earlier["target"])
+    assert torch.equal(seen.now["target"], seen.before["target"])
 
 
 @pytest.mark.parametrize("algorithm", [SONEX(0.3, 0.9), MSVR(0.3, 0.9), ALEXR2(K=2)], ids=lambda a: a.name)

@@ -11,11 +11,13 @@ from torch import nn
 from fcco_lightning import ALEXR2, SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
 from fcco_lightning.algorithms.two_draws import _halves
 from fcco_lightning.data import RepeatedBatches
-from fcco_lightning.engine import Evaluated
-from fcco_lightning.engine.row_weights import RowWeights, can_know, partner_presence, presence, warn_of_rare_rows
+from fcco_lightning.engine import Outputs
+from fcco_lightning.engine.probability import Inclusion, can_know, partner_presence, presence, warn_of_rare_rows
+from fcco_lightning.engine.terms import Term
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives import SampleParameters
+from fcco_lightning.objectives import Measurable, SampleParameters
 from fcco_lightning.objectives.base import Partition
+from fcco_lightning.outer import Square
 from fcco_lightning.state import copies
 from tests.contracts.registry_plans import PLANS
 from tests.plans import BagBatches, GroupBatches
@@ -47,12 +49,31 @@ def weighed(weights, rows, present=None, names=None, /, **columns):
     present = torch.ones(len(names), dtype=torch.float64) if present is None else present.double()
     again = copies(names)
     each = present / again.total(present).clamp(min=1)
-    found = weights(None if rows is None else torch.tensor(rows), columns, each, again)
+    found = weights.mean_weight(None if rows is None else torch.tensor(rows), columns, each, again)
     return each * found
 
 
+class Part(Measurable):
+    """Measures nothing."""
+
+    def measure(self, outputs, batch):
+        return None, None
+
+
+def of_rows(number, probability=None, ratio=None):
+    """A term of some rows; where samples own them, with the row that is none behind them."""
+    inclusion = Inclusion(probability, ratio)
+    return Term(
+        *("", Part(), Square(), number),
+        share=1.0,
+        dtype=torch.float32,
+        inclusion=inclusion,
+        row_of=None if ratio is None else torch.arange(number + 1),
+    )
+
+
 def of_samples(*probability, ratio=1.0, rows=10):
-    return RowWeights(rows, *probability or (1.0,), ratio)
+    return of_rows(rows, *probability or (1.0,), ratio)
 
 
 def test_samples_weigh_alike_or_as_their_column_says():
@@ -69,8 +90,8 @@ def test_samples_weigh_alike_or_as_their_column_says():
 def test_samples_that_a_batch_cannot_hold_twice_weigh_as_if_it_were_looked_up():
     index, weight, each = torch.tensor([7, 3, 9]), torch.tensor([2.0, 0.5, 1.0]), torch.ones(3)
     for columns in ({"index": index}, {"index": index, "weight": weight}):
-        found = of_samples(ratio=2.0)(index, columns, each, None) * each
-        torch.testing.assert_close(found, of_samples(ratio=2.0)(index, columns, each, copies(index)) * each)
+        found = of_samples(ratio=2.0).mean_weight(index, columns, each, None) * each
+        torch.testing.assert_close(found, of_samples(ratio=2.0).mean_weight(index, columns, each, copies(index)) * each)
 
 
 def test_rows_of_samples_are_seen_with_a_partner_only():
@@ -97,7 +118,7 @@ def test_rows_of_labels_weigh_on_average_as_all_do(replaced):
     chance = torch.tensor([0.1, 0.1, 0.2, 0.3, 0.3], dtype=torch.float64)
     owns = torch.tensor([[1, 0], [1, 1], [0, 1], [1, 1], [0, 1]])  # by sample and label
     row_of = torch.where(owns.flatten() > 0, owns.flatten().cumsum(0) - 1, 7)
-    weights, total = RowWeights(7, 1.0, 5 / 7), torch.zeros(8, dtype=torch.float64)
+    weights, total = of_rows(7, 1.0, 5 / 7), torch.zeros(8, dtype=torch.float64)
     for draw in product(range(5), repeat=3):
         index = torch.tensor(draw)
         columns = {"index": index, "weight": 1 / (5 * chance[index])}
@@ -110,11 +131,11 @@ def test_rows_of_labels_weigh_on_average_as_all_do(replaced):
 
 
 def test_rows_of_subsets_weigh_by_their_probabilities():
-    weights = RowWeights(3, torch.tensor([0.5, 0.1, 1.0]))
+    weights = of_rows(3, torch.tensor([0.5, 0.1, 1.0]))
     assert weighed(weights, [2, 1]).tolist() == pytest.approx([1 / 3, 10 / 3])
     every = weighed(weights, None, torch.tensor([1, 0, 1]), [0, 1, 2])  # all rows, of one of which nothing is said
     assert every.tolist() == pytest.approx([2 / 3, 0, 1 / 3])
-    assert weighed(RowWeights(2, torch.tensor([0.5, 0.5])), [1]).item() == pytest.approx(1.0)
+    assert weighed(of_rows(2, torch.tensor([0.5, 0.5])), [1]).item() == pytest.approx(1.0)
     assert weights.state_dict() == {}  # known from the data again
 
 
@@ -122,7 +143,7 @@ def test_the_mean_over_rows_is_right_on_average():
     """Over all batches of four of eight samples, of which each row needs some; values differ from row to row."""
     masks = [torch.arange(8) < 2, torch.arange(8) >= 5, torch.arange(8) % 2 == 0]
     rows = [[masks[0]], [masks[0], masks[1]], masks[1:]]
-    weights = RowWeights(3, presence(rows, Drawn({}, Uniform(8, 4)), ["a", "b", "c"]))
+    weights = of_rows(3, presence(rows, Drawn({}, Uniform(8, 4)), ["a", "b", "c"]))
     values, every = torch.tensor([1.0, -2.0, 5.0], dtype=torch.float64), list(combinations(range(8), 4))
     total = torch.zeros(3, dtype=torch.float64)
     for batch in every:
@@ -216,23 +237,23 @@ def test_rare_rows_are_named_in_a_warning():
 
 def test_estimated_weights_tend_to_those_of_the_probabilities():
     probability, generator = torch.tensor([1.0, 0.5, 0.1]), torch.Generator().manual_seed(0)
-    weights = RowWeights(3)
+    weights = of_rows(3)
     for step in range(6000):
         spoken = torch.rand(3, generator=generator) < probability
         index = spoken.nonzero().flatten()
         weights.count(*((None, spoken.double()) if step % 2 else (index, torch.ones(len(index)))))
     found = weighed(weights, [0, 1, 2])
     torch.testing.assert_close(found, (1 / (3 * probability)).double(), rtol=0.1, atol=0)
-    first = weighed(RowWeights(4), [2, 3])  # at first all rows are equally likely: n p = b
+    first = weighed(of_rows(4), [2, 3])  # at first all rows are equally likely: n p = b
     assert first.tolist() == pytest.approx([0.5 * 17 / 17] * 2, rel=0.1)
-    assert weighed(RowWeights(2), [0, 1]).tolist() == pytest.approx([0.5, 0.5])
-    assert weighed(RowWeights(100), [3]).tolist() == pytest.approx([17 / (100 * (1 + 16 / 100))])
+    assert weighed(of_rows(2), [0, 1]).tolist() == pytest.approx([0.5, 0.5])
+    assert weighed(of_rows(100), [3]).tolist() == pytest.approx([17 / (100 * (1 + 16 / 100))])
 
 
 @pytest.mark.parametrize("named", [False, True])
 def test_batches_that_speak_of_all_rows_are_counted_as_any_other(named):
     """Batches of all rows and of some: p_i = (c_i + 16 b/n) / (T + 16) with this batch, b of n rows on average."""
-    weights, batches = RowWeights(3), [[0, 1, 2], [0, 1, 2], [1], [0, 1, 2], [0, 2], [2, 0, 1]]
+    weights, batches = of_rows(3), [[0, 1, 2], [0, 1, 2], [1], [0, 1, 2], [0, 2], [2, 0, 1]]
     for held in batches:
         present = torch.tensor([float(i in held) for i in range(3)])
         weights.count(*((torch.tensor(held), torch.ones(len(held))) if named else (None, present)))
@@ -248,11 +269,11 @@ def test_batches_that_speak_of_all_rows_are_counted_as_any_other(named):
 
 
 def test_a_first_batch_that_says_nothing_weighs_nothing():
-    assert weighed(RowWeights(3), None, torch.zeros(3), [0, 1, 2]).tolist() == [0, 0, 0]
+    assert weighed(of_rows(3), None, torch.zeros(3), [0, 1, 2]).tolist() == [0, 0, 0]
 
 
 def test_copies_of_a_row_count_once():
-    weights, other, index = RowWeights(3), RowWeights(3), torch.tensor([2, 0, 2])
+    weights, other, index = of_rows(3), of_rows(3), torch.tensor([2, 0, 2])
     assert weighed(weights, [2, 0, 2])[[0, 2]].sum() == pytest.approx(float(weighed(weights, [2, 0])[0]))
     weights.count(index, torch.tensor([0.5, 1.0, 0.5]))
     other.count(torch.tensor([0, 2]), torch.ones(2))
@@ -260,14 +281,14 @@ def test_copies_of_a_row_count_once():
 
 
 def test_what_is_known_is_not_counted():
-    weights = RowWeights(3, torch.tensor([0.5, 0.1, 1.0]))
+    weights = of_rows(3, torch.tensor([0.5, 0.1, 1.0]))
     weights.count(None, torch.ones(3))
-    assert not weights.counted
+    assert weights.counts is None
     assert list(weights.buffers()) == []
 
 
 def test_estimated_weights_are_part_of_a_checkpoint_and_keep_their_digits():
-    first, second = RowWeights(3), RowWeights(3)
+    first, second = of_rows(3), of_rows(3)
     for index in ([0, 1], [0], [0, 2]):
         first.count(torch.tensor(index), torch.ones(len(index)))
     second.load_state_dict(first.state_dict())
@@ -298,7 +319,7 @@ class Mean(Objective):
 def weights_of(sampling):
     limits = [ROCFairness((0.0,), kappa=0.0), MeanAtMost(SoftRate(), kappa=0.1)]
     problem = SOX().pose(Mean(), limits, num_samples=8, sampling=sampling)
-    return problem, [term.weights.counted for term in problem.all_terms]
+    return problem, [term.counts is not None for term in problem.all_terms]
 
 
 def test_weights_are_exact_where_the_plan_is_known_and_estimated_elsewhere():
@@ -356,7 +377,7 @@ def test_parameters_of_samples_descend_on_their_own_terms_within_their_bounds():
 
 
 def evaluated(index, batch):
-    return Evaluated({"": index}, {"": batch}, None, None, {})
+    return Outputs({"": index}, {"": batch}, None, None, {})
 
 
 @pytest.mark.parametrize("times", [1, 2, 4])
@@ -370,8 +391,8 @@ def test_halves_of_batches_drawn_with_replacement_weigh_every_row_alike(times):
         index = torch.tensor(draw).repeat(times)
         batch = {name: column[index] for name, column in columns.items()} | {"index": index}
         for half, seen in enumerate(_halves(evaluated(index, batch))):
-            part = seen.batch[""]
-            assert torch.equal(seen.outputs[""], part["index"])
+            part = seen.columns[""]
+            assert torch.equal(seen.now[""], part["index"])
             found[half].index_add_(0, part["index"], weighed(weights, part["index"].tolist(), **part) / len(draws))
     torch.testing.assert_close(found, torch.full((2, 5), 1 / 5, dtype=torch.float64), rtol=1e-6, atol=0)
 

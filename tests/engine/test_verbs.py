@@ -80,7 +80,7 @@ class BlockwiseDual(Algorithm):
     def iteration(self, engine, batch):
         seen = engine.evaluate({"K": batch["K"], "J": batch["J"]})
         renewed = self.said(engine, seen, "K")
-        block = int(renewed.index[0]) // BLOCK
+        block = int(renewed.rows[0]) // BLOCK
         if self.filled < BLOCKS:
             self.fill(engine, renewed, block)
             return
@@ -88,13 +88,13 @@ class BlockwiseDual(Algorithm):
         drawn = self.said(engine, seen, "J")
         beta, r = self.growth(self.t), 1 / (1 + self.alpha)
         old = term.state.gather(None)
-        ahead = old.index_copy(0, renewed.index, renewed.values.detach())
+        ahead = old.index_copy(0, renewed.rows, renewed.g.detach())
         if self.t > 1:
-            ahead = ahead.index_add(0, drawn.index, r * BLOCKS * (drawn.values.detach() - old[drawn.index]))
+            ahead = ahead.index_add(0, drawn.rows, r * BLOCKS * (drawn.g.detach() - old[drawn.rows]))
         q = ((ahead + beta * NU * (N * self.q).log()) / (NU * (1 + beta))).softmax(0)
         kept, new = self.table[block].clone(), self.gradient(engine, renewed, q)
         ready = self.said(engine, engine.evaluate({"I": batch["I"]}), "I")
-        other = int(ready.index[0]) // BLOCK
+        other = int(ready.rows[0]) // BLOCK
         now = self.gradient(engine, ready, q)
         self.write(engine, renewed)
         self.q, self.table[block] = q, new
@@ -111,20 +111,18 @@ class BlockwiseDual(Algorithm):
 
     def said(self, engine, seen, name):
         """What a part of a batch says of the losses."""
-        (reading,) = engine.measure(
-            seen._replace(outputs={name: seen.outputs[name]}, batch={name: seen.batch[name]})
-        ).readings
+        (reading,) = engine.measure(seen._replace(now={name: seen.now[name]}, columns={name: seen.columns[name]}))[1]
         return reading
 
     def write(self, engine, renewed):
         estimate = Estimate(None)
-        estimate.remember(renewed, renewed.values.detach())
+        estimate.remember(renewed, renewed.g.detach())
         engine.descend(estimate)
         engine.commit()
 
     def gradient(self, engine, reading, q):
         """Sum over the rows of a reading of ``q_i grad l_i``."""
-        return engine.gradients((q[reading.index] * reading.values).sum())[0]
+        return engine.gradients((q[reading.rows] * reading.g).sum())[0]
 
     def growth(self, t):
         return (1 - (1 + self.alpha) ** (1 - t)) / self.alpha

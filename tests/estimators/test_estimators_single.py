@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import EMA, CorrectedEMA, DualMirror, DualProx, Minibatch, Sampling, ScaledEMA
+from fcco_lightning.estimators import EMA, CorrectedEMA, DualMirror, DualProx, Minibatch, ScaledEMA
 from fcco_lightning.outer import Hinge, Log, LogSumExp, Softplus, Square, SquaredHinge, slopes
 from tests.contracts.registry_estimators import follow
 
@@ -23,15 +23,18 @@ def hinge_slope(u):
 
 def track_one(estimator, row, inner, previous=None, outer=SMOOTHED):
     values = [None if v is None else torch.tensor([[v]], dtype=torch.float64) for v in (row, inner, previous)]
-    return follow(estimator, *values, outer, Sampling(5.0))
+    return follow(estimator, *values, outer, 5.0)
 
 
 @pytest.mark.parametrize(
     ("n", "batch", "gamma", "expected"), [(30, 8, 0.1, 3.96), (16, 4, 0.5, 6.5), (1252, 8, 0.1, 173.7)]
 )
 def test_theoretical_correction_has_the_numbers_of_erratum_004_27(n, batch, gamma, expected):
-    assert CorrectedEMA(gamma, "theory").correction(Sampling(n / batch)) == pytest.approx(expected, rel=2e-3)
-    assert CorrectedEMA(gamma, 0.2).correction(Sampling(n / batch)) == 0.2
+    for gamma_prime, factor in (("theory", expected), (0.2, 0.2)):
+        rows = CorrectedEMA(gamma, gamma_prime).update(
+            *torch.tensor([[[0.0]], [[0.0]], [[-1.0]]], dtype=torch.float64), SMOOTHED, n / batch
+        )
+        assert rows.item() == pytest.approx(factor, rel=2e-3)
 
 
 def conjugate_bregman_argmax(f_star, slope, y_old, ahead, tau, bounds):
@@ -85,13 +88,13 @@ def test_u_form_differs_from_y_form_where_it_is_flat_or_linear(u):
 
 def test_dual_prox_of_a_non_smooth_hinge_starts_at_zero():
     estimator, inner = DualProx(tau=2.0), torch.tensor([[0.5]])
-    first = estimator.update(estimator.first(inner), inner, None, Hinge(RHO, 0.1), Sampling(10.0))
+    first = estimator.update(estimator.first(inner), inner, None, Hinge(RHO, 0.1), 10.0)
     assert first.item() == pytest.approx(0.4 / 2.0)  # clip(0 + (g - kappa)/tau, 0, rho)
 
 
 def test_wide_rows_are_averaged_entry_by_entry():
     rows, inner = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[3.0, 2.0, -1.0]])
-    tracked = follow(EMA(0.5, fresh=True), rows, inner, None, LogSumExp(), Sampling(10.0))
+    tracked = follow(EMA(0.5, fresh=True), rows, inner, None, LogSumExp(), 10.0)
     assert tracked.rows.tolist() == [[2.0, 2.0, 1.0]]
     assert torch.allclose(tracked.y, torch.softmax(tracked.rows, dim=1))
 
@@ -145,6 +148,6 @@ def test_bad_arguments_are_refused(make, message):
 def test_outer_gradients_are_taken_at_no_less_than_a_share_of_the_fresh_value(estimator):
     """Of log u: a share of 1e12 without the bound, of 10 with it; a row that is near is left alone."""
     rows, inner = torch.tensor([[1e-12], [0.5]]), torch.tensor([[1.0], [1.0]])
-    tracked = follow(estimator, rows, inner, None, Log(), Sampling(1.0, growth=10.0))
+    tracked = follow(estimator, rows, inner, None, Log(), growth=10.0)
     torch.testing.assert_close(tracked.y * inner, torch.tensor([[10.0], [2.0]]))
     torch.testing.assert_close(tracked.rows, torch.tensor([[0.5], [0.75]]))

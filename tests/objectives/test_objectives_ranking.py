@@ -66,9 +66,9 @@ def exact(objective, scores, y=Y):
     network.weight.data.copy_(scores.unsqueeze(1))
     engine = Engine(nn.Sequential(network, nn.Flatten(0)), problem, SOX(0.5))
     seen = engine.measure(engine.evaluate({"target": columns}))
-    value = 0.0 if seen.direct is None else seen.direct.item()
+    value = 0.0 if seen[0] is None else seen[0].item()
     # the plan's weights are those of balanced batches: all rows weigh the same here
-    return value + sum(r.outer(r.values.detach())[r.present].mean().item() for r in seen.readings)
+    return value + sum(r.f(r.g.detach())[r.present].mean().item() for r in seen[1])
 
 
 def scores(seed=1):

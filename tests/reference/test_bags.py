@@ -72,10 +72,10 @@ class Package:
         self.optimizer, track = optimizer(self.engine.params), algorithm.track
 
         def noted(estimate, reading):
-            values, index = track(estimate, reading), reading.index
-            (y,) = torch.autograd.grad(values.sum(), reading.values, retain_graph=True)
+            values, index = track(estimate, reading), reading.rows
+            (y,) = torch.autograd.grad(values.sum(), reading.g, retain_graph=True)
             weighted = reading.weight[:, None] * y
-            if reading.index is not None:  # of the rows of the batch, in their order, each the sum over its entries
+            if reading.rows is not None:  # of the rows of the batch, in their order, each the sum over its entries
                 weighted = torch.zeros(reading.term.num_rows, k).double().index_add(0, index, weighted)[index.unique()]
             self.y = weighted.numpy()
             return values

@@ -23,7 +23,7 @@ from fcco_lightning import (
     TensorDataModule,
     UniformSampling,
 )
-from fcco_lightning.engine.estimates import Averages, Estimates, Summand
+from fcco_lightning.engine.estimates import Averages, Estimates, Part
 from tests import jobs
 
 N, BATCH = 45, 8  # the last batch of an epoch holds 5 samples
@@ -190,10 +190,10 @@ def test_a_mean_goes_on_though_a_step_is_computed_in_another_way():
     values, weights, rows = torch.randn(4, 2, generator=g), torch.rand(4, 2, generator=g), torch.ones(2)
 
     def of_batch(k, summed):
-        one = Estimates(None)
-        whole = Summand("objective", values[k], weights=weights[k], rows=rows)
+        one = Estimates()
+        whole = Part("objective", values[k], weights=weights[k], rows=rows)
         total, count = whole.summed()
-        one.summands = [Summand("objective", total, rows=count) if summed else whole]
+        one.parts = [Part("objective", total, rows=count) if summed else whole]
         return one
 
     expected = (weights * values).sum() / 8

@@ -1,8 +1,8 @@
-r"""How much a row of a batch weighs in its term, so that the gradient is right on average.
+r"""How likely a batch contains a row: what the row's weight makes up for, so that the gradient is right on average.
 
-A term ``(1/n) sum_i f_i(g_i(w))`` is estimated from the rows i of which a batch speaks.  A row that is in a batch with
-probability p_i has to weigh ``1/(n p_i)`` there: then the expectation over batches of the weighted sum is the mean over
-all n rows (Horvitz and Thompson), however rare a row is.
+A term ``(1/n) sum_i f_i(g_i(w))`` is estimated from the rows i that a batch contains.  A row that is in a batch with
+probability p_i has to weigh ``1/(n p_i)`` there, its inverse inclusion probability over n: then the expectation over
+batches of the weighted sum is the mean over all n rows (Horvitz and Thompson), however rare a row is.
 
 Where batches stand for another population than the data (``prevalence: batch``), in which the owner of row i counts for
 m_i samples, the term is the mean over the owners in that population, ``sum_i m_i f_i(g_i(w)) / sum_i m_i``, and row i
@@ -10,16 +10,16 @@ weighs ``n m_i / sum_j m_j`` times as much.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.numerics import Known, counts
+from fcco_lightning.numerics import counts
 from fcco_lightning.objectives.base import Partition
 from fcco_lightning.objectives.self_weights import expected_copies
 from fcco_lightning.state import Copies
@@ -59,13 +59,11 @@ class Drawn(Protocol):
     def plan(self) -> BatchDraws: ...
 
 
-class RowWeights(nn.Module):
-    r"""``1/(n p_i)`` of the rows of a batch, with p_i the probability that a batch measures row i.
+class Inclusion(NamedTuple):
+    r"""How likely a batch contains the rows of a term, as far as that is known before training.
 
-    *Rows of groups or constraints* have known probabilities, or where these are not known estimates by how often
-    batches have measured them: ``p_i = (c_i + 16 b/n) / (T + 16)`` after T batches, c_i of which measured row i, with
-    b of the n rows in a batch on average, so that at first all rows count as equally likely.  The estimate is not
-    exact, and is part of checkpoints.
+    *Rows of groups or constraints* have known probabilities p_i, or where these are not known estimates of them, see
+    :func:`estimated`.
 
     *Rows of samples* weigh ``(n_samples / n_rows) v_i c_i / B`` in a batch of B, which holds the sample c_i times, with
     v the batch's column ``weight``.  Its expectation is 1/n_rows whatever else is in the batch, also where the weights
@@ -81,127 +79,87 @@ class RowWeights(nn.Module):
     Where batches stand for another population than the data, rows of samples have known probabilities like those of
     groups.
 
-    Args:
-        num_rows: n.
+    Attributes:
         probability: p_i of every row, shape (n,), in (0, 1], or one number; of rows of samples that of a batch which
             holds the owner.  None to estimate them.
         samples_per_row: n_samples / n_rows, where samples own the rows and batches stand for the data; None elsewhere.
         every: whether every sample owns one row, which does not follow from there being as many rows as samples.
         population: m_i of the owner of every row, shape (n,); None where batches stand for the data.
-
-    Attributes:
-        number: of the term whose rows these are.
     """
 
-    counts: Tensor | None
-    number: int = 0
+    probability: Tensor | float | None = None
+    samples_per_row: float | None = None
+    every: bool = False
+    population: Tensor | None = None
 
-    def __init__(
-        self,
-        num_rows: int,
-        probability: Tensor | float | None = None,
-        samples_per_row: float | None = None,
-        *,
-        every: bool = False,
-        population: Tensor | None = None,
-    ) -> None:
-        super().__init__()
-        self.num_rows, self.samples_per_row, self.every = num_rows, samples_per_row, every
-        self.counted = probability is None
-        counts = torch.zeros(num_rows + 1, dtype=torch.float64) if self.counted else None  # the last one: batches
-        self.register_buffer("counts", counts)
-        chance = 1.0 if probability is None else _inverse(probability) / (num_rows if samples_per_row is None else 1)
-        self._alike = chance if isinstance(chance, float) else 1.0
-        self._each = None if isinstance(chance, float) else Known(chance)
-        # with one more for the row that is none
-        self._with_none = None if isinstance(chance, float) else Known(torch.cat([chance, chance[:1]]))
-        alike = population is None or bool((population == population[0]).all())
-        counted = None if population is None or alike else population / population.mean()
-        self._counted = None if counted is None else Known(torch.cat([counted, counted[:1]]))
+    def inverse(self, num_rows: int) -> Tensor | float:
+        """The part of ``1/(n p_i)`` that no batch changes, (n,), or one number where all are alike; 1 if estimated."""
+        if self.probability is None:
+            return 1.0
+        among = num_rows if self.samples_per_row is None else 1
+        if not isinstance(self.probability, Tensor):
+            return 1 / (self.probability * among)
+        found = 1 / (among * torch.where(self.probability > 0, self.probability, 1.0))  # finite for what never comes
+        return float(found[0]) if bool((found == found[0]).all()) else found
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        kept = self.counts
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if kept is not None and self.counts is not None:  # counts need their digits, whatever the module's precision
-            self.counts = kept.to(self.counts.device)
-        return self
-
-    def forward(self, index: Tensor | None, columns: Columns, portion: Tensor, again: Copies | None) -> Tensor | float:
-        """The weights of the entries of a batch, shape (r,), or one number for all.
-
-        Args:
-            index: rows of the entries, shape (r,); None for all rows.
-            columns: of the samples that own the rows.
-            portion: how much of its row an entry is, shape (r,); 0 where nothing is said.
-            again: how the entries repeat; None if they do not.
-        """
-        if self.counts is not None:
-            return _estimated(self.counts, index, portion).to(portion.dtype)
-        chance: Tensor | float = self._alike
-        if self._each is not None and self._with_none is not None:
-            chance = self._each.like(portion, portion.dtype)
-            if index is not None:
-                chance = self._with_none.like(portion, portion.dtype).index_select(0, index)
-        return chance if self.samples_per_row is None else chance * self._of_samples(columns, portion, again)
-
-    def relevance(self, index: Tensor | None, given: Tensor | None, portion: Tensor) -> Tensor | None:
-        """What each entry counts in the mean over all rows, shape (r,); None where all count alike.
-
-        Args:
-            index: as above.
-            given: what it counts for the part that measures it, shape (r,); None for 1.
-            portion: as above.
-        """
-        if self._counted is None:
-            return given
-        counted = self._counted.like(portion, portion.dtype)
-        counted = counted[:-1] if index is None else counted.index_select(0, index)
-        return counted if given is None else given * counted
-
-    def count(self, index: Tensor | None, portion: Tensor) -> None:
-        """Take note of the rows that a batch has measured; arguments as above."""
-        if self.counts is None:
-            return
-        self.counts[-1].add_(1)
-        if index is None:
-            self.counts[:-1].add_(portion)
-        else:
-            self.counts.index_add_(0, index, portion.to(self.counts.dtype))
-
-    def _of_samples(self, columns: Columns, portion: Tensor, again: Copies | None) -> Tensor | float:
-        """The weights where a batch measures every row whose owner it holds."""
-        assert self.samples_per_row is not None  # noqa: S101 - the caller has seen to it
-        size = len(columns["index"])
-        if "weight" not in columns and self.every:
-            return 1 / portion.sum().clamp(min=1)
-        if "weight" not in columns:
-            different = size if again is None else (1 / counts(columns["index"]).to(portion.dtype)).sum().round()
-            return self.samples_per_row / different
-        weight, times = columns["weight"].to(portion.dtype), len(portion) // size
-        if "replaced" in columns:
-            weight = weight * expected_copies(columns).to(portion.dtype)
-        weight = weight.repeat(times) if times > 1 else weight  # of all samples for one label after the other
-        if again is not None and "replaced" not in columns:
-            weight = weight * again.count
-        return weight * (self.samples_per_row / size)
+    def relevance(self) -> Tensor | None:
+        """What each row counts in the mean over all, shape (n,), of mean 1; None where all count alike."""
+        counted = self.population
+        alike = counted is None or bool((counted == counted[0]).all())
+        return None if counted is None or alike else counted / counted.mean()
 
 
-def _estimated(counts: Tensor, index: Tensor | None, portion: Tensor) -> Tensor:
-    """``1/(n p_i)`` with estimated probabilities, of a batch that is counted when it is committed."""
-    counted, batches, n = counts[:-1], counts[-1] + 1, len(counts) - 1  # with this batch
-    seen = (counted if index is None else counted.index_select(0, index)) + (portion > 0)
-    average = (counted.sum() + portion.sum()) / (n * batches)
+def of_samples(columns: Columns, known: Inclusion, share: Tensor, again: Copies | None) -> Tensor | float:
+    """``1/(n p)`` of the entries that the samples of a batch own, shape (r,), or one number, see :class:`Inclusion`.
+
+    Args:
+        columns: of the samples.
+        known: of the term, with ``samples_per_row``.
+        share: how much of its row an entry is, shape (r,); 0 where the batch does not measure it.
+        again: how the entries repeat; None if they do not.
+    """
+    assert known.samples_per_row is not None  # noqa: S101 - the caller has seen to it
+    size = len(columns["index"])
+    if "weight" not in columns and known.every:
+        return 1 / share.sum().clamp(min=1)
+    if "weight" not in columns:
+        different = size if again is None else (1 / counts(columns["index"]).to(share.dtype)).sum().round()
+        return known.samples_per_row / different
+    weight, times = columns["weight"].to(share.dtype), len(share) // size
+    if "replaced" in columns:
+        weight = weight * expected_copies(columns).to(share.dtype)
+    weight = weight.repeat(times) if times > 1 else weight  # of all samples for one label after the other
+    if again is not None and "replaced" not in columns:
+        weight = weight * again.count
+    return weight * (known.samples_per_row / size)
+
+
+def estimated(counted: Tensor, rows: Tensor | None, share: Tensor) -> Tensor:
+    """``1/(n p_i)`` of the entries of a batch, shape (r,), by how often batches have measured the rows.
+
+    ``p_i = (c_i + 16 b/n) / (T + 16)`` after T batches, this one among them, c_i of which measured row i, with b of the
+    n rows in a batch on average, so that at first all rows count as equally likely.
+
+    Args:
+        counted: the c_i before this batch and behind them T, shape (n + 1,), float64.
+        rows: of the entries, shape (r,); None for all rows.
+        share: as of :func:`of_samples`.
+    """
+    of_rows, batches, n = counted[:-1], counted[-1] + 1, len(counted) - 1
+    seen = (of_rows if rows is None else of_rows.index_select(0, rows)) + (share > 0)
+    average = (of_rows.sum() + share.sum()) / (n * batches)
     # it is 1 or more where the batch measures a row, and may be 0 elsewhere, before anything has been seen
     often = (seen + _PRIOR * average).clamp(min=1)
-    return (batches + _PRIOR) / (n * often)
+    return ((batches + _PRIOR) / (n * often)).to(share.dtype)
 
 
-def _inverse(probability: Tensor | float) -> Tensor | float:
-    """1/p_i, one number where all are alike, and 1 for what is never measured."""
-    if not isinstance(probability, Tensor):
-        return 1 / probability
-    inverse = 1 / torch.where(probability > 0, probability, 1.0)
-    return float(inverse[0]) if bool((inverse == inverse[0]).all()) else inverse
+def count(counted: Tensor, rows: Tensor | None, share: Tensor) -> None:
+    """Take note of the rows that a batch has measured; arguments as of :func:`estimated`."""
+    counted[-1].add_(1)
+    if rows is None:
+        counted[:-1].add_(share)
+    else:
+        counted.index_add_(0, rows, share.to(counted.dtype))
 
 
 def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:

@@ -1,0 +1,29 @@
+"""Derivatives of many values along a direction."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fcco_lightning.engine import Engine
+
+
+def along(engine: Engine, values: Tensor, direction: Sequence[Tensor]) -> Tensor:
+    """``<grad v_i(w), d>`` for every value v_i, of the shape of ``values``, without graph.
+
+    The gradient of ``sum_i y_i v_i`` is linear in y, so its derivative by y in the direction d is what is wanted: two
+    backward passes, whatever the number of values.  The graph of the values is kept.
+
+    Args:
+        engine: on whose parameters the values depend.
+        values: of any shape, with graph, the same on all processes.
+        direction: d, in the order of ``engine.params``.
+    """
+    y = torch.zeros_like(values, requires_grad=True)
+    gradients = engine.gradients((y * values).sum(), own=True, graph=True)
+    slope = torch.stack([(g * d).sum() for g, d in zip(gradients, direction, strict=True)]).sum()
+    if not slope.requires_grad:
+        return torch.zeros_like(values)
+    (found,) = torch.autograd.grad(slope, y, retain_graph=True)
+    engine.processes.average_([found])
+    return found

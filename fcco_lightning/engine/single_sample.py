@@ -1,0 +1,33 @@
+"""A batch of one sample, which an epoch may end with."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from fcco_lightning.engine.engine import Engine
+from fcco_lightning.engine.estimates import Outputs
+from fcco_lightning.errors import ConfigError, DataError
+
+
+def require_single(engine: Engine, outputs: Outputs) -> None:
+    """Try a batch of one sample, the first of each part, where an epoch is going to end with one.
+
+    Rows, buffers and random streams stay as they are.
+
+    Raises:
+        ConfigError: if the network, a part or the algorithm cannot do with it.
+    """
+    cut = partial(pytree.tree_map_only, Tensor, lambda leaf: leaf[:1])
+    with torch.no_grad(), engine.functions.elsewhere([p.data for p in engine.params]):
+        try:
+            now = engine.functions.outputs(cut(engine.given))
+            single = Outputs(now, cut(outputs.columns), None, None, now)
+            for own in (single, *engine.algorithm.measured_apart(single)):
+                engine.measure(own)
+        except (DataError, ConfigError, ValueError) as error:
+            raise ConfigError(
+                f"the last batch of every epoch holds one sample, and one alone does not do: {error} Leave that batch "
+                "out (drop_last=True of the loader, --data.batches.drop_last true), or choose another batch_size."
+            ) from error
