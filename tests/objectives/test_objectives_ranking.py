@@ -438,8 +438,8 @@ def test_a_threshold_steps_by_the_slope_of_its_own_term(name, beta, weight, way)
         value = bench.estimate(bench.batch(list(batch))).value
         slope = torch.autograd.grad(value, parameters.leaf, allow_unused=True, materialize_grads=True)
         (moved,) = parameters.step(*slope)
-        steps[moved.index] += chance * (moved.rows - 0.7)
-        chances[moved.index] += chance
+        steps[moved.rows] += chance * (moved.values - 0.7)
+        chances[moved.rows] += chance
     scores, y = CASES[name].outputs, torch.tensor(STRATUM) == 1
     losses = (1 - scores[y].unsqueeze(1) + scores[~y]).clamp(min=0) ** 2
     slopes = 1 - (losses > 0.7).double().mean(1) / beta
