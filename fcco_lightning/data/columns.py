@@ -16,6 +16,7 @@ from fcco_lightning.data.text_files import read_csv
 from fcco_lightning.errors import DataError
 
 if TYPE_CHECKING:  # a table is read, and its faults are named, without loading torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 MOST_ARE_NUMBERS = 0.9
@@ -39,7 +40,37 @@ def require_few_lost(lost: int, of: int, what: str, way_out: str) -> None:
 
 def text_of(column: pd.Series) -> pd.Series:
     """Return the cells as stripped text, missing cells kept; whole numbers read the same as int and as float."""
-    return column.map({value: _text(value) for value in column.dropna().unique()}).astype(object)
+    of_cells, texts = distinct_texts(column)
+    return _cells(column, of_cells, texts)
+
+
+def distinct_texts(column: pd.Series) -> "tuple[NDArray[np.intp], list[str]]":
+    """Return for every cell, (n,), which of some texts it is, -1 of a missing one; and these texts.
+
+    What is done for every distinct cell, not for every cell, costs nothing: a column of a million rows may have a
+    dozen.
+    """
+    of_cells, values = pd.factorize(column)
+    return of_cells, [_text(value) for value in values]
+
+
+def _cells(column: pd.Series, of_cells: "NDArray[np.intp]", texts: Sequence[str]) -> pd.Series:
+    """The column with a text in every cell, see :func:`distinct_texts`; missing cells stay missing."""
+    cells = np.array([*texts, np.nan], dtype=object)
+    return pd.Series(cells[of_cells], column.index, name=column.name)
+
+
+def stripped(column: pd.Series) -> pd.Series:
+    """Return a column whose texts are without blanks around them; other cells are as they are."""
+    if column.dtype != "str" or column.isna().all():  # other types keep what pandas infers of them
+        return column.map(_stripped)
+    of_cells, texts = pd.factorize(column)
+    blanks = any(text != text.strip() for text in texts)
+    return _cells(column, of_cells, [text.strip() for text in texts]).astype("str") if blanks else column
+
+
+def _stripped(cell: Any) -> Any:
+    return cell.strip() if isinstance(cell, str) else cell
 
 
 def is_number(kind: Any) -> bool:

@@ -1,6 +1,6 @@
 """From a table of numbers and words to float features, fitted on the training split only."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from itertools import pairwise
@@ -16,18 +16,22 @@ from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data.columns import (
     MOST_ARE_NUMBERS,
     as_value,
+    distinct_texts,
     is_number,
     is_value,
     require_columns,
     require_few_lost,
-    text_of,
 )
 from fcco_lightning.data.pieces import FloatArray, Pieces, ends_of_pieces, shares_below
+from fcco_lightning.data.table import TensorTable, require_finite
 from fcco_lightning.errors import ConfigError, DataError
 
 Features = npt.NDArray[np.float32]
+Places = npt.NDArray[np.int32]
 MISSING = "(missing)"
 _YEAR = 365.2425  # days
+_MOST_IN_MEMORY = 1 << 28  # bytes of features
+_ROWS_AT_ONCE = 1 << 14  # whose features are made together: those of a whole table would take twice its memory
 _DATE = r"\s*\d{4}-\d\d-\d\d([T ].*)?"  # without which a number of eight digits is a date of ISO 8601
 
 
@@ -142,13 +146,17 @@ class CategoricalColumn:
         """Whether the training split has a text in it that is neither a number nor a truth value."""
         return not all(category == MISSING or is_value(category) for category in self.categories)
 
-    def transform(self, text: pd.Series) -> tuple[Features, int]:
-        """Return the features, shape (n, number of categories), and how many cells were unknown."""
-        codes = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(text, dtype=object))
-        known = codes >= 0
-        hot = np.zeros((len(codes), len(self.categories)), dtype=np.float32)
-        hot[known.nonzero()[0], codes[known]] = 1.0
-        return hot, int((~known).sum())
+    def places(self, words: Sequence[str]) -> Places:
+        """Return the position of every one of some words among the categories, int32; -1 of unknown ones."""
+        found = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(words, dtype=object))
+        return found.astype(np.int32)
+
+    def transform(self, places: Places) -> Features:
+        """Return the features, shape (n, number of categories), of cells by their :meth:`places` (n,)."""
+        known = (places >= 0).nonzero()[0]
+        hot = np.zeros((len(places), len(self.categories)), dtype=np.float32)
+        hot[known, places[known]] = 1.0
+        return hot
 
 
 def _finite(name: str, values: FloatArray) -> FloatArray:
@@ -159,6 +167,28 @@ def _finite(name: str, values: FloatArray) -> FloatArray:
 
 
 Column = NumericColumn | BinnedColumn | CategoricalColumn
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of n rows that features are made of, in the order of the encoder's columns of each kind.
+
+    A number or a word takes 8 or 4 bytes here; as features a number with 72 pieces takes 292.
+
+    Attributes:
+        numbers: of the k columns of numbers, shape (k, n), float64; what is missing is not finite.
+        places: of the c columns of categories, shape (c, n), see :meth:`CategoricalColumn.places`.
+    """
+
+    numbers: FloatArray
+    places: Places
+
+    def __len__(self) -> int:
+        return int(self.numbers.shape[1])
+
+    def take(self, rows: slice | npt.NDArray[np.int64]) -> "Cells":
+        """Return the cells of some rows, in their order."""
+        return Cells(self.numbers[:, rows], self.places[:, rows])
 
 
 @dataclass(frozen=True)
@@ -261,7 +291,7 @@ class TabularEncoder:
         else:
             fitted |= zip(numbers, self._standardised(numbers, values), strict=True)
         for name in frame.columns[~frame.columns.isin(numbers)]:
-            fitted[name] = CategoricalColumn(name, sorted(self._words(frame[name], where).unique()))
+            fitted[name] = CategoricalColumn(name, sorted({*self._words(frame[name], where)[0]}))
         self.columns = [fitted[name] for name in frame.columns]
         return self
 
@@ -271,25 +301,82 @@ class TabularEncoder:
         Raises:
             DataError: if it is not fitted, a column is absent, or (``missing="error"``) a cell is missing.
         """
+        return self.features(self.cells(frame, where))
+
+    def cells(self, frame: pd.DataFrame, where: str = "the table") -> Cells:
+        """Return what :meth:`features` are made of, of n rows, and note which cells are unknown or missing.
+
+        Raises:
+            DataError: as of :meth:`transform`.
+        """
         if not self.columns:
             raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
         require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
         frame = with_numbers(frame, self.dates, self.encoding, where)
         self.unknown_counts, self.imputed, self.empty = {}, [], []
-        found: dict[str, Features] = {}
+        numbers = self._numbers(frame, [column.name for column in self._of_numbers], where)
+        places = np.empty((len(self._of_words), len(frame)), dtype=np.int32)
+        for column, found in zip(self._of_words, places, strict=True):
+            words, of_cells = self._words(frame[column.name], where)
+            if not column.of_texts:  # a text among its numbers has made texts of all
+                words = [as_value(word) for word in words]
+            found[:] = column.places(words)[of_cells]
+            if unknown := int((found < 0).sum()):
+                self.unknown_counts[column.name] = unknown
+        return Cells(numbers, places)
+
+    def features(self, cells: Cells) -> Tensor:
+        """Return the features, (n, d) float32, of n rows."""
+        starts = range(0, len(cells), _ROWS_AT_ONCE)
+        parts = (self._features(cells.take(slice(start, start + _ROWS_AT_ONCE))) for start in starts)
+        first = next(parts)
+        if len(first) == len(cells):
+            return torch.from_numpy(first)
+        made = np.empty((len(cells), first.shape[1]), dtype=np.float32)
+        made[: len(first)] = first
+        for start, part in zip(starts[1:], parts, strict=True):
+            made[start : start + len(part)] = part
+        return torch.from_numpy(made)
+
+    def _features(self, cells: Cells) -> Features:
+        found = self._found(cells)
+        return np.concatenate([found[column.name] for column in self.columns], axis=1)
+
+    def _found(self, cells: Cells) -> dict[str, Features]:
+        """Return column -> its features of all rows."""
         # Columns to be standardised all at once: a table may have 100,000 of them.
-        standardised = [column for column in self.columns if isinstance(column, NumericColumn)]
+        standardised = [column for column in self._of_numbers if isinstance(column, NumericColumn)]
+        found: dict[str, Features] = {}
         if standardised:
-            names = [column.name for column in standardised]
-            found |= zip(names, NumericColumn.transform(standardised, self._numbers(frame, names, where)), strict=True)
-        for column in self.columns:
-            if not isinstance(column, NumericColumn):
-                found[column.name] = self._encoded(column, frame, where)
+            found |= zip(
+                (c.name for c in standardised), NumericColumn.transform(standardised, cells.numbers), strict=True
+            )
+        for column, values in zip(self._of_numbers, cells.numbers, strict=True):
+            if isinstance(column, BinnedColumn):
+                found[column.name] = column.transform(values)
             elif column.ends or column.periods:
-                beside = column.beside(self._numbers(frame, [column.name], where)[0])
-                found[column.name] = np.concatenate([found[column.name], beside], axis=1)
-        features = np.empty((len(frame), len(self.feature_names)), dtype=np.float32)
-        return torch.from_numpy(np.concatenate([found[column.name] for column in self.columns], axis=1, out=features))
+                found[column.name] = np.concatenate([found[column.name], column.beside(values)], axis=1)
+        words = zip(self._of_words, cells.places, strict=True)
+        return found | {column.name: column.transform(places) for column, places in words}
+
+    @property
+    def _of_numbers(self) -> list[NumericColumn | BinnedColumn]:
+        return [column for column in self.columns if not isinstance(column, CategoricalColumn)]
+
+    @property
+    def _of_words(self) -> list[CategoricalColumn]:
+        return [column for column in self.columns if isinstance(column, CategoricalColumn)]
+
+    def table(self, cells: Cells, columns: Mapping[str, Tensor]) -> TensorTable:
+        """Return a table with the features ``x`` (n, d) beside other ``columns``, from which batches are gathered.
+
+        Features that would take more than 256 MiB, and four times as much as the cells, are made anew for every batch:
+        a million rows with a thousand pieces of numbers take 4 GB, their cells 0.1 GB.
+        """
+        size = 4 * len(cells) * len(self.feature_names)
+        if size > max(_MOST_IN_MEMORY, 4 * (cells.numbers.nbytes + cells.places.nbytes)):
+            return MadeFeatures(cells, self.features, columns)
+        return TensorTable({"x": self.features(cells), **columns})
 
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
         """Yield the features x (B, d) of ``size`` rows after the other, see :meth:`transform`, of a table as read."""
@@ -349,17 +436,6 @@ class TabularEncoder:
             for column, cut, days in columns
         ]
 
-    def _encoded(self, column: BinnedColumn | CategoricalColumn, frame: pd.DataFrame, where: str) -> Features:
-        if isinstance(column, BinnedColumn):
-            return column.transform(self._numbers(frame, [column.name], where)[0])
-        words = self._words(frame[column.name], where)
-        if not column.of_texts:  # a text among its numbers has made texts of all
-            words = words.map({word: as_value(word) for word in words.unique()})
-        hot, unknown = column.transform(words)
-        if unknown:
-            self.unknown_counts[column.name] = unknown
-        return hot
-
     def _numbers(self, frame: pd.DataFrame, names: list[str], where: str) -> FloatArray:
         """Return columns of numbers, shape (k, n): each is contiguous, and its mean the same in any company."""
         kept = frame[names]
@@ -376,10 +452,12 @@ class TabularEncoder:
             self._refuse(marked, "NaN or infinite", "the training median", where)
         return values
 
-    def _words(self, column: pd.Series, where: str) -> pd.Series:
-        text = text_of(column)
-        self._refuse(text.isna().to_frame(), "missing", "a category of their own", where)
-        return text.fillna(MISSING)
+    def _words(self, column: pd.Series, where: str) -> tuple[list[str], npt.NDArray[np.intp]]:
+        """Return the distinct cells as text, and which of them stands in every row, (n,)."""
+        of_cells, words = distinct_texts(column)
+        missing = of_cells < 0
+        self._refuse(pd.DataFrame({column.name: missing}, column.index), "missing", "a category of their own", where)
+        return ([*words, MISSING] if missing.any() else words), of_cells  # of a missing cell -1: the last one
 
     def _refuse(self, marked: pd.DataFrame, what: str, cure: str, where: str) -> None:
         """Refuse the first column in which a cell is marked, or note what is imputed."""
@@ -397,6 +475,30 @@ class TabularEncoder:
             f"Column {name!r} of {where} has {bad.sum()} {what} cells (first: row {bad.idxmax()}). Remove those rows, "
             f"or train without the column (columns.drop=[{name!r}]) or with encoding.missing='impute' ({cure})."
         )
+
+
+class MadeFeatures(TensorTable):
+    """A table whose features ``x`` are made when a batch asks for them; its other columns lie in memory.
+
+    Args:
+        cells: what the features are made of, of n rows.
+        features: makes them, (B, d) float32, of the cells of B rows.
+        columns: name -> tensor with first dimension n.
+    """
+
+    def __init__(self, cells: Cells, features: Callable[[Cells], Tensor], columns: Mapping[str, Tensor]) -> None:
+        super().__init__(columns, size=len(cells))
+        self.cells, self.features = cells, features
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Return the batch of the B rows ``indices``: ``x`` (B, d) float32 and every column with first dimension B.
+
+        Raises:
+            DataError: if a feature is too large a number for float32.
+        """
+        x = self.features(self.cells.take(np.asarray(indices, dtype=np.int64)))
+        require_finite("x", x)
+        return {"x": x, **super().__getitems__(indices)}
 
 
 def with_numbers(
@@ -419,13 +521,17 @@ def dates_of(frame: pd.DataFrame, known: Collection[str] = ()) -> list[str]:
 def _are_dates(column: pd.Series) -> bool:
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         return True
-    filled = column.dropna()
-    if is_number(column.dtype) or not len(filled) or not isinstance(filled.iloc[0], str | date):
+    if is_number(column.dtype):
         return False
-    alike = filled.astype(str).str.fullmatch(_DATE)
-    if alike.mean() < MOST_ARE_NUMBERS:
+    counts = column.value_counts(sort=False)  # of the distinct cells, in order: a million cells may be a dozen words
+    cells = counts.index.to_series()
+    if not len(cells) or not isinstance(cells.iloc[0], str | date):
         return False
-    return bool(_since_1970(filled).notna().mean() >= MOST_ARE_NUMBERS)
+    wanted = MOST_ARE_NUMBERS * counts.sum()
+    alike = cells.astype(str).str.fullmatch(_DATE)
+    if counts[alike.to_numpy()].sum() < wanted:
+        return False
+    return bool(counts[_since_1970(cells).notna().to_numpy()].sum() >= wanted)
 
 
 def _periods(days: FloatArray) -> list[float]:

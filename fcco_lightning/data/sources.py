@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fcco_lightning.data.columns import as_written, listed
+from fcco_lightning.data.columns import as_written, listed, stripped
 from fcco_lightning.data.text_files import header_of, read_csv, require_header, require_text
 from fcco_lightning.errors import DataError
 
@@ -61,7 +61,7 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
         if pd.api.types.infer_dtype(frame[name], skipna=True) == "decimal":  # amounts in a data base, which are numbers
             frame[name] = frame[name].astype(float)
             continue
-        frame[name] = frame[name].map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
+        frame[name] = stripped(frame[name])
     return frame
 
 

@@ -1,5 +1,6 @@
 """A table of tensors that hands out whole batches with one gather per column."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ class TensorTable(Dataset[dict[str, Tensor]]):
         if columns or not size:
             size = _common_length(columns)
         for name, column in columns.items():
-            _check_finite(name, column)
+            require_finite(name, column)
         self.columns = {name: column.contiguous() for name, column in columns.items()}
         self.columns["index"] = torch.arange(size)
 
@@ -139,9 +140,10 @@ def _common_length(columns: Mapping[str, Tensor]) -> int:
     return size
 
 
-def _check_finite(name: str, column: Tensor) -> None:
-    if not column.is_floating_point():
-        return
+def require_finite(name: str, column: Tensor) -> None:
+    """Raise :class:`DataError`, which counts the rows, if a column ``name`` of floats, (n, ...), is not finite."""
+    if not column.is_floating_point() or math.isfinite(column.sum()):
+        return  # a sum is finite only if all is, and takes no memory
     bad = ~torch.isfinite(column).reshape(len(column), -1).all(dim=1)
     if bad.any():
         raise DataError(

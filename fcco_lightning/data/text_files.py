@@ -2,16 +2,19 @@
 
 import codecs
 import csv
+import os
+import sys
+import threading
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from pandas.errors import ParserError, ParserWarning
 
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import DataError, printable_lines
 
 _CHUNK = 1 << 20
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -78,14 +81,43 @@ def read_csv(path: Path, where: str, **options: Any) -> pd.DataFrame:
             as where every line ends with a comma.
     """
     require_text(path, where)
+    size = path.stat().st_size
     try:
-        with warnings.catch_warnings():
+        with path.open("rb") as file, warnings.catch_warnings():
             warnings.simplefilter("error", ParserWarning)  # that a field is lost
-            frame: pd.DataFrame = pd.read_csv(path, **{"index_col": False, **options})
+            with said_if_slow(lambda: f"{where}: {file.tell() / size:.0%} of {size / 1e6:.0f} MB are read."):
+                frame: pd.DataFrame = pd.read_csv(file, **{"index_col": False, **options})
     except (ParserError, ParserWarning) as error:
         _require_no_more_fields(path, where)
         raise DataError(f"{where} is no readable .csv file: {error}") from error
     return frame
+
+
+@contextmanager
+def said_if_slow(said: Callable[[], str], seconds: float = 2.0) -> Iterator[None]:
+    """Print on the standard error, in the first process of a job, how far something is, if it takes long.
+
+    Args:
+        said: gives the line to be printed.
+        seconds: after which it is printed first; then after twice, four times, ... as many.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        wait = seconds
+        while not ended.wait(wait):
+            print(printable_lines(said()), file=sys.stderr, flush=True)  # noqa: T201 - there may be no logger yet
+            wait *= 2
+
+    watching = threading.Thread(target=watch, daemon=True)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if watching.is_alive():
+            watching.join()
 
 
 def header_of(path: Path) -> tuple[list[str], list[str]]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from fcco_lightning.data import encoding
 from fcco_lightning.data.encoding import MISSING, Encoding, TabularEncoder
 from fcco_lightning.data.features import PiecewiseFeatures
 from fcco_lightning.errors import ConfigError, DataError
@@ -203,3 +204,50 @@ def test_missing_numbers_go_to_the_bin_of_the_median():
 def test_rejects_quantiles(quantiles):
     with pytest.raises(ConfigError, match="quantiles must be a whole number >= 2"):
         Encoding(quantiles=quantiles)
+
+
+def wide(rows=500):
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "a": rng.normal(size=rows),
+            "word": rng.choice(["u", "v", None], rows),
+            "b": np.where(rng.random(rows) < 0.1, np.nan, rng.normal(size=rows)),
+            "day": pd.date_range("2020-01-01", periods=rows).astype(str),
+        }
+    )
+
+
+@pytest.mark.parametrize("options", [{"pieces": 5}, {"quantiles": 4}, {}])
+def test_features_that_are_made_for_a_batch_are_those_of_the_table(options, monkeypatch):
+    encoder, frame = TabularEncoder(Encoding(missing="impute", **options)), wide()
+    cells, y = encoder.fit(frame).cells(frame), {"y": torch.arange(len(frame))}
+    in_memory = encoder.table(cells, y)
+    assert torch.equal(in_memory.columns["x"], encoder.transform(frame))
+    monkeypatch.setattr(encoding, "_MOST_IN_MEMORY", 0)
+    monkeypatch.setattr(encoding, "_ROWS_AT_ONCE", 7)
+    assert torch.equal(encoder.features(cells), in_memory.columns["x"])
+    made = encoding.MadeFeatures(cells, encoder.features, y)
+    rows = [3, 499, 3, 0, *range(100, 130)]
+    for name, column in made.__getitems__(rows).items():
+        assert torch.equal(column, in_memory.__getitems__(rows)[name])
+    assert torch.equal(made[7]["x"], in_memory[7]["x"])
+
+
+def test_features_much_larger_than_their_cells_are_made_when_a_batch_asks_for_them(monkeypatch):
+    encoder, frame = TabularEncoder(Encoding(missing="impute", pieces=20)), wide()
+    cells = encoder.fit(frame).cells(frame)
+    assert "x" in encoder.table(cells, {}).columns
+    monkeypatch.setattr(encoding, "_MOST_IN_MEMORY", 1000)
+    assert "x" not in encoder.table(cells, {}).columns
+    few = TabularEncoder(Encoding(missing="impute")).fit(frame)
+    assert "x" in few.table(few.cells(frame), {}).columns
+
+
+def test_a_feature_that_is_no_float32_is_refused_in_its_batch():
+    frame = wide()[["a"]]
+    encoder = TabularEncoder().fit(frame)
+    table = encoding.MadeFeatures(encoder.cells(pd.DataFrame({"a": [0.0, 1e300]})), encoder.features, {})
+    assert torch.isfinite(table.__getitems__([0])["x"]).all()
+    with np.errstate(over="ignore"), pytest.raises(DataError, match="'x' must be finite"):
+        table.__getitems__([0, 1])

@@ -9,6 +9,7 @@ import pytest
 
 from fcco_lightning.data import sources
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features
+from fcco_lightning.data.text_files import said_if_slow
 from fcco_lightning.errors import DataError
 
 TABLE = {"age": [39, 50, 38], "job": ["cook", " smith ", "cook"]}
@@ -184,3 +185,31 @@ def test_columns_that_are_no_features_are_named(tmp_path):
             read_table(frame.assign(b=["x", cell]), "train")
     with pytest.raises(DataError, match="the column 'b' holds complex numbers"):
         read_table(frame.assign(b=[1j, 2.0]), "train")
+
+
+def test_texts_lose_the_blanks_around_them_and_columns_their_types_never(tmp_path):
+    columns = {
+        "text": pd.Series([" a", "b\u3000", "\x1fc", None, "d"], dtype="str"),
+        "plain": pd.Series(["a", "b", None, "c", "a"], dtype="str"),
+        "nothing": pd.Series([None] * 5, dtype="str"),
+        "object": pd.Series([1, " 1 ", None, True, 2.5], dtype=object),
+        "kinds": pd.Series([" a", "b", "a", None, "b"], dtype="category"),
+        "nullable": pd.Series([" a", "b", None, "a", "b"], dtype="string"),
+    }
+    read = read_table(pd.DataFrame(columns))
+    for name, column in columns.items():
+        expected = column.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
+        pd.testing.assert_series_equal(read[name], expected, check_names=False)
+
+
+def test_a_reading_that_takes_long_says_how_far_it_is(capsys, monkeypatch):
+    far = iter(["half is read", "more is read"])
+    with said_if_slow(lambda: next(far), seconds=0.02):
+        time.sleep(0.05)
+    assert capsys.readouterr().err == "half is read\n"
+    with said_if_slow(lambda: "too late", seconds=10):
+        pass
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with said_if_slow(lambda: "another process", seconds=0.01):
+        time.sleep(0.03)
+    assert capsys.readouterr().err == ""

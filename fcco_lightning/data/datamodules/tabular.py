@@ -226,13 +226,13 @@ class TabularDataModule(LabelledDataModule):
         self.encoder.fit(features, "the train split")
         tables = {}
         for name, split in splits.items():
-            x = self.encoder.transform(split.table, f"the {name} split")
+            cells = self.encoder.cells(split.table, f"the {name} split")
             if self.encoder.imputed:
                 self._lost[f"rows of {name} with missing cells, which are imputed"] = self.encoder.imputed, len(split)
             self._unseen[name] = {column: n / len(split) for column, n in self.encoder.unknown_counts.items()}
             inferred = [column for column in self.encoder.columns if column.name not in self.encoding.categorical]
             require_seen(inferred, self._unseen[name], split.table, f"the {name} split")
-            tables[name] = TensorTable({"x": x, **split.columns})
+            tables[name] = self.encoder.table(cells, split.columns)
         return tables
 
     def _summary(self) -> str:
