@@ -692,3 +692,15 @@ def test_a_case_passes_by_its_gap_its_accuracy_and_its_decisions():
         (0.0, 0.7, 1.0): False,
     }.items():
         assert s.passes([run(*ours)] * 2, rival) is expected
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_large_table_is_measured_stage_by_stage(suffix, tmp_path, capsys):
+    module = script("large_table")
+    path = tmp_path / f"t{suffix}"
+    module.make(2000, path)
+    for way in module.WAYS:
+        module.measure(way, str(path))
+    rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert {row[0].strip() for row in rows} == set(module.WAYS)
+    assert all(float(row[3]) > 0 for row in rows)
