@@ -3,8 +3,9 @@
 import argparse
 import re
 import sys
-import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +43,9 @@ _IN_WORDS = {
 _TYPE = r"typing\.Literal\[([^]]*)\]|(?:<class '(?:[\w.]*\.)?|\b(?=(?:list|dict)\[))(\w+)(?:'>|\[[^]]*\])|([^\s,][^,]*)"
 _ANY = re.DOTALL | re.MULTILINE
 
+_OPEN: ContextVar[tuple[list[str], ...]] = ContextVar("options that are being read", default=())
+"""The option that each parser at work is reading, the outermost first: a class has a parser of its own."""
+
 
 class ArgumentParser(LightningArgumentParser):
     """Says what is wrong, without the list of all options in front of it; knows no abbreviations."""
@@ -50,6 +54,21 @@ class ArgumentParser(LightningArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self._file = ""  # that is being parsed
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the words of a command line, or of an option of a class."""
+        with _at_work():
+            return super().parse_args(*args, **kwargs)
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Read the words of an option, which is then acted upon."""
+        _reads(action)
+        return super()._get_values(action, arg_strings)
+
+    def _check_value_key(self, action: argparse.Action, *args: Any, **kwargs: Any) -> Any:
+        """Read the value of an option from a configuration."""
+        _reads(action)
+        return super()._check_value_key(action, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
@@ -95,8 +114,9 @@ class ArgumentParser(LightningArgumentParser):
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments of a class, likewise."""
-        self._require_known(obj)
-        return super().parse_object(obj, *args, **kwargs)
+        with _at_work():
+            self._require_known(obj)
+            return super().parse_object(obj, *args, **kwargs)
 
     def _require_known(self, config: Any, parent: str = "") -> None:
         """Refuse unknown keys without a value below them, which jsonargparse would pass over in silence."""
@@ -217,18 +237,30 @@ def _near(option: str, accepted: Sequence[str]) -> str:
     return f"{question} It takes: {', '.join(accepted)}." if of_class else question
 
 
-def _below_classes(option: str) -> str:
-    """The whole path of an option that was refused by the parser of a class, which knows only its end.
+@contextmanager
+def _at_work() -> Iterator[None]:
+    """Inside, a parser reads options."""
+    before = _OPEN.set((*_OPEN.get(), [""]))
+    try:
+        yield
+    finally:
+        _OPEN.reset(before)
 
-    The actions at work name the options whose values they read, each below that of the one before.
-    """
-    frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name == "_check_type_"]
-    actions = [frame.f_locals.get("self") for frame in frames[::-1]]
-    return ".".join([*(action.dest for action in actions if isinstance(action, argparse.Action)), option])
+
+def _reads(action: argparse.Action) -> None:
+    """Note which option the innermost parser is reading, if its value may be a class."""
+    for reading in _OPEN.get()[-1:]:
+        reading[0] = action.dest if hasattr(action, "_typehint") else ""
+
+
+def _below_classes(option: str) -> str:
+    """The whole path of an option that was refused by the parser of a class, which knows only its end."""
+    outer = [name for (name,) in _OPEN.get()[:-1] if name]
+    return ".".join([*outer, option])
 
 
 def _accepted_options(error: BaseException | None, parser: Any) -> list[str]:
-    """The options of the innermost parser that has refused one: of the class whose argument it is.
+    """The options of the parser that has refused one: of the command, or of the class whose argument it is.
 
     Args:
         error: that led to the refusal, if there is one.
@@ -236,9 +268,6 @@ def _accepted_options(error: BaseException | None, parser: Any) -> list[str]:
     """
     cause = error
     while cause is not None:
-        for frame, _ in traceback.walk_tb(cause.__traceback__):
-            own = frame.f_locals.get("self")
-            parser = own if isinstance(own, argparse.ArgumentParser) else parser
         parser = getattr(cause, "subcommand_parser", parser)
         cause = cause.__cause__ or cause.__context__
     names = [o.removeprefix("--").removesuffix("+") for o in parser._option_string_actions if o.startswith("--")]

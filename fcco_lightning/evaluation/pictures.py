@@ -291,15 +291,17 @@ def _ordered(keys: Iterable[str]) -> list[_Constraint]:
 def _heat_map(lines: "Mapping[str, pd.Series[float]]", title: str, meaning: str, *, signed: bool) -> "Figure":
     from matplotlib.colors import SymLogNorm  # noqa: PLC0415 (slow to import, and only needed here)
 
-    at_end = pd.Series({key: line.iloc[-1] for key, line in lines.items()}).fillna(np.inf)
-    rows = _ordered(at_end.nlargest(_MOST_ROWS).reindex(list(lines)).dropna().index)
-    columns = {c.key: lines[c.key] for c in rows}  # of several validations of an epoch the last
-    drawn = pd.DataFrame({key: line[~line.index.duplicated(keep="last")] for key, line in columns.items()}).sort_index()
+    at_end = {key: np.nan_to_num(line.iloc[-1], nan=np.inf) for key, line in lines.items()}
+    largest = set(sorted(lines, key=lambda key: -at_end[key])[:_MOST_ROWS])
+    rows = _ordered(key for key in lines if key in largest)
+    columns = (lines[c.key] for c in rows)  # of several validations of an epoch the last
+    last = (line[~line.index.duplicated(keep="last")] for line in columns)
+    drawn = pd.DataFrame(dict(enumerate(last))).sort_index()
     bound = float(np.nanmax(np.abs(drawn.to_numpy()))) or 1.0
     epochs = drawn.index.to_numpy(dtype=float)
     middles = (epochs[1:] + epochs[:-1]) / 2  # a column lies around its epoch, however far apart these are
-    first, last = (middles[0], middles[-1]) if len(middles) else (epochs[0] + 0.5, epochs[0] - 0.5)
-    edges = [2 * epochs[0] - first, *middles, 2 * epochs[-1] - last]
+    left, right = (middles[0], middles[-1]) if len(middles) else (epochs[0] + 0.5, epochs[0] - 0.5)
+    edges = [2 * epochs[0] - left, *middles, 2 * epochs[-1] - right]
     figure = new_figure(8.4, 1.4 + 0.22 * len(rows))
     axes = figure.add_subplot()
     axes.set_facecolor("0.85")  # where nothing is known
@@ -367,10 +369,8 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
     count = bool(target) + len(splits)
     if not count:
         return None
-    ends = pd.Series(
-        {task: min(line.iloc[-1] for line in lines.values()) for task, lines in tasks.items()}, dtype=float
-    )
-    worst = set(ends.nsmallest(_MOST_TASKS).index)
+    ends = {task: min(line.iloc[-1] for line in lines.values()) for task, lines in tasks.items()}
+    worst = sorted(tasks, key=ends.__getitem__)[:_MOST_TASKS]
     drawn = [task for task in tasks if task in worst]
     for_names = 0.7 + 0.07 * max(map(len, map(shown, drawn))) if drawn else 0.0
     figure = new_figure(4.4 * count + for_names, 3.9)
@@ -548,13 +548,14 @@ def plot_groups(
     """
     if not groups:
         return None
-    table = pd.DataFrame(groups[:_MOST_BARS])
-    names = [shown(name) for name in table["name"]]
+    drawn = groups[:_MOST_BARS]
+    names = [shown(group["name"]) for group in drawn]
+    accuracies, weights = (np.array([group[key] for group in drawn], dtype=float) for key in ("accuracy", "weight"))
     number, upright = len(names), sum(map(len, names)) > 70
     figure = new_figure(max(6.0, 1.6 + 0.24 * number), 4.6 + 0.075 * max(map(len, names)) * upright)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-    multiples = table["weight"] * len(groups)
-    for axes, heights, color in ((above, 100 * table["accuracy"], BLUE), (below, multiples, GREEN)):
+    multiples = weights * len(groups)
+    for axes, heights, color in ((above, 100 * accuracies, BLUE), (below, multiples, GREEN)):
         axes.bar(range(number), heights, width=0.8 if number > 3 else 0.5, color=color, label="_unlisted")
         quiet_frame(axes)
         axes.grid(visible=False, axis="x")
@@ -583,14 +584,14 @@ def plot_importances(records: Sequence[Mapping[str, Any]], path: str | Path, *, 
     """
     if not records:
         return None
-    table = pd.DataFrame(records[:_MOST_IMPORTANCES])
-    number = len(table)
+    drawn = records[:_MOST_IMPORTANCES]
+    number = len(drawn)
     figure = new_figure(6.4, 1.4 + 0.26 * number)
     axes = figure.subplots()
     bars: dict[str, Any] = {"color": BLUE, "ecolor": "0.35", "height": 0.7, "capsize": 2}
-    axes.barh(range(number), table["change"], xerr=table["std"], **bars)
+    axes.barh(range(number), [r["change"] for r in drawn], xerr=[r["std"] for r in drawn], **bars)
     axes.axvline(0, color="0.35", linewidth=1.1)
-    axes.set_yticks(range(number), [shown(name) for name in table["column"]], fontsize=9)
+    axes.set_yticks(range(number), [shown(record["column"]) for record in drawn], fontsize=9)
     axes.set_ylim(number - 0.4, -0.6)
     axes.set(xlabel=label, title=f"{title}{_some_of(number, len(records), ': the first')}")
     quiet_frame(axes)

@@ -25,6 +25,7 @@ from fcco_lightning.evaluation.pictures import (
     plot_front,
     plot_group_curves,
     plot_groups,
+    plot_importances,
     plot_multipliers,
     plot_objective_and_violation,
     plot_ranking,
@@ -237,6 +238,19 @@ def makers(values, names):
         "groups' ROC": partial(plot_roc_by_group, {names[0]: (column, labels, groups)}, names=(names[0], names[0])),
     }  # fmt: skip
     return pictures, table_makers(report), report
+
+
+def test_no_name_keeps_a_picture_from_being_drawn(tmp_path):
+    """Text that no encoding knows, as a damaged file may hold it."""
+    pictures, _, _ = makers([0.25, 0.5] * 4, names := ["a\ud800$"])
+    history, groups = histories([0.25, 0.5], [f"{names[0]}{i}" for i in range(15)]), {"name": names[0], "size": 1}
+    drawn = {name: pictures[name] for name in ("constraints", "multipliers", "continual", "comparison", "front")}
+    drawn["many multipliers"] = partial(plot_multipliers, history)
+    drawn["groups"] = partial(plot_groups, [{**groups, "accuracy": 0.5, "weight": 1.0}], average=0.5)
+    columns = [{"column": names[0], "change": 0.1, "std": 0.01}]
+    drawn["importances"] = partial(plot_importances, columns, label="fall", title="Importance")
+    for name, picture in drawn.items():
+        assert picture(tmp_path / f"{name}.png") is not None, name
 
 
 @pytest.mark.filterwarnings("ignore")  # what is left out here is what the test is about
