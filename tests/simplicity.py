@@ -15,7 +15,7 @@ import torch
 import fcco_lightning
 from fcco_lightning import AUC, SONEX, Engine, HingePenalty, ROCFairness, TabularMLP
 from fcco_lightning.data import UniformBatches
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 
 ROOT = Path(fcco_lightning.__file__).parent
 FOLDERS = {

@@ -66,7 +66,7 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.data import UniformBatches
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 
 KINDS = {"y": 2, "group": 2, "cell": 200, "four": 4}  # of samples, by column
 SOX_PARTS = (lambda: SOX(0.8), SquaredHingePenalty(100.0))

@@ -34,7 +34,7 @@ KINDS = {
     "optimizers": Kind("model.optimizer, beside those of torch", ("estimators",), ("Optimizer", "SGD", "Adam")),
     "networks": Kind("model.network", ("models",), ("Module",)),
     "data": Kind("data", ("data/datamodules",), ("LightningDataModule",)),
-    "batches": Kind("data.batches", ("data/sampling",), ("Sampling",)),
+    "batches": Kind("data.batches", ("data",), ("Sampling",)),
     "evaluations": Kind("model.evaluation; the objective chooses one by default", ("evaluation",), ("Evaluation",)),
 }
 SECTIONS = {

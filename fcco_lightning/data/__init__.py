@@ -7,16 +7,15 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "batches": "BagSampling BalancedSampling BatchPlan CellSampling Drawn EventSampling GroupSampling LabelSampling "
+    "QuerySampling RepeatedSampling Sampling TwoDraws UniformBatches UniformSampling",
     "encoding": "Encoding",
     "grouping": "GroupBy Groups",
     "images": "ImageNoise ImageTransform",
     "indexed": "IndexedDataset",
     "loader": "ResumableLoader",
     "pairs": "PairTable read_pairs",
-    "plans": "BatchPlan Drawn RepeatedBatches RowsOf UniformBatches",
     "roles": "Columns",
-    "sampling": "BagSampling BalancedSampling CellSampling EventSampling GroupSampling LabelSampling QuerySampling "
-    "RepeatedSampling Sampling TwoDraws UniformSampling",
     "splits": "Splits",
     "synthetic": "BlockDistributions DigitBags Garnet GaussianGroups GradedLists LatentChoice ManyClasses "
     "ProportionalHazards",
@@ -51,10 +50,8 @@ __all__ = [
     "PairTable",
     "ProportionalHazards",
     "QuerySampling",
-    "RepeatedBatches",
     "RepeatedSampling",
     "ResumableLoader",
-    "RowsOf",
     "Sampling",
     "Splits",
     "TensorTable",

@@ -15,8 +15,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from fcco_lightning.data.batches import Drawn, UniformBatches
 from fcco_lightning.data.loader import RankBatches
-from fcco_lightning.data.plans import Drawn, ShuffledBatches
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import TARGET
 
@@ -81,7 +81,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             drop_last: whether an epoch's last batch is left out if it is short.
         """
         size = batch_size if drop_last else min(batch_size, len(self))  # torch gives one short batch
-        return {TARGET: Drawn(self.columns, ShuffledBatches(len(self), size, drop_last=drop_last))}
+        return {TARGET: Drawn(self.columns, UniformBatches(len(self), size, drop_last=drop_last, certain=False))}
 
 
 def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from fcco_lightning.data.plans.base import BatchPlan
+from fcco_lightning.data.batches import BatchPlan
 from fcco_lightning.data.table import collate
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state.checkpoint_schema import LoaderPlace, require
@@ -71,7 +71,7 @@ class ResumableLoader(DataLoader[Any]):
         **options: further arguments of ``DataLoader``.
 
     Example:
-        >>> from fcco_lightning.data.plans import UniformBatches
+        >>> from fcco_lightning.data.batches import UniformBatches
         >>> from fcco_lightning.data.table import TensorTable
         >>> table = TensorTable({"y": torch.zeros(6)})
         >>> loader = ResumableLoader(table, UniformBatches(6, batch_size=2))

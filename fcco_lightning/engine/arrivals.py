@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fcco_lightning.data.plans import ShuffledBatches
 from fcco_lightning.engine.probability import Drawn
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.errors import DataError
@@ -164,7 +163,7 @@ class Arrivals:
         """
         if getattr(plan, "distinct", False):
             return 0
-        return self._processes.size - 1 if isinstance(plan, ShuffledBatches) else None
+        return None if getattr(plan, "certain", True) else self._processes.size - 1
 
     def _compare_strata(self, name: str, index: Tensor, drawn: Drawn) -> None:
         plan, strata = drawn.plan, getattr(drawn.plan, "strata", None)

@@ -8,20 +8,46 @@ from torch import Tensor
 Columns: TypeAlias = Mapping[str, Tensor]
 """The samples of one part of a batch, as columns with one first dimension B.
 
-``index`` (B,) int64 is the position of a sample in the training split, ``x`` the input of the network.  What else there
-is depends on the data: ``y`` (B,) int64 labels (or float targets), ``group`` (B,) int64, ``task`` (B,) int64, ``text``
-(B, L) int64, ``query`` (B,) int64, ``bag`` (B,) int64, ``time`` (B,) float32, ``event`` (B,) int64.  ``weight`` (B,)
-float32, of mean 1 in expectation, is there where samples are not drawn uniformly: with it the weighted mean over the
-batch estimates the mean over the data without bias.  ``stratum`` and ``stratum_size`` (B,) int64 are there where pairs
-of samples are not equally likely: a sample's stratum, whose members are drawn alike, and their number; beside them
-``strata`` (B,) int64, the number of strata, where a batch holds some that are drawn uniformly; and ``replaced`` (B,)
-int64 where members are drawn with replacement, how often the batch holds each draw.  ``weight_in_halves`` (B, 2)
-float32 is there where a half of a batch does not hold half of every stratum, as of an odd number of positives: what the
-weight is to be multiplied by in the first and in the second half.  ``known_stratum`` (B,) int64 is there where
-constraints weigh strata by their shares of the training split: the stratum of a sample.  ``sample_weight`` (B,)
-float32, of mean 1 over the split, is there where samples count differently in the data themselves; ``weight`` then has
-it as a factor, in evaluation batches as the only one.  ``here`` (B,) bool, on the CPU, is there where several processes
-share a batch: it marks the samples of this one.
+Every batch has ``index``; what else there is depends on the data, on how they are drawn, and on the constraints.
+
+====================  ============  ========  =====================================================================
+name                  shape         type      what it says of a sample, and who writes it
+====================  ============  ========  =====================================================================
+``index``             (B,)          int64     its position in the training split (the table)
+``x``                 (B, ...)      float32,  the input of the network (the table; of a wide one its encoder, batch
+                                    int64     by batch); int64 for tokens
+``x2``                (B, ...)      float32   a second view of an image (the table of images)
+``text``              (B, L)        int64     the tokens of its caption (the table of pairs)
+``y``                 (B,), (B, T)  int64,    its label, or T of them; float32 where it is a number (the data module,
+                                    float32   as ``columns.label`` says)
+``group``             (B,)          int64     its group, -1 for none (the data module, as ``columns.sensitive`` or
+                                              ``groups.by`` says)
+``task``              (B,)          int64     which of T labels ``y`` is (the table of labels), or its protected task
+                                              (the data module of pairs)
+``query``, ``bag``    (B,)          int64     what it belongs to (the data module, as ``columns.extra`` says)
+``time``              (B,)          float32   its survival time (likewise)
+``event``             (B,)          int64     1 for an event, 0 if it is censored (likewise)
+``sample_weight``     (B,)          float32   how much it counts in the data, of mean 1 over the split (the data
+                                              module, as ``columns.weight`` says)
+``weight``            (B,)          float32   with what a mean over the batch estimates the mean over the data without
+                                              bias, of mean 1 in expectation (the plan, where samples are not drawn
+                                              uniformly; ``sample_weight`` is a factor of it, in evaluation the only
+                                              one)
+``stratum``           (B,)          int64     its stratum, whose members are drawn alike (the plan, where pairs of
+                                              samples are not equally likely)
+``stratum_size``      (B,)          int64     how many members that has (likewise)
+``strata``            (B,)          int64     how many strata there are (the plan, where a batch holds some of them,
+                                              drawn uniformly)
+``replaced``          (B,)          int64     how often the batch holds each draw (the plan, where members are drawn
+                                              with replacement)
+``weight_in_halves``  (B, 2)        float32   what ``weight`` is to be multiplied by in the first and in the second
+                                              half of a batch (the plan, where a half does not hold half of every
+                                              stratum, as of an odd number of positives)
+``known_stratum``     (B,)          int64     its stratum (the engine, where constraints weigh strata by their shares
+                                              of the training split)
+``here``              (B,)          bool      whether this process has it (the engine, on the CPU, where several
+                                              processes share a batch)
+====================  ============  ========  =====================================================================
 """
 
 Batch: TypeAlias = Mapping[str, Columns]

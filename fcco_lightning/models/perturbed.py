@@ -11,7 +11,7 @@ class GaussianPerturbation(nn.Module):
     r"""``network(x + std * z)`` with ``z ~ N(0, 1)`` in training, ``network(x)`` in evaluation.
 
     Every row of x has a perturbation of its own, so that the copies of a sample in a batch of
-    :class:`~fcco_lightning.RepeatedBatches` are independent draws.  A second forward pass of the same step (at the
+    :meth:`~fcco_lightning.BatchPlan.repeated` are independent draws.  A second forward pass of the same step (at the
     previous weights) draws the same perturbations.
 
     Args:

@@ -24,11 +24,11 @@ from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.checks import at_least, below_one, non_negative, positive
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Decisions, SidesOfGroups, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data.batches import CellSampling, UniformSampling
 from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples, of_no_group
 from fcco_lightning.data.features import PiecewiseFeatures
 from fcco_lightning.data.pieces import Pieces
 from fcco_lightning.data.roles import of_mean_one
-from fcco_lightning.data.sampling import CellSampling, UniformSampling
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP

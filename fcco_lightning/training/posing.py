@@ -20,9 +20,9 @@ from fcco_lightning.constraints import (
     require_compatible,
 )
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.data.fingerprint import contents_of_samples
 from fcco_lightning.data.indexed import IndexedDataset, drawn_by, require_own_index
-from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork

@@ -10,7 +10,7 @@ from fcco_lightning.ambiguity import AmbiguitySet
 from fcco_lightning.cli import run
 from fcco_lightning.cli.catalogue import KINDS, close_to, members
 from fcco_lightning.constraints import Constraint, Multipliers, Penalty
-from fcco_lightning.data.sampling import Sampling
+from fcco_lightning.data.batches import Sampling
 from fcco_lightning.evaluation import Evaluation
 from fcco_lightning.objectives import Objective, PairLoss, Quantity
 from tests.contracts.completeness import concrete_classes

@@ -18,7 +18,7 @@ from fcco_lightning.constraints import (
     measured,
 )
 from fcco_lightning.data import UniformBatches
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.objectives import LogisticPair, SigmoidPair
 
 

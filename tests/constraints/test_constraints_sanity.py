@@ -21,8 +21,8 @@ from fcco_lightning import (
     TensorDataModule,
 )
 from fcco_lightning.constraints import kept_together, require_compatible
+from fcco_lightning.data.batches import UniformSampling
 from fcco_lightning.data.roles import Columns
-from fcco_lightning.data.sampling import UniformSampling
 from fcco_lightning.reports import Report
 
 

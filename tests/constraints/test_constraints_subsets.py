@@ -15,10 +15,10 @@ from fcco_lightning.constraints import (
     Subset,
     TopShare,
 )
+from fcco_lightning.data.batches import UniformSampling
 from fcco_lightning.data.conditions import comparisons, described
 from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.data.roles import Columns
-from fcco_lightning.data.sampling import UniformSampling
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.objectives import LogisticLoss, SoftRate

@@ -36,7 +36,7 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.constraints import Constraint, Difference, Multipliers
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Multiplied, slopes

@@ -25,7 +25,7 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.algorithms import SOX
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 
 N = 600
 FEW = [

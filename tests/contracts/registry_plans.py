@@ -7,14 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from fcco_lightning.data.plans import (
-    BatchPlan,
-    RepeatedBatches,
-    RowsOf,
-    ShuffledBatches,
-    UniformBatches,
-    WeightedSamples,
-)
+from fcco_lightning.data.batches import BatchPlan, UniformBatches
 from tests.plans import BagBatches, BalancedBatches, EventBatches, GroupBatches, LabelBatches, QueryBatches
 
 Outcome = tuple[float, tuple[int, ...]]
@@ -118,8 +111,8 @@ PLANS = {
         equally_likely(combinations(range(5), 3)),
     ),
     "shuffled by another loader": PlanCase(
-        lambda seed: ShuffledBatches(43, 8, seed),
-        ShuffledBatches(6, 2),
+        lambda seed: UniformBatches(43, 8, seed, certain=False),
+        UniformBatches(6, 2, certain=False),
         equally_likely(combinations(range(6), 2)),
         exact=False,
     ),
@@ -172,18 +165,18 @@ PLANS = {
         both(*(equally_likely((i,) for i in rows) for c in CLASSES.values() for rows in c)),
     ),
     "weighted samples": PlanCase(
-        lambda seed: WeightedSamples(UniformBatches(43, 8, seed), torch.arange(43.0)),
-        WeightedSamples(UniformBatches(6, 2), torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 0.0])),
+        lambda seed: UniformBatches(43, 8, seed).of_weighted_samples(torch.arange(43.0)),
+        UniformBatches(6, 2).of_weighted_samples(torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 0.0])),
         equally_likely(combinations(range(6), 2)),
     ),
     "repeated": PlanCase(
-        lambda seed: RepeatedBatches(UniformBatches(43, 8, seed), 3),
-        RepeatedBatches(UniformBatches(6, 2), 2),
+        lambda seed: UniformBatches(43, 8, seed).repeated(3),
+        UniformBatches(6, 2).repeated(2),
         equally_likely((a, b, a, b) for a, b in combinations(range(6), 2)),
     ),
     "repeated, balanced": PlanCase(
-        lambda seed: RepeatedBatches(BalancedBatches(LABELS, 8, seed), 2),
-        RepeatedBatches(BalancedBatches(TINY_LABELS, 4), 2),
+        lambda seed: BalancedBatches(LABELS, 8, seed).repeated(2),
+        BalancedBatches(TINY_LABELS, 4).repeated(2),
         both(equally_likely([(1, 4, 1, 4)]), equally_likely((a, b, a, b) for a, b in combinations((0, 2, 3, 5), 2))),
     ),
     "events": PlanCase(
@@ -217,13 +210,13 @@ PLANS = {
         ),
     ),
     "rows of a table": PlanCase(
-        lambda seed: RowsOf(BalancedBatches(LABELS[:10], 5, seed, positive_fraction=0.4), ROWS, 40),
-        RowsOf(BalancedBatches(TINY_LABELS, 2), torch.tensor([7, 2, 4, 0, 1, 6]), 8),
+        lambda seed: BalancedBatches(LABELS[:10], 5, seed, positive_fraction=0.4).of_rows(ROWS, 40),
+        BalancedBatches(TINY_LABELS, 2).of_rows(torch.tensor([7, 2, 4, 0, 1, 6]), 8),
         both(equally_likely([(2,), (1,)]), equally_likely([(7,), (4,), (0,), (6,)])),
     ),
     "rows of a table, uniform": PlanCase(
-        lambda seed: RowsOf(UniformBatches(10, 4, seed), ROWS, 40),
-        RowsOf(UniformBatches(3, 2), torch.tensor([4, 1, 2])),
+        lambda seed: UniformBatches(10, 4, seed).of_rows(ROWS, 40),
+        UniformBatches(3, 2).of_rows(torch.tensor([4, 1, 2])),
         equally_likely(combinations((4, 1, 2), 2)),
     ),
 }

@@ -5,8 +5,8 @@ from itertools import chain, combinations, islice, product
 import pytest
 import torch
 
+from fcco_lightning.data.batches import BatchPlan, UniformBatches
 from fcco_lightning.data.loader import RankBatches, ResumableLoader
-from fcco_lightning.data.plans import BatchPlan, UniformBatches, WeightedSamples
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 from tests.contracts.completeness import concrete_classes
@@ -191,7 +191,7 @@ def test_what_is_said_of_batches_holds_for_all_arguments(kind):
 
 def mean_of_data(plan, values):
     """What is to be averaged: the values, or where samples have weights of their own these times the values."""
-    return values * plan.population() if isinstance(plan, WeightedSamples) else values
+    return values if plan.sample_weight is None else values * plan.population()
 
 
 @every_plan

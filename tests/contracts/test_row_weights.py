@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fcco_lightning import SGD, SOX, AveragePrecision, BalancedSampling, CVaRPartialAUC, Engine, PNormPush
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.objectives import ListObjective
 from tests.contracts.registry_objectives import CASES
 from tests.contracts.sampled import WAYS, Bench, N, Plan, as_drawn, as_lists, few_of_a_class

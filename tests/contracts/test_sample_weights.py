@@ -8,8 +8,7 @@ from sklearn import metrics as sk
 from fcco_lightning import TensorDataModule, UniformSampling
 from fcco_lightning.constraints import DecisionRule
 from fcco_lightning.constraints.calibration import calibrated
-from fcco_lightning.data.plans import RepeatedBatches, StratifiedBatches, UniformBatches, WeightedSamples
-from fcco_lightning.data.plans.stratified import all_of_them
+from fcco_lightning.data.batches import BatchPlan, UniformBatches, all_of_them
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import (
     BinaryEvaluation,
@@ -124,7 +123,7 @@ def test_the_mean_gradient_of_a_penalty_is_that_where_samples_repeat(name, way):
 def strata_plan():
     """Batches of two of four and of three of five samples."""
     strata = torch.tensor([0, 0, 1, 1, 0, 1, 1, 0, 1])
-    return StratifiedBatches(
+    return BatchPlan(
         strata,
         torch.tensor([[1, 0]]),
         torch.tensor([2, 3]),
@@ -138,13 +137,13 @@ def strata_plan():
 @pytest.mark.parametrize("plan", [UniformBatches(N, 4, num_batches=2000), strata_plan()], ids=["uniform", "strata"])
 def test_means_over_batches_are_weighted_means_over_the_data(plan):
     values, own = torch.arange(1.0, 1 + N) ** 2, torch.tensor(TIMES, dtype=torch.float64)
-    weighted = WeightedSamples(plan, own)
+    weighted = plan.of_weighted_samples(own)
     columns = weighted.columns()
     assert {"weight", "stratum", "stratum_size"} <= columns.keys()
     mean = torch.stack([(columns["weight"] * values)[batch].mean() for batch in weighted.batches(0)]).mean().item()
     assert mean == pytest.approx(((own * values).sum() / own.sum()).item(), rel=0.02)
     torch.testing.assert_close(weighted.population(), own / own.mean(), rtol=1e-9, atol=0)
-    assert RepeatedBatches(weighted, 2).weights().equal(weighted.weights())
+    assert weighted.repeated(2).weights().equal(weighted.weights())
 
 
 def test_batches_that_stand_for_another_population_weigh_its_samples():
@@ -152,7 +151,7 @@ def test_batches_that_stand_for_another_population_weigh_its_samples():
     plan._weights = "never"
     drawn, own = plan.population(), torch.tensor(TIMES, dtype=torch.float64)
     expected = drawn * own / (drawn * own).mean()
-    torch.testing.assert_close(WeightedSamples(plan, own).population(), expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(plan.of_weighted_samples(own).population(), expected, rtol=1e-9, atol=0)
 
 
 def scored(seed, ties):

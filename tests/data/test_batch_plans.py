@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fcco_lightning.data.plans import UniformBatches
+from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 from tests.plans import BalancedBatches
 
@@ -83,3 +83,19 @@ def test_rejects():
     with pytest.raises(ConfigError, match="num_batches"):
         UniformBatches(10, 2, num_batches=0)
     assert UniformBatches(10, 10).num_batches == 1
+
+
+def test_plans_of_a_plan_commute():
+    """Copies, rows of a larger table, weights of samples and a second draw say the same in any order."""
+    rows, own = torch.arange(0, 200, 2), torch.rand(200, generator=torch.Generator().manual_seed(0))
+    plan = BalancedBatches(LABELS, 8, positive_fraction=0.375)
+    one = plan.repeated(3).of_rows(rows, 200).of_weighted_samples(own).second_draw()
+    other = plan.second_draw().of_rows(rows, 200).of_weighted_samples(own).repeated(3)
+    assert torch.equal(epoch_of(one, 2), epoch_of(other, 2))
+    assert one.columns().keys() == other.columns().keys() >= {"weight", "stratum", "stratum_size"}
+    assert all(torch.equal(column, other.columns()[name]) for name, column in one.columns().items())
+    counts = torch.tensor([30, 4, 90])  # of negatives, of positives, and of rows that are never drawn
+    assert one.absence(counts) == other.absence(counts) == plan.absence(counts[:2])
+    assert one.most(counts) == 3 * plan.most(counts[:2]) == 24
+    with pytest.raises(DataError, match="Call it first"):
+        one.of_rows(torch.arange(200))

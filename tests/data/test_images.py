@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import ColorJitter, Compose, RandomHorizontalFlip, ToTensor
 
+from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
 from fcco_lightning.data.loader import ResumableLoader
-from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 from tests.combinations import every_nth
 from tests.images import as_bytes

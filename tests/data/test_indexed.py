@@ -25,8 +25,8 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.data import ResumableLoader
+from fcco_lightning.data.batches import Drawn, UniformBatches
 from fcco_lightning.data.indexed import drawn_by
-from fcco_lightning.data.plans import Drawn, ShuffledBatches
 from fcco_lightning.engine import as_batch
 from fcco_lightning.errors import DataError
 from tests.contracts.test_datamodules import quiet
@@ -89,7 +89,7 @@ def test_labels_are_found_and_shuffled_batches_are_known():
     assert drawn_by(DataLoader(data, batch_size=5, sampler=of_process), 2)["target"].plan.batch_size == 10
     assert drawn_by(DataLoader(IndexedDataset([(0, 0)]), shuffle=True), 1) is None  # of unknown labels
     assert drawn_by(DataLoader(SimpleNamespace(__len__=lambda: 1)), 1) is None
-    plan = ShuffledBatches(12, 5)
+    plan = UniformBatches(12, 5, certain=False)
     assert drawn_by(ResumableLoader(data, plan), 1)["target"] == Drawn(data.columns, plan)
     weighted = BalancedSampling(6, 0.5).plan(data.columns)  # no column of the samples says their weights
     assert drawn_by(ResumableLoader(data, weighted), 1) is None

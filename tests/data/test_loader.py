@@ -5,8 +5,8 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
+from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
-from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.data.table import TensorTable, collate
 from fcco_lightning.errors import CheckpointError
 from tests.combinations import every_pair

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torchvision.transforms.functional import to_tensor
 
+from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.data.images import FilesIn
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.data.pairs import PairTable, read_pairs
-from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.clip_config import ByteTokenizer
 from tests.images import as_bytes, shard

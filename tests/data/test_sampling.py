@@ -27,9 +27,8 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.algorithms.two_draws import _dual_part
+from fcco_lightning.data.batches import Drawn, with_num_batches
 from fcco_lightning.data.datamodules.base import INPUTS
-from fcco_lightning.data.plans import Drawn
-from fcco_lightning.data.sampling import with_num_batches
 from fcco_lightning.engine import Outputs
 from tests.contracts.test_datamodules import placed
 

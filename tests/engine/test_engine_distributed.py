@@ -24,8 +24,8 @@ from fcco_lightning import (
     ROCFairness,
     SoftRate,
 )
+from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.data.loader import RankBatches
-from fcco_lightning.data.plans import UniformBatches
 from fcco_lightning.objectives import RowDomain
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.state.processes import Processes

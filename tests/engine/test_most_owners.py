@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fcco_lightning import AUC, SGD, SOX, AveragePrecision, Engine, PNormPush, TabularMLP
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.objectives import pair_sums
 from tests.plans import BalancedBatches
 

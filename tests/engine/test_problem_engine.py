@@ -24,7 +24,7 @@ from fcco_lightning import (
     Objective,
 )
 from fcco_lightning.data import UniformBatches
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.engine import InnerFunctions, named_samples
 from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import NonFiniteError, StateIndexError

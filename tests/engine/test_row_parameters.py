@@ -24,7 +24,7 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.algorithms import ICPPAC
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.errors import DataError, StateIndexError
 
 RATE, SAMPLES = 1e-3, 40

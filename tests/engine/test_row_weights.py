@@ -10,7 +10,6 @@ from torch import nn
 
 from fcco_lightning import ALEXR2, SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
 from fcco_lightning.algorithms.two_draws import _halves
-from fcco_lightning.data import RepeatedBatches
 from fcco_lightning.engine import Outputs
 from fcco_lightning.engine.probability import Inclusion, can_know, partner_presence, presence, warn_of_rare_rows
 from fcco_lightning.engine.terms import Term
@@ -384,7 +383,7 @@ def evaluated(index, batch):
 def test_halves_of_batches_drawn_with_replacement_weigh_every_row_alike(times):
     """On average over all batches; each half of a repeated batch holds all draws, half as often."""
     plan = GroupBatches(torch.tensor([0, 0, 1, 1, 1]), 2, 2, replacement=True, prevalence="data")
-    columns = (plan if times == 1 else RepeatedBatches(plan, times)).columns()
+    columns = (plan if times == 1 else plan.repeated(times)).columns()
     weights, draws = of_samples(rows=5), list(product((0, 1), (2, 3, 4), (0, 1), (2, 3, 4)))
     found = torch.zeros(2, 5, dtype=torch.float64)
     for draw in draws:

@@ -19,7 +19,7 @@ from fcco_lightning import (
     SquaredHingePair,
     UniformSampling,
 )
-from fcco_lightning.data.plans import Drawn
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.errors import ConfigError, DataError
 
 POWER = 3.0

@@ -25,7 +25,7 @@ from fcco_lightning import (
     ROCFairness,
     SoftRate,
 )
-from fcco_lightning.data.plans import Drawn, UniformBatches
+from fcco_lightning.data.batches import Drawn, UniformBatches
 
 from . import algorithms as single
 from . import primal_dual as dual

@@ -28,7 +28,7 @@ from fcco_lightning import (
     RecallAtK,
 )
 from fcco_lightning.algorithms import Algorithm
-from fcco_lightning.data.plans import BatchPlan, Drawn, RepeatedBatches, UniformBatches
+from fcco_lightning.data.batches import BatchPlan, Drawn, UniformBatches
 from tests.plans import BalancedBatches, EventBatches, GroupBatches, LabelBatches, QueryBatches
 
 from . import second_xrisks as second
@@ -108,7 +108,7 @@ def classes_redrawn(t: Table) -> Way:
 def copies(t: Table) -> Way:
     way = uniform(t)
     design = second.one_stratum(t.n, int(way.design.drawn[0]), copies=2)
-    return Way(RepeatedBatches(way.plan, 2), design)
+    return Way(way.plan.repeated(2), design)
 
 
 def queries(t: Table) -> Way:

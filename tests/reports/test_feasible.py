@@ -20,7 +20,7 @@ from fcco_lightning import (
     SoftRate,
     TensorDataModule,
 )
-from fcco_lightning.data.sampling import UniformSampling
+from fcco_lightning.data.batches import UniformSampling
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.reports import BestFeasible, Report
 from fcco_lightning.reports.feasible import _planned_validations

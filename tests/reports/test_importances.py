@@ -12,9 +12,9 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 
 from fcco_lightning import AUC, ConstrainedClassifier, FCCOModule, Report, TabularDataModule, TensorDataModule
 from fcco_lightning.cli import run
+from fcco_lightning.data.batches import UniformSampling
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.roles import Columns
-from fcco_lightning.data.sampling import UniformSampling
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.texts import TextEncoder
 from fcco_lightning.errors import ConfigError

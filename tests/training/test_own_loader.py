@@ -24,7 +24,7 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.data import TensorTable
-from fcco_lightning.data.plans import UniformBatches
+from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.data.table import collate
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.training import module as training_module

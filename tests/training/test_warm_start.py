@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from fcco_lightning import AdaptivePenalty, FCCOModule, MeanAtMost, NuPI, SoftRate, TensorDataModule
-from fcco_lightning.data.sampling import UniformSampling
+from fcco_lightning.data.batches import UniformSampling
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.training import WarmStart
 from tests.conftest import QUIET

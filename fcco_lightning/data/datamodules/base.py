@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import at_least
+from fcco_lightning.data.batches import BatchPlan, Drawn, Sampling, TwoDraws, UniformSampling
 from fcco_lightning.data.columns import (
     condition_on,
     listed,
@@ -30,9 +31,7 @@ from fcco_lightning.data.conditions import Condition, Value, Where, comparisons,
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.images import ImageTable
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
-from fcco_lightning.data.plans import BatchPlan, Drawn, WeightedSamples
 from fcco_lightning.data.roles import MOST_GROUPS, of_mean_one, of_no_group
-from fcco_lightning.data.sampling import Sampling, TwoDraws, UniformSampling
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, dual_of
@@ -352,7 +351,7 @@ class SplitDataModule(LightningDataModule):
         """Return the part with its plan, and the second draw beside it if there is one."""
         sample_weight = self._drawn_table(name).columns.get(SAMPLE_WEIGHT)
         if sample_weight is not None:
-            plan = WeightedSamples(plan, sample_weight)
+            plan = plan.of_weighted_samples(sample_weight)
         second = {dual_of(part): (name, plan.second_draw())}
         return {part: (name, plan)} | (second if isinstance(sampling, TwoDraws) else {})
 

@@ -9,6 +9,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
+from fcco_lightning.data.batches import (
+    BatchPlan,
+    GroupSampling,
+    Sampling,
+    TwoDraws,
+    UniformBatches,
+    UniformSampling,
+    with_num_batches,
+)
 from fcco_lightning.data.columns import listed, listed_in_order, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
@@ -16,8 +25,6 @@ from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledI
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
 from fcco_lightning.data.pairs import PairTable
-from fcco_lightning.data.plans import BatchPlan, RowsOf, UniformBatches
-from fcco_lightning.data.sampling import GroupSampling, Sampling, TwoDraws, UniformSampling, with_num_batches
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
@@ -389,7 +396,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self._check_sizes(torch.bincount(tasks), world_size)
         drawn = {"group": tasks, "y": columns["y"][rows], "index": torch.arange(len(rows))}
         plan = with_num_batches(self.task_batches, num_batches).plan(drawn, self.seed, world_size)
-        return RowsOf(plan, rows, len(columns["task"]))
+        return plan.of_rows(rows, len(columns["task"]))
 
     def _check_sizes(self, counts: Tensor, world_size: int) -> None:
         wanted, smallest = self._grouped(), int(counts.argmin())

@@ -6,13 +6,13 @@ import pandas as pd
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from torch.utils.data import Subset
 
+from fcco_lightning.data.batches import GroupSampling, RepeatedSampling, Sampling
 from fcco_lightning.data.datamodules.grouped_samples import GroupedSamplesDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages
 from fcco_lightning.data.fingerprint import contents_of_images
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.images import FilesIn, ImageNoise, ImageTable, ImageTransform
 from fcco_lightning.data.roles import Columns, LabelledFrame
-from fcco_lightning.data.sampling import GroupSampling, RepeatedSampling, Sampling
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 

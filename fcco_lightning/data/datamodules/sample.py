@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fcco_lightning.data.batches import CellSampling, UniformSampling
 from fcco_lightning.data.columns import listed, text_of
 from fcco_lightning.data.conditions import Condition, Where, values_of
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.grouping import Grouping, Groups
-from fcco_lightning.data.sampling import CellSampling, UniformSampling
 from fcco_lightning.errors import DataError
 
 _TAKEN = ("x", "y", "index", "weight")

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from fcco_lightning.checks import at_least
+from fcco_lightning.data.batches import Sampling, UniformSampling
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.encoding import Encoding
-from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.synthetic import GaussianGroups, TableDistribution, TensorDistribution
 from fcco_lightning.errors import ConfigError

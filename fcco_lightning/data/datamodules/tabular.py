@@ -6,13 +6,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from fcco_lightning.data.batches import Sampling, UniformSampling
 from fcco_lightning.data.columns import as_texts, holds_texts, is_number, require_columns
 from fcco_lightning.data.datamodules.labels import LabelledDataModule
 from fcco_lightning.data.encoding import Encoding, TabularEncoder, unread
 from fcco_lightning.data.fingerprint import contents_of
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
-from fcco_lightning.data.sampling import Sampling, UniformSampling
 from fcco_lightning.data.schema import described as described_columns
 from fcco_lightning.data.schema import numbering, require_seen, settle_types
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features

@@ -5,10 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fcco_lightning.data.batches import BatchPlan, Sampling, UniformSampling, with_num_batches
 from fcco_lightning.data.datamodules.base import INPUTS, SplitDataModule
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
-from fcco_lightning.data.plans import BatchPlan
-from fcco_lightning.data.sampling import Sampling, UniformSampling, with_num_batches
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 

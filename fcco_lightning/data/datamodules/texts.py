@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from fcco_lightning.data.batches import GroupSampling, Sampling
 from fcco_lightning.data.datamodules.grouped_samples import GroupedSamplesDataModule
 from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledTexts
 from fcco_lightning.data.fingerprint import contents_of, digest_of
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, LabelledFrame
-from fcco_lightning.data.sampling import GroupSampling, Sampling
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.data.texts import TextTable, TextTokens, tokens_of
 
