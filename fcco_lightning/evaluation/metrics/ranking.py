@@ -2,8 +2,9 @@
 
 Every function depends only on the order of the scores: a strictly increasing map of them changes no value, so the
 scores may be raw outputs of any size.  Scores are compared in float64, so that rounding makes no two different scores
-equal, and neither the order of the samples nor the device (CPU or CUDA) changes a value.  Figures are float64 too.
-(torchmetrics applies a sigmoid in float32 to scores outside [0, 1], which makes large scores equal.)
+equal, and neither the order of the samples nor the device (CPU or CUDA) changes a value.  Figures are float64 too, on
+the CPU.  Curves and their areas are those of scikit-learn, which counts ties and weights so.  (torchmetrics applies a
+sigmoid in float32 to scores outside [0, 1], which makes large scores equal.)
 
 Shapes: ``n`` samples, ``m`` distinct scores, ``T`` thresholds.  A sample is predicted positive at a threshold t when
 its score is >= t.  TPR is the share of the positives (label 1) that are predicted positive, FPR is the share of the
@@ -16,7 +17,7 @@ labels.  Wrong ones are refused: with :class:`DataError` if the shapes differ, t
 not 0 or 1, or a class is missing; with :class:`NonFiniteError` if a score is NaN or infinite.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,8 +42,7 @@ def auc(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
         >>> auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 1, 0, 1])).item()
         0.875
     """
-    fpr, tpr = roc_curve(scores, labels, weight)
-    return torch.trapezoid(tpr, fpr)
+    return torch.tensor(_by_sklearn("roc_auc_score", scores, labels, weight), dtype=torch.float64)
 
 
 def roc_curve(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -58,8 +58,8 @@ def roc_curve(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> t
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
     """
-    found, wrong = _at_each_score(scores, labels, weight)
-    return wrong / wrong[-1], found / found[-1]
+    fpr, tpr, _ = _by_sklearn("roc_curve", scores, labels, weight, drop_intermediate=False)
+    return torch.from_numpy(fpr), torch.from_numpy(tpr)
 
 
 def precision_recall_curve(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -70,20 +70,8 @@ def precision_recall_curve(scores: Tensor, labels: Tensor, weight: Tensor | None
     Returns:
         ``(precision, recall)``, each of shape (m + 1,).  Recall rises from 0, where the precision counts as 1.
     """
-    found, wrong = _at_each_score(scores, labels, weight)
-    precision = (found / (found + wrong)).nan_to_num(1.0)  # also above the first sample that counts
-    precision[0] = 1
-    return precision, found / found[-1]
-
-
-def _at_each_score(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Numbers of positives and of negatives that score no less, from the highest score on, with a leading 0."""
-    scores, positive = _checked_pair(scores, labels)
-    level, count = torch.unique(scores, return_inverse=True)[1], _counted(weight, positive)
-    sums = torch.zeros(2, int(level.max()) + 1, dtype=torch.float64, device=scores.device)
-    sums.index_put_((positive.long(), level), count, accumulate=True)
-    wrong, found = torch.nn.functional.pad(sums.flip(1).cumsum(1), (1, 0))
-    return found, wrong
+    precision, recall, _ = _by_sklearn("precision_recall_curve", scores, labels, weight)
+    return torch.from_numpy(precision).flip(0), torch.from_numpy(recall).flip(0)
 
 
 def average_precision(scores: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -98,8 +86,7 @@ def average_precision(scores: Tensor, labels: Tensor, weight: Tensor | None = No
         >>> round(average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0, 0, 1, 1])).item(), 4)
         0.8333
     """
-    precision, recall = precision_recall_curve(scores, labels, weight)
-    return (precision[1:] * recall.diff()).sum()
+    return torch.tensor(_by_sklearn("average_precision_score", scores, labels, weight), dtype=torch.float64)
 
 
 def partial_auc(
@@ -268,6 +255,15 @@ def roc_gap(
         1.0
     """
     return group_rates(scores, labels, groups, num_thresholds, weight).gaps.max()
+
+
+def _by_sklearn(metric: str, scores: Tensor, labels: Tensor, weight: Tensor | None, **options: Any) -> Any:
+    """What a metric of scikit-learn gives for checked scores and labels."""
+    from sklearn import metrics  # noqa: PLC0415 - no command waits for it at its start
+
+    scores, positive = _checked_pair(scores, labels)
+    count = None if weight is None else _counted(weight, positive).cpu().numpy()
+    return getattr(metrics, metric)(positive.cpu().numpy(), scores.cpu().numpy(), sample_weight=count, **options)
 
 
 def same_rows(**columns: Tensor) -> None:
