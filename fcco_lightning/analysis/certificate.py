@@ -49,6 +49,11 @@ class Certificate(NamedTuple):
     penalty ``rho [h_i]_+`` is not on which side of it noise has left h_i: as in Def. 4.1 there, the slope may be taken
     at a value near h_i.
 
+    An example: ``F(w) = (w - 2)^2`` and ``h(w) = w - 1``.  At w = 1 the gradients are -2 and 1, and with nu = 2 all
+    residuals are 0: the point is optimal.  At w = 1.1 the gradient of F is -1.8 and h = .1.  The best multiplier
+    minimises ``(nu - 1.8)^2 + (.1 nu)^2``, it is 1.78; stationarity is .018, complementarity .178, the violation .1,
+    and eps .178.
+
     Attributes:
         stationarity: ``|grad F + sum_i nu_i grad h_i|``, in units of F per unit of a weight.
         gradient: ``|grad F|``, with which to compare it.
@@ -128,8 +133,8 @@ def certificate(
         value, own = _of_objective(functions.objective, wide, max_values)
         numbers, sides = _signed(functions.constraints, wide)
         values = torch.full_like(numbers, -torch.inf).scatter_reduce(0, sides.row, sides.excess, "amax")
-        pulled = [value, *_pulled(numbers, sides, values, multipliers)]
-        rows = _by_weights(functions, pulled, wide, batches, processes or Processes())
+        scalars = [value, *_lagrangian(numbers, sides, values, multipliers)]
+        rows = _gradients_by_weights(functions, scalars, wide, batches, processes or Processes())
     gradient, others = torch.cat([rows[0], own]), torch.nn.functional.pad(rows[1:], (0, len(own)))
     if not bool(gradient.isfinite().all() and others.isfinite().all()):
         raise NonFiniteError("a gradient on the split is not finite: the weights diverged, or the data holds NaN.")
@@ -305,33 +310,42 @@ def _whole(constraint: Constraint, samples: Samples) -> Tensor:
     return values
 
 
-def _pulled(numbers: Tensor, sides: _Sides, values: Tensor, multipliers: Sequence[float] | None) -> list[Tensor]:
-    """The scalars whose gradients are needed: every s_i, or if the multipliers are known the sum of what they push."""
+def _lagrangian(numbers: Tensor, sides: _Sides, values: Tensor, multipliers: Sequence[float] | None) -> list[Tensor]:
+    """The terms of the Lagrangian beside F, whose gradients by the weights are needed.
+
+    With known multipliers that is one scalar with the gradient of ``sum_i nu_i h_i``.  The h_i of two sides,
+    ``|s_i| - kappa``, has that of s_i with the sign of the side that is exceeded more, and none where both are exceeded
+    alike.  Without multipliers it is every s_i by itself, as the best nu_i are yet to be found.
+    """
     if multipliers is None or not len(numbers):
         return list(numbers)
-    given = torch.as_tensor(multipliers, dtype=torch.float64, device=numbers.device)
+    nu = torch.as_tensor(multipliers, dtype=torch.float64, device=numbers.device)
     largest = (sides.excess == values[sides.row]).to(sides.sign.dtype)  # the side that is exceeded more
     sign = torch.zeros_like(values).index_add(0, sides.row, largest * sides.sign).clamp(-1, 1)
-    return [(given * sign) @ numbers]
+    return [(nu * sign) @ numbers]
 
 
 # --------------------------------------------------------------------------------------------------------- by weights
 
 
-def _by_weights(
+def _gradients_by_weights(
     functions: InnerFunctions,
-    pulled: Sequence[Tensor],
+    scalars: Sequence[Tensor],
     samples: Samples,
     batches: Mapping[str, Iterable[Columns]],
     processes: Processes,
 ) -> Tensor:
-    """The gradients of scalars of the outputs by the network's weights, shape (numbers, d), on the CPU."""
+    """The gradients of scalars of the outputs by the network's weights, shape (scalars, d), on the CPU.
+
+    Where o_j are the outputs on sample j, the gradient of a scalar S is ``sum_j (dS / d o_j) (d o_j / dw)``: the first
+    factor is taken once for whole data sets, the second in the network's pass over the batches.
+    """
     weights = [p for p in functions.network.parameters() if p.requires_grad]
-    total = torch.zeros(len(pulled), sum(w.numel() for w in weights), dtype=torch.float64)
+    total = torch.zeros(len(scalars), sum(w.numel() for w in weights), dtype=torch.float64)
     with processes.together():
         for name, loader in batches.items() if weights else ():
             leaves, index = pytree.tree_leaves(samples.outputs[name]), samples.batch[name]["index"]
-            slopes = [gradients(number, leaves) for number in pulled]  # none of a part on which it does not depend
+            slopes = [gradients(number, leaves) for number in scalars]  # none of a part on which it does not depend
             depending, ordered = [k for k, slope in enumerate(slopes) if slope], index.argsort()
             for batch in loader if depending else ():
                 found = pytree.tree_leaves(outputs_of_columns(functions.network, batch))

@@ -26,9 +26,14 @@ FEASIBLE = "feasible.ckpt"
 class BestFeasible(Callback):
     """Ends a run with the weights of the best validation at which all constraints held on the validation split.
 
-    Of two validations the feasible one is better, of two feasible ones that with the better figure, and of two that are
-    not feasible that with the smaller worst violation.  Where constraints are vacuous (:meth:`Constraint.vacuous`), as
-    where nearly all samples are decided alike, the weights are not feasible, and any others are better.
+    A validation is feasible if all h_i <= 0 on the split, and no constraint is vacuous there
+    (:meth:`Constraint.vacuous`), as where nearly all samples are decided alike.  A feasible one is better than one that
+    is not.  Of two feasible ones that with the better figure is better, and of two others that with the smaller worst
+    violation; a vacuous one is behind all.
+
+    An example, with the AUC as the figure: epoch 0 ends with AUC .90 and max h = +.020, epoch 1 with .86 and -.010,
+    epoch 2 with .88 and -.004.  Epoch 0 is not feasible, and of the others epoch 2 ranks better: its weights are the
+    ones that are chosen.
 
     At the end of ``fit`` the network gets the weights of the best, which are also saved as ``feasible.ckpt`` (to
     evaluate; a run is continued from ``last.ckpt``), and :class:`Report` says in its last line which they are.  The
@@ -39,14 +44,18 @@ class BestFeasible(Callback):
     Where there is no validation split "val", or no constraint, nothing is chosen: on the training split the constraints
     hold by fitting, which is no evidence.  A split that chose the weights flatters them a little; the test split tells.
 
-    With ``margin: auto`` they are to hold on data that nobody has seen, all m together with the given confidence.  Then
-    a validation counts as feasible if no upper end of a confidence interval of h_i on the validation split exceeds 0,
-    each with the probability ``(1 - confidence) / (m E)`` above it, with E the number of validations that the run plans
-    (:func:`fcco_lightning.analysis.intervals`; Bonferroni over constraints and over the validations that are chosen
-    among).
-    So that training gets there, every constraint is enforced with a smaller kappa: smaller by what lies between h on
-    the training split (or, where that is not evaluated, on the validation split) and that end, for the row where the
-    end is largest.  What is reported of a constraint stays at the kappa that was asked for.
+    **On data that nobody has seen.**  With ``margin: auto`` all m constraints are to hold there together, with the
+    given confidence.  A validation then counts as feasible if no upper end of a confidence interval of h_i exceeds 0,
+    each with the probability ``(1 - confidence) / (m E)`` above it, where E is the number of validations that the run
+    plans (:func:`fcco_lightning.analysis.intervals`; Bonferroni over constraints and over the validations that are
+    chosen among).  So that training gets there, every constraint is enforced with a smaller kappa: smaller by what lies
+    between h on the training split (or, where that is not evaluated, on the validation split) and that end, for the row
+    where the end is largest.  What is reported of a constraint stays at the kappa that was asked for.
+
+    An example: one cap of kappa = .1 on a rate, E = 20 validations and a confidence of .95.  On 200 samples the rate is
+    .08, so h = -.02.  With the probability ``.05 / 20`` above it, the upper end of the rate's interval is .149, that of
+    h +.049: the epoch is not feasible.  If h is -.02 on the training split, too, the cap is enforced from now on with a
+    margin of ``.049 - (-.02) = .069``, that is at a rate of .031.
 
     Without the factor E a run whose weights lie at the boundary all along is called feasible too often: for E = 20 in
     64% of runs where the errors of the validations are independent, in 27% and 11% where those of neighbours are

@@ -1,9 +1,27 @@
-"""Counters of a checkpoint, put right: whenever it was written, training goes on behind the last batch trained.
+"""Where training stands, read from Lightning's counters and written so that it goes on behind the last batch trained.
 
-Lightning writes down its loops' counters as they stand in the hook that saves.  In an epoch's last batch the epoch is
-not yet closed; at ``max_steps`` an epoch that was cut short is closed as if it were whole.  Loading makes up for only
-some of it: epochs are counted twice, batches trained twice, validations left out.  Here the counters are reduced to a
-:class:`Position` and written again in the form that Lightning continues as it should.
+Lightning counts every epoch, batch and validation four times: when it is ready, started, processed and completed.  A
+checkpoint holds these counters as they stand in the hook that saves it.  One moment of training therefore looks
+different from different hooks, and Lightning, when it loads them, makes up for some of the differences only: epochs are
+counted twice, batches trained twice, validations left out.  So the counters are reduced to a :class:`Position`, and
+written again in the one form from which Lightning goes on as it should.
+
+An example: epochs 0, 1, 2, ... of 10 batches, each followed by a validation, and a checkpoint of epoch 2.
+
+====================================  =================  ================================  ============================
+saved                                 epochs processed,  batches of the epoch ready,       :class:`Position`
+                                      completed          processed, completed              (epoch, batches)
+====================================  =================  ================================  ============================
+in the hook after the fourth batch    2, 2               4, 4, 3                           (2, 4, validate)
+before the fifth, which is fetched    2, 2               5, 4, 4                           (2, 4)
+after the tenth, before validation    2, 2               10, 10, 9                         (2, 10, last, validate)
+after validation                      2, 2               10, 10, 10                        (2, 10, last)
+at the epoch's end, which has run     3, 2               10, 10, 10                        (3, 0)
+at ``max_steps``, after the fourth    3, 3               4, 4, 4                           (2, 4)
+====================================  =================  ================================  ============================
+
+In the first row the fourth batch was trained although it is not completed, in the second the fifth was not although it
+is ready: what counts is "processed".  In the last row Lightning has closed an epoch of which six batches are left.
 """
 
 from collections.abc import Callable
@@ -40,7 +58,7 @@ class Position:
 
 
 def read_position(counters: Counters, *, validated: bool | None = None, closed: bool = True) -> Position:
-    """What the counters of a fit loop mean, in whatever hook they were taken.
+    """What the counters of a fit loop mean, in whatever hook they were taken; the module has examples.
 
     Args:
         counters: ``checkpoint["loops"]["fit_loop"]``.
