@@ -134,7 +134,8 @@ class BatchPlan:
         unit, place = (units >= 0).nonzero(as_tuple=True)
         self._unit[units[unit, place]] = unit
         # The rows stratum by stratum: stratum s owns self._sorted[first : first + size].
-        self._sorted, self._sizes = torch.argsort(strata, stable=True), torch.bincount(strata)
+        self._sizes = torch.bincount(strata)
+        self._sorted = torch.argsort(strata, stable=True) if len(self._sizes) > 1 else torch.arange(len(strata))
         self._firsts = self._sizes.cumsum(0) - self._sizes
         self._even = spread_evenly(int(drawn[self._positive].min()), self._slots)  # where the positives of pairs go
 
@@ -662,9 +663,9 @@ def cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tenso
         take, left = left[:size], left[size:]
         while len(take) < size:
             fresh = rows[torch.randperm(len(rows), generator=generator)]
-            # Rows this batch already holds go to the end of the new pass: no repeats, and no row loses its turn.
-            seen = torch.isin(fresh, take)
-            fresh = torch.cat([fresh[~seen], fresh[seen]])
+            if len(take):  # rows that this batch already holds go to the end of the pass: none loses its turn
+                seen = torch.isin(fresh, take)
+                fresh = torch.cat([fresh[~seen], fresh[seen]])
             missing = size - len(take)
             take, left = torch.cat([take, fresh[:missing]]), fresh[missing:]
         yield take

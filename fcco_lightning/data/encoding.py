@@ -69,19 +69,23 @@ class NumericColumn:
         return [cls(*column) for column in zip(names, *facts, strict=True)]
 
     @staticmethod
-    def transform(columns: Sequence["NumericColumn"], values: FloatArray) -> Features:
-        """Return the standardised ``values`` (k, n) of k columns at once, shape (k, n, 1)."""
-        mean, std, median = np.array([(c.mean, c.std, c.median) for c in columns]).T[:, :, None]
-        values = np.where(np.isfinite(values), values, median)
-        return np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), 0.0).astype(np.float32)[..., None]
+    def filled(columns: Sequence["NumericColumn"], values: FloatArray) -> FloatArray:
+        """Return the ``values`` (k, n) of k columns at once, those that are not finite being the medians."""
+        return np.where(np.isfinite(values), values, np.array([column.median for column in columns])[:, None])
 
-    def beside(self, values: FloatArray) -> Features:
-        """Return the features of pieces and periods of ``values`` (n,), shape (n, pieces + 2 periods)."""
-        values = np.where(np.isfinite(values), values, self.median)
-        turns = 2 * np.pi * values[:, None] / np.array(self.periods)
-        waves = np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(values), -1)
-        below = [shares_below(values, np.array(self.ends))] if self.ends else []
-        return np.concatenate([*below, waves], axis=1, dtype=np.float32)
+    @staticmethod
+    def standardised(columns: Sequence["NumericColumn"], values: FloatArray) -> FloatArray:
+        """Return the standardised features of k columns at once, (k, n), of their :meth:`filled` ``values``."""
+        mean, std = np.array([(column.mean, column.std) for column in columns]).T[:, :, None]
+        return np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), 0.0)
+
+    def beside(self, values: FloatArray) -> list[FloatArray]:
+        """Return the features of pieces and of periods, of filled ``values`` (n,), shape (n, their number) each."""
+        found = [shares_below(values, np.array(self.ends))] if self.ends else []
+        if self.periods:
+            turns = 2 * np.pi * values[:, None] / np.array(self.periods)
+            found.append(np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(values), -1))
+        return found
 
 
 @dataclass(frozen=True)
@@ -339,25 +343,20 @@ class TabularEncoder:
         return torch.from_numpy(made)
 
     def _features(self, cells: Cells) -> Features:
-        found = self._found(cells)
-        return np.concatenate([found[column.name] for column in self.columns], axis=1)
-
-    def _found(self, cells: Cells) -> dict[str, Features]:
-        """Return column -> its features of all rows."""
+        found: dict[str, list[npt.NDArray[Any]]] = {}
         # Columns to be standardised all at once: a table may have 100,000 of them.
-        standardised = [column for column in self._of_numbers if isinstance(column, NumericColumn)]
-        found: dict[str, Features] = {}
-        if standardised:
-            found |= zip(
-                (c.name for c in standardised), NumericColumn.transform(standardised, cells.numbers), strict=True
-            )
-        for column, values in zip(self._of_numbers, cells.numbers, strict=True):
-            if isinstance(column, BinnedColumn):
-                found[column.name] = column.transform(values)
-            elif column.ends or column.periods:
-                found[column.name] = np.concatenate([found[column.name], column.beside(values)], axis=1)
-        words = zip(self._of_words, cells.places, strict=True)
-        return found | {column.name: column.transform(places) for column, places in words}
+        columns = [column for column in self._of_numbers if isinstance(column, NumericColumn)]
+        if columns:  # either none of the numbers is cut into bins, or all are
+            values = NumericColumn.filled(columns, cells.numbers)
+            standard = NumericColumn.standardised(columns, values)[:, :, None]
+            for column, row, feature in zip(columns, values, standard, strict=True):
+                found[column.name] = [feature, *column.beside(row)]
+        else:
+            binned = [column for column in self._of_numbers if isinstance(column, BinnedColumn)]
+            found |= {c.name: [c.transform(row)] for c, row in zip(binned, cells.numbers, strict=True)}
+        found |= {c.name: [c.transform(row)] for c, row in zip(self._of_words, cells.places, strict=True)}
+        parts = [part for column in self.columns for part in found[column.name]]
+        return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 
     @property
     def _of_numbers(self) -> list[NumericColumn | BinnedColumn]:

@@ -242,15 +242,29 @@ class SplitDataModule(LightningDataModule):
     def resolve_where(self, where: Where) -> Where:
         """Return a subset that a person described by names as one that batches can be asked for.
 
-        Columns that batches have are meant first; the names of classes (column ``y``) and groups (column ``group``)
-        become their numbers.  A condition on any other column of a table becomes a column of the batches that marks
-        the samples which meet it.
+        Each condition is on a column, which is looked for in two places:
+
+        1. *A column of the batches*, such as ``y``, ``group`` or one of ``columns.extra``.  Its condition stays, but
+           names of classes (``y``) and of groups (``group``) become their numbers.
+        2. *Any other column of the table* that was read, be it a feature or not.  Batches of every split get a new
+           column from here on, called as the condition reads, which is 1 where the condition holds and 0 elsewhere; and
+           the subset asks for 1 in it.  A second call with the same condition adds no other one.
 
         Args:
             where: column -> value, list of values, or comparison such as "<25".
 
         Raises:
             DataError: if there is no such column, or the training split has no such value.
+
+        Example:
+            >>> from fcco_lightning import Columns, Splits, TabularDataModule
+            >>> people = {"age": [20, 30, 40, 50] * 5, "y": ["no", "yes", "yes", "no"] * 5}
+            >>> data = TabularDataModule(people, columns=Columns("y"), splits=Splits(test_fraction=0.4))
+            >>> data.setup()
+            >>> data.resolve_where({"y": "yes", "age": "<35"})
+            {'y': 1, 'age<35': 1}
+            >>> data.tables["test"].columns["age<35"].sum()
+            tensor(3)
         """
         present = self._table("train").columns.keys() - self._added - INPUTS
         marked = [column for column in where if self._rows and column not in present]
@@ -260,8 +274,10 @@ class SplitDataModule(LightningDataModule):
     def groups_of(self, column: str) -> tuple[str, list[str]]:
         """Return the column of a batch that numbers the groups of ``column``, and the names of the groups 0, 1, ...
 
-        Classes (column ``y``) and groups (column ``group``) are meant first; the groups of any other column of a table
-        are its values.
+        ``y`` and ``group`` are columns of the batches already, whose names are those of classes and groups.  The groups
+        of any other column of the table are its values in the training split, sorted as text: of a column "job" of
+        cooks and smiths batches of every split get a new column "group by job", 0 for cooks, 1 for smiths, and -1 where
+        the cell is empty or no training sample has its value; returned is ``("group by job", ["cook", "smith"])``.
 
         Raises:
             DataError: if there is no such column, or it has one value or more than 50.
@@ -290,8 +306,10 @@ class SplitDataModule(LightningDataModule):
     def clusters_of(self, column: str) -> str:
         """Return the column of evaluation batches that numbers the clusters which samples belong to, such as "patient".
 
-        Columns that batches have are meant first.  The cells of any other column of a table, be it a feature or not,
-        are numbered, and the numbers come with the batches of every split as a column of their own.
+        A column that all batches have is returned as it is.  The distinct cells of any other column of the table, be it
+        a feature or not, are numbered over all splits together, in the order in which they occur: of a column "patient"
+        with "a", "b", "a" in training and "b", "c" in testing batches get a new column "cluster of patient" with 0, 1,
+        0 and 1, 2, whose name is returned.
 
         Raises:
             DataError: if there is no such column, or a cell of it is empty.
