@@ -13,6 +13,9 @@ LEARNING_RATE = 1e-3
 BATCH_SIZE = 512
 MULTIPLIER_RATE = 0.014
 """Of the multipliers: twice the usual one, since such a training is short and its steps fall to 0."""
+DECAY_SPREAD = 0.8
+"""Standard deviation of scores from which on their network's weights decay in full, where mistakes have costs: two
+temperatures of a smoothed decision.  Full decay leaves nothing of a weak signal."""
 _EPOCHS, _UPDATES = 12, 500  # at least so many of both
 _FEW = 16  # samples of a combination in a batch, below which batches are drawn by class and group
 

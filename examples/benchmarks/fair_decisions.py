@@ -7,6 +7,8 @@ predict`` on a table that nobody has seen.  Fairlearn is no dependency; without 
 
 Made tables have 7,000 rows, 5% positives (fewer in the smaller group), a smaller group of 5% to 40%, and 100,000 later
 rows, so that rates of later rows are known to .02 or .04.  The sensitive column is a feature in half of them ("in").
+Two weak tables have 3,000 rows, 10% positives, two groups of one size, and features that hardly tell the label (AUC of
+the best score about .6): a step ("weak, step") or a straight line ("weak, line") in an income that tells the group.
 FOLDER holds adult_train.csv, adult_test.csv, compas.csv, german.csv and crime.csv; those that it lacks are left out.
 Tables without a test split lose 30% of their rows, drawn anew for every seed.
 
@@ -51,6 +53,7 @@ FEW = 0.1  # of a class, decided as it is: below it nearly all are decided alike
 MADE = {
     f"made, {100 * share:g}%{kind}": (share, bool(kind)) for share in (0.05, 0.1, 0.2, 0.4) for kind in ("", ", in")
 }
+WEAK = ("weak, step", "weak, line")
 
 
 class Table(NamedTuple):
@@ -92,8 +95,22 @@ def made(n: int, small: float, seed: int, positives: float = 0.05) -> pd.DataFra
     return pd.DataFrame(columns | {"answer": np.where(score > np.quantile(score, 1 - positives), "yes", "no")})
 
 
+def weak(case: str, n: int, seed: int) -> pd.DataFrame:
+    """People whose answer depends on their income alone, and little."""
+    random = np.random.default_rng(seed)
+    m = random.random(n) < 0.5
+    income, age = random.normal(30 + 5 * m, 8), random.normal(40, 10, n)
+    line = 1 / (1 + np.exp(2.2 - 0.5 * (income - 32.5) / 8))
+    probability = 0.08 + 0.1 * (income > 38) if case == WEAK[0] else line
+    columns = {"age": age, "job": random.choice(list("abc"), n), "income": income, "sex": np.where(m, "m", "f")}
+    return pd.DataFrame(columns | {"answer": np.where(random.random(n) < probability, "yes", "no")})
+
+
 def table(case: str, folder: Path, seed: int) -> Table:
     """The table of a case as a seed makes or divides it."""
+    if case in WEAK:
+        whole = weak(case, 3_000 + LATER, 9_000 + 100 * WEAK.index(case) + seed)
+        return Table(whole[:3_000], whole[3_000:], "answer", "yes", "sex")
     if case in MADE:
         small, inside = MADE[case]
         whole = made(ROWS + LATER, small, 1000 + 100 * list(MADE).index(case) + seed)
@@ -287,13 +304,13 @@ def main() -> None:
     parser = arguments(__doc__, jobs=2)
     parser.set_defaults(seeds=3)
     parser.add_argument("--data", type=Path, default=Path(), help="folder of the real tables, by default this one")
-    parser.add_argument("--cases", nargs="+", choices=[*MADE, *SOURCES], help="by default all")
+    parser.add_argument("--cases", nargs="+", choices=[*MADE, *WEAK, *SOURCES], help="by default all")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="by default all that are installed")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     cases = []
-    for case in given.cases or [*MADE, *SOURCES]:
-        if case in MADE or all(path.exists() for path in files(case, given.data)):
+    for case in given.cases or [*MADE, *WEAK, *SOURCES]:
+        if case in {*MADE, *WEAK} or all(path.exists() for path in files(case, given.data)):
             cases.append(case)
         else:
             print(f"{case} is left out: --data {given.data} does not hold it")

@@ -72,6 +72,8 @@ def intervals(
     columns: Columns,
     level: float = 0.95,
     clusters: Tensor | None = None,
+    *,
+    decisions: bool = False,
 ) -> dict[str, Interval]:
     r"""Compute a confidence interval of every constraint that the split has samples of.
 
@@ -109,6 +111,8 @@ def intervals(
         level: the confidence of a single interval, in (0, 1); to have all m hold together with confidence ``1 - a``
             take ``1 - a / m`` (Bonferroni).
         clusters: the number of the cluster of every sample, shape (n,); None if all samples are independent.
+        decisions: whether constraints that smooth decisions are enforced on the decisions themselves, whose intervals
+            are wanted then.
 
     Returns:
         The intervals by name; where two constraints have one name, the later one gets an apostrophe.  Rows of which the
@@ -131,19 +135,25 @@ def intervals(
     with torch.inference_mode(False), torch.enable_grad():
         for c in constraints:
             own, names = names[: c.num_rows], names[c.num_rows :]
-            found |= {own[i]: _interval(c, means, level) for i, means in _rows(c, outputs, columns, codes).items()}
+            rows = _rows(c, outputs, columns, codes, decisions=decisions and c.smooths)
+            found |= {own[i]: _interval(c, means, level) for i, means in rows.items()}
     return found
 
 
-def _rows(constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tensor | None) -> dict[int, _Means]:
+def _rows(
+    constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tensor | None, *, decisions: bool
+) -> dict[int, _Means]:
     """The rows of which the split has samples, of more than one cluster."""
     wide = outputs.detach().clone().double()
     known = {name: column.clone() for name, column in columns.items()}
     weight = torch.ones(len(wide), dtype=torch.float64, device=wide.device, requires_grad=True)
     weighed = "weight" in known
-    index, inner = inner_values(constraint, wide, {**known, "weight": weight * known.get("weight", 1)})
+    known["weight"] = weight * known.get("weight", 1)
+    index, inner = inner_values(constraint, wide, known)
     if not len(index):
         return {}
+    if decisions:
+        inner = constraint.decided(wide, known).index_select(0, index)
     of_numbers = slopes(constraint.number(), inner)
     subsets = constraint.subsets(known)
     found: dict[int, _Means] = {}

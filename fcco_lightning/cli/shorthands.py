@@ -346,6 +346,8 @@ def _of_steps(
     yield "--model.schedule.scheduler", "LinearWarmUp"
     yield "--model.schedule.scheduler.warm_up", "0"
     yield "--model.schedule.interval", "step"
+    if constrained and not alike:
+        yield "--model.schedule.decay_spread", f"{recipes.DECAY_SPREAD:g}"
 
 
 def _rarest(labels: "pd.Series", groups: "pd.Series | None") -> int:

@@ -193,8 +193,15 @@ class Constraint(Measurable, ABC):
         """
         raise ConfigError(f"{type(self).__name__} smooths no decisions: look at measure(outputs, {sorted(batch)}).")
 
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:  # noqa: ARG002
-        """Why the constraint does not constrain these outputs although it holds, or None."""
+    def vacuous(self, outputs: Tensor, batch: Columns, *, decisions: bool = False) -> str | None:  # noqa: ARG002
+        """Why the constraint does not constrain these outputs although it holds, or None.
+
+        Args:
+            outputs: of the network.
+            batch: columns.
+            decisions: whether rates of decisions are enforced themselves, so that it does not matter how soft the
+                smoothed ones are.
+        """
         return None
 
 

@@ -59,13 +59,21 @@ class Statistic(ABC):
         """
         return shares @ only_of(shares, numbers)
 
-    def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
+    def vacuous(
+        self,
+        outputs: Tensor,  # noqa: ARG002
+        batch: Columns,  # noqa: ARG002
+        asked: tuple[float, float],  # noqa: ARG002
+        *,
+        decisions: bool = False,  # noqa: ARG002
+    ) -> str | None:
         """Why every comparison holds whatever the order of the scores, or None.
 
         Args:
             outputs: of the network.
             batch: columns.
             asked: between which shares of all samples of a split the positive decisions are asked to be.
+            decisions: whether rates of decisions are enforced themselves, not the smoothed ones.
         """
         return None
 
@@ -97,13 +105,16 @@ class MeanOf(Statistic):
         """Between which shares of all samples of a split the positive decisions are asked to be by q itself."""
         return self.quantity.asked(batch) if isinstance(self.quantity, TopShare) else (0.0, 1.0)
 
-    def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:
+    def vacuous(
+        self, outputs: Tensor, batch: Columns, asked: tuple[float, float], *, decisions: bool = False
+    ) -> str | None:
         """Nearly all decisions are equal, or too soft to tell, where q is a rate: then it holds whatever the scores."""
         if self.quantity.range != (0.0, 1.0) or isinstance(self.quantity, ErrorProbability):
             return None  # a loss decides nothing, and errors may be rare
         low, high = self.asked(batch)
         enough = enough_decisions(batch, len(outputs), (max(low, asked[0]), min(high, asked[1])))
-        return constant_decision(self.quantity(outputs, batch), enough, batch.get("weight"))
+        rate = self.quantity.decided(outputs, batch) if decisions else self.quantity(outputs, batch)
+        return constant_decision(rate, enough, batch.get("weight"))
 
 
 class PrecisionOf(MeanOf):
@@ -154,7 +165,14 @@ class RatesAbove(Statistic):
         scores = self.scale(binary_scores(outputs), batch.get("weight")).unsqueeze(1)
         return scores - self._levels.like(scores, scores.dtype)
 
-    def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
+    def vacuous(
+        self,
+        outputs: Tensor,
+        batch: Columns,
+        asked: tuple[float, float],  # noqa: ARG002
+        *,
+        decisions: bool = False,
+    ) -> str | None:
         """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
         edges, weight = enough_decisions(batch, len(outputs)).edges, batch.get("weight")
         low, high = spread(self.scale(binary_scores(outputs).detach().double(), weight), edges, weight)
@@ -165,7 +183,7 @@ class RatesAbove(Statistic):
                 f"{max(self.thresholds):g}] lie within the scores' range [{low:.3g}, {high:.3g}]. "
                 "Put them at quantiles (scale: QuantileScores)"
             )
-        if high - low < self.temperature:
+        if high - low < self.temperature and not decisions:
             return (
                 f"the scores span {high - low:.3g}, less than one temperature ({self.temperature:g}). Lower it, or use "
                 "scale: QuantileScores"
@@ -192,7 +210,14 @@ class LossOfPairs(Statistic):
     def over(self, shares: Tensor, numbers: Tensor) -> Tensor:
         return pair_losses(self.loss, only_of(shares, numbers), shares[0], shares[1]).unsqueeze(0)
 
-    def vacuous(self, outputs: Tensor, batch: Columns, asked: tuple[float, float]) -> str | None:  # noqa: ARG002
+    def vacuous(
+        self,
+        outputs: Tensor,
+        batch: Columns,
+        asked: tuple[float, float],  # noqa: ARG002
+        *,
+        decisions: bool = False,  # noqa: ARG002
+    ) -> str | None:
         """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
         if not isinstance(self.loss, SigmoidPair):
             return None

@@ -135,8 +135,8 @@ class OverSides(Constraint):
             return super().decided(outputs, batch)
         return self._rows([self.statistic.of_decisions(outputs.detach(), batch)], batch)[0].values
 
-    def vacuous(self, outputs: Tensor, batch: Columns) -> str | None:
-        return self.statistic.vacuous(outputs, batch, self.asked())
+    def vacuous(self, outputs: Tensor, batch: Columns, *, decisions: bool = False) -> str | None:
+        return self.statistic.vacuous(outputs, batch, self.asked(), decisions=decisions and self.smooths)
 
     def asked(self) -> tuple[float, float]:
         """Between which shares of all samples of a split the positive decisions are asked to be."""

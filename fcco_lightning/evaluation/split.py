@@ -56,7 +56,7 @@ def summarise(
     values = constraint_values(constraints, outputs, batch)
     reason = None
     if constraints:
-        reasons = [r for r in (c.vacuous(outputs, batch) for c in constraints) if r]
+        reasons = [r for r in (c.vacuous(outputs, batch, decisions=decisions) for c in constraints) if r]
         if "auc" in summary and batch["y"].dim() == 1 and any(c.comparison.equalises for c in constraints):
             reasons += [r for r in [by_chance(summary["auc"], batch["y"], batch.get("weight"))] if r]
         reason = "; ".join(dict.fromkeys(reasons)) or None

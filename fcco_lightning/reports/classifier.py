@@ -301,7 +301,11 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             constraints=copy.deepcopy(list(self.constraints)),
             algorithm=copy.deepcopy(self.algorithm),
             optimizer=lambda params: AdamW(params, lr=rate, weight_decay=decay / rate),
-            schedule=Schedule(lambda optimizer: PolynomialLR(optimizer, updates), interval="step"),
+            schedule=Schedule(
+                lambda optimizer: PolynomialLR(optimizer, updates),
+                interval="step",
+                decay_spread=recipes.DECAY_SPREAD if costed and self.weight_decay is None else None,
+            ),
             decisions=decisions,
             margin=self.margin if self.margin == "auto" else non_negative("margin, unless 'auto',", self.margin),
             **self._parts(),

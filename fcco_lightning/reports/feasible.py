@@ -12,6 +12,7 @@ from torch import Tensor
 from fcco_lightning.analysis import Interval, intervals
 from fcco_lightning.checks import fraction, one_of
 from fcco_lightning.constraints import Constraint, DecisionRule, unique_names
+from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.evaluation import Standing, direction, is_feasible, standing
 from fcco_lightning.models.batch import Columns
@@ -45,8 +46,8 @@ class BestFeasible(Callback):
     hold by fitting, which is no evidence.  A split that chose the weights flatters them a little; the test split tells.
 
     **On data that nobody has seen.**  With ``margin: auto`` all m constraints are to hold there together, with the
-    given confidence.  A validation then counts as feasible if no upper end of a confidence interval of h_i exceeds 0,
-    each with the probability ``(1 - confidence) / (m E)`` above it, where E is the number of validations that the run
+    given confidence.  A validation then counts as feasible if no upper end of a confidence interval of h_i (on
+    decisions, where these are enforced) exceeds 0, each with the probability ``(1 - confidence) / (m E)`` above it, where E is the number of validations that the run
     plans (:func:`fcco_lightning.analysis.intervals`; Bonferroni over constraints and over the validations that are
     chosen among).  So that training gets there, every constraint is enforced with a smaller kappa: smaller by what lies
     between h on the training split (or, where that is not evaluated, on the validation split) and that end, for the row
@@ -238,7 +239,9 @@ class BestFeasible(Callback):
         level = 1 - 2 * (1 - self.confidence) / (number * _planned_validations(trainer))
         known = module.last_summaries.get("train", module.last_summaries["val"])
         outputs, columns = module.evaluate(loader)
-        found = list(intervals(module.constraints, outputs, columns, level, self.clusters_in(columns)).items())
+        decisions = follows_decisions(module.penalty)
+        ends = intervals(module.constraints, outputs, columns, level, self.clusters_in(columns), decisions=decisions)
+        found = list(ends.items())
         if len(found) < number:
             names = unique_names(module.constraints)
             lacking = next(name for name in names if name not in dict(found))
@@ -251,7 +254,8 @@ class BestFeasible(Callback):
         rows, self._margins = iter(found), []
         for constraint in module.constraints:
             name, one = max((next(rows) for _ in constraint.names), key=lambda row: row[1].high)
-            self._margins.append(max(0.0, one.high - known[f"h/{name}"]))
+            enforced = known.get(f"decided/{name}") if decisions else None
+            self._margins.append(max(0.0, one.high - (known[f"h/{name}"] if enforced is None else enforced)))
             constraint.tighten(self._margins[-1])
             self._warn_of_noise(constraint, name, one)
         bound = max(one.high for _, one in found)

@@ -309,7 +309,13 @@ def figures_of(
     """
 
     def bounds() -> dict[str, Any]:
-        found = intervals(module.constraints, split.outputs, split.columns, clusters=clusters_in(split.columns))
+        found = intervals(
+            module.constraints,
+            split.outputs,
+            split.columns,
+            clusters=clusters_in(split.columns),
+            decisions=follows_decisions(module.penalty),
+        )
         return {constraint: one._asdict() for constraint, one in found.items()}
 
     def details() -> dict[str, Any]:

@@ -192,7 +192,8 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     title = f"Constraints{', largest multipliers first' if multipliers else ''}"
     shown = f" ({len(records)} of {len(every):,})" if len(records) < len(every) else ""
     of_clusters = f", by clusters of {report['clusters']}" if report.get("clusters") else ""
-    intervals = f"; intervals on {last}: {' or '.join(methods)}{of_clusters}" if methods else ""
+    of_decisions = " for decisions" if decided and report.get("decisions") else ""
+    intervals = f"; intervals on {last}{of_decisions}: {' or '.join(methods)}{of_clusters}" if methods else ""
     return title + shown + intervals, records
 
 

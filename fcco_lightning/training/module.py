@@ -39,6 +39,7 @@ from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import Clipping, LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics
 from fcco_lightning.training.continuing import Continuation
+from fcco_lightning.training.eased_decay import EasedDecay
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.execution import Execution, require_parts, require_settings
 from fcco_lightning.training.finite_weights import require_finite_weights, statistics_kept
@@ -177,11 +178,14 @@ class FCCOModule(EvaluatingModule):
             )
         if self.average is not None:
             require_wide(trainer.precision)
-        own = [OwnSettings(trainer, self), WithoutAdvice()] if trainer.state.fn == "fit" else []
+        own: list[Callback] = [OwnSettings(trainer, self), WithoutAdvice()] if trainer.state.fn == "fit" else []
+        if self.schedule.decay_spread is not None and own:
+            own.append(EasedDecay(self.schedule.decay_spread, self.processes, lambda: _set_up(self._stepping)))
         callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), *own]
         kinds = {
             Announce,
             Continuation,
+            EasedDecay,
             *map(type, callbacks),
         }  # of an earlier call: Lightning would say what it replaces
         others = [c for c in trainer.callbacks if type(c) not in kinds]  # type: ignore[attr-defined]

@@ -98,7 +98,7 @@ class LinearWarmUp(OfWholeRun):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rates over a run.
+    """Learning rates and weight decay over a run.
 
     Args:
         scheduler: makes the learning-rate schedule of an optimizer; None for a constant rate.
@@ -106,20 +106,25 @@ class Schedule:
         monitor: logged metric that a ``ReduceLROnPlateau`` watches, e.g. train_auc.
         objective_lr: step size of the objective's own parameters (a CVaR threshold), > 0; None for the network's.  They
             have no weight decay either way.
+        decay_spread: standard deviation of the scores from which on weights decay as the optimizer was told, > 0; of
+            scores that spread less they decay in proportion, see
+            :class:`~fcco_lightning.training.eased_decay.EasedDecay`.  None for the full decay always.
 
     Raises:
-        ConfigError: if ``interval`` is another word, or ``objective_lr`` is not positive.
+        ConfigError: if ``interval`` is another word, or ``objective_lr`` or ``decay_spread`` is not positive.
     """
 
     scheduler: LRSchedulerCallable | None = None
     interval: Literal["epoch", "step"] = "epoch"
     monitor: str | None = None
     objective_lr: float | None = None
+    decay_spread: float | None = None
 
     def __post_init__(self) -> None:
         one_of("schedule.interval", self.interval, ("epoch", "step"))
-        if self.objective_lr is not None:
-            positive("schedule.objective_lr", self.objective_lr)
+        for name in ("objective_lr", "decay_spread"):
+            if getattr(self, name) is not None:
+                positive(f"schedule.{name}", getattr(self, name))
 
     def attached(
         self, make: Callable[[Optimizer], Any] | None, optimizer: Optimizer, length: Callable[[], int]

@@ -9,6 +9,7 @@ from scipy.stats import binomtest
 
 from fcco_lightning import (
     ConfigError,
+    EqualizedOdds,
     FourFifthsRule,
     LogisticLoss,
     MeanAtMost,
@@ -119,3 +120,14 @@ def test_samples_that_weigh_differently_do_so_in_intervals():
 def test_a_level_that_is_none(level):
     with pytest.raises(ConfigError, match="level must lie in"):
         intervals([], torch.zeros(1), {}, level)
+
+
+def test_intervals_of_decisions_are_those_of_the_rates_themselves():
+    """Where constraints are enforced on decisions, soft rates say nothing: those of scores near 0 are all about 1/2."""
+    scores, columns = split(400, 3)
+    soft, hard = EqualizedOdds(0.02), EqualizedOdds(0.02, rate=HardRate())
+    found = intervals([soft], 0.01 * scores, columns, decisions=True)
+    assert found == intervals([hard], 0.01 * scores, columns)
+    assert found != intervals([soft], 0.01 * scores, columns)
+    loss = MeanAtMost(LogisticLoss(), 0.4)  # decides nothing
+    assert intervals([loss], scores, columns, decisions=True) == intervals([loss], scores, columns)

@@ -202,3 +202,15 @@ def test_vacuous_weights_stand_below_all_others():
     ]  # fmt: skip
     assert ordered == sorted(ordered, reverse=True)
     assert len(set(ordered)) == len(ordered)
+
+
+def test_soft_decisions_do_not_matter_where_decisions_are_enforced():
+    """A weak signal spreads scores by less than a temperature, and decisions on them are decisions."""
+    weak, few = 0.01 * scores(500), scores(2)
+    for constraint in (DemographicParity(rate=RATE), EqualizedOdds()):
+        assert "too soft" in constraint.vacuous(weak, split(50))
+        assert constraint.vacuous(weak, split(50), decisions=True) is None
+        assert "nearly all alike" in constraint.vacuous(few, split(50), decisions=True)
+    fair = ROCFairness((-0.001, 0.001))
+    assert "less than one temperature" in fair.vacuous(weak, split(500))
+    assert fair.vacuous(weak, split(500), decisions=True) is None

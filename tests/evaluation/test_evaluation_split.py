@@ -69,7 +69,7 @@ def test_a_split_without_constraints_has_the_figures_of_the_evaluation():
 
 def test_why_constraints_are_vacuous():
     class Empty(MeanAtMost):
-        def vacuous(self, outputs, batch):
+        def vacuous(self, outputs, batch, *, decisions=False):
             return f"nothing within {self.kappa}"
 
     figures, reason = summarise(Size(), [Empty(Output(), 3.0), Empty(Output(), 4.0)], OUTPUTS, BATCH)

@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer, seed_everything
 from scipy.stats import binom
 
 from fcco_lightning import (
+    AdaptivePenalty,
     AugmentedLagrangian,
     CrossEntropy,
     DemographicParity,
@@ -234,6 +235,27 @@ def test_a_margin_makes_the_constraint_hold_on_unseen_data():
     assert true_value(module, fair) <= 0
     assert "95% confidence that the constraint holds on unseen data" in chosen_line(choice.chosen)
     assert choice.state_dict()["margins"] == [pytest.approx(0.2 - fair.kappa)]
+
+
+def test_a_margin_follows_decisions_where_these_are_enforced():
+    """A soft rate of temperature 100 holds for any weights, and the decisions do not."""
+    seed_everything(0)
+    splits = {name: some_groups(k, 400, 2) for k, name in enumerate(("train", "val", "test"))}
+    data = TensorDataModule(splits, batches=UniformSampling(batch_size=50))
+    fair = DemographicParity(0.02, SoftRate(temperature=100.0), groups=["0", "1"])
+    module = FCCOModule(
+        torch.nn.Linear(2, 1),
+        CrossEntropy(),
+        [fair],
+        AdaptivePenalty(1e-6, decisions=True),
+        optimizer=lambda params: torch.optim.Adam(params, lr=0.05),
+    )
+    choice = BestFeasible(enabled=True, figure="auc", margin="auto")
+    with pytest.warns(UserWarning, match="can hardly be confirmed"):
+        train(module, data, choice, epochs=3, enable_checkpointing=False)
+    assert choice.chosen["bound"] > choice.chosen["worst_violation"] > 0.05
+    assert not choice.chosen["feasible"]
+    assert choice.state_dict()["margins"][0] > 0.05  # the end of the decisions' interval is far from their h
 
 
 @pytest.mark.slow

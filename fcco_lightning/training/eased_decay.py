@@ -1,0 +1,117 @@
+"""Weight decay that ends where scores would end."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from fcco_lightning.errors import ConfigError
+from fcco_lightning.state.processes import Processes
+from fcco_lightning.training.optimizers import Stepping
+
+_DECAY = "weight_decay"  # of torch's optimizers
+
+
+class EasedDecay(Callback):
+    r"""Weights decay in proportion to how far the scores of an epoch spread: ``decay * min(1, std(s) / spread)``.
+
+    Decay takes a share of every layer, and a score is their product.  Where features say little of the label, gradients
+    are small and uncertain, and full decay shrinks all scores to one number: nearly all samples are then decided alike,
+    and constraints hold for nothing.  In proportion to the spread the decay ends before.  Where features say much the
+    scores spread further than ``spread``, and the decay is what the optimizer was given.
+
+    The spread of an epoch decides on the next one, so that no step waits for it; the first epoch is without decay.
+
+    Args:
+        spread: standard deviation of the scores from which on weights decay in full, > 0; of several scores of a sample
+            it is the root of the mean of their variances.
+        processes: of the job; the samples of all count.
+        stepping: gives the present optimizer, with what the user gave to it.
+
+    Raises:
+        ConfigError: in the first step, if the network's output is not one tensor of scores, or the optimizer has no
+            decay.
+    """
+
+    def __init__(self, spread: float, processes: Processes, stepping: Callable[[], Stepping]) -> None:
+        self.spread, self.processes, self.stepping = spread, processes, stepping
+        self.share = 0.0  # of the decay, in the present epoch
+        self._sums: Tensor | None = None  # of 1, s and s^2 over the samples of the epoch, shape (3, C)
+        self._outputs: list[Any] = []  # of the present batch
+        self._hook: RemovableHandle | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Look at what the network gives from now on."""
+        network = pl_module.network
+        assert isinstance(network, nn.Module)  # noqa: S101 - of an FCCOModule
+        self._hook = network.register_forward_hook(self._note)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Let weights decay as the last epoch says."""
+        stepping = self.stepping()
+        for group, typed in zip(stepping.optimizer.param_groups, stepping.typed, strict=True):
+            if _DECAY not in typed:
+                raise ConfigError(
+                    f"schedule.decay_spread={self.spread:g} eases the weight_decay of an optimizer, and "
+                    f"{type(stepping.optimizer).__name__} has none. Take one that has, such as AdamW, or leave it out."
+                )
+            group[_DECAY] = self.share * float(typed[_DECAY] or 0.0)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
+        """Take in the scores of the batch."""
+        self._take()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Measure the spread of the epoch."""
+        if self._sums is None:
+            return
+        count, first, second = self.processes.sum_(self._sums).cpu()
+        spread = math.sqrt(float((second / count - (first / count) ** 2).clamp(min=0).mean()))
+        if math.isfinite(spread):
+            self.share = min(1.0, spread / self.spread)
+        self._sums = None
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """Look no further."""
+        self._leave()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
+        """Look no further."""
+        self._leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The share of the decay, and the sums of an epoch that is not over."""
+        self._take()
+        return {"share": self.share, "sums": None if self._sums is None else self._sums.cpu().clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.share, self._sums = float(state_dict["share"]), state_dict["sums"]
+
+    def _note(self, network: nn.Module, _: Any, outputs: Any) -> None:
+        """Keep what the network gives, which compiled code can do, too."""
+        if network.training:
+            self._outputs.append(outputs.detach() if isinstance(outputs, Tensor) else outputs)
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        for outputs in self._outputs:
+            if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+                raise ConfigError(
+                    f"schedule.decay_spread={self.spread:g} is for networks that give scores, one tensor of floating "
+                    f"numbers, and this one gave {type(outputs).__name__}. Leave it out."
+                )
+            scores = outputs.reshape(len(outputs), -1).double()
+            found = torch.stack([torch.ones_like(scores), scores, scores * scores]).sum(1)
+            self._sums = found if self._sums is None else self._sums.to(found.device) + found
+        self._outputs.clear()
+
+    def _leave(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self._outputs.clear()

@@ -1,0 +1,144 @@
+"""Weight decay in proportion to the spread of scores: by hand, resumed, in two phases, refused, and what it is for."""
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import LambdaCallback
+from torch import nn
+
+from fcco_lightning import (
+    SGD,
+    ClassEvaluation,
+    ConfigError,
+    ConstrainedClassifier,
+    CrossEntropy,
+    EqualizedOdds,
+    Schedule,
+    TabularMLP,
+)
+from fcco_lightning.training.execution import Execution
+from tests.jobs import save_at
+from tests.tables import make_data, make_frame
+
+DECAY, UNIT = 0.5, 4.0
+
+
+def data():
+    return make_data(train=make_frame(24, 0), test=make_frame(20, 1), batch_size=12)
+
+
+def weak_table(seed, n=3000):
+    """Features that hardly tell the label, one of which tells the group: an AUC of about .6 is all there is."""
+    random = np.random.default_rng(100 + seed)
+    group, age = random.random(n) < 0.5, random.normal(size=n)
+    income = random.normal(0.6 * group, 1)
+    return np.stack([age, income], 1), (random.random(n) < 0.08 + 0.1 * (income > 0.7)).astype(int), group
+
+
+def module_of(make_module, **changes):
+    parts = {
+        "network": TabularMLP([4]), "objective": CrossEntropy(), "constraints": (), "algorithm": SGD(),
+        "optimizer": lambda params: torch.optim.AdamW(params, lr=0.1, weight_decay=DECAY),
+        "schedule": Schedule(decay_spread=UNIT),
+    }  # fmt: skip
+    return make_module(**(parts | changes))
+
+
+def watched(make_trainer, module, **flags):
+    """The decay of every epoch, and what a forward hook of the test's own saw in each."""
+    decays, scores = [], []
+
+    def begin(*_):
+        decays.append(module.trainer.optimizers[0].param_groups[0]["weight_decay"])
+        scores.append([])
+
+    def note(network, _, outputs):
+        if network.training and scores:
+            scores[-1].append(outputs.detach().clone().double().reshape(len(outputs), -1))
+
+    module.network.register_forward_hook(note)
+    callbacks = [LambdaCallback(on_train_batch_start=lambda *a: a[3] or begin()), *flags.pop("callbacks", [])]
+    trainer = make_trainer(callbacks=callbacks, **flags)
+    trainer.fit(module, data(), ckpt_path=flags.pop("ckpt_path", None))
+    return decays, [torch.cat(each) for each in scores]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_decay_of_an_epoch_follows_the_spread_of_the_one_before(several, make_module, make_trainer):
+    parts = {"network": TabularMLP([4], out_features=2), "evaluation": ClassEvaluation()} if several else {}
+    decays, scores = watched(make_trainer, module_of(make_module, **parts), max_epochs=5)
+    expected = [s.var(0, unbiased=False).mean().sqrt() / UNIT for s in scores]
+    assert decays[0] == 0
+    assert decays[1:] == pytest.approx([DECAY * min(1.0, float(e)) for e in expected[:-1]], rel=1e-12)
+    assert 0 < decays[1] < DECAY
+
+
+def test_scores_that_spread_far_have_the_whole_decay(make_module, make_trainer):
+    decays, _ = watched(make_trainer, module_of(make_module, schedule=Schedule(decay_spread=1e-6)), max_epochs=3)
+    assert decays == [0, DECAY, DECAY]
+
+
+@pytest.mark.parametrize(("epoch", "batch"), [(1, 1), (2, 0)])  # at the end of an epoch, and within one
+def test_a_resumed_run_ends_bit_for_bit_alike(epoch, batch, make_module, make_trainer, tmp_path):
+    def fit(path=None, callbacks=()):
+        torch.manual_seed(0)
+        module = module_of(make_module)
+        make_trainer(max_epochs=5, callbacks=list(callbacks)).fit(module, data(), ckpt_path=path)
+        return {name: tensor.clone() for name, tensor in module.network.state_dict().items()}
+
+    whole = fit()
+    fit(callbacks=[save_at(epoch, batch, tmp_path / "stop.ckpt")])
+    resumed = fit(tmp_path / "stop.ckpt")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of a graph that begins behind the hook
+def test_compiled_steps_are_looked_at_too(make_module, make_trainer):
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        module = module_of(make_module, execution=Execution(compiled=compiled))
+        make_trainer(max_epochs=3).fit(module, data())
+        found.append(module.trainer.optimizers[0].param_groups[0]["weight_decay"])
+    assert 0 < found[0] < DECAY
+    assert found[1] == pytest.approx(found[0], rel=1e-3)  # compiled code rounds elsewhere
+
+
+def test_a_later_fit_does_not_look_twice(make_module, make_trainer):
+    module = module_of(make_module)
+    make_trainer(max_epochs=2).fit(module, data())
+    assert not module.network._forward_hooks
+    make_trainer(max_epochs=2).fit(module, data())
+    assert not module.network._forward_hooks
+
+
+class Pair(nn.Module):
+    """Gives two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = TabularMLP([4], in_features=2)
+
+    def forward(self, x):
+        return self.inner(x), x
+
+
+def test_what_it_cannot_do_is_refused(make_module, make_trainer):
+    with pytest.raises(ConfigError, match=r"schedule\.decay_spread must be .* -1"):
+        Schedule(decay_spread=-1)
+    module = module_of(make_module, optimizer=lambda params: torch.optim.Rprop(params, lr=0.1))
+    with pytest.raises(ConfigError, match=r"schedule\.decay_spread=4 eases the weight_decay .* Rprop has none"):
+        make_trainer().fit(module, data())
+    assert not module.network._forward_hooks
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_weak_signal_is_not_shrunk_to_decisions_that_are_all_alike(seed):
+    """With the whole decay every one of these samples is decided alike: the scores span hundredths."""
+    x, y, group = weak_table(seed)
+    model = ConstrainedClassifier(constraints=[EqualizedOdds(0.02)], decisions="balanced", random_state=seed)
+    model.fit(x, y, sensitive_features=group)
+    chosen = model.predict(x).astype(bool)
+    assert 0.2 < chosen[y == 1].mean() < 0.95
+    assert 0.1 < chosen[y == 0].mean() < 0.9
+    assert model.decision_function(x).std() > 0.01  # .0003 and less with the whole decay
