@@ -85,7 +85,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         weight_decay: share of the weights that an update takes away, which falls with the learning rate: that of AdamW
             times the learning rate at first; None for 10 / n, at most .01, where n samples that count alike would say
             as much as those that there are with what their classes cost; with costs under constraints for 25 / n, at
-            most .02.
+            most .02, and in proportion to the spread of the scores (:class:`~fcco_lightning.Schedule`).
         pieces: number of pieces that a column of numbers is cut into; 1 for none; "auto" for one piece for every 500
             samples, at most 48, and for none if the model is linear or the matrix sparse.
         verbose: whether a progress bar is shown.
@@ -304,7 +304,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             schedule=Schedule(
                 lambda optimizer: PolynomialLR(optimizer, updates),
                 interval="step",
-                decay_spread=recipes.DECAY_SPREAD if costed and self.weight_decay is None else None,
+                decay_spread=recipes.DECAY_SPREAD if costed else None,
             ),
             decisions=decisions,
             margin=self.margin if self.margin == "auto" else non_negative("margin, unless 'auto',", self.margin),
