@@ -47,11 +47,12 @@ class BestFeasible(Callback):
 
     **On data that nobody has seen.**  With ``margin: auto`` all m constraints are to hold there together, with the
     given confidence.  A validation then counts as feasible if no upper end of a confidence interval of h_i (on
-    decisions, where these are enforced) exceeds 0, each with the probability ``(1 - confidence) / (m E)`` above it, where E is the number of validations that the run
-    plans (:func:`fcco_lightning.analysis.intervals`; Bonferroni over constraints and over the validations that are
-    chosen among).  So that training gets there, every constraint is enforced with a smaller kappa: smaller by what lies
-    between h on the training split (or, where that is not evaluated, on the validation split) and that end, for the row
-    where the end is largest.  What is reported of a constraint stays at the kappa that was asked for.
+    decisions, where these are enforced) exceeds 0, each with the probability ``(1 - confidence) / (m E)`` above it,
+    where E is the number of validations that the run plans (:func:`fcco_lightning.analysis.intervals`; Bonferroni
+    over constraints and over the validations that are chosen among).  So that training gets there, every constraint
+    is enforced with a smaller kappa: smaller by what lies between h on the training split (or, where that is not
+    evaluated, on the validation split) and that end, for the row where the end is largest.  What is reported of a
+    constraint stays at the kappa that was asked for.
 
     An example: one cap of kappa = .1 on a rate, E = 20 validations and a confidence of .95.  On 200 samples the rate is
     .08, so h = -.02.  With the probability ``.05 / 20`` above it, the upper end of the rate's interval is .149, that of
