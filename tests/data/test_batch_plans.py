@@ -5,7 +5,7 @@ import torch
 
 from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
-from tests.plans import BalancedBatches
+from tests.plans import BalancedBatches, GroupBatches
 
 LABELS = (torch.arange(100) % 10 == 0).long()  # 10 positives, 90 negatives
 
@@ -99,3 +99,10 @@ def test_plans_of_a_plan_commute():
     assert one.most(counts) == 3 * plan.most(counts[:2]) == 24
     with pytest.raises(DataError, match="Call it first"):
         one.of_rows(torch.arange(200))
+
+
+def test_halves_of_repeated_batches_hold_whole_copies():
+    plan = GroupBatches(torch.arange(40) % 4, 2, 3)  # three rows of two groups: no half of them is known
+    twice, counts = plan.repeated(2), torch.tensor([4, 0, 3, 1])
+    assert (plan.halves_known, twice.halves_known) == (False, True)
+    assert twice.absence(counts, 0.5) == twice.absence(counts) == plan.absence(counts)
