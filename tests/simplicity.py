@@ -1,11 +1,12 @@
 """How much code of the package a training step runs through: `uv run python -m tests.simplicity` prints it.
 
-One batch of SONEX with 14 points of two ROC curves as constraints, after a few others.
+One batch, after a few others: of SONEX with 14 points of two ROC curves as constraints, and of two cases without.
 """
 
 import ast
 import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,7 +14,21 @@ from typing import Any
 import torch
 
 import fcco_lightning
-from fcco_lightning import AUC, SONEX, Engine, HingePenalty, ROCFairness, TabularMLP
+from fcco_lightning import (
+    ALEXR2,
+    AUC,
+    SONEX,
+    SOX,
+    Algorithm,
+    AveragePrecision,
+    CVaRGroupDRO,
+    Engine,
+    HingePenalty,
+    Objective,
+    ROCFairness,
+    TabularMLP,
+)
+from fcco_lightning.constraints import Constraint
 from fcco_lightning.data import UniformBatches
 from fcco_lightning.data.batches import Drawn
 
@@ -27,21 +42,29 @@ FOLDERS = {
 }
 
 
-def step_with_constraints() -> tuple[Engine, torch.optim.Optimizer, list[dict[str, torch.Tensor]]]:
+CASES: dict[str, tuple[Callable[[], Objective], Callable[[], Algorithm], list[Constraint]]] = {
+    "ROC, SONEX": (AUC, SONEX, [ROCFairness()]),
+    "average precision, SOX": (AveragePrecision, SOX, []),
+    "CVaR, ALEXR2": (lambda: CVaRGroupDRO(0.5, num_groups=2), ALEXR2, []),
+}
+
+
+def prepared(name: str) -> tuple[Engine, torch.optim.Optimizer, list[dict[str, torch.Tensor]]]:
     """An engine with its optimizer, and some batches of 128 samples."""
-    g, n = torch.Generator().manual_seed(0), 1000
+    (objective, make, constraints), g, n = CASES[name], torch.Generator().manual_seed(0), 1000
     columns = {"y": torch.arange(n) % 2, "group": torch.arange(n) // 2 % 2, "index": torch.arange(n)}
-    x, network, algorithm = torch.randn(n, 8, generator=g), TabularMLP([16], in_features=8), SONEX()
+    x, network, algorithm = torch.randn(n, 8, generator=g), TabularMLP([16], in_features=8), make()
     problem = algorithm.pose(
-        AUC(),
-        [ROCFairness()],
-        HingePenalty(10.0),
+        objective(),
+        constraints,
+        HingePenalty(10.0) if constraints else None,
         num_samples=n,
         sampling={"target": Drawn(columns, UniformBatches(n, 128, 0))},
     )
     chosen = [torch.randperm(n, generator=g)[:128] for _ in range(4)]
     batches = [{"x": x[i], **{name: column[i] for name, column in columns.items()}} for i in chosen]
-    return Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1), batches
+    engine = Engine(network, problem, algorithm)
+    return engine, torch.optim.SGD(engine.params, lr=0.1), batches
 
 
 def traced(engine: Engine, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> list[tuple[str, str]]:
@@ -61,9 +84,9 @@ def traced(engine: Engine, optimizer: torch.optim.Optimizer, batch: dict[str, to
     return calls
 
 
-def figures() -> dict[str, int]:
-    """Functions and files that a step runs through, and how often the file changes on the way."""
-    engine, optimizer, batches = step_with_constraints()
+def figures(name: str) -> dict[str, int]:
+    """Functions and files that a step of a case runs through, and how often the file changes on the way."""
+    engine, optimizer, batches = prepared(name)
     for batch in batches[:3]:
         engine.train_batch(batch, optimizer)
     calls = traced(engine, optimizer, batches[3])
@@ -101,7 +124,9 @@ def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def main() -> None:
     """Print all figures."""
-    for name, count in {**figures(), **lines()}.items():
+    for case in CASES:
+        print(f"{case:35s} {'; '.join(f'{count} {name}' for name, count in figures(case).items())}")
+    for name, count in lines().items():
         print(f"{name:35s} {count:6,d}")
     sizes = bodies()
     print(f"{'body of a function, p90':35s} {sizes[int(0.9 * len(sizes))]:6,d}")

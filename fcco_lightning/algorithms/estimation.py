@@ -99,7 +99,8 @@ class Estimation(Algorithm, ABC):
         new = moved(estimator, rows, inner, before, outer, inverse, unseen, term.range)
         if estimator.remembers:
             estimate.remember(seen, new, estimator.decay())
-        at = trusted(new if estimator.fresh else rows, inner, term.growth)
+        at = new if estimator.fresh else rows
+        at = at if term.growth is None else trusted(at, inner, term.growth)
         if term.multipliers is not None:
             u = new
             if seen.gap is not None and term.multipliers.decisions is not None:

@@ -103,6 +103,10 @@ class GroupComparisons:
             self.pairs = [Comparison(g, size + g, f"{name} - rest") for g, name in enumerate(names)]
         self._groups_only = max(pair.second for pair in self.pairs) < size  # groups are compared with groups
 
+    def mark_in_order(self, groups: Sequence[int]) -> None:
+        """Let :meth:`members` mark the groups, all of which are compared with groups, in another order."""
+        self._numbers = Known(torch.tensor(groups).unsqueeze(1))
+
     def members(self, batch: Columns, needed_by: object) -> Tensor:
         """Mark the samples of every side, shape (number of sides, B), bool: the groups, then everyone or the rests.
 

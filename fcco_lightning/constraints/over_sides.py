@@ -183,4 +183,4 @@ class OverSides(Constraint):
         known = self._of_rows(known.all(0, keepdim=True) if self.statistic.of_both_classes else known)
         rows = known.flatten() if known.shape[-1] == 1 else known.all(-1).flatten()
         levels = self.statistic.levels
-        return rows if levels == 1 else rows.repeat_interleave(levels, output_size=self.num_rows)
+        return rows if levels == 1 else rows.repeat_interleave(levels, output_size=len(self.names))

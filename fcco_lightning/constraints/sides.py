@@ -130,6 +130,10 @@ class SidesOfGroups(Sides):
         else:
             self.rows = [pair[:2] for pair in of.pairs]
             self.names = [name for kind in self.kinds for name in self._names_of(kind)]
+        picked = [side for sides in self.rows for side in sides]
+        if len(set(picked)) == len(picked) == len(of.names) and max(picked) < len(picked):
+            of.mark_in_order(picked)  # every group once: nothing has to be picked then
+            self.rows = [range(i, i + len(self.rows[0])) for i in range(0, len(picked), len(self.rows[0]))]
 
     def _names_of(self, kind: str) -> list[str]:
         if not self._levels:

@@ -38,13 +38,14 @@ class Arrivals:
 
     Attributes:
         left: number of batches that are still to be watched.
+        came: those that have been, until they are judged.
     """
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._processes = problem, problem.processes
         self.left = WATCHED
         self._other_size = set[str]()  # parts whose batch before had another size than declared
-        self._came = list[dict[str, _Came]]()
+        self.came = list[dict[str, _Came]]()
         self._said = list[Mapping[str, Tensor]]()
         self._compared = 0
         self._bounds: dict[str, tuple[Tensor, Tensor]] = {}
@@ -58,7 +59,7 @@ class Arrivals:
         """
         if self.left:
             self.left -= 1
-            self._came.append({name: self._union(name, part) for name, part in batch.items()})
+            self.came.append({name: self._union(name, part) for name, part in batch.items()})
 
     def compare(self) -> None:
         """Compare what has come since the last call with what was declared.
@@ -66,9 +67,9 @@ class Arrivals:
         Raises:
             DataError: with what was declared, what came, and the way out.
         """
-        for came in self._came[self._compared :]:
+        for came in self.came[self._compared :]:
             self._compare(came)
-        self._compared = len(self._came)
+        self._compared = len(self.came)
 
     def learn(self, estimates: Mapping[str, Tensor], *, last_batch: bool) -> None:
         """Take note of what a batch said; behind the last one that is watched, compare all and warn of what is strange.
@@ -80,15 +81,15 @@ class Arrivals:
         Raises:
             DataError: as :meth:`compare`.
         """
-        if not self._came:
+        if not self.came:
             return
         self._said.append(estimates)
         if last_batch or not self.left:
-            every, said, self.left = self._came, self._said, 0
+            every, said, self.left = self.came, self._said, 0
             try:
                 self.compare()
             finally:
-                self._came, self._said = [], []
+                self.came, self._said = [], []
             if self._processes.rank == 0:
                 self._judge([next(iter(came.values())).here() for came in every], said)
 

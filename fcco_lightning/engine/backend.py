@@ -79,8 +79,8 @@ class Backend:
         """Whether a step is usable on every process, where they do not all see the same gradient."""
         return usable
 
-    def prepare(self, optimizer: Optimizer) -> None:
-        """Bring ``.grad`` into its true unit, where losses are scaled."""
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Bring ``.grad`` into its true unit; called where losses are scaled, so that overflows are dropped."""
 
     def inner_step(self, optimizer: Optimizer, *, clip: bool) -> None:  # noqa: ARG002
         """Step that does not count as an update of w."""

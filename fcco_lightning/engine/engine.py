@@ -17,7 +17,7 @@ from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.batches import is_ready, part_name, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, reason
-from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, NewRows, Outputs
+from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, NewRows, Outputs, Part
 from fcco_lightning.engine.functions import InnerFunctions, RandomState, in_full, read, unite
 from fcco_lightning.engine.probability import Drawn
 from fcco_lightning.engine.problem import Problem
@@ -281,18 +281,22 @@ class Engine:
             p.grad = None  # before the forwards: their activations then have that memory
         with self.processes.guard():
             columns = self.received(batch)
-        self.arrivals.look(columns)
-        self.problem.follow(optimizer)
-        self.problem.promise(kept=True)
+        if self.arrivals.left:
+            self.arrivals.look(columns)
+        if self.problem.multipliers_of_terms:
+            self.problem.follow(optimizer)
+        objective = vars(self.problem.objective)  # torch looks through all of a module's members to set one
+        objective["most"] = self.problem.most
         try:
             self.algorithm.iteration(self, columns)
         except (IndexError, RuntimeError) as error:  # the latter from compiled code
             self.explain(error)
             raise
         finally:
-            self.problem.promise(kept=False)
+            objective["most"] = ()  # only batches of the plan keep to it
             self.discard()
-        self.arrivals.learn(self._estimates, last_batch=last_batch)
+        if self.arrivals.came:
+            self.arrivals.learn(self._estimates, last_batch=last_batch)
         return self._estimates
 
     def received(self, batch: Mapping[str, Any]) -> Batch:
@@ -385,14 +389,18 @@ class Engine:
         """
         objective, g0 = self.problem.objective, None
         found: list[Seen] = []
+        of_part: dict[str | tuple[str, ...] | None, tuple[Any, Any]] = {}  # outputs and columns
         with in_full(self.params[0].device.type):
             if direct and not self.problem.compositional:
-                g0 = objective.measure(*read(outputs.now, outputs.columns, objective))[0]
+                of_part[objective.part] = read(outputs.now, outputs.columns, objective)
+                g0 = objective.measure(*of_part[objective.part])[0]
             for term in self.problem.all_terms:
                 own, wanted = direct and term.part is objective, terms is None or term in terms
                 if not own and not wanted:
                     continue
-                given = read(outputs.now, outputs.columns, term.part)
+                if term.part.part not in of_part:
+                    of_part[term.part.part] = read(outputs.now, outputs.columns, term.part)
+                given = of_part[term.part.part]
                 (own_g0, now), before = self._inner_values(term.part, given, outputs, at_previous=wanted)
                 g0 = own_g0 if own else g0
                 if wanted and now is not None:
@@ -476,36 +484,45 @@ class Engine:
         Raises:
             NonFiniteError: if something is NaN or infinite; nothing has changed then.
         """
-        self.backend.prepare(mover or self.optimizer)
+        if self.backend.drops_overflows:
+            self.backend.unscale(mover or self.optimizer)
         known = None if self.problem.units_known else self.problem.have_units()
-        values = self._looked_at + [new.values if new.finite is None else new.finite for new in self._new]
-        gradients = self._gradients + [p.grad for p in self.params if p.grad is not None]
-        questions = [question for question in (asked, known) if question is not None]
+        values, gradients = self._looked_at, self._gradients
+        for new in self._new:
+            values.append(new.values if new.finite is None else new.finite)
+        for p in self.params:
+            if p.grad is not None:
+                gradients.append(p.grad)
+        questions = [] if asked is None else [asked]
+        questions += [] if known is None else [known]
         usable, answers = look([*values, *parts_of(gradients)], questions)
-        usable = self.backend.everywhere(usable)
+        if self.processes.size > 1:
+            usable = self.backend.everywhere(usable)
         self.answer = asked is not None and answers[0]
         if not usable and not (self.backend.drops_overflows and all_finite(values)):
             self._refuse(values)
-        for new in self._new:
-            if new.decay != 1:
-                new.state.scale_(new.decay)
-            new.state.scatter_(new.rows, new.values)
-        if self._estimated is not None:
-            self._take(self._estimated)
-        self.problem.committed()
+        self._write()
         if known is not None:
             self.problem.take_units(self._estimates, known=answers[-1])
         self.discard()
         return usable
 
-    def _take(self, estimate: Estimate) -> None:
-        """Take note of the estimates of the parts of F, and of the rows that the batch contains."""
-        self._estimates = estimate.parts
-        for term, rows, share in estimate.counted:
+    def _write(self) -> None:
+        """Write new rows, and take note of the estimates of the parts of F and of the rows that the batch contains."""
+        for new in self._new:
+            if new.decay != 1:
+                new.state.scale_(new.decay)
+            new.state.scatter_(new.rows, new.values)
+        if self.problem.multipliers_of_terms or self.problem.row_parameters is not None:
+            self.problem.committed()
+        if self._estimated is None:
+            return
+        self._estimates = self._estimated.parts
+        for term, rows, share in self._estimated.counted:
             term.count(rows, share)
         if self.averages is not None:
             columns = self.given if self.outputs is None else self.outputs.columns  # of all processes
-            self.averages.add(estimate.parts, len(next(iter(next(iter(columns.values())).values()))))
+            self.averages.add(self._estimates, len(next(iter(next(iter(columns.values())).values()))))
 
     def update(
         self, gradient: Sequence[Tensor] | None = None, *, by: Optimizer | None = None, clip: bool = True
@@ -605,7 +622,7 @@ class Engine:
         self.problem.require_same_data(state.get("data"), allow_changed=allow_changed)
         device, before = self.params[0].device, copy.deepcopy(self.algorithm.state_dict())
         with in_words("the engine's estimates"):
-            estimates = [(name, value.to(device).reshape(())) for name, value in state.get("estimates", {}).items()]
+            estimates = [Part(name, value.to(device).reshape(())) for name, value in state.get("estimates", {}).items()]
         try:
             with in_words("the state of the algorithm"):
                 self.algorithm.load_state_dict(state["algorithm"])

@@ -86,14 +86,11 @@ class Estimates(Mapping[str, Tensor]):
     They are computed when asked for, so a step costs nothing.  A part of which the batch contains nothing is NaN.
 
     Args:
-        known: estimates that have been computed, by name.
-
-    Attributes:
         parts: what they are computed from; those of one name are added.
     """
 
-    def __init__(self, known: Iterable[tuple[str, Tensor]] = ()) -> None:
-        self.parts = [Part(name, value) for name, value in known]
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
+        self.parts = list(parts)
 
     def __getitem__(self, name: str) -> Tensor:
         sums = [part.summed() for part in self.parts if part.name == name]
@@ -149,7 +146,8 @@ class Estimate:
 
     def add(self, seen: Seen, values: Tensor) -> None:
         """Add a term, given ``f_i(u_i)`` of its rows with graph, (r,), see :meth:`Estimator.estimate`."""
-        self.plus(torch.dot(seen.weight.to(values.dtype), values))
+        total = torch.dot(seen.weight.to(values.dtype), values)
+        self._value = total if self._value is None else self._value + total
         self.log(seen, values)
         if seen.term.counts is not None:
             self.counted.append((seen.term, seen.rows, seen.share))
@@ -223,7 +221,7 @@ class Averages:
 
     def values(self) -> Estimates:
         """The means so far, by name; none before the first batch."""
-        return Estimates([(key.split("/")[0], total / weight) for key, (total, weight) in self._summed().items()])
+        return Estimates(Part(key.split("/")[0], total / weight) for key, (total, weight) in self._summed().items())
 
     @torch.no_grad()
     def _summed(self) -> dict[str, tuple[Tensor, Tensor]]:

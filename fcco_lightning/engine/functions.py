@@ -18,7 +18,7 @@ from fcco_lightning.errors import DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import HERE, Batch, Columns
 from fcco_lightning.objectives import Measurable, Objective
-from fcco_lightning.state.divided import hold
+from fcco_lightning.state.divided import exchange
 from fcco_lightning.state.processes import Processes
 
 _OF_SHAPES = ("shape", "size", "channels", "dimension")  # words of torch's errors about them
@@ -106,25 +106,35 @@ class InnerFunctions(nn.Module):
         Args:
             weights: in the order of :attr:`params`.
         """
-        kept = [(m._buffers, name, b) for m in self.modules() for name, b in m._buffers.items() if b is not None]
-        buffers = list({id(buffer): buffer for _, _, buffer in kept}.values())
-        held, inside = [*self.params, *buffers], [*weights, *(buffer.clone() for buffer in buffers)]
+        kept: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+        held, inside, known = [*self.params], [*weights], set[int]()
+        for module in self.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    kept.append((module._buffers, name, buffer))
+                if buffer is not None and id(buffer) not in known:
+                    known.add(id(buffer))
+                    held.append(buffer)  # type: ignore[arg-type]
+                    inside.append(buffer.clone())
         torch.clear_autocast_cache()  # which knows a weight by its object, not by its values
-        outside = [hold(tensor, value) for tensor, value in zip(held, inside, strict=True)]
+        outside = exchange(held, inside)
         try:
             yield
         finally:
             for members, name, buffer in kept:
                 members[name] = buffer  # a forward pass may have assigned another one
-            for tensor, value in zip(held, outside, strict=True):
-                hold(tensor, value)
+            exchange(held, outside)
             torch.clear_autocast_cache()
 
     @contextmanager
     def elsewhere(self, weights: Sequence[Tensor]) -> Iterator[None]:
         """As :meth:`at`, with the dropout masks that the next pass is going to draw again."""
-        with RandomState(weights[0].device).again(), self.at(weights):
-            yield
+        random = RandomState(weights[0].device)
+        try:
+            with self.at(weights):
+                yield
+        finally:
+            random.set()
 
 
 def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -221,7 +231,7 @@ def read(outputs: Mapping[str, Any], batch: Batch, measured: Measurable) -> tupl
         names = [part_name(batch, name) for name in part]
         return {n: wide(_of_part(outputs, n)) for n in names}, {n: batch[n] for n in names}
     name = next(iter(batch)) if part is None else part_name(batch, part)
-    found, columns = _of_part(outputs, name), batch[name]
+    found, columns = outputs[name] if name in outputs else _of_part(outputs, name), batch[name]
     if not isinstance(found, Tensor):
         return wide(found), columns
     if not found.is_floating_point() or not found.ndim or len(found) != len(next(iter(columns.values()))):
@@ -262,11 +272,11 @@ class RandomState:
     def again(self) -> Iterator[None]:
         """Inside, the random state goes on from there; afterwards it is what it was before."""
         before = RandomState(self._device)
-        self._set()
+        self.set()
         try:
             yield
         finally:
-            before._set()
+            before.set()
 
     def has_moved(self) -> bool:
         """Whether random numbers have been drawn since."""
@@ -274,7 +284,8 @@ class RandomState:
         on_device = now._cuda is not None and self._cuda is not None and not torch.equal(now._cuda, self._cuda)
         return on_device or not torch.equal(now._cpu, self._cpu)
 
-    def _set(self) -> None:
+    def set(self) -> None:
+        """Let random numbers go on from there."""
         torch.set_rng_state(self._cpu)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda, self._device)

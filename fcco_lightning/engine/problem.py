@@ -170,14 +170,15 @@ class Problem(nn.Module):
 
     def attach(self, batch: Batch) -> Batch:
         """The batch with columns of its samples' parameters, and of the strata that constraints weigh."""
-        self.own()
+        if self.objective.__dict__.get("_posed_by") is not self._noted["_posed_by"]:
+            self.own()
         if self.row_parameters is not None:
             batch = self.row_parameters.attach(batch)
         for constraint in self.constraints:  # which another problem may have in common
             constraint.strata = None
         for constraint, sides in self._sides:
             constraint.strata = sides
-        for name, strata in list(self._stratified(batch)):
+        for name, strata in list(self._stratified(batch)) if self._strata else ():
             index, table = batch[name]["index"], strata.like(batch[name]["index"])
             if index.device.type != "cpu":  # a device cannot refuse an index: the first batch is looked at
                 index = index.clamp(0, len(table) - 1)
@@ -206,10 +207,6 @@ class Problem(nn.Module):
         """Let the dual steps of multipliers follow the schedule of the learning rate, before a batch is measured."""
         for multipliers in self.multipliers_of_terms:
             multipliers.follow(optimizer)
-
-    def promise(self, *, kept: bool) -> None:
-        """Let the objective rely on :attr:`most` from now on, or no longer: only batches of the plan keep to it."""
-        vars(self.objective)["most"] = self.most if kept else ()  # torch looks through all of a module's members
 
     def committed(self) -> None:
         """Take note that a step with what was proposed is being taken."""

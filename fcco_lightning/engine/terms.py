@@ -13,7 +13,7 @@ from fcco_lightning.errors import ConfigError, DataError, StateIndexError
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import NoSmoothing, OuterFunction, Range
+from fcco_lightning.outer import NoSmoothing, OuterFunction, Range, widest
 from fcco_lightning.state import Copies, DualState, Layout, copies
 from fcco_lightning.state.processes import Processes
 
@@ -196,8 +196,8 @@ class Term(nn.Module):
         g, was = now.values, None if before is None else before.values.detach()
         alike = now.weight.dtype == torch.bool
         present = now.weight if alike else now.weight != 0
-        share = present.to(g.dtype)
-        relevance = self._relevant(rows, None if alike else now.weight, share)
+        share = present.to(widest(g))  # as outer functions are
+        relevance = None if alike and self._relevance is None else self._relevant(rows, now.weight, share)
         if self.repeats and names is not None:  # copies of a row are one entry: each holds the mean over all
             again = copies(names)
             share = share / again.total(share).clamp(min=1)
@@ -206,7 +206,8 @@ class Term(nn.Module):
         of_mean = self.mean_weight(rows, columns, share, again)
         weight = share * (of_mean if self.share == 1 else self.share * of_mean)
         weight = weight if relevance is None else weight * relevance.to(weight.dtype)
-        held, f = None if self.state is None else self.state.gather(rows), now.outer or self.present_outer
+        f = now.outer or (self.outer if self.multipliers is None else self.multipliers.outer())
+        held = None if self.state is None else self.state.gather(rows)
         seen = Seen(self, rows, g, was, held, present, share, weight, of_mean, relevance, f)
         if self.multipliers is None or self.multipliers.decisions is None:
             return seen
@@ -271,12 +272,12 @@ class Term(nn.Module):
         owners = columns[self.part.part[0]] if isinstance(self.part.part, tuple) else columns
         return known * of_samples(owners, self._inclusion, share, again)
 
-    def _relevant(self, rows: Tensor | None, given: Tensor | None, share: Tensor) -> Tensor | None:
-        """What each entry counts in the mean over all rows, (r,), by what the part says of it (None for 1); or None."""
+    def _relevant(self, rows: Tensor | None, given: Tensor, share: Tensor) -> Tensor:
+        """What each entry counts in the mean over all rows, (r,), by what the part says of it, and by its owner."""
         if self._relevance is None:
             return given
         counted = _at(self._relevance, rows, share)
-        return counted if given is None else given * counted
+        return counted if given.dtype == torch.bool else given * counted
 
     def _known(self, of_rows: Tensor) -> Known:
         """Numbers (n,) of the rows, with one more for the row that is none, where samples without a row name this."""

@@ -14,6 +14,8 @@ from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import OuterFunction, Range, widest
 
+_ANY = Range()
+
 
 class Estimator(ABC):
     r"""Follows inner values from mini-batches.
@@ -96,7 +98,7 @@ def moved(
     outer: OuterFunction,
     inverse: Tensor | float = 1.0,
     unseen: Tensor | None = None,
-    within: Range = Range(),  # noqa: B008 - immutable
+    within: Range = _ANY,
 ) -> Tensor:
     """The new rows by an estimator, shape (b, k), with what is the same for all of them.
 
@@ -118,7 +120,7 @@ def moved(
     if previous is not None and unseen is not None:
         previous = torch.where(unseen, inner, previous)
     new = estimator.update(rows, inner, previous, outer, inverse)
-    if previous is not None:
+    if previous is not None and within != _ANY:
         new = within.project(new)
     return torch.where(unseen, inner, new) if unseen is not None and estimator.by_chance else new
 

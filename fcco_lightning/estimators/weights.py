@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.state.divided import divided_as, hold, parts_of
+from fcco_lightning.state.divided import divided_as, exchange, parts_of
 
 
 class PreviousWeights:
@@ -84,8 +84,7 @@ class InnerPoint:
         self.tensors = like_parameters(tensors, self._params)
 
     def _swap(self) -> None:
-        for i, p in enumerate(self._params):
-            self.tensors[i] = hold(p, self.tensors[i])
+        self.tensors = exchange(self._params, self.tensors)
 
 
 def like_parameters(stored: Sequence[Tensor], params: Sequence[nn.Parameter]) -> list[Tensor]:

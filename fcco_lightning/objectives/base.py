@@ -252,6 +252,9 @@ def one_label_each(batch: Columns, needed_by: object, column: str = "y") -> Tens
     Raises:
         DataError: if the column is missing, or is no tensor of these shapes.
     """
+    y = batch.get(column)
+    if isinstance(y, Tensor) and y.dim() == 1 and not y.is_complex():
+        return y
     y = required_column(batch, column, needed_by)
     if y.dim() == 2 and y.shape[1] == 1:
         return y.squeeze(1)
@@ -364,7 +367,7 @@ def binary_scores(outputs: Tensor) -> Tensor:
     Raises:
         DataError: for any other shape, or outputs that are not one tensor.
     """
-    outputs = one_tensor(outputs)
+    outputs = outputs if isinstance(outputs, Tensor) else one_tensor(outputs)
     if outputs.dim() == 2 and outputs.shape[1] == 1:
         return outputs.squeeze(1)
     if outputs.dim() != 1:

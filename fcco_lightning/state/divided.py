@@ -46,20 +46,23 @@ def part_of(tensor: Tensor) -> Tensor:
 
 def parts_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The parts of several tensors that this process holds."""
-    return [part_of(tensor) for tensor in tensors]
+    return [part_of(tensor) if hasattr(tensor, "to_local") else tensor for tensor in tensors]
 
 
-def hold(tensor: Tensor, value: Tensor) -> Tensor:
-    """Let a tensor hold another value, and return what it held.
+def exchange(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
+    """Let tensors hold other values, and return what they held.
 
     Memory changes hands, but for divided tensors, whose values are copied: FSDP2 reads its own memory only.
     """
-    if is_divided(tensor):
-        held = tensor.detach().clone()
-        with torch.no_grad():
-            tensor.copy_(value)
-        return held
-    held, tensor.data = tensor.data, value
+    held: list[Tensor] = []
+    for tensor, value in zip(tensors, values, strict=True):
+        if hasattr(tensor, "to_local"):
+            held.append(tensor.detach().clone())
+            with torch.no_grad():
+                tensor.copy_(value)
+        else:
+            held.append(tensor.data)
+            tensor.data = value
     return held
 
 

@@ -107,7 +107,7 @@ class DualState(nn.Module):
             IndexError: on the host, where the rows are not divided, if an index names no row.
         """
         if not self.divided and index is None:
-            return self.rows
+            return self.held[:-1]
         index = torch.arange(self.num_rows, device=self.held.device) if index is None else index
         if not self.divided and self.held.device.type == "cpu":
             return (self.held if self.sink else self.rows).index_select(0, index)

@@ -136,7 +136,7 @@ class LightningBackend(Backend):
             return scaled
         return [None if g is None else g / scaler.get_scale() for g in scaled]
 
-    def prepare(self, optimizer: Optimizer) -> None:
+    def unscale(self, optimizer: Optimizer) -> None:
         """Undo the loss scaling, so that whatever follows sees true gradients."""
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)

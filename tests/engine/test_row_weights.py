@@ -296,6 +296,17 @@ def test_estimated_weights_are_part_of_a_checkpoint_and_keep_their_digits():
     assert second.counts.tolist() == [3, 1, 1, 3]
 
 
+def test_estimated_weights_of_earlier_checkpoints_are_read():
+    """They called the counts ``weights.counts``."""
+    problem, counted = SOX().pose(Mean(), [MeanAtMost(SoftRate(), kappa=0.1)], num_samples=8), torch.tensor([3.0, 5.0])
+    state = problem.state_dict()
+    state["terms.0.weights.counts"] = counted.double()
+    del state["terms.0.counts"]
+    problem.load_state_dict(state)
+    assert problem.all_terms[0].counts.tolist() == [3, 5]
+    assert "terms.0.weights.counts" in state
+
+
 class Scores(nn.Module):
     def __init__(self):
         super().__init__()

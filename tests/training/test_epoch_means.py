@@ -205,3 +205,12 @@ def test_a_mean_goes_on_though_a_step_is_computed_in_another_way():
         for k in (2, 3):
             after.add(of_batch(k, summed=not first), 2)
         torch.testing.assert_close(after.values()["objective"], expected)
+
+
+def test_means_of_earlier_checkpoints_go_on():
+    """They held the sums so far beside the batches that waited to be summed."""
+    means, (total, weight) = Averages(), torch.tensor([6.0, 4.0])
+    waiting = {"objective/0": [(torch.tensor(2.0), None, None, 3)]}
+    means.load_state_dict({"sums": {}, "waiting": waiting, "so_far": {"objective/0": (total, weight)}}, "cpu")
+    means.add(Estimates([Part("objective", torch.tensor(3.0))]), 2)
+    assert means.values()["objective"].item() == pytest.approx((6 + 2 * 3) / (4 + 2))
