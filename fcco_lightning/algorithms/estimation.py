@@ -83,12 +83,13 @@ class Estimation(Algorithm, ABC):
             estimate.add(seen, self.track(estimate, seen))
         return estimate
 
-    def track(self, estimate: Estimate, seen: Seen) -> Tensor:
+    def track(self, estimate: Estimate, seen: Seen, *, stale: bool = False) -> Tensor:
         """Move the rows of a term, and the multipliers that follow them.
 
         Args:
             estimate: takes the new rows, which are to be written.
             seen: what the batch contains of the term.
+            stale: whether f is taken at the rows from before the step, whatever the estimator does.
 
         Returns: f of every row, (r,), see :meth:`Estimator.estimate`.
         """
@@ -99,7 +100,8 @@ class Estimation(Algorithm, ABC):
         new = moved(estimator, rows, inner, before, outer, inverse, unseen, term.range)
         if estimator.remembers:
             estimate.remember(seen, new, estimator.decay())
-        at = new if estimator.fresh else rows
+        fresh = estimator.fresh and not stale
+        at = new if fresh else rows
         at = at if term.growth is None else trusted(at, inner, term.growth)
         if term.multipliers is not None:
             u = new
@@ -107,7 +109,7 @@ class Estimation(Algorithm, ABC):
                 held = self._gap(seen, inner)
                 gap = torch.lerp(held, self._gap_now(seen, inner), estimator.gamma)
                 estimate.write(seen, term.multipliers.decisions, seen.gap, gap)
-                u, at = u + gap, at + (gap if estimator.fresh else held)
+                u, at = u + gap, at + (gap if fresh else held)
             memory = term.multipliers.state
             estimate.write(seen, memory, memory.gather(None), term.multipliers.moved(u))
         return estimator.estimate(outer, at, seen.g, inner)

@@ -78,9 +78,8 @@ class TwoDraws(Estimation, ABC):
         """The step on one batch: the Jacobian meets the y from before it, or with "reuse" the new one."""
         estimate = Estimate(g0)
         for seen in terms:
-            values = self.track(estimate, seen)
             old = self.jacobian == "old" and self.estimator_of(seen.term).convex_only
-            estimate.add(seen, self.recall(seen) if old else values)
+            estimate.add(seen, self.track(estimate, seen, stale=old))
         return estimate
 
     def _of_two_draws(self, engine: Engine, outputs: Outputs) -> Estimate:

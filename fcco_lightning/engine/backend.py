@@ -25,17 +25,20 @@ class Backend:
     def __init__(self, processes: Processes | None = None) -> None:
         self.processes = processes or Processes()
 
-    def backward(self, estimate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
-        """Leave the gradient of ``estimate`` in ``.grad``.
+    def backward(self, estimate: Tensor, params: Sequence[Tensor], leaf: Tensor | None = None) -> Tensor | None:
+        """Leave the gradient of ``estimate`` in ``.grad``, averaged over the processes.
 
         Args:
             estimate: what is differentiated, a scalar.
+            params: the parameters.
             leaf: a further tensor with respect to which it is differentiated, such as parameters of samples; None for
                 none.
 
         Returns: the gradient with respect to the leaf, in true units; None where the estimate does not depend on it.
         """
         estimate.backward()  # type: ignore[no-untyped-call]
+        if self.processes.size > 1:
+            self.processes.average_([p.grad for p in params if p.grad is not None])
         return None if leaf is None else leaf.grad
 
     def takes_gradients(self, params: Sequence[Tensor]) -> bool:
@@ -55,10 +58,6 @@ class Backend:
         """
         for p, g in zip(params, gradients, strict=True):
             p.grad = g
-
-    def synchronise(self, params: Sequence[Tensor]) -> None:
-        """Average ``.grad`` over the processes, where :meth:`backward` has not: one collective."""
-        self.processes.average_([p.grad for p in params if p.grad is not None])
 
     def gradients(
         self, estimate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
@@ -82,12 +81,15 @@ class Backend:
     def unscale(self, optimizer: Optimizer) -> None:
         """Bring ``.grad`` into its true unit; called where losses are scaled, so that overflows are dropped."""
 
-    def inner_step(self, optimizer: Optimizer, *, clip: bool) -> None:  # noqa: ARG002
-        """Step that does not count as an update of w."""
-        optimizer.step()
+    def step(self, optimizer: Optimizer, *, inner: bool, from_backward: bool, clip: bool) -> None:  # noqa: ARG002
+        """Let an optimizer step.
 
-    def update(self, optimizer: Optimizer, *, from_backward: bool, clip: bool) -> None:  # noqa: ARG002
-        """Step that counts; ``from_backward`` is False where ``.grad`` was set by hand."""
+        Args:
+            optimizer: which one.
+            inner: whether it is an inner iteration, which does not count as an update of w.
+            from_backward: whether ``.grad`` is what :meth:`backward` left; else it was set by hand.
+            clip: whether gradients are clipped, if the user asked for that.
+        """
         optimizer.step()
 
 

@@ -436,9 +436,7 @@ class Engine:
         if estimate.gradients is not None:
             self.backend.put(value, self.params, estimate.gradients)
         elif value.requires_grad:
-            by_rows = self.backend.backward(value, None if of_samples is None else of_samples.leaf)
-            if self.processes.size > 1:
-                self.backend.synchronise(self.params)
+            by_rows = self.backend.backward(value, self.params, None if of_samples is None else of_samples.leaf)
         if of_samples is not None:
             self._new += of_samples.step(by_rows)
 
@@ -536,10 +534,8 @@ class Engine:
         """
         for p, g in zip(self.params, gradient or (), strict=gradient is not None):
             p.grad = g
-        if by is not None:
-            self.backend.inner_step(by, clip=clip)
-        else:
-            self.backend.update(self.optimizer, from_backward=gradient is None, clip=clip)
+        inner = by is not None
+        self.backend.step(by or self.optimizer, inner=inner, from_backward=gradient is None, clip=clip)
 
     def discard(self) -> None:
         """Forget the batch, and what follows from it and has not been committed."""

@@ -270,7 +270,8 @@ class Term(nn.Module):
         if self._inclusion.samples_per_row is None:
             return known
         owners = columns[self.part.part[0]] if isinstance(self.part.part, tuple) else columns
-        return known * of_samples(owners, self._inclusion, share, again)
+        found = of_samples(owners, self._inclusion, share, again)
+        return found if self._of_mean == 1 else known * found
 
     def _relevant(self, rows: Tensor | None, given: Tensor, share: Tensor) -> Tensor:
         """What each entry counts in the mean over all rows, (r,), by what the part says of it, and by its owner."""

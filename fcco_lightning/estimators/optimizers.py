@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from fcco_lightning.checks import fraction, non_negative, positive
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.state.divided import part_of, parts_of
+from fcco_lightning.state.divided import parts_of
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -170,10 +170,10 @@ class ProximalDescent(Optimizer):
         group = self.param_groups[0]
         eta, nu = group["eta"], group["nu"]
         z = parts_of(group["params"])
-        moving = [(part_of(p), part_of(p.grad)) for p in group["params"] if p.grad is not None]
-        if moving:
-            points, grads = zip(*moving, strict=True)
-            torch._foreach_add_(points, grads, alpha=-eta)
+        grads = [p.grad for p in group["params"] if p.grad is not None]
+        if grads:
+            points = [p for p in group["params"] if p.grad is not None]
+            torch._foreach_add_(parts_of(points), parts_of(grads), alpha=-eta)
         # (nu (z - eta G) + eta w) / (eta + nu), as one interpolation
         torch._foreach_lerp_(z, parts_of(self.centre), eta / (eta + nu))
         if self.radius is not None:

@@ -123,7 +123,7 @@ class DualState(nn.Module):
 
         Equal indices must come with equal values.
         """
-        held, values = self.held, values.detach()
+        held, values = self.held, values.detach() if values.requires_grad else values
         if index is None:
             rows = held[:-1]
             rows.copy_(values[self.first : self.first + len(rows)] if self.divided else values)

@@ -85,11 +85,17 @@ class LightningBackend(Backend):
         """Ask all processes, where each sees its part of the gradient."""
         return usable if not self.divided else not self.module.processes.largest(not usable)
 
-    def backward(self, estimate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
-        """Through the strategy, so that gradients are scaled and averaged as Lightning does."""
+    def backward(self, estimate: Tensor, params: Sequence[Tensor], leaf: Tensor | None = None) -> Tensor | None:
+        """Through the strategy, so that gradients are scaled and averaged as Lightning does.
+
+        Where weights are divided, FSDP2 averages these, and the rest is averaged here; elsewhere
+        DistributedDataParallel averages all of them during the backward pass.
+        """
         for parameter in self.idle:
             estimate = estimate + 0.0 * parameter.sum()
         self.module.manual_backward(estimate)
+        if self.divided and params:
+            self.module.processes.average_([p.grad for p in params if p.grad is not None])
         scaler, gradient = self._scaler, None if leaf is None else leaf.grad
         if scaler is None or gradient is None:
             return gradient
@@ -111,11 +117,6 @@ class LightningBackend(Backend):
         precision.post_backward(value, self.module)
         strategy.post_backward(value)
 
-    def synchronise(self, params: Sequence[Tensor]) -> None:
-        """Average what is not divided, where anything is; else DistributedDataParallel has, during backward."""
-        if self.divided:
-            self.module.processes.average_([p.grad for p in params if p.grad is not None])
-
     def gradients(
         self, estimate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
     ) -> Sequence[Tensor | None]:
@@ -124,7 +125,7 @@ class LightningBackend(Backend):
         FSDP2 knows a gradient with respect to its weights by a backward pass only, and averages it there.
         """
         if self.divided:
-            self.backward(estimate)
+            self.backward(estimate, ())
             found = [p.grad for p in weights]
             for p in weights:
                 p.grad = None
@@ -141,17 +142,17 @@ class LightningBackend(Backend):
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
-    def inner_step(self, optimizer: Optimizer, *, clip: bool) -> None:
-        """An inner iteration: clipped, scaled, not counted."""
-        if clip:
-            self.clip_gradients(optimizer)
-        self._step(optimizer, from_backward=True)
-
-    def update(self, optimizer: Optimizer, *, from_backward: bool, clip: bool) -> None:
+    def step(self, optimizer: Optimizer, *, inner: bool, from_backward: bool, clip: bool) -> None:
         """An update of w: hooks, clipping, the optimizer, the counter, schedules per step.
 
-        A gradient set by hand (``from_backward=False``) was never scaled, so the scaler must not touch it.
+        An inner iteration is clipped and scaled only.  A gradient set by hand (``from_backward=False``) was never
+        scaled, so the scaler must not touch it.
         """
+        if inner:
+            if clip:
+                self.clip_gradients(optimizer)
+            self._step(optimizer, from_backward=from_backward)
+            return
         trainer, module = self.module.trainer, self.module
         counter = module.optimizers()
         if isinstance(counter, list):
@@ -296,10 +297,7 @@ class FabricBackend(Backend):
                 "'32-true', or an FCCOModule, which undoes the scaling."
             )
 
-    def backward(self, estimate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
-        """``fabric.backward``."""
+    def backward(self, estimate: Tensor, params: Sequence[Tensor], leaf: Tensor | None = None) -> Tensor | None:  # noqa: ARG002
+        """``fabric.backward``, during which DistributedDataParallel averages."""
         self.fabric.backward(estimate)
         return None if leaf is None else leaf.grad
-
-    def synchronise(self, params: Sequence[Tensor]) -> None:
-        """Nothing: DistributedDataParallel averages during backward."""

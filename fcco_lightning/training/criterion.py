@@ -318,13 +318,10 @@ class _Deferred(Backend):
 
     estimate: Tensor
 
-    def backward(self, estimate: Tensor, leaf: Tensor | None = None) -> Tensor | None:
+    def backward(self, estimate: Tensor, params: Sequence[Tensor], leaf: Tensor | None = None) -> Tensor | None:  # noqa: ARG002
         """Keep it: the user differentiates, perhaps in another unit."""
         self.estimate = estimate
         return None if leaf is None else torch.autograd.grad(estimate, leaf, retain_graph=True, allow_unused=True)[0]
-
-    def synchronise(self, params: Sequence[Tensor]) -> None:
-        """Nothing: DistributedDataParallel averages."""
 
 
 def _with_one_forward(algorithm: Algorithm) -> SingleLoop:
