@@ -44,6 +44,7 @@ class Arrivals:
     def __init__(self, problem: Problem) -> None:
         self._problem, self._processes = problem, problem.processes
         self.left = WATCHED
+        self._sizes = {name: getattr(drawn.plan, "batch_size", None) for name, drawn in problem.declared.items()}
         self._other_size = set[str]()  # parts whose batch before had another size than declared
         self.came = list[dict[str, _Came]]()
         self._said = list[Mapping[str, Tensor]]()
@@ -125,7 +126,7 @@ class Arrivals:
 
         Any number of them may be shorter where samples that cannot be read are left out of them.
         """
-        declared = None if drawn is None else getattr(drawn.plan, "batch_size", None)
+        declared = self._sizes.get(name)
         other = declared is not None and size != declared
         unread = declared is not None and size < declared and getattr(drawn, "shorter", False)
         if other and not unread and name in self._other_size:

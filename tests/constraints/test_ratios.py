@@ -166,7 +166,7 @@ def test_a_neighbour_of_the_same_kind_changes_nothing():
             warnings.simplefilter("always")
             seen = engine.evaluate({"target": batch})  # the first batch is looked at
         (row,) = engine.measure(seen)[1]
-        inverse = torch.as_tensor(row.inverse_inclusion).expand(len(row.g), 1)
+        inverse = torch.as_tensor(row.inverse_inclusion, dtype=row.g.dtype).expand(len(row.g), 1)
         return torch.cat([row.g.detach(), inverse], dim=1), problem.constraints[0].strata, len(said)
 
     group, rare = (MeanAtMost(SoftRate(), 0.5, {name: 1}) for name in ("group", "rare"))
