@@ -118,6 +118,7 @@ class ICPPAC(Algorithm):
             estimate = Estimate(g0)
             for seen, side in zip(terms, sides, strict=True):
                 estimate.plus(_contained(seen, side, 0.0).sum())  # so that it is looked at
+                estimate.count(seen)
         engine.descend(estimate)
         engine.commit()
         self._y = [torch.zeros_like(side) for side in sides]
@@ -159,6 +160,7 @@ class ICPPAC(Algorithm):
         inverse = seen.weight * seen.term.num_rows / seen.term.share  # 1/p_i
         estimate.plus((inverse * pressure * s.squeeze(1)).sum())
         estimate.log(seen, seen.term.outer(seen.g.detach()))
+        estimate.count(seen)
 
     def _linearised(self, engine: Engine, seen: Seen, s: Tensor, held: Tensor, step: Sequence[Tensor]) -> Tensor:
         """L at the next z, (m, sides); as it was for rows that the batch does not contain."""

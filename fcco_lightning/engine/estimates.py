@@ -149,6 +149,10 @@ class Estimate:
         total = torch.dot(seen.weight.to(values.dtype), values)
         self._value = total if self._value is None else self._value + total
         self.log(seen, values)
+        self.count(seen)
+
+    def count(self, seen: Seen) -> None:
+        """Let the rows of the batch count, where probabilities of containing a row are estimated."""
         if seen.term.counts is not None:
             self.counted.append((seen.term, seen.rows, seen.share))
 

@@ -168,6 +168,20 @@ def test_a_multiplier_moves_once_a_batch_contains_its_group():
     assert multipliers(1) == [[pytest.approx(0.4), 0.0]]
 
 
+def test_probabilities_that_nobody_knows_are_those_of_counting():
+    """Three of five batches contain group 0, of which two are inner ones; the first one and the fourth begin a stage."""
+    network = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)).double()
+    algorithm, limit = ICPPAC(mu=1e-9, eta=1e-9, tau=1.0, K=2), MeanNear(SoftRate(), 0.5, 0.1, {"group": 0})
+    problem = algorithm.pose(CrossEntropy(), [limit], num_samples=4, dtype=torch.float64)
+    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=1.0)
+    batch = {"x": torch.ones(4, 2).double(), "y": torch.tensor([0, 1, 0, 1]), "index": torch.arange(4)}
+    counted = []
+    for group in (1, 0, 0, 0, 1):
+        engine.train_batch({**batch, "group": torch.full((4,), group)}, optimizer)
+        counted.append(problem.all_terms[0].counts.tolist())
+    assert counted == [[0, 1], [1, 2], [2, 3], [3, 4], [3, 5]]
+
+
 def test_what_it_does_not_take():
     with pytest.raises(ConfigError, match=r"ICPPAC takes no penalty, got HingePenalty.*Leave penalty out"):
         ICPPAC().pose(Distance(), [Halfspaces(0)], HingePenalty(2.0), num_samples=4)
