@@ -169,7 +169,7 @@ def test_a_multiplier_moves_once_a_batch_contains_its_group():
 
 
 def test_probabilities_that_nobody_knows_are_those_of_counting():
-    """Three of five batches contain group 0, of which two are inner ones; the first one and the fourth begin a stage."""
+    """Three of five batches contain group 0, two of them inner ones; the first and the fourth begin a stage."""
     network = nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)).double()
     algorithm, limit = ICPPAC(mu=1e-9, eta=1e-9, tau=1.0, K=2), MeanNear(SoftRate(), 0.5, 0.1, {"group": 0})
     problem = algorithm.pose(CrossEntropy(), [limit], num_samples=4, dtype=torch.float64)
