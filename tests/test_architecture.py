@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,24 @@ def test_imports_point_down():
         for name in wrong_imports(part(path), imported_parts(path))
     ]
     assert not bad, "\n".join(bad)
+
+
+def test_the_page_of_the_architecture_is_that_of_the_tree():
+    page = ROOT.parent.joinpath("examples/guides/architecture.md").read_text()
+    assert len(page.splitlines()) <= 80
+    before, behind = page.split("| task | file |")
+    named = [re.findall("`([a-z]+)`", line.split("|")[1]) for line in before.splitlines() if line.startswith("| `")]
+    built = [floor for floor in FLOORS if not floor[0].startswith("__")]
+    assert [sorted(floor) for floor in named] == [sorted(floor) for floor in reversed(built)]
+    files = re.findall(r"`([a-z_/]+(?:\.py|/))`", page)
+    assert len([line for line in behind.splitlines() if line.startswith("| ")]) == 15
+    missing = [name for name in files if not (ROOT / name).exists() and not (ROOT.parent / name).exists()]
+    assert not missing
+    engine = ROOT.joinpath("engine/engine.py").read_text()
+    places = [
+        engine.index(f"    def {name}(") for name in ("train_batch", "received", "evaluate", "measure", "descend")
+    ]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize(
