@@ -154,6 +154,9 @@ def _run_of_lightning(given: Sequence[str]) -> int:
     status = _status(lambda _: words.extend(written_out(given)), Namespace())
     if status:
         return status
+    if given[0] == "fit" and len(words) == len(given):  # else what is assumed has been said
+        sys.stderr.write("Loading PyTorch and Lightning.\n")
+        sys.stderr.flush()
     with quick_loading():
         from fcco_lightning.cli.lightning_cli import explained, start  # noqa: PLC0415 - loads torch and lightning
 

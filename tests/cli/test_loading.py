@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fcco_lightning.cli import run
+from fcco_lightning.cli import lightning_cli, run
 from fcco_lightning.cli.options import options
 from fcco_lightning.cli.shorthands import _SHORT
 
@@ -92,3 +92,13 @@ def test_the_help_of_fit_is_a_page_of_options_that_there_are(capsys):
     with pytest.raises(SystemExit, match="0"):
         run(["fit", "--help", "all"])
     assert len(capsys.readouterr().out.splitlines()) > 60
+
+
+def test_a_run_gives_a_sign_of_life_before_anything_is_loaded(monkeypatch, capsys):
+    """Of a configuration nothing has to be assumed, and importing takes seconds."""
+    said = []
+    monkeypatch.setattr(lightning_cli, "start", lambda words: said.append(capsys.readouterr()))
+    assert run(["fit", "--config", "configs/roc_fairness/synthetic_sonex.yaml"]) == 0
+    (one,) = said
+    assert one.err == "Loading PyTorch and Lightning.\n"
+    assert one.out == ""  # which --print_config fills
