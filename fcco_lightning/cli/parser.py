@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,7 +44,7 @@ _IN_WORDS = {
 _TYPE = r"typing\.Literal\[([^]]*)\]|(?:<class '(?:[\w.]*\.)?|\b(?=(?:list|dict)\[))(\w+)(?:'>|\[[^]]*\])|([^\s,][^,]*)"
 _ANY = re.DOTALL | re.MULTILINE
 
-_OPEN: ContextVar[tuple[list[str], ...]] = ContextVar("options that are being read", default=())
+_OPEN: ContextVar[tuple["_Reading", ...]] = ContextVar("options that are being read", default=())
 """The option that each parser at work is reading, the outermost first: a class has a parser of its own."""
 
 
@@ -57,18 +58,24 @@ class ArgumentParser(LightningArgumentParser):
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the words of a command line, or of an option of a class."""
-        with _at_work():
+        with _at_work(self):
             return super().parse_args(*args, **kwargs)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Read the words of an option, which is then acted upon."""
-        _reads(action)
+        self._reads(action)
         return super()._get_values(action, arg_strings)
 
     def _check_value_key(self, action: argparse.Action, *args: Any, **kwargs: Any) -> Any:
         """Read the value of an option from a configuration."""
-        _reads(action)
+        self._reads(action)
         return super()._check_value_key(action, *args, **kwargs)
+
+    def _reads(self, action: argparse.Action) -> None:
+        """Note which option is being read, unless it is a default that is read for another parser at work."""
+        for reading in _OPEN.get()[-1:]:
+            if reading.parser is self:
+                reading.option = action.dest if hasattr(action, "_typehint") else ""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
@@ -114,7 +121,7 @@ class ArgumentParser(LightningArgumentParser):
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments of a class, likewise."""
-        with _at_work():
+        with _at_work(self):
             self._require_known(obj)
             return super().parse_object(obj, *args, **kwargs)
 
@@ -237,25 +244,27 @@ def _near(option: str, accepted: Sequence[str]) -> str:
     return f"{question} It takes: {', '.join(accepted)}." if of_class else question
 
 
+@dataclass
+class _Reading:
+    """Which option a parser is reading, if its value may be a class; else an empty text."""
+
+    parser: argparse.ArgumentParser
+    option: str = ""
+
+
 @contextmanager
-def _at_work() -> Iterator[None]:
+def _at_work(parser: argparse.ArgumentParser) -> Iterator[None]:
     """Inside, a parser reads options."""
-    before = _OPEN.set((*_OPEN.get(), [""]))
+    before = _OPEN.set((*_OPEN.get(), _Reading(parser)))
     try:
         yield
     finally:
         _OPEN.reset(before)
 
 
-def _reads(action: argparse.Action) -> None:
-    """Note which option the innermost parser is reading, if its value may be a class."""
-    for reading in _OPEN.get()[-1:]:
-        reading[0] = action.dest if hasattr(action, "_typehint") else ""
-
-
 def _below_classes(option: str) -> str:
     """The whole path of an option that was refused by the parser of a class, which knows only its end."""
-    outer = [name for (name,) in _OPEN.get()[:-1] if name]
+    outer = [reading.option for reading in _OPEN.get()[:-1] if reading.option]
     return ".".join([*outer, option])
 
 
