@@ -212,8 +212,7 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
         constraints=[ROCFairness(thresholds=[-1, 0, 1])],
         penalty=penalty,
         algorithm=ALGORITHMS[name](),
-        optimizer=lambda p: HeavyBall(p, lr=0.05, beta=0.5),
-        **job.get("module", {}),
+        **{"optimizer": lambda p: HeavyBall(p, lr=0.05, beta=0.5), **job.get("module", {})},
     )
     if "before" in job:
         job["before"](module, data)

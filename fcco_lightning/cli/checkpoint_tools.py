@@ -234,7 +234,7 @@ def convert(path: str | Path, out: str | Path, *, force: bool = False) -> Path:
 
 def _write_npz(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
     arrays = {name: (t.float() if t.dtype in _UNKNOWN_TO_NUMPY else t).detach().numpy() for name, t in tensors.items()}
-    np.savez(file, allow_pickle=False, **arrays)
+    np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy knows a keyword of another type
 
 
 def _write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:

@@ -331,7 +331,7 @@ class TabularEncoder:
 
     def features(self, cells: Cells) -> Tensor:
         """Return the features, (n, d) float32, of n rows."""
-        starts = range(0, len(cells), _ROWS_AT_ONCE)
+        starts = range(0, max(1, len(cells)), _ROWS_AT_ONCE)
         parts = (self._features(cells.take(slice(start, start + _ROWS_AT_ONCE))) for start in starts)
         first = next(parts)
         if len(first) == len(cells):

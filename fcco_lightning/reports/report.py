@@ -188,7 +188,7 @@ class Report(Callback):
         name, data = shown_split(final), trainer.datamodule  # type: ignore[attr-defined]
         order = final[name].columns["index"].argsort()  # the same however many processes there are
         columns = {key: column[order] for key, column in final[name].columns.items()}
-        inputs = {key: column[columns["index"]] for key, column in data.tables[name].columns.items()} | columns
+        inputs = data.tables[name].__getitems__(columns["index"].tolist()) | columns  # which makes features, too
         own, size = module.processes, data.eval_batch_size
 
         def outputs(x: Tensor, rows: Tensor) -> Any:

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.optimizers import Stepping
+from fcco_lightning.training.progress import epoch_is_whole
 
 _DECAY = "weight_decay"  # of torch's optimizers
 
@@ -24,12 +25,13 @@ class EasedDecay(Callback):
     and constraints hold for nothing.  In proportion to the spread the decay ends before.  Where features say much the
     scores spread further than ``spread``, and the decay is what the optimizer was given.
 
-    The spread of an epoch decides on the next one, so that no step waits for it; the first epoch is without decay.
+    The spread of an epoch decides on the next one, so that no step waits for it; the first epoch is without decay.  The
+    optimizer has the eased decay during a step only, so that its state holds what it was given.  Passes without
+    gradient, as at previous weights, and scores that are not finite do not count.
 
     Args:
         spread: standard deviation of the scores from which on weights decay in full, > 0; of several scores of a sample
-            it is the root of the mean of their variances.
-        processes: of the job; the samples of all count.
+            it is the root of the mean of their variances, over the samples of all processes.
         stepping: gives the present optimizer, with what the user gave to it.
 
     Raises:
@@ -37,43 +39,42 @@ class EasedDecay(Callback):
             decay.
     """
 
-    def __init__(self, spread: float, processes: Processes, stepping: Callable[[], Stepping]) -> None:
-        self.spread, self.processes, self.stepping = spread, processes, stepping
+    def __init__(self, spread: float, stepping: Callable[[], Stepping]) -> None:
+        self.spread, self.stepping = spread, stepping
         self.share = 0.0  # of the decay, in the present epoch
-        self._sums: Tensor | None = None  # of 1, s and s^2 over the samples of the epoch, shape (3, C)
+        self._sums: Tensor | None = None  # of 1, s and s^2 over this process's samples of the epoch, shape (3, C)
+        self._before: Tensor | None = None  # the same of all processes, from before a resume within the epoch
         self._outputs: list[Any] = []  # of the present batch
+        self._added: dict[int, float] = {}  # decay of groups that were added to the optimizer, by position
+        self._processes = Processes(alone=True)
         self._hook: RemovableHandle | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Look at what the network gives from now on."""
-        network = pl_module.network
+        network, processes = pl_module.network, pl_module.processes
         assert isinstance(network, nn.Module)  # noqa: S101 - of an FCCOModule
-        self._hook = network.register_forward_hook(self._note)
+        assert isinstance(processes, Processes)  # noqa: S101
+        self._hook, self._processes = network.register_forward_hook(self._note), processes
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
         """Let weights decay as the last epoch says."""
-        stepping = self.stepping()
-        for group, typed in zip(stepping.optimizer.param_groups, stepping.typed, strict=True):
-            if _DECAY not in typed:
-                raise ConfigError(
-                    f"schedule.decay_spread={self.spread:g} eases the weight_decay of an optimizer, and "
-                    f"{type(stepping.optimizer).__name__} has none. Take one that has, such as AdamW, or leave it out."
-                )
-            group[_DECAY] = self.share * float(typed[_DECAY] or 0.0)
+        self._set(self.share)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
         """Take in the scores of the batch."""
+        self._set(1.0)
         self._take()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Measure the spread of the epoch."""
-        if self._sums is None:
+        """Measure the spread of the epoch, unless it is to be continued."""
+        if not epoch_is_whole(trainer):
             return
-        count, first, second = self.processes.sum_(self._sums).cpu()
-        spread = math.sqrt(float((second / count - (first / count) ** 2).clamp(min=0).mean()))
-        if math.isfinite(spread):
-            self.share = min(1.0, spread / self.spread)
-        self._sums = None
+        total = self._total()
+        if total is not None:
+            count, first, second = total
+            spread = math.sqrt(float((second / count - (first / count) ** 2).clamp(min=0).mean()))
+            self.share = min(1.0, spread / self.spread) if math.isfinite(spread) else self.share
+        self._sums = self._before = None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Look no further."""
@@ -84,17 +85,31 @@ class EasedDecay(Callback):
         self._leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """The share of the decay, and the sums of an epoch that is not over."""
+        """The share of the decay, and the sums of an epoch that is not over; asked of all processes together."""
         self._take()
-        return {"share": self.share, "sums": None if self._sums is None else self._sums.cpu().clone()}
+        return {"share": self.share, "sums": self._total(), "added": dict(self._added)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
-        self.share, self._sums = float(state_dict["share"]), state_dict["sums"]
+        self.share, self._before = float(state_dict["share"]), state_dict["sums"]
+        self._added = {int(k): float(decay) for k, decay in state_dict["added"].items()}
+
+    def _set(self, share: float) -> None:
+        """Give the optimizer so much of the decay."""
+        stepping = self.stepping()
+        for k, group in enumerate(stepping.optimizer.param_groups):
+            if _DECAY not in group:
+                raise ConfigError(
+                    f"schedule.decay_spread={self.spread:g} eases the weight_decay of an optimizer, and "
+                    f"{type(stepping.optimizer).__name__} has none. Take one that has, such as AdamW, or leave it out."
+                )
+            typed: Any = stepping.typed[k][_DECAY] if k < len(stepping.typed) else None
+            full = self._added.setdefault(k, group[_DECAY]) if typed is None else typed
+            group[_DECAY] = full if share == 1 else share * full
 
     def _note(self, network: nn.Module, _: Any, outputs: Any) -> None:
         """Keep what the network gives, which compiled code can do, too."""
-        if network.training:
+        if network.training and torch.is_grad_enabled():
             self._outputs.append(outputs.detach() if isinstance(outputs, Tensor) else outputs)
 
     @torch.no_grad()
@@ -107,11 +122,21 @@ class EasedDecay(Callback):
                 )
             scores = outputs.reshape(len(outputs), -1).double()
             found = torch.stack([torch.ones_like(scores), scores, scores * scores]).sum(1)
-            self._sums = found if self._sums is None else self._sums.to(found.device) + found
+            found = torch.where(found.isfinite().all(), found, 0.0)  # of a batch that was skipped
+            self._sums = found if self._sums is None else self._sums + found
         self._outputs.clear()
+
+    def _total(self) -> Tensor | None:
+        """The sums over all processes, shape (3, C)."""
+        if self._sums is None:
+            return self._before
+        total = self._processes.sum_(self._sums.clone()).cpu()
+        return total if self._before is None else total + self._before.cpu()
 
     def _leave(self) -> None:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-        self._outputs.clear()
+            self._outputs.clear()
+            if all(_DECAY in group for group in self.stepping().optimizer.param_groups):
+                self._set(1.0)

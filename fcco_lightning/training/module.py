@@ -180,7 +180,7 @@ class FCCOModule(EvaluatingModule):
             require_wide(trainer.precision)
         own: list[Callback] = [OwnSettings(trainer, self), WithoutAdvice()] if trainer.state.fn == "fit" else []
         if self.schedule.decay_spread is not None and own:
-            own.append(EasedDecay(self.schedule.decay_spread, self.processes, lambda: _set_up(self._stepping)))
+            own.append(EasedDecay(self.schedule.decay_spread, lambda: _set_up(self._stepping)))
         callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), *own]
         kinds = {
             Announce,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcco_lightning import Execution, Pretraining, WeightAverage
+from fcco_lightning import Execution, Pretraining, Schedule, WeightAverage
 from fcco_lightning.training.preemption import INTERRUPTED
 from tests import jobs
 from tests.launch import Ended, launch, values
@@ -91,6 +91,18 @@ def test_pretraining_and_what_follows_on_two_processes():
     one = run(job, 1, jobs.fit_groups)
     assert_same(run(job, 2, jobs.fit_groups), one, **CLOSE)
     assert one[0]["weights"]["threshold"].item() != 0
+
+
+def test_eased_decay_is_that_of_the_samples_of_all(tmp_path):
+    """Each process sees half of the scores; those of an epoch that is continued are of all, too."""
+    adam = partial(torch.optim.AdamW, lr=0.01, weight_decay=20.0)
+    job = {"epochs": 3, "module": {"schedule": Schedule(decay_spread=2.0), "optimizer": adam}}
+    path = str(tmp_path / "at.ckpt")
+    whole, one = run({**job, "save": (1, 2, path)}, 2), run(job, 1)
+    assert_same(whole, one, rtol=1e-4, atol=1e-5)  # Adam divides rounding by small gradients
+    assert_same(run({**job, "resume": path, "seed": 7}, 2), whole)
+    full = run({**job, "module": {"optimizer": adam}}, 1)
+    assert max(float((full[0]["weights"][k] - v).abs().max()) for k, v in one[0]["weights"].items()) > 0.01
 
 
 # ----------------------------------------------------------------------------------------------------- checkpoints

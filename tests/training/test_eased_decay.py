@@ -3,19 +3,24 @@
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import BaseFinetuning, Callback, LambdaCallback
 from torch import nn
 
 from fcco_lightning import (
+    AUC,
     SGD,
+    SONEX,
     ClassEvaluation,
     ConfigError,
     ConstrainedClassifier,
     CrossEntropy,
     EqualizedOdds,
+    Pretraining,
+    ROCFairness,
     Schedule,
     TabularMLP,
 )
+from fcco_lightning.training.eased_decay import EasedDecay
 from fcco_lightning.training.execution import Execution
 from tests.jobs import save_at
 from tests.tables import make_data, make_frame
@@ -46,21 +51,20 @@ def module_of(make_module, **changes):
 
 def watched(make_trainer, module, **flags):
     """The decay of every epoch, and what a forward hook of the test's own saw in each."""
-    decays, scores = [], []
+    decays, scores = Decays(), []
 
     def begin(*_):
-        decays.append(module.trainer.optimizers[0].param_groups[0]["weight_decay"])
         scores.append([])
 
     def note(network, _, outputs):
-        if network.training and scores:
+        if network.training and scores and torch.is_grad_enabled():
             scores[-1].append(outputs.detach().clone().double().reshape(len(outputs), -1))
 
     module.network.register_forward_hook(note)
-    callbacks = [LambdaCallback(on_train_batch_start=lambda *a: a[3] or begin()), *flags.pop("callbacks", [])]
-    trainer = make_trainer(callbacks=callbacks, **flags)
-    trainer.fit(module, data(), ckpt_path=flags.pop("ckpt_path", None))
-    return decays, [torch.cat(each) for each in scores]
+    callbacks = [LambdaCallback(on_train_batch_start=lambda *a: a[3] or begin()), decays]
+    make_trainer(callbacks=callbacks, **flags).fit(module, data())
+    assert decays.seen[::2] == decays.seen[1::2]  # two batches an epoch
+    return decays.seen[::2], [torch.cat(each) for each in scores]
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -92,16 +96,97 @@ def test_a_resumed_run_ends_bit_for_bit_alike(epoch, batch, make_module, make_tr
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
+class Decays(Callback):
+    """The decay of the first group in every batch, as its steps have it."""
+
+    def __init__(self):
+        self.seen, self.behind = [], []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.seen.append(optimizer.param_groups[0]["weight_decay"])
+        self.behind.append(optimizer.param_groups[-1]["weight_decay"])
+
+
+def decays_of(make_trainer, module, ckpt_path=None, **flags):
+    decays = Decays()
+    make_trainer(callbacks=[decays, *flags.pop("callbacks", [])], **flags).fit(module, data(), ckpt_path=ckpt_path)
+    return decays
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of a graph that begins behind the hook
 def test_compiled_steps_are_looked_at_too(make_module, make_trainer):
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
         module = module_of(make_module, execution=Execution(compiled=compiled))
-        make_trainer(max_epochs=3).fit(module, data())
-        found.append(module.trainer.optimizers[0].param_groups[0]["weight_decay"])
+        found.append(decays_of(make_trainer, module, max_epochs=3).seen[-1])
     assert 0 < found[0] < DECAY
-    assert found[1] == pytest.approx(found[0], rel=1e-3)  # compiled code rounds elsewhere
+    assert found[1] == pytest.approx(found[0], rel=1e-2)  # compiled code rounds elsewhere, and tries the first batch
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_the_optimizer_has_what_it_was_given_outside_of_steps(make_module, make_trainer, tmp_path):
+    module = module_of(make_module)
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(module, data())
+    trainer.save_checkpoint(tmp_path / "at.ckpt")
+    assert module.trainer.optimizers[0].param_groups[0]["weight_decay"] == DECAY
+    plain = module_of(make_module, schedule=Schedule())
+    assert decays_of(make_trainer, plain, tmp_path / "at.ckpt", max_epochs=4).seen[-2:] == [DECAY] * 2
+
+
+def test_previous_weights_and_skipped_batches_do_not_count(make_module, make_trainer):
+    parts = {"algorithm": SONEX(), "objective": AUC(), "constraints": [ROCFairness([0.0])]}
+    module = module_of(make_module, **parts)
+    decays, scores = watched(make_trainer, module, max_epochs=3)
+    assert decays[1] == pytest.approx(DECAY * float(scores[0].std(unbiased=False)) / UNIT, rel=1e-12)
+    eased = EasedDecay(1.0, lambda: module._stepping)
+    module.network.train()
+    for x in ([0.0, 2.0], [float("nan"), 1.0], [4.0, 6.0]):
+        eased._note(module.network, None, torch.tensor(x))
+    with torch.no_grad():
+        eased._note(module.network, None, torch.tensor([100.0]))
+    assert eased.state_dict()["sums"].flatten().tolist() == [4.0, 12.0, 56.0]
+
+
+def test_pretraining_ends_with_the_eased_decay(make_module, make_trainer):
+    pretrain = Pretraining(epochs=2, optimizer=lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=DECAY))
+    module = module_of(make_module, pretrain=pretrain)
+    seen = decays_of(make_trainer, module, max_epochs=4).seen
+    assert seen[:2] == [0, 0]
+    assert all(0 < decay < DECAY for decay in seen[2:])
+    assert len(seen) == 8
+
+
+def test_a_run_that_ended_within_an_epoch_goes_on_as_if_it_had_not(make_module, make_trainer, tmp_path):
+    def fit(path=None, **flags):
+        torch.manual_seed(0)
+        module = module_of(make_module)
+        trainer = make_trainer(**flags)
+        trainer.fit(module, data(), ckpt_path=path)
+        return trainer, {name: tensor.clone() for name, tensor in module.network.state_dict().items()}
+
+    _, whole = fit(max_epochs=4)
+    trainer, _ = fit(max_epochs=4, max_steps=3)
+    trainer.save_checkpoint(tmp_path / "stop.ckpt")
+    _, resumed = fit(tmp_path / "stop.ckpt", max_epochs=4)
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
+class Unfreeze(BaseFinetuning):
+    """Adds the last layer to the optimizer in the second epoch."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.network.head())
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.network.head(), optimizer)
+
+
+def test_groups_that_are_added_are_eased_too(make_module, make_trainer):
+    seen = decays_of(make_trainer, module_of(make_module), max_epochs=4, callbacks=[Unfreeze()]).behind
+    assert all(0 < decay < DECAY for decay in seen[2:])
 
 
 def test_a_later_fit_does_not_look_twice(make_module, make_trainer):
@@ -132,7 +217,7 @@ def test_what_it_cannot_do_is_refused(make_module, make_trainer):
     assert not module.network._forward_hooks
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [3, 5])
 def test_a_weak_signal_is_not_shrunk_to_decisions_that_are_all_alike(seed):
     """With the whole decay every one of these samples is decided alike: the scores span hundredths."""
     x, y, group = weak_table(seed)
@@ -141,4 +226,4 @@ def test_a_weak_signal_is_not_shrunk_to_decisions_that_are_all_alike(seed):
     chosen = model.predict(x).astype(bool)
     assert 0.2 < chosen[y == 1].mean() < 0.95
     assert 0.1 < chosen[y == 0].mean() < 0.9
-    assert model.decision_function(x).std() > 0.01  # .0003 and less with the whole decay
+    assert model.decision_function(x).std() > 0.03  # .0003 and less with the whole decay
