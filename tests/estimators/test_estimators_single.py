@@ -8,7 +8,8 @@ from scipy.optimize import minimize_scalar
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import EMA, CorrectedEMA, DualMirror, DualProx, Minibatch, ScaledEMA
-from fcco_lightning.outer import Hinge, Log, LogSumExp, Softplus, Square, SquaredHinge, slopes
+from fcco_lightning.estimators.base import moved
+from fcco_lightning.outer import Hinge, Log, LogSumExp, Range, Softplus, Square, SquaredHinge, slopes
 from tests.contracts.registry_estimators import follow
 
 ROUNDING = 1e-12  # one step in float64
@@ -151,3 +152,13 @@ def test_outer_gradients_are_taken_at_no_less_than_a_share_of_the_fresh_value(es
     tracked = follow(estimator, rows, inner, None, Log(), growth=10.0)
     torch.testing.assert_close(tracked.y * inner, torch.tensor([[10.0], [2.0]]))
     torch.testing.assert_close(tracked.rows, torch.tensor([[0.5], [0.75]]))
+
+
+def test_only_rows_that_are_corrected_stay_in_the_interval_of_the_inner_values():
+    """Another term may need previous weights; a row that is inner values times 1/p leaves [0, 1] on purpose."""
+    rows, inner = torch.tensor([[0.5]]), torch.tensor([[0.8]])
+    for previous in (None, inner):
+        new = moved(ScaledEMA(0.9), rows, inner, previous, Square(), 4.0, None, Range(0.0, 1.0))
+        assert new.item() == pytest.approx(0.1 * 0.5 + 0.9 * 4 * 0.8)
+    corrected = moved(CorrectedEMA(0.9, 1.0), rows, inner + 5, inner - 5, Square(), 1.0, None, Range(0.0, 1.0))
+    assert corrected.item() == 1.0

@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 
 from fcco_lightning import AUC, ConstrainedClassifier, FCCOModule, Report, TabularDataModule, TensorDataModule
 from fcco_lightning.cli import run
+from fcco_lightning.data import encoding
 from fcco_lightning.data.batches import UniformSampling
 from fcco_lightning.data.encoding import Encoding
 from fcco_lightning.data.roles import Columns
@@ -65,6 +66,16 @@ def test_one_column_decides_alone(fitted, capsys):
     assert "fall of AUC where it is shuffled" in page
     assert "share their importance" in page
     assert (fitted / "importances.png").stat().st_size > 5000
+
+
+def test_features_that_are_made_for_a_batch_have_the_same_importances(fitted, monkeypatch, capsys):
+    monkeypatch.setattr(encoding, "_MOST_IN_MEMORY", 0)
+    monkeypatch.chdir(fitted.parents[1])
+    options = "--label y --epochs 12 --lr .05 --report.importances true --name made"
+    assert run(["fit", "t.csv", *options.split(), *QUIET.split()]) == 0
+    (made,) = set(Path.cwd().rglob("report.json")) - {fitted / "report.json"}
+    expected = json.loads((fitted / "report.json").read_text())["test"]["importances"]
+    assert json.loads(made.read_text())["test"]["importances"] == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*missing cells, which are imputed")
