@@ -177,6 +177,14 @@ class _Average(TypedDict):
     weights: dict[str, Tensor]
 
 
+class _EasedDecay(TypedDict):
+    """What is remembered of scores for the decay of weights, see ``EasedDecay``."""
+
+    share: float
+    sums: Tensor | None
+    added: list[float]
+
+
 class _Platt(TypedDict):
     slope: float
     intercept: float
@@ -220,6 +228,7 @@ class _Header(TypedDict):
     of_steps: NotRequired[list[str]]
     finished: NotRequired[bool]
     average: NotRequired[_Average | None]
+    eased_decay: NotRequired[_EasedDecay | None]
     references: NotRequired[tuple[dict[str, str], dict[str, dict[str, Tensor]] | None] | None]
     decisions: NotRequired[_Decisions]
 

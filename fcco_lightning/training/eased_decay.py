@@ -1,12 +1,13 @@
 """Weight decay that ends where scores would end."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fcco_lightning.errors import ConfigError
@@ -45,24 +46,38 @@ class EasedDecay(Callback):
         self._sums: Tensor | None = None  # of 1, s and s^2 over this process's samples of the epoch, shape (3, C)
         self._before: Tensor | None = None  # the same of all processes, from before a resume within the epoch
         self._outputs: list[Any] = []  # of the present batch
-        self._added: dict[int, float] = {}  # decay of groups that were added to the optimizer, by position
+        self._added: list[float] = []  # decay of groups that were added to the optimizer
         self._processes = Processes(alone=True)
-        self._hook: RemovableHandle | None = None
+        self._eased: Optimizer | None = None
+        self._of_network: RemovableHandle | None = None
+        self._of_steps: list[RemovableHandle] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Look at what the network gives from now on."""
         network, processes = pl_module.network, pl_module.processes
         assert isinstance(network, nn.Module)  # noqa: S101 - of an FCCOModule
         assert isinstance(processes, Processes)  # noqa: S101
-        self._hook, self._processes = network.register_forward_hook(self._note), processes
+        self._of_network, self._processes = network.register_forward_hook(self._note), processes
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
-        """Let weights decay as the last epoch says."""
-        self._set(self.share)
+        """Ease the decay in the steps of the optimizer, of which another phase of a run has another one."""
+        optimizer = self.stepping().optimizer
+        if optimizer is self._eased:
+            return
+        if not all(_DECAY in group for group in optimizer.param_groups):
+            raise ConfigError(
+                f"schedule.decay_spread={self.spread:g} eases the weight_decay of an optimizer, and "
+                f"{type(optimizer).__name__} has none. Take one that has, such as AdamW, or leave it out."
+            )
+        self._remove(self._of_steps)
+        self._eased = optimizer
+        self._of_steps = [
+            optimizer.register_step_pre_hook(lambda *_: self._set(self.share)),
+            optimizer.register_step_post_hook(lambda *_: self._set(1.0)),
+        ]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
         """Take in the scores of the batch."""
-        self._set(1.0)
         self._take()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
@@ -84,28 +99,23 @@ class EasedDecay(Callback):
         """Look no further."""
         self._leave()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """The share of the decay, and the sums of an epoch that is not over; asked of all processes together."""
         self._take()
-        return {"share": self.share, "sums": self._total(), "added": dict(self._added)}
+        return {"share": self.share, "sums": self._total(), "added": list(self._added)}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self.share, self._before = float(state_dict["share"]), state_dict["sums"]
-        self._added = {int(k): float(decay) for k, decay in state_dict["added"].items()}
+        self.share, self._before, self._added = float(state["share"]), state["sums"], list(state["added"])
 
     def _set(self, share: float) -> None:
         """Give the optimizer so much of the decay."""
         stepping = self.stepping()
-        for k, group in enumerate(stepping.optimizer.param_groups):
-            if _DECAY not in group:
-                raise ConfigError(
-                    f"schedule.decay_spread={self.spread:g} eases the weight_decay of an optimizer, and "
-                    f"{type(stepping.optimizer).__name__} has none. Take one that has, such as AdamW, or leave it out."
-                )
-            typed: Any = stepping.typed[k][_DECAY] if k < len(stepping.typed) else None
-            full = self._added.setdefault(k, group[_DECAY]) if typed is None else typed
-            group[_DECAY] = full if share == 1 else share * full
+        full = [typed[_DECAY] for typed in stepping.typed]
+        added = stepping.optimizer.param_groups[len(full) :]
+        self._added += [group[_DECAY] for group in added[len(self._added) :]]
+        for group, decay in zip(stepping.optimizer.param_groups, [*full, *self._added], strict=False):
+            group[_DECAY] = decay if share == 1 else share * decay
 
     def _note(self, network: nn.Module, _: Any, outputs: Any) -> None:
         """Keep what the network gives, which compiled code can do, too."""
@@ -134,9 +144,12 @@ class EasedDecay(Callback):
         return total if self._before is None else total + self._before.cpu()
 
     def _leave(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-            self._outputs.clear()
-            if all(_DECAY in group for group in self.stepping().optimizer.param_groups):
-                self._set(1.0)
+        if self._of_steps:
+            self._set(1.0)  # a step may have failed
+        self._remove([*self._of_steps, *([] if self._of_network is None else [self._of_network])])
+        self._of_network, self._of_steps, self._eased = None, [], None
+        self._outputs.clear()
+
+    def _remove(self, hooks: Iterable[RemovableHandle]) -> None:
+        for hook in hooks:
+            hook.remove()

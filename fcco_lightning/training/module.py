@@ -155,6 +155,7 @@ class FCCOModule(EvaluatingModule):
         self.problem: Problem | None = None
         self._engine: Engine | None = None
         self._stepping: Stepping | None = None
+        self._eased_decay: EasedDecay | None = None  # of the present fit
         self._groups = 1  # of parameters, when the optimizer was made
         self._continuation = Continuation()
         self._old_model = OldModel(self)
@@ -180,7 +181,8 @@ class FCCOModule(EvaluatingModule):
             require_wide(trainer.precision)
         own: list[Callback] = [OwnSettings(trainer, self), WithoutAdvice()] if trainer.state.fn == "fit" else []
         if self.schedule.decay_spread is not None and own:
-            own.append(EasedDecay(self.schedule.decay_spread, lambda: _set_up(self._stepping)))
+            self._eased_decay = EasedDecay(self.schedule.decay_spread, lambda: _set_up(self._stepping))
+            own.append(self._eased_decay)
         callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), *own]
         kinds = {
             Announce,
@@ -309,6 +311,8 @@ class FCCOModule(EvaluatingModule):
             )
         self._start_engine()
         self._continuation.restore(self.engine, self._stepping)
+        if self._eased_decay is not None and (stored := self._continuation.get("eased_decay")) is not None:
+            self._eased_decay.load(stored)
 
     def _start_engine(self) -> None:
         self._engine = Engine(
@@ -528,6 +532,7 @@ class FCCOModule(EvaluatingModule):
             "skipped_batches": self.skipped_batches,
             "finished": self._finished,
             "average": None if self.average is None else self.average.state(checkpoint["state_dict"]),
+            "eased_decay": None if self._eased_decay is None else self._eased_decay.state(),
             "references": self._old_model.header(),
             "decisions": self.rule.state(),
         }

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, Callback, LambdaCallback
+from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback
 from torch import nn
 
 from fcco_lightning import (
@@ -40,10 +40,25 @@ def weak_table(seed, n=3000):
     return np.stack([age, income], 1), (random.random(n) < 0.08 + 0.1 * (income > 0.7)).astype(int), group
 
 
+class Watched(torch.optim.AdamW):
+    """Notes the decay of its first and last group in every step."""
+
+    seen, behind = [], []
+
+    def step(self, closure=None):
+        self.seen.append(self.param_groups[0]["weight_decay"])
+        self.behind.append(self.param_groups[-1]["weight_decay"])
+        return super().step(closure)
+
+
+def watched_adam(params):
+    return Watched(params, lr=0.1, weight_decay=DECAY)
+
+
 def module_of(make_module, **changes):
     parts = {
         "network": TabularMLP([4]), "objective": CrossEntropy(), "constraints": (), "algorithm": SGD(),
-        "optimizer": lambda params: torch.optim.AdamW(params, lr=0.1, weight_decay=DECAY),
+        "optimizer": watched_adam,
         "schedule": Schedule(decay_spread=UNIT),
     }  # fmt: skip
     return make_module(**(parts | changes))
@@ -51,7 +66,7 @@ def module_of(make_module, **changes):
 
 def watched(make_trainer, module, **flags):
     """The decay of every epoch, and what a forward hook of the test's own saw in each."""
-    decays, scores = Decays(), []
+    scores = []
 
     def begin(*_):
         scores.append([])
@@ -61,10 +76,10 @@ def watched(make_trainer, module, **flags):
             scores[-1].append(outputs.detach().clone().double().reshape(len(outputs), -1))
 
     module.network.register_forward_hook(note)
-    callbacks = [LambdaCallback(on_train_batch_start=lambda *a: a[3] or begin()), decays]
-    make_trainer(callbacks=callbacks, **flags).fit(module, data())
-    assert decays.seen[::2] == decays.seen[1::2]  # two batches an epoch
-    return decays.seen[::2], [torch.cat(each) for each in scores]
+    callbacks = [LambdaCallback(on_train_batch_start=lambda *a: a[3] or begin())]
+    seen, _ = decays_of(make_trainer, module, callbacks=callbacks, **flags)
+    assert seen[::2] == seen[1::2]  # two batches an epoch
+    return seen[::2], [torch.cat(each) for each in scores]
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -96,21 +111,11 @@ def test_a_resumed_run_ends_bit_for_bit_alike(epoch, batch, make_module, make_tr
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
-class Decays(Callback):
-    """The decay of the first group in every batch, as its steps have it."""
-
-    def __init__(self):
-        self.seen, self.behind = [], []
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.seen.append(optimizer.param_groups[0]["weight_decay"])
-        self.behind.append(optimizer.param_groups[-1]["weight_decay"])
-
-
 def decays_of(make_trainer, module, ckpt_path=None, **flags):
-    decays = Decays()
-    make_trainer(callbacks=[decays, *flags.pop("callbacks", [])], **flags).fit(module, data(), ckpt_path=ckpt_path)
-    return decays
+    """The decay of the first and of the last group in every step."""
+    Watched.seen, Watched.behind = [], []
+    make_trainer(**flags).fit(module, data(), ckpt_path=ckpt_path)
+    return Watched.seen, Watched.behind
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of a graph that begins behind the hook
@@ -119,20 +124,17 @@ def test_compiled_steps_are_looked_at_too(make_module, make_trainer):
     for compiled in (False, True):
         torch.manual_seed(0)
         module = module_of(make_module, execution=Execution(compiled=compiled))
-        found.append(decays_of(make_trainer, module, max_epochs=3).seen[-1])
+        found.append(decays_of(make_trainer, module, max_epochs=3)[0][-1])
     assert 0 < found[0] < DECAY
     assert found[1] == pytest.approx(found[0], rel=1e-2)  # compiled code rounds elsewhere, and tries the first batch
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_the_optimizer_has_what_it_was_given_outside_of_steps(make_module, make_trainer, tmp_path):
     module = module_of(make_module)
-    trainer = make_trainer(max_epochs=2)
-    trainer.fit(module, data())
-    trainer.save_checkpoint(tmp_path / "at.ckpt")
+    make_trainer(max_epochs=2, callbacks=[save_at(1, 0, tmp_path / "at.ckpt")]).fit(module, data())
     assert module.trainer.optimizers[0].param_groups[0]["weight_decay"] == DECAY
     plain = module_of(make_module, schedule=Schedule())
-    assert decays_of(make_trainer, plain, tmp_path / "at.ckpt", max_epochs=4).seen[-2:] == [DECAY] * 2
+    assert decays_of(make_trainer, plain, tmp_path / "at.ckpt", max_epochs=4)[0] == [DECAY] * 5
 
 
 def test_previous_weights_and_skipped_batches_do_not_count(make_module, make_trainer):
@@ -146,13 +148,13 @@ def test_previous_weights_and_skipped_batches_do_not_count(make_module, make_tra
         eased._note(module.network, None, torch.tensor(x))
     with torch.no_grad():
         eased._note(module.network, None, torch.tensor([100.0]))
-    assert eased.state_dict()["sums"].flatten().tolist() == [4.0, 12.0, 56.0]
+    assert eased.state()["sums"].flatten().tolist() == [4.0, 12.0, 56.0]
 
 
 def test_pretraining_ends_with_the_eased_decay(make_module, make_trainer):
-    pretrain = Pretraining(epochs=2, optimizer=lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=DECAY))
+    pretrain = Pretraining(epochs=2, optimizer=watched_adam)
     module = module_of(make_module, pretrain=pretrain)
-    seen = decays_of(make_trainer, module, max_epochs=4).seen
+    seen, _ = decays_of(make_trainer, module, max_epochs=4)
     assert seen[:2] == [0, 0]
     assert all(0 < decay < DECAY for decay in seen[2:])
     assert len(seen) == 8
@@ -185,8 +187,9 @@ class Unfreeze(BaseFinetuning):
 
 
 def test_groups_that_are_added_are_eased_too(make_module, make_trainer):
-    seen = decays_of(make_trainer, module_of(make_module), max_epochs=4, callbacks=[Unfreeze()]).behind
-    assert all(0 < decay < DECAY for decay in seen[2:])
+    _, behind = decays_of(make_trainer, module_of(make_module), max_epochs=4, callbacks=[Unfreeze()])
+    assert all(0 < decay < DECAY for decay in behind[2:])
+    assert len(behind) == 8
 
 
 def test_a_later_fit_does_not_look_twice(make_module, make_trainer):
