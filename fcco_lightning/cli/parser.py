@@ -20,6 +20,7 @@ from torch.optim import lr_scheduler
 from fcco_lightning import public_names
 from fcco_lightning.cli.catalogue import close_to, use_of
 from fcco_lightning.cli.options import options
+from fcco_lightning.cli.shorthands import SHORT
 from fcco_lightning.cli.yaml_files import load_yaml
 from fcco_lightning.data.text_files import require_text
 from fcco_lightning.errors import ConfigError, did_you_mean, printable_lines
@@ -177,8 +178,8 @@ def _unrecognized(message: str, known: Sequence[str]) -> str:
     if found is None:
         return message
     above = found[1].rpartition(".")[0]  # of an argument of a class, whose option may be misspelt
-    near = get_close_matches(found[1], known, cutoff=0.75) or get_close_matches(above, known, cutoff=0.75)
-    near = [_whole(name) for name in near if not name.endswith((".help", "+"))]
+    near = get_close_matches(found[1], [*SHORT, *known], cutoff=0.75) or get_close_matches(above, known, cutoff=0.75)
+    near = [name if name in SHORT else _whole(name) for name in near if not name.endswith((".help", "+"))]
     return message.replace(found[1], f"--{_below_classes(found[1].removeprefix('--'))}", 1) + f".{did_you_mean(near)}"
 
 

@@ -40,7 +40,7 @@ _RECORDS = "columns|groups|splits|encoding|images|transform|noise|texts|tokens|d
 _FIELD = re.compile(rf"--data\.(?:init_args\.)?({_RECORDS})\.(\w+)")
 _CLASS = re.compile(r"(?:\w+\.)*[A-Z]\w*")
 _TABLES = (".csv", ".parquet")
-_SHORT = {  # words for options of `fit`, and for those below them
+SHORT = {  # words for options of `fit`, and for those below them
     **{f"--{name}": f"--data.columns.{name}" for name in ("label", "positive", "sensitive", "favoured")},
     **{f"--{name}": f"--model.{name}" for name in ("objective", "constraints", "network", "algorithm", "optimizer")},
     "--test": "--data.test",
@@ -91,7 +91,7 @@ def _in_full(args: Sequence[str]) -> list[str]:
 
 def _full(word: str) -> str:
     short = re.match(r"--\w+", word)
-    return word if short is None or short[0] not in _SHORT else _SHORT[short[0]] + word[short.end() :]
+    return word if short is None or short[0] not in SHORT else SHORT[short[0]] + word[short.end() :]
 
 
 def _with_nulls(args: Iterable[str]) -> Iterator[str]:

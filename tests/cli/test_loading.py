@@ -10,7 +10,7 @@ import pytest
 
 from fcco_lightning.cli import lightning_cli, run
 from fcco_lightning.cli.options import options
-from fcco_lightning.cli.shorthands import _SHORT
+from fcco_lightning.cli.shorthands import SHORT
 
 HEAVY = ["torch", "lightning", "sklearn", "scipy", "matplotlib", "timm", "open_clip", "transformers", "datasets"]
 TABLES = ["pandas"]
@@ -77,7 +77,7 @@ def test_the_help_of_fit_is_a_page_of_options_that_there_are(capsys):
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 80
     short = lines[lines.index("in short") + 1 :][:3]
-    assert all(set(re.findall(r"--[a-z_]+", line)) <= set(_SHORT) for line in short)
+    assert all(set(re.findall(r"--[a-z_]+", line)) <= set(SHORT) for line in short)
     lines = [line for line in lines[1:] if line not in short]
     named = {word for line in lines for word in re.findall(r"(?<!\S)--([a-z_.]+)", line)}
     others = {

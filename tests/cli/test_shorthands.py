@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fcco_lightning import ConfigError, DataError
+from fcco_lightning.cli import run
 from fcco_lightning.cli.shorthands import written_out
 
 
@@ -315,3 +316,10 @@ def test_labels_that_are_not_known(table):
 )
 def test_what_decisions_are_for(typed, written):
     assert written_out(["fit", *typed]) == ["fit", written]
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("--sensitve", "sensitive"), ("--lable", "label"), ("--epoch", "epochs")])
+def test_a_misspelt_short_word_is_asked_about(typed, meant, table, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(["fit", table(["a", "b"] * 20), "--label", "y", typed, "3"])
+    assert f"unrecognized arguments: {typed} 3. Did you mean --{meant}?" in capsys.readouterr().err
