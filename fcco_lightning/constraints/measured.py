@@ -47,7 +47,11 @@ class Statistic(ABC):
         """
 
     def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """What takes the place of :meth:`of_samples` where these smooth decisions: 0 or 1, of the same shape."""
+        """What takes the place of :meth:`of_samples` where these smooth decisions: 0 or 1, of the same shape.
+
+        Raises:
+            NotImplementedError: of a statistic that smooths nothing (:attr:`smooths`), whose decisions nobody asks for.
+        """
         raise NotImplementedError
 
     def over(self, shares: Tensor, numbers: Tensor) -> Tensor:
