@@ -244,8 +244,8 @@ def _of_rates(means: _Means, tail: float) -> tuple[float, float]:
     two, which of a difference gives a wider interval.
 
     A single rate is in its interval at least as often as asked for.  Of 95% intervals of a difference of two rates that
-    holds on average over all pairs of rates; with 50 and 100 or 200 and 200 samples it holds of every pair, with at most
-    ten of each and rates at opposite ends it is 92.5% at least (by enumeration of 37 by 37 pairs of rates).
+    holds on average over all pairs of rates, and of every pair with 50 and 100 or 200 and 200 samples; with at most ten
+    of each and rates at opposite ends it is 92.5% at least (by enumeration of 37 by 37 pairs of rates).
 
     Of clusters the number of samples of a rate is divided by the design effect, and multiplied by
     ``(t_(n-1) / t_(c-1))^2``, the quantiles of t (Korn and Graubard, 1998).
