@@ -151,7 +151,7 @@ class PGSVRG(ProximallyGuided):
             self._end_loop(engine)
 
     def _pass_at_snapshot(self, engine: Engine, batch: Batch) -> None:
-        """Add what a batch says of G_z and G_q."""
+        """Add the estimates of G_z and G_q by a batch."""
         term, estimate = engine.problem.all_terms[0], Estimate(None)
         q = self.weights(term) if self._snapshots else self.uniform()
         with self.looking():

@@ -70,11 +70,11 @@ class Inclusion(NamedTuple):
     of a batch do not add up to B (those of groups or queries of different sizes do not).  Where samples are drawn with
     replacement (column ``replaced``), c_i is its mean over the batches that hold the sample: all of these then count
     alike, as they do for the remembered row.  Without the column all v are 1, and the different samples of the batch
-    share its weight equally; so do, where every sample owns a row, those that a batch measures.  Elsewhere
-    the number counts all samples and not those with a row only, which differ from batch to
-    batch: what a batch says of a row may depend on that number (in average precision it does), and a mean over them
-    would then be biased.  Where a batch measures a row only if it also holds another kind of sample, the
-    weight is divided by the probability of that, given that it holds the owner.
+    share its weight equally; so do, where every sample owns a row, those that a batch measures.  Elsewhere the number
+    counts all samples and not those with a row only, which differ from batch to batch: the value of a row in a batch
+    may depend on that number (in average precision it does), and a mean over them would then be biased.  Where a batch
+    measures a row only if it also holds another kind of sample, the weight is divided by the probability of that, given
+    that it holds the owner.
 
     Where batches stand for another population than the data, rows of samples have known probabilities like those of
     groups.

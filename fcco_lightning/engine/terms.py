@@ -1,4 +1,4 @@
-"""One compositional term: its rows, its outer function, and what a batch says of it."""
+"""One compositional term: its rows, its outer function, and what a batch contains of it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self

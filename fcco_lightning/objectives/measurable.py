@@ -12,12 +12,12 @@ from fcco_lightning.outer import OuterFunction
 
 
 class Rows(NamedTuple):
-    """What a batch says of the rows of one term, in shapes that follow from the size of the batch alone.
+    """What a batch contains of the rows of one term, in shapes that follow from the size of the batch alone.
 
     Attributes:
         values: g_i(w; batch), shape (r, k), with graph; any finite numbers where ``weight`` is 0.
-        weight: what each row counts in the mean over all rows, without graph, shape (r,); 0 where the batch says
-            nothing of the row.  Of type bool where all rows count alike.
+        weight: what each row counts in the mean over all rows, without graph, shape (r,); 0 where the batch
+            does not contain it.  Of type bool where all rows count alike.
         outer: f of these rows with its known parameters at their present values; None for the term's own.
     """
 

@@ -190,7 +190,7 @@ class Baseline(Callback):
 
 
 def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:
-    """What one batch says of the objective, as a scalar with the gradient ``grad g_0 + mean_i r_i f_i'(g_i) grad g_i``.
+    """The estimate of the objective by one batch, as a scalar with the gradient ``grad g_0 + mean_i r_i f_i'(g_i) grad g_i``.
 
     r_i is the relevance of row i, 1 by default; the mean is over the rows of which the batch speaks, None if of none.
     The outer function must act on single rows; of several parts of a batch the first is the objective's.
