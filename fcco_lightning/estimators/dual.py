@@ -93,9 +93,10 @@ class EntropicMirror(Estimator):
 
     Args:
         alpha: step size in nu, > 0, in units of 1/u.
-        fresh: whether f is taken at the new u_i.  The weight ``g_i / u_i`` of a fresh value is then at most ``1 + 1 / (alpha u_i)``, but correlated with it.  With the u_i from before the step the
-            gradient estimate is unbiased given exact rows, and the weight has no bound.  An objective's ``growth``
-            bounds both (:attr:`~fcco_lightning.Objective.growth`).
+        fresh: whether f is taken at the new u_i.  The weight ``g_i / u_i`` of a fresh value is then at most
+            ``1 + 1 / (alpha u_i)``, but correlated with it.  With the u_i from before the step the gradient estimate is
+            unbiased given exact rows, and the weight has no bound.  An objective's ``growth`` bounds both
+            (:attr:`~fcco_lightning.Objective.growth`).
     """
 
     alpha: float = 1.0

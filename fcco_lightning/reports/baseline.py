@@ -190,9 +190,9 @@ class Baseline(Callback):
 
 
 def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:
-    """The estimate of the objective by one batch, as a scalar with the gradient ``grad g_0 + mean_i r_i f_i'(g_i) grad g_i``.
+    """The objective as one batch estimates it, a scalar with the gradient ``grad g_0 + mean_i r_i f_i'(g_i) grad g_i``.
 
-    r_i is the relevance of row i, 1 by default; the mean is over the rows of which the batch speaks, None if of none.
+    r_i is the relevance of row i, 1 by default; the mean is over the rows that the batch contains, None if it has none.
     The outer function must act on single rows; of several parts of a batch the first is the objective's.
     """
     given = usable(as_batch(batch), network)
