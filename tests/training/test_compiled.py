@@ -73,8 +73,8 @@ class Hooks(Callback):
 def test_where_the_gradient_is_compiled_the_hooks_of_a_backward_pass_are_called(make_module, make_trainer, monkeypatch):
     hooks, taken, called = Hooks(), [], Compiled.__call__
 
-    def counted(self, *given):
-        estimate = called(self, *given)
+    def counted(self, *given, **how):
+        estimate = called(self, *given, **how)
         taken.append(estimate.gradients is not None)
         return estimate
 
