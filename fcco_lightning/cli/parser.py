@@ -178,7 +178,8 @@ def _unrecognized(message: str, known: Sequence[str]) -> str:
     if found is None:
         return message
     above = found[1].rpartition(".")[0]  # of an argument of a class, whose option may be misspelt
-    near = get_close_matches(found[1], [*SHORT, *known], cutoff=0.75) or get_close_matches(above, known, cutoff=0.75)
+    words = known if "." in found[1] else [*SHORT, *known]
+    near = get_close_matches(found[1], words, cutoff=0.75) or get_close_matches(above, known, cutoff=0.75)
     near = [name if name in SHORT else _whole(name) for name in near if not name.endswith((".help", "+"))]
     return message.replace(found[1], f"--{_below_classes(found[1].removeprefix('--'))}", 1) + f".{did_you_mean(near)}"
 
