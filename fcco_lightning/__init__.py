@@ -38,8 +38,9 @@ _SELECTED = {
 @functools.cache
 def public_names() -> dict[str, str]:
     """Every public name of the package with the module that holds it; of two with one name the later."""
-    files = [(family, path) for family in FAMILIES for path in sorted((ROOT / family).glob("[a-z]*.py"))]
-    homes = {name: f"{family}.{path.stem}" for family, path in files for name in _classes(path)}
+    folders = [*FAMILIES, "objectives/*"]  # whose files stand in folders by what they are for
+    files = [path for folder in folders for path in sorted(ROOT.glob(f"{folder}/[a-z]*.py"))]
+    homes = {name: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files for name in _classes(path)}
     homes |= {name: module for module in _WHOLE for name in _exported(module) if name[0].isupper()}
     homes |= {name: module for module, names in _SELECTED.items() for name in names.split()}
     return {name: f"{ROOT.name}.{module}" for name, module in homes.items()}

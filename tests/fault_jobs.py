@@ -14,7 +14,7 @@ from fcco_lightning.objectives import LogisticLoss
 from fcco_lightning.state import DualState
 from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION
 from fcco_lightning.state.processes import Processes
-from fcco_lightning.training.row_checkpoints import RowsCheckpointIO, load, save
+from fcco_lightning.training.resuming.row_checkpoints import RowsCheckpointIO, load, save
 from tests.jobs import SoftRank
 
 ROWS = 300_001

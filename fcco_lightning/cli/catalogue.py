@@ -101,7 +101,7 @@ class _Header(NamedTuple):
 def _headers(folder: str) -> list[_Header]:
     """The headers of all classes with bases in the files of a folder."""
     found = []
-    for path in sorted((ROOT / folder).glob("*.py")):
+    for path in sorted((ROOT / folder).rglob("*.py")):
         for name, bases, summary in _CLASS.findall(path.read_text(encoding="utf-8")):
             listed = tuple(re.sub(r"\[.*", "", base).strip().rpartition(".")[2] for base in bases.split(","))
             found.append(_Header(name, listed, summary))

@@ -39,7 +39,7 @@ from fcco_lightning.state.processes import end_processes
 from fcco_lightning.state.watch import is_lost
 from fcco_lightning.training import FCCOModule
 from fcco_lightning.training.preemption import SAVED
-from fcco_lightning.training.resuming import find_own, job_identity
+from fcco_lightning.training.resuming.finding import find_own, job_identity
 
 _TRAINER_DEFAULTS = {
     "default_root_dir": "runs",

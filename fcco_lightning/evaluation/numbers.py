@@ -9,7 +9,7 @@ from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import one_tensor
-from fcco_lightning.objectives.bellman import TemporalDifference, mean_residuals, state_values
+from fcco_lightning.objectives.others.bellman import TemporalDifference, mean_residuals, state_values
 
 
 class NumberEvaluation(Evaluation):

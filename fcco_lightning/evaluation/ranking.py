@@ -17,8 +17,8 @@ from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, pa
 from fcco_lightning.evaluation.pictures import History, plot_objective_and_violation, plot_ranking, plot_roc_by_group
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import Pooling, binary_scores
+from fcco_lightning.objectives.auc.pooling import bags_of
 from fcco_lightning.objectives.base import one_label_each, one_tensor, require
-from fcco_lightning.objectives.pooling import bags_of
 
 _List = tuple[Tensor, Tensor, Tensor | None]
 _WHOLE_LISTS = ("average_precision", "auc", "partial_auc", "partial_auc_tpr", "two_way_partial_auc")

@@ -11,7 +11,7 @@ from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.evaluation.metrics.retrieval import RankedLists
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
-from fcco_lightning.objectives.lists import graded
+from fcco_lightning.objectives.ranking.lists import graded
 
 
 class RetrievalEvaluation(Evaluation):

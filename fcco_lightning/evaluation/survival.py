@@ -24,7 +24,7 @@ from fcco_lightning.evaluation.metrics.survival import (
 from fcco_lightning.evaluation.pictures import History, plot_calibration
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
-from fcco_lightning.objectives.cox import survival
+from fcco_lightning.objectives.others.cox import survival
 
 _LEAST_UNCENSORED = 0.05
 _GRID = 50

@@ -5,7 +5,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ def parts() -> tuple[type, ...]:
     names = (
         name
         for package in _OF_PARTS
-        for _, name, is_package in iter_modules(package.__path__, f"{package.__name__}.")
+        for _, name, is_package in walk_packages(package.__path__, f"{package.__name__}.")
         if not is_package
     )
     return tuple(

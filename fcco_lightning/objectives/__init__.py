@@ -1,7 +1,18 @@
 """Objectives: what is measured of the network's outputs."""
 
-from fcco_lightning.objectives.auc import AUC, AUCMargin
-from fcco_lightning.objectives.average_precision import AveragePrecision, MeanAveragePrecision
+from fcco_lightning.objectives.auc.auc import AUC, AUCMargin
+from fcco_lightning.objectives.auc.multi_instance import MultiInstanceAUC
+from fcco_lightning.objectives.auc.p_norm_push import PNormPush
+from fcco_lightning.objectives.auc.pairwise import (
+    ExponentialPair,
+    LogisticPair,
+    PairLoss,
+    SigmoidPair,
+    SquaredHingePair,
+    SquaredPair,
+)
+from fcco_lightning.objectives.auc.partial_auc import CVaRPartialAUC, KLPartialAUC
+from fcco_lightning.objectives.auc.pooling import AttentionPooling, MeanPooling, Pooling, SmoothMaxPooling
 from fcco_lightning.objectives.base import (
     BinaryObjective,
     Objective,
@@ -13,11 +24,11 @@ from fcco_lightning.objectives.base import (
     require_binary_labels,
     required_column,
 )
-from fcco_lightning.objectives.bellman import BellmanResidual, TemporalDifference
-from fcco_lightning.objectives.contrastive import GlobalContrastive, InfoNCE
-from fcco_lightning.objectives.cox import CoxPartialLikelihood
-from fcco_lightning.objectives.exposure import Exposure
-from fcco_lightning.objectives.group_dro import (
+from fcco_lightning.objectives.contrastive.contrastive import GlobalContrastive, InfoNCE
+from fcco_lightning.objectives.contrastive.neighbourhood_components import NeighbourhoodComponents
+from fcco_lightning.objectives.contrastive.sampled_softmax import SampledSoftmax
+from fcco_lightning.objectives.contrastive.view_contrastive import ViewContrastive
+from fcco_lightning.objectives.groups.group_dro import (
     ChiSquareGroupDRO,
     CVaRGroupDRO,
     GroupMaxForm,
@@ -26,25 +37,13 @@ from fcco_lightning.objectives.group_dro import (
     MultiTaskGroupDRO,
     WorstGroupDRO,
 )
-from fcco_lightning.objectives.latent_variable import LatentVariable
-from fcco_lightning.objectives.lists import ListObjective
-from fcco_lightning.objectives.listwise import ListMLE, ListNet
+from fcco_lightning.objectives.groups.sample_dro import SampleDRO
 from fcco_lightning.objectives.mean_losses import CrossEntropy, SquaredError
 from fcco_lightning.objectives.measurable import Measurable, Rows, nan_where
-from fcco_lightning.objectives.multi_instance import MultiInstanceAUC
-from fcco_lightning.objectives.ndcg import NDCG
-from fcco_lightning.objectives.neighbourhood_components import NeighbourhoodComponents
-from fcco_lightning.objectives.p_norm_push import PNormPush
-from fcco_lightning.objectives.pairwise import (
-    ExponentialPair,
-    LogisticPair,
-    PairLoss,
-    SigmoidPair,
-    SquaredHingePair,
-    SquaredPair,
-)
-from fcco_lightning.objectives.partial_auc import CVaRPartialAUC, KLPartialAUC
-from fcco_lightning.objectives.pooling import AttentionPooling, MeanPooling, Pooling, SmoothMaxPooling
+from fcco_lightning.objectives.others.bellman import BellmanResidual, TemporalDifference
+from fcco_lightning.objectives.others.cox import CoxPartialLikelihood
+from fcco_lightning.objectives.others.latent_variable import LatentVariable
+from fcco_lightning.objectives.others.robust_logistic import RobustLogistic
 from fcco_lightning.objectives.quantities import (
     CostedLoss,
     CrossEntropyLoss,
@@ -56,12 +55,13 @@ from fcco_lightning.objectives.quantities import (
     SoftRate,
     SquaredLoss,
 )
-from fcco_lightning.objectives.ranking import RankingObjective
-from fcco_lightning.objectives.recall_at_k import RecallAtK
-from fcco_lightning.objectives.robust_logistic import RobustLogistic
-from fcco_lightning.objectives.sample_dro import SampleDRO
-from fcco_lightning.objectives.sampled_softmax import SampledSoftmax
-from fcco_lightning.objectives.view_contrastive import ViewContrastive
+from fcco_lightning.objectives.ranking.average_precision import AveragePrecision, MeanAveragePrecision
+from fcco_lightning.objectives.ranking.exposure import Exposure
+from fcco_lightning.objectives.ranking.lists import ListObjective
+from fcco_lightning.objectives.ranking.listwise import ListMLE, ListNet
+from fcco_lightning.objectives.ranking.ndcg import NDCG
+from fcco_lightning.objectives.ranking.ranking import RankingObjective
+from fcco_lightning.objectives.ranking.recall_at_k import RecallAtK
 
 __all__ = [
     "AUC",

@@ -29,7 +29,7 @@ from fcco_lightning.reports.summary_table import (
     table_makers,
     write_report,
 )
-from fcco_lightning.training.resuming import by_age
+from fcco_lightning.training.resuming.finding import by_age
 
 
 class Run:

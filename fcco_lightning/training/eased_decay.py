@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.optimizers import Stepping
-from fcco_lightning.training.progress import epoch_is_whole
+from fcco_lightning.training.resuming.progress import epoch_is_whole
 
 _DECAY = "weight_decay"  # of torch's optimizers
 

@@ -38,7 +38,6 @@ from fcco_lightning.state.processes import Processes, require_same_everywhere
 from fcco_lightning.training.averaging import WeightAverage, exchange
 from fcco_lightning.training.backend import Clipping, LightningBackend
 from fcco_lightning.training.common_statistics import share_statistics
-from fcco_lightning.training.continuing import Continuation
 from fcco_lightning.training.eased_decay import EasedDecay
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.execution import Execution, require_parts, require_settings
@@ -61,9 +60,10 @@ from fcco_lightning.training.posing import (
 )
 from fcco_lightning.training.precisions import WholeColumns, require_wide
 from fcco_lightning.training.pretraining import Phase, Phases, Pretraining
-from fcco_lightning.training.progress import RESULTS, LoopProgress, epoch_is_whole
 from fcco_lightning.training.progress_line import OneLine
-from fcco_lightning.training.row_checkpoints import install, load
+from fcco_lightning.training.resuming.continuing import Continuation
+from fcco_lightning.training.resuming.progress import RESULTS, LoopProgress, epoch_is_whole
+from fcco_lightning.training.resuming.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.sharding import ShardedWeights, divide, require_divisible, take_strategy
 from fcco_lightning.training.together import Announce, begin_together, joined_by_failure

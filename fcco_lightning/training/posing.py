@@ -28,7 +28,7 @@ from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, TARGET
 from fcco_lightning.objectives import BinaryObjective, CostedLoss, Objective
-from fcco_lightning.training.random_streams import (
+from fcco_lightning.training.resuming.random_streams import (
     loader_streams,
     random_streams,
     set_loader_streams,

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.training.module import FCCOModule
-from fcco_lightning.training.resuming import INTERRUPTED
+from fcco_lightning.training.resuming.finding import INTERRUPTED
 from fcco_lightning.training.trainers import Temporary
 
 SAVED = "saved"

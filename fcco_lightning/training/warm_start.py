@@ -4,7 +4,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fcco_lightning.state.checkpoint_files import load_weights, read_file
 from fcco_lightning.training.module import FCCOModule
-from fcco_lightning.training.row_checkpoints import load
+from fcco_lightning.training.resuming.row_checkpoints import load
 
 
 class WarmStart(Callback):

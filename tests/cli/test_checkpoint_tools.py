@@ -23,7 +23,7 @@ from fcco_lightning.state import DualState
 from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import CHUNK_BYTES
-from fcco_lightning.training.row_checkpoints import save
+from fcco_lightning.training.resuming.row_checkpoints import save
 from tests import jobs
 from tests.launch import launch, values
 

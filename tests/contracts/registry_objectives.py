@@ -28,7 +28,7 @@ from fcco_lightning.objectives import (
     Objective,
     RankingObjective,
 )
-from fcco_lightning.objectives.contrastive import PairObjective
+from fcco_lightning.objectives.contrastive.contrastive import PairObjective
 from tests.contracts.registry_objectives_lists import CASES as LISTS
 from tests.contracts.registry_objectives_ranking import CASES as RANKING
 from tests.contracts.registry_objectives_rest import CASES as REST

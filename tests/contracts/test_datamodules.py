@@ -44,7 +44,7 @@ from fcco_lightning import (
     UniformSampling,
 )
 from fcco_lightning.data import datamodules
-from fcco_lightning.training.progress import LoopProgress
+from fcco_lightning.training.resuming.progress import LoopProgress
 from tests.texts import make_texts
 
 FRAME = pd.DataFrame(

@@ -20,7 +20,7 @@ from fcco_lightning.data.texts import TextTokens
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.inference import export, load
 from fcco_lightning.inference.networks import LAYERS, NETWORKS, network_of
-from fcco_lightning.training.row_checkpoints import RowsCheckpointIO
+from fcco_lightning.training.resuming.row_checkpoints import RowsCheckpointIO
 from tests.conftest import QUIET
 from tests.tables import make_data, make_frame
 

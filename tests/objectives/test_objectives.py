@@ -16,8 +16,8 @@ from fcco_lightning.objectives import (
     SquaredPair,
     binary_scores,
 )
+from fcco_lightning.objectives.auc.pairwise import ExponentialOf
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_mean, pair_sums
-from fcco_lightning.objectives.pairwise import ExponentialOf
 
 EXACT = 1e-12  # means of at most 100 numbers of order one, float64
 

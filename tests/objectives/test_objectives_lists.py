@@ -11,7 +11,7 @@ from fcco_lightning import BSGD, NDCG, CoxPartialLikelihood, Engine, ListMLE, Li
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.numerics import exp_with_tangent
 from fcco_lightning.objectives import SigmoidPair
-from fcco_lightning.objectives.cox import tie_shares
+from fcco_lightning.objectives.others.cox import tie_shares
 from tests.contracts.registry_objectives_lists import CASES
 from tests.contracts.sampled import Bench, Drawn
 from tests.plans import GroupBatches

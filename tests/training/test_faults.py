@@ -12,7 +12,7 @@ import torch
 
 from fcco_lightning.state import DualState
 from fcco_lightning.state.processes import Processes
-from fcco_lightning.training.row_checkpoints import load
+from fcco_lightning.training.resuming.row_checkpoints import load
 from tests import fault_jobs
 from tests.jobs import whole_rows
 from tests.launch import launch, values

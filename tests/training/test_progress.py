@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from fcco_lightning.training.progress import Position, read_position, write_position
+from fcco_lightning.training.resuming.progress import Position, read_position, write_position
 
 
 def count(ready, started, processed, completed):

@@ -17,7 +17,7 @@ from fcco_lightning import (
     StepAtFractions,
     TabularMLP,
 )
-from fcco_lightning.training.continuing import apply_changes
+from fcco_lightning.training.resuming.continuing import apply_changes
 from tests.jobs import save_at
 from tests.tables import make_data, make_frame
 from tests.training.conftest import quick

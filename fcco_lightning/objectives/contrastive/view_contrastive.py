@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.contrastive import GlobalContrastive, log, two_of_each
+from fcco_lightning.objectives.contrastive.contrastive import GlobalContrastive, log, two_of_each
 from fcco_lightning.objectives.log_means import by_table, log_means
 from fcco_lightning.objectives.self_weights import comparison_weights, self_and_others
 

@@ -9,11 +9,11 @@ from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import POPULATION, Columns
 from fcco_lightning.numerics import Known
+from fcco_lightning.objectives.auc.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.base import Objective, RowDomain, one_label_each, one_tensor, required_column
 from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.pair_sums import Strata, pair_sums
-from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
-from fcco_lightning.objectives.ranking import RankingObjective, known_labels, require_known, sums_over_data
+from fcco_lightning.objectives.ranking.ranking import RankingObjective, known_labels, require_known, sums_over_data
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata
 from fcco_lightning.outer import Range, Ratio
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.auc.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.base import binary_scores
-from fcco_lightning.objectives.lists import graded
-from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.quantities import Quantity
+from fcco_lightning.objectives.ranking.lists import graded
 from fcco_lightning.objectives.self_weights import Comparisons
 from fcco_lightning.outer import Range
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from fcco_lightning.checks import below_one, finite, fraction, positive
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.auc.pairwise import ExponentialOf, PairLoss
 from fcco_lightning.objectives.base import SampleParameters, mean_over_data, required_column
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.pairwise import ExponentialOf, PairLoss
-from fcco_lightning.objectives.ranking import RankingObjective, both_classes
+from fcco_lightning.objectives.ranking.ranking import RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Range, Shifted
 
 

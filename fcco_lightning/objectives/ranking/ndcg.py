@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, greater, one_of
 from fcco_lightning.errors import DataError
-from fcco_lightning.objectives.lists import ListObjective, Lists
-from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
+from fcco_lightning.objectives.auc.pairwise import PairLoss, SquaredHingePair
+from fcco_lightning.objectives.ranking.lists import ListObjective, Lists
 from fcco_lightning.outer import DiscountedGain
 
 _LARGEST_GRADE = 50  # 2^50 still leaves the digits of smaller gains

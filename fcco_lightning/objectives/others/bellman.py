@@ -10,7 +10,7 @@ from fcco_lightning.checks import below_one
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import RowDomain, one_label_each, require_binary_labels
-from fcco_lightning.objectives.group_dro import GroupObjective
+from fcco_lightning.objectives.groups.group_dro import GroupObjective
 from fcco_lightning.objectives.quantities import Quantity
 from fcco_lightning.outer import Square
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import POPULATION, SAMPLE_WEIGHT, Columns
+from fcco_lightning.objectives.auc.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.base import (
     BinaryObjective,
     Objective,
@@ -20,7 +21,6 @@ from fcco_lightning.objectives.base import (
     whole_split,
 )
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
-from fcco_lightning.objectives.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.ratios import warn_of_ratios
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata, comparison_weights, self_and_others
 from fcco_lightning.outer import Range

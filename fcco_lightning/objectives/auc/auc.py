@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from fcco_lightning.checks import positive
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.auc.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.base import BinaryObjective, RowDomain, one_label_each, require_binary_labels
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pair_sums import pair_mean
-from fcco_lightning.objectives.pairwise import PairLoss, SigmoidPair
-from fcco_lightning.objectives.ranking import both_classes, class_shares, few, warn_of_class_ratios
+from fcco_lightning.objectives.ranking.ranking import both_classes, class_shares, few, warn_of_class_ratios
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 
 

@@ -6,9 +6,9 @@ import torch
 
 from fcco_lightning.checks import greater, one_of
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.auc.pairwise import ExponentialPair, PairLoss
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.pairwise import ExponentialPair, PairLoss
-from fcco_lightning.objectives.ranking import RankingObjective
+from fcco_lightning.objectives.ranking.ranking import RankingObjective
 from fcco_lightning.outer import OuterFunction, Power
 
 

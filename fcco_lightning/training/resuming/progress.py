@@ -31,7 +31,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule, Trainer
 
-from fcco_lightning.training.random_streams import generators_of
+from fcco_lightning.training.resuming.random_streams import generators_of
 from fcco_lightning.training.trainers import Temporary
 
 Counters = dict[str, Any]

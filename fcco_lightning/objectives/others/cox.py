@@ -10,8 +10,8 @@ from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known, counts, exp_with_tangent
 from fcco_lightning.objectives.base import Objective, RowDomain, binary_scores, one_label_each, require, whole_split
-from fcco_lightning.objectives.lists import equals_before
 from fcco_lightning.objectives.measurable import Rows, nan_where
+from fcco_lightning.objectives.ranking.lists import equals_before
 from fcco_lightning.objectives.self_weights import Comparisons
 from fcco_lightning.outer import Log, Range
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import one_of
 from fcco_lightning.numerics import exp_with_tangent
-from fcco_lightning.objectives.lists import ListObjective, Lists
+from fcco_lightning.objectives.ranking.lists import ListObjective, Lists
 from fcco_lightning.outer import Log
 
 

@@ -12,7 +12,7 @@ from fcco_lightning.models.outputs import LatentVectors
 from fcco_lightning.numerics import bounded_exp
 from fcco_lightning.objectives.base import Objective, RowDomain, require_binary_labels, vectors
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.robust_logistic import signs
+from fcco_lightning.objectives.others.robust_logistic import signs
 from fcco_lightning.outer import LogRatio, Range
 
 LATENT = "latent"

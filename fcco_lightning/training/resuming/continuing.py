@@ -14,7 +14,7 @@ from fcco_lightning.engine import Engine
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state.checkpoint_files import in_words
 from fcco_lightning.training.optimizers import Hyperparameters, Stepping
-from fcco_lightning.training.random_streams import (
+from fcco_lightning.training.resuming.random_streams import (
     loader_streams,
     random_streams,
     set_loader_streams,

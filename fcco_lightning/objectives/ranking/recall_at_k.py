@@ -7,9 +7,9 @@ import torch
 from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.objectives.auc.pairwise import PairLoss
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.pairwise import PairLoss
-from fcco_lightning.objectives.ranking import RankingObjective
+from fcco_lightning.objectives.ranking.ranking import RankingObjective
 from fcco_lightning.outer import Hinge, OuterFunction
 
 

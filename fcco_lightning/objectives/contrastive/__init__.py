@@ -1,0 +1,1 @@
+"""Losses that set every sample against all others: images and texts, views, classes."""

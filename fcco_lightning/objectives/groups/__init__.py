@@ -1,0 +1,1 @@
+"""The worst groups and samples, and averages that lean to them."""

@@ -1,0 +1,1 @@
+"""Survival, Bellman residuals, latent variables, robust logistic regression."""

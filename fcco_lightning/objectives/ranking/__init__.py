@@ -1,0 +1,1 @@
+"""Average precision, and objectives of ranked lists."""
