@@ -82,7 +82,7 @@ class ICPPAC(Algorithm):
 
     def start(self, engine: Engine) -> None:
         self.require_stored_activations(engine)
-        if engine.backend.drops_overflows:
+        if engine.backend.scaler is not None:
             raise ConfigError(
                 "ICPPAC differentiates its constraints along a step, and cannot take back one that overflowed in half "
                 "precision. Use --trainer.precision bf16-mixed or 32."

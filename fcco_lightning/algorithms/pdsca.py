@@ -69,7 +69,7 @@ class PDSCA(Estimation):
     def start(self, engine: Engine) -> None:
         super().start(engine)
         self.require_stored_activations(engine)
-        if engine.backend.drops_overflows:
+        if engine.backend.scaler is not None:
             raise ConfigError(
                 "PDSCA moves u by a gradient that may overflow in half precision, and cannot take that back as loss "
                 "scaling does. Use --trainer.precision bf16-mixed or 32."

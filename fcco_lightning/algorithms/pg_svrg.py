@@ -127,7 +127,7 @@ class PGSVRG(ProximallyGuided):
     def start(self, engine: Engine) -> None:
         super().start(engine)
         self.require_stored_activations(engine)
-        if engine.backend.drops_overflows:
+        if engine.backend.scaler is not None:
             raise ConfigError(
                 "PGSVRG sums up gradients over a pass, and cannot take back one that overflowed in half precision. "
                 "Use --trainer.precision bf16-mixed or 32."

@@ -74,8 +74,7 @@ class Compiled:
         estimate.new = [NewRows(self._states[number], *rest) for number, *rest in new]
         estimate.counted = [(self._problem.all_terms[number], *rest) for number, *rest in counted]
         estimate.parts.parts = [Part(name, total, rows=rows) for name, total, rows in parts]
-        if found is not None:
-            *estimate.gradients, estimate.by_rows = found
+        estimate.gradients = found
         return estimate
 
     def _function(self, step: Callable[..., Estimate], *, whole: bool, wanted: bool) -> Callable[..., Any]:
@@ -98,8 +97,7 @@ class Compiled:
                 leaves = [] if parameters is None else [_leaf(given.columns, parameters.spec.name)]
                 wrt = [*(w for w in weights if w.requires_grad), *leaves]  # some may have been frozen since
                 found = iter(torch.autograd.grad(value, wrt, allow_unused=True))
-                gradients = [next(found) if w.requires_grad else None for w in weights]
-                gradients.append(next(found, None))
+                gradients = [next(found) if w.requires_grad else None for w in weights] + list(found)
                 value = value.detach()
             new = [(n.state.number, n.rows, n.values, n.decay, n.finite) for n in estimate.new]
             counted = [(term.number, rows, share) for term, rows, share in estimate.counted]

@@ -31,7 +31,7 @@ from fcco_lightning.outer import slopes
 from fcco_lightning.state import Layout
 from fcco_lightning.state.checkpoint_files import in_words
 from fcco_lightning.state.checkpoint_schema import EngineState, require
-from fcco_lightning.state.divided import parts_of
+from fcco_lightning.state.divided import is_gathered, parts_of
 from fcco_lightning.state.processes import Processes
 
 _FULL = (torch.float32, torch.float64)
@@ -207,6 +207,7 @@ class Engine:
         answer: to what was asked in the last :meth:`commit`.
         averages: means of the estimates since :meth:`average_estimates`; None if nobody asked.
         params: the parameters that are trained.
+        divided: whether the weights lie in parts on the processes.
         given: the batch that is being trained on, of this process, until the commit.
         outputs: the network's for it, of all processes together; None until it is evaluated.
         arrivals: compares the first batches with what was declared of them.
@@ -246,7 +247,7 @@ class Engine:
         if problem.row_parameters is not None:
             problem.row_parameters.with_previous = algorithm.needs_previous
         self.functions = InnerFunctions(network, problem.objective, problem.constraints, micro_batch)
-        self.backend = backend or Backend(self.processes)
+        self.backend = backend or Backend()
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
         self.compiled = Compiled(self.functions, problem, self.measure) if compiled else None
         self.arrivals = Arrivals(problem)
@@ -344,7 +345,7 @@ class Engine:
         if not self.alone:
             return self.compiled(step, self.evaluate(batch, previous), whole=False, gradients=False)
         self.given, self.stop_agreed = batch, self.stop_asked
-        given, gradients = self.problem.attach(batch), self.backend.takes_gradients(self.params)
+        given, gradients = self.problem.attach(batch), self.backend.plain and not _hooked(self.params)
         return self.compiled(step, Outputs({}, given, None, previous, {}), whole=True, gradients=gradients)
 
     def evaluate(self, batch: Batch, previous: Sequence[Tensor] | None = None) -> Outputs:
@@ -430,15 +431,19 @@ class Engine:
         Its rows are written by :meth:`commit`.
         """
         self._estimated = estimate
-        value, by_rows, of_samples = estimate.value, estimate.by_rows, self.problem.row_parameters
+        value, samples = estimate.value, self.problem.row_parameters
+        leaves = [] if samples is None or samples.leaf is None else [samples.leaf]
         self._looked_at.append(value.detach())
         self._new += estimate.new
-        if estimate.gradients is not None:
-            self.backend.put(value, self.params, estimate.gradients)
-        elif value.requires_grad:
-            by_rows = self.backend.backward(value, self.params, None if of_samples is None else of_samples.leaf)
-        if of_samples is not None:
-            self._new += of_samples.step(by_rows)
+        if value.requires_grad or estimate.gradients is not None:
+            self.backend.backward(value, [*self.params, *leaves], estimate.gradients)
+        if self.processes.size > 1 and estimate.gradients is None and not self.backend.averages:
+            self.processes.average_([p.grad for p in self.params if p.grad is not None])
+        if samples is not None and leaves:
+            scaler, gradient = self.backend.scaler, leaves[0].grad
+            if scaler is not None and gradient is not None:
+                gradient = gradient / scaler.scale(gradient.new_ones(()))  # without waiting for the scale
+            self._new += samples.step(gradient)
 
     def gradients(
         self, value: Tensor, *, own: bool = False, graph: bool = False, of_samples: bool = False
@@ -453,20 +458,35 @@ class Engine:
             of_samples: whether the parameters of single samples, if there are any, move by the value.
         """
         self._looked_at.append(value.detach())
-        rows = self.problem.row_parameters if of_samples else None
-        leaves = [] if rows is None or rows.leaf is None else [rows.leaf]
-        found: Sequence[Tensor | None] = [None] * (len(self.params) + len(leaves))
-        if value.requires_grad:
-            found = self.backend.gradients(value, [*self.params, *leaves], keep=own, graph=graph)
+        samples = self.problem.row_parameters if of_samples else None
+        leaves = [] if samples is None or samples.leaf is None else [samples.leaf]
+        found = self._differentiated(value, [*self.params, *leaves], keep=own, graph=graph)
+        if samples is not None and leaves:
+            self._new += samples.step(found[-1])
         of_weights = [torch.zeros_like(w) if g is None else g for w, g in zip(self.params, found, strict=False)]
-        if rows is not None and leaves:
-            self._new += rows.step(found[-1])
         if own:
             return of_weights
         of_weights = [g.detach().clone() for g in of_weights]
         self.processes.average_(of_weights)
         self._gradients += of_weights
         return of_weights
+
+    def _differentiated(
+        self, value: Tensor, leaves: Sequence[Tensor], *, keep: bool, graph: bool
+    ) -> Sequence[Tensor | None]:
+        """This process's gradients with respect to leaves; where losses are scaled, on their way back only."""
+        if not value.requires_grad:
+            return [None] * len(leaves)
+        if self.divided:  # FSDP2 knows a gradient by a backward pass, and averages it there
+            self.backend.backward(value, leaves)
+            left = [leaf.grad for leaf in leaves]
+            for leaf in leaves:
+                leaf.grad = None
+            return left
+        scaler = self.backend.scaler
+        scaled = value if scaler is None else scaler.scale(value)
+        found = torch.autograd.grad(scaled, leaves, retain_graph=keep or graph, create_graph=graph, allow_unused=True)
+        return found if scaler is None else [None if g is None else g / scaler.get_scale() for g in found]
 
     def commit(self, mover: Optimizer | None = None, asked: Tensor | None = None) -> bool:
         """Write new rows, if everything of this iteration is finite: values, rows and gradients.
@@ -482,8 +502,9 @@ class Engine:
         Raises:
             NonFiniteError: if something is NaN or infinite; nothing has changed then.
         """
-        if self.backend.drops_overflows:
-            self.backend.unscale(mover or self.optimizer)
+        scaler = self.backend.scaler
+        if scaler is not None:
+            scaler.unscale_(mover or self.optimizer)
         known = None if self.problem.units_known else self.problem.have_units()
         values, gradients = self._looked_at, self._gradients
         for new in self._new:
@@ -494,10 +515,10 @@ class Engine:
         questions = [] if asked is None else [asked]
         questions += [] if known is None else [known]
         usable, answers = look([*values, *parts_of(gradients)], questions)
-        if self.processes.size > 1:
-            usable = self.backend.everywhere(usable)
+        if self.divided:  # each process sees its part of the gradient
+            usable = not self.processes.largest(not usable)
         self.answer = asked is not None and answers[0]
-        if not usable and not (self.backend.drops_overflows and all_finite(values)):
+        if not usable and (scaler is None or not all_finite(values)):
             self._refuse(values)
         self._write()
         if known is not None:
@@ -583,6 +604,7 @@ class Engine:
         """Let these be the parameters that are trained."""
         self.params = self.functions.params = list(params)
         self.network_alone = all(name.startswith("network.") for name in self.functions.trainable())
+        self.divided = is_gathered(self.functions.network)
 
     @property
     def alone(self) -> bool:
@@ -695,3 +717,8 @@ class Engine:
             outputs = self.outputs or self.evaluate(self.given)
             self._check(outputs)
             raise NonFiniteError(reason(self.problem, self.functions, self.measure, self.given, outputs, values))
+
+
+def _hooked(params: Sequence[Tensor]) -> bool:
+    """Whether something is to be called when a gradient of one of the parameters is computed."""
+    return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params)

@@ -122,8 +122,8 @@ class Estimate:
         parts: the same by parts of F, without graph.
         new: rows to be written.
         counted: terms whose probabilities are estimated, with the rows that the batch contains and their shares.
-        gradients: with respect to the parameters, where they have been computed with it; else None.
-        by_rows: the same with respect to the parameters of samples.
+        gradients: with respect to the parameters, and behind them those of samples, where they have been computed with
+            it; else None.
     """
 
     def __init__(self, g0: Tensor | None) -> None:
@@ -131,7 +131,6 @@ class Estimate:
         self.new: list[NewRows] = []
         self.counted: list[tuple[Term, Tensor | None, Tensor]] = []
         self.gradients: Sequence[Tensor | None] | None = None
-        self.by_rows: Tensor | None = None
         if g0 is not None:
             self.note("objective", g0)
 

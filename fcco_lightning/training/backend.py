@@ -17,11 +17,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fcco_lightning.checks import one_of, positive
-from fcco_lightning.engine.backend import Backend, hooked
+from fcco_lightning.engine.backend import Backend
 from fcco_lightning.engine.estimates import Averages
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.checkpoint_files import in_words
-from fcco_lightning.state.processes import Processes
 from fcco_lightning.training.evaluating import EvaluatingModule
 from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.sharding import ShardedWeights, clip
@@ -72,75 +71,42 @@ class LightningBackend(Backend):
         self.continued = False
 
     @property
-    def drops_overflows(self) -> bool:  # type: ignore[override]
-        """With 16-bit loss scaling an overflow is expected, and the scaler drops the step."""
-        return self._scaler is not None
+    def scaler(self) -> torch.amp.GradScaler | None:  # type: ignore[override]
+        """The Trainer's, with 16-mixed."""
+        return getattr(self.module.trainer.precision_plugin, "scaler", None)
+
+    @property
+    def averages(self) -> bool:  # type: ignore[override]
+        """DistributedDataParallel averages all gradients; FSDP2 those of divided weights, and the engine the rest."""
+        return not self.divided
+
+    @property
+    def plain(self) -> bool:
+        """On one device without loss scaling."""
+        strategy, precision = self.module.trainer.strategy, self.module.trainer.precision_plugin
+        alone = isinstance(strategy, SingleDeviceStrategy) and type(strategy).backward is Strategy.backward
+        return alone and type(precision).backward is Precision.backward and self.scaler is None
 
     @property
     def divided(self) -> bool:
         """Whether the weights lie in parts on the processes."""
         return isinstance(self.module.trainer.strategy, ShardedWeights)
 
-    def everywhere(self, usable: bool) -> bool:
-        """Ask all processes, where each sees its part of the gradient."""
-        return usable if not self.divided else not self.module.processes.largest(not usable)
-
-    def backward(self, estimate: Tensor, params: Sequence[Tensor], leaf: Tensor | None = None) -> Tensor | None:
-        """Through the strategy, so that gradients are scaled and averaged as Lightning does.
-
-        Where weights are divided, FSDP2 averages these, and the rest is averaged here; elsewhere
-        DistributedDataParallel averages all of them during the backward pass.
-        """
-        for parameter in self.idle:
-            estimate = estimate + 0.0 * parameter.sum()
-        self.module.manual_backward(estimate)
-        if self.divided and params:
-            self.module.processes.average_([p.grad for p in params if p.grad is not None])
-        scaler, gradient = self._scaler, None if leaf is None else leaf.grad
-        if scaler is None or gradient is None:
-            return gradient
-        return gradient / scaler.scale(gradient.new_ones(()))  # without waiting for the scale
-
-    def takes_gradients(self, params: Sequence[Tensor]) -> bool:
-        """On one device without loss scaling."""
-        strategy, precision = self.module.trainer.strategy, self.module.trainer.precision_plugin
-        alone = isinstance(strategy, SingleDeviceStrategy) and type(strategy).backward is Strategy.backward
-        return alone and type(precision).backward is Precision.backward and not self._scaler and not hooked(params)
-
-    def put(self, value: Tensor, params: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """With the hooks of a backward pass."""
+    def backward(
+        self, value: Tensor, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None] | None = None
+    ) -> None:
+        """Through the strategy, with the hooks of a backward pass, so that gradients are scaled as Lightning does."""
+        if gradients is None:
+            for parameter in self.idle:
+                value = value + 0.0 * parameter.sum()
+            self.module.manual_backward(value)
+            return
         strategy, precision = self.module.trainer.strategy, self.module.trainer.precision_plugin
         strategy.pre_backward(value)
         precision.pre_backward(value, self.module)
-        for p, g in zip(params, gradients, strict=True):
-            p.grad = g
+        super().backward(value, leaves, gradients)
         precision.post_backward(value, self.module)
         strategy.post_backward(value)
-
-    def gradients(
-        self, estimate: Tensor, weights: Sequence[Tensor], *, keep: bool = False, graph: bool = False
-    ) -> Sequence[Tensor | None]:
-        """Gradients beside the backward pass, in true units (the loss is scaled against underflow, then unscaled).
-
-        FSDP2 knows a gradient with respect to its weights by a backward pass only, and averages it there.
-        """
-        if self.divided:
-            self.backward(estimate, ())
-            found = [p.grad for p in weights]
-            for p in weights:
-                p.grad = None
-            return found
-        scaler = self._scaler
-        value = estimate if scaler is None else scaler.scale(estimate)
-        scaled = super().gradients(value, weights, keep=keep, graph=graph)
-        if scaler is None:
-            return scaled
-        return [None if g is None else g / scaler.get_scale() for g in scaled]
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Undo the loss scaling, so that whatever follows sees true gradients."""
-        if self._scaler is not None:
-            self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer, *, inner: bool, from_backward: bool, clip: bool) -> None:
         """An update of w: hooks, clipping, the optimizer, the counter, schedules per step.
@@ -262,7 +228,7 @@ class LightningBackend(Backend):
         return logged[self.schedule.monitor]
 
     def _step(self, optimizer: Optimizer, *, from_backward: bool) -> None:
-        scaler = self._scaler
+        scaler = self.scaler
         with in_words("the optimizer's state in the checkpoint") if self.continued else nullcontext():
             if scaler is None or not from_backward:
                 optimizer.step()
@@ -270,10 +236,6 @@ class LightningBackend(Backend):
                 scaler.step(optimizer)
                 scaler.update()
         self.continued = False
-
-    @property
-    def _scaler(self) -> torch.amp.GradScaler | None:
-        return getattr(self.module.trainer.precision_plugin, "scaler", None)
 
 
 class FabricBackend(Backend):
@@ -288,8 +250,9 @@ class FabricBackend(Backend):
         ConfigError: if the precision scales losses, which makes the gradient's unit another one than the engine's.
     """
 
+    averages = True
+
     def __init__(self, fabric: Fabric) -> None:
-        super().__init__(Processes())
         self.fabric = fabric
         if getattr(fabric.strategy.precision, "scaler", None) is not None:
             raise ConfigError(
@@ -297,7 +260,11 @@ class FabricBackend(Backend):
                 "'32-true', or an FCCOModule, which undoes the scaling."
             )
 
-    def backward(self, estimate: Tensor, params: Sequence[Tensor], leaf: Tensor | None = None) -> Tensor | None:  # noqa: ARG002
+    def backward(
+        self,
+        value: Tensor,
+        leaves: Sequence[Tensor],  # noqa: ARG002
+        gradients: Sequence[Tensor | None] | None = None,  # noqa: ARG002
+    ) -> None:
         """``fabric.backward``, during which DistributedDataParallel averages."""
-        self.fabric.backward(estimate)
-        return None if leaf is None else leaf.grad
+        self.fabric.backward(value)

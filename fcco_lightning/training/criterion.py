@@ -180,12 +180,12 @@ class Criterion(nn.Module):
         except IndexError as error:
             engine.explain(error)
             raise
-        self._backend.estimate = estimate.value
+        self._backend.value = estimate.value
         self.estimates = estimate.parts
         engine.arrivals.learn(self.estimates, last_batch=False)
         engine.descend(estimate)
-        value = self._backend.estimate
-        del self._backend.estimate  # as the outputs once rows are written: nothing keeps the graph
+        value = self._backend.value
+        del self._backend.value  # as the outputs once rows are written: nothing keeps the graph
         if value.requires_grad:
             value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
             self._waits = True
@@ -316,12 +316,20 @@ class _Outputs(BatchNetwork):
 class _Deferred(Backend):
     """Leaves the backward pass, of the estimate that it keeps, and averaging over processes to the user's loop."""
 
-    estimate: Tensor
+    averages = True
+    value: Tensor
 
-    def backward(self, estimate: Tensor, params: Sequence[Tensor], leaf: Tensor | None = None) -> Tensor | None:  # noqa: ARG002
-        """Keep it: the user differentiates, perhaps in another unit."""
-        self.estimate = estimate
-        return None if leaf is None else torch.autograd.grad(estimate, leaf, retain_graph=True, allow_unused=True)[0]
+    def backward(
+        self,
+        value: Tensor,
+        leaves: Sequence[Tensor],
+        gradients: Sequence[Tensor | None] | None = None,  # noqa: ARG002
+    ) -> None:
+        """Keep it: the user differentiates, perhaps in another unit; the parameters of samples move at once."""
+        self.value = value
+        of_samples = [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter)]
+        if of_samples:
+            value.backward(inputs=of_samples, retain_graph=True)  # type: ignore[no-untyped-call]
 
 
 def _with_one_forward(algorithm: Algorithm) -> SingleLoop:

@@ -167,7 +167,7 @@ def test_a_part_that_the_loaders_do_not_give():
 
 def test_loss_scaling_is_refused():
     class Scaling(Backend):
-        drops_overflows = True
+        scaler = torch.amp.GradScaler(enabled=False)
 
     net, algorithm = Net(AUC()), PDSCA()
     with pytest.raises(ConfigError, match=r"Use --trainer\.precision bf16-mixed or 32"):
