@@ -13,7 +13,7 @@ from fcco_lightning.constraints.compared import AtMost, Comparison, Difference
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.measurable import Measurable
-from fcco_lightning.outer import OuterFunction, Range
+from fcco_lightning.outer import Absolute, OuterFunction, Range
 
 
 class _Itself(OuterFunction):
@@ -146,8 +146,8 @@ class Constraint(Measurable, ABC):
         return None
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
-        """The outer function ``phi(h(.) + kappa)`` of the inner values."""
-        return self.comparison.outer(phi)
+        """The outer function ``phi(h(.) + kappa)`` of the inner values: ``phi(s)``, or with two sides ``phi(|s|)``."""
+        return self.signed(phi if self.sides == 1 else Absolute(phi))
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
         """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""

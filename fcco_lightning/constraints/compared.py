@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fcco_lightning.outer import AbsoluteDifference, AbsoluteDistance, Linear, OuterFunction, RatioDifference, Shifted
+from fcco_lightning.outer import Linear, OuterFunction, RatioDifference, Shifted
 
 
 class Comparison(ABC):
@@ -26,10 +26,6 @@ class Comparison(ABC):
     def signed(self, phi: OuterFunction) -> OuterFunction:
         """``phi(s(.))`` of the inner values, for a function phi of one variable."""
 
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        """``phi(s(.))``, or of two sides ``phi(|s(.)|)``."""
-        return self.signed(phi)
-
 
 class AtMost(Comparison):
     """``s = u``."""
@@ -48,9 +44,6 @@ class Near(Comparison):
     def signed(self, phi: OuterFunction) -> OuterFunction:
         return Shifted(phi, torch.tensor(self.target, dtype=torch.float64))
 
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return AbsoluteDistance(phi, self.target)
-
 
 class Difference(Comparison):
     """``s = u_1 - u_2``, of either sign."""
@@ -61,9 +54,6 @@ class Difference(Comparison):
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
         return Linear(phi, (1.0, -1.0))
-
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return AbsoluteDifference(phi)
 
 
 @dataclass(frozen=True)
@@ -87,6 +77,3 @@ class DifferenceOfRatios(Comparison):
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
         return RatioDifference(phi)
-
-    def outer(self, phi: OuterFunction) -> OuterFunction:
-        return RatioDifference(AbsoluteDistance(phi))

@@ -18,7 +18,7 @@ from fcco_lightning.constraints.subsets import Subset
 from fcco_lightning.data.conditions import Where, described
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Quantity
-from fcco_lightning.outer import AbsoluteDistance, OuterFunction, Shifted
+from fcco_lightning.outer import OuterFunction, Shifted
 
 
 def _named(quantity: Quantity, where: Where | None) -> str:
@@ -208,8 +208,7 @@ class _Joint(_OfSubsets):
         return self._kappas
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
-        phi = Shifted(phi, self.limit)
-        return self.signed(phi if self.sides == 1 else AbsoluteDistance(phi))
+        return super().outer(Shifted(phi, self.limit))
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
         return super().signed(phi) if self._targets is None else Shifted(phi, self._targets)

@@ -1,13 +1,7 @@
 """Outer functions f: formulas, which autograd differentiates, with their smoothings."""
 
 from fcco_lightning.outer.base import MoreauEnvelope, OuterFunction, Range, not_below, slopes, widest
-from fcco_lightning.outer.composed import (
-    AbsoluteDifference,
-    AbsoluteDistance,
-    Linear,
-    RatioDifference,
-    Shifted,
-)
+from fcco_lightning.outer.composed import Absolute, Linear, RatioDifference, Shifted
 from fcco_lightning.outer.discount import DiscountedGain
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum, WorstCase
 from fcco_lightning.outer.elementary import AveragedHinge, Hinge, SmoothedHinge, Square, SquaredHinge, cvar
@@ -32,8 +26,7 @@ from fcco_lightning.outer.smoothing import (
 )
 
 __all__ = [
-    "AbsoluteDifference",
-    "AbsoluteDistance",
+    "Absolute",
     "AveragedHinge",
     "ChiSquare",
     "DiscountedGain",

@@ -145,33 +145,28 @@ class OuterFunction(ABC):
 
 
 class Composed(OuterFunction):
-    """A function made of another one, whose properties it has unless it says otherwise."""
+    """A function made of another one, phi, whose properties it has unless it says otherwise."""
 
     phi: OuterFunction
 
     @property
-    def inside(self) -> OuterFunction:
-        """The other function."""
-        return self.phi
-
-    @property
     def convex(self) -> bool:  # type: ignore[override]
-        return self.inside.convex
+        return self.phi.convex
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]
-        return self.inside.monotone
+        return self.phi.monotone
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]
-        return self.inside.smooth
+        return self.phi.smooth
 
     @property
     def lipschitz(self) -> float:
-        return self.inside.lipschitz
+        return self.phi.lipschitz
 
     def parameters(self) -> tuple[Tensor, ...]:
-        return (*super().parameters(), *self.inside.parameters())
+        return (*super().parameters(), *self.phi.parameters())
 
 
 @dataclass(frozen=True)
@@ -182,30 +177,26 @@ class MoreauEnvelope(Composed):
     and ``(f_lam)* = f* + lam |.|^2 / 2``.
 
     Args:
-        outer: the function to smooth; needs a prox.
+        phi: the function to smooth; needs a prox.
         lam: smoothing, > 0, in squared units of u per unit of f.  Theory: ``lam = eps / C_f``.
     """
 
-    outer: OuterFunction
+    phi: OuterFunction
     lam: float
     smooth = True
     above_zero = ("lam",)
 
-    @property
-    def inside(self) -> OuterFunction:
-        return self.outer
-
     def __call__(self, u: Tensor) -> Tensor:
         fixed = u.detach()
-        v, y = self.outer.prox(fixed, self.lam)
-        return self.outer(v) + summed(y * (self.lam / 2 * y + (u - fixed)))
+        v, y = self.phi.prox(fixed, self.lam)
+        return self.phi(v) + summed(y * (self.lam / 2 * y + (u - fixed)))
 
     def paired(self, y: Tensor, u: Tensor) -> Tensor:
-        return self.outer.paired(y, u)
+        return self.phi.paired(y, u)
 
     def smoothed(self, lam: float) -> OuterFunction:
         """``f_{lam + self.lam}``: two smoothings are one of their sum."""
-        return self.outer.smoothed(positive("lam", lam) + self.lam)
+        return self.phi.smoothed(positive("lam", lam) + self.lam)
 
 
 def slopes(f: OuterFunction, u: Tensor) -> Tensor:

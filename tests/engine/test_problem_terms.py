@@ -18,7 +18,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import AbsoluteDifference, SmoothedHinge, Square
+from fcco_lightning.outer import Absolute, Linear, SmoothedHinge, Square
 
 ROUNDING = 1e-12  # sums of at most 20 numbers of order one, float64
 N = 8
@@ -134,7 +134,7 @@ def test_only_what_is_not_smooth_is_smoothed():
     ]
     assert outers[0] == Square(0.5)
     assert outers[2] == SmoothedHinge(10.0, 0.1, lam=0.2)
-    assert outers[1] == AbsoluteDifference(SmoothedHinge(10.0, 0.0, lam=0.4))
+    assert outers[1] == Linear(Absolute(SmoothedHinge(10.0, 0.0, lam=0.4)), (1.0, -1.0))
 
 
 def test_a_problem_of_constraints_only_needs_no_objective_function():

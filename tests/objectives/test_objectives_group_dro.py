@@ -123,7 +123,7 @@ def test_worst_group_and_the_cap_follow_the_number_of_groups():
 
     objective = WorstGroupDRO()
     objective.adapt(Data())
-    assert objective.outer.outer.rho == 5
+    assert objective.outer.phi.rho == 5
     with pytest.raises(ConfigError, match=r"alpha=0\.1 of 5 groups"):
         CVaRGroupDRO(0.1).adapt(Data())
 

@@ -7,7 +7,7 @@ import torch
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import (
-    AbsoluteDistance,
+    Absolute,
     Hinge,
     LogSumExp,
     Maximum,
@@ -65,7 +65,7 @@ def test_a_threshold_is_learnt_through_the_average():
 
 @pytest.mark.parametrize(
     "outer",
-    [Maximum(), LogSumExp(), Square(), AbsoluteDistance(Square()), Shifted(Maximum(), torch.zeros(()))],
+    [Maximum(), LogSumExp(), Square(), Absolute(Square()), Shifted(Maximum(), torch.zeros(()))],
     ids=repr,
 )
 def test_functions_without_a_closed_form_are_refused(outer):
@@ -75,4 +75,4 @@ def test_functions_without_a_closed_form_are_refused(outer):
 
 def test_differences_of_ratios_are_refused_with_their_own_reason():
     with pytest.raises(ConfigError, match=r"has no closed-form prox, which smoothing needs\. Use a smooth penalty"):
-        RatioDifference(AbsoluteDistance(Hinge())).averaged(0.1)
+        RatioDifference(Absolute(Hinge())).averaged(0.1)

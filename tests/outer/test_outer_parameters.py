@@ -5,11 +5,12 @@ import torch
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import (
-    AbsoluteDifference,
+    Absolute,
     ChiSquare,
     Hinge,
     KullbackLeibler,
     KullbackLeiblerOfLog,
+    Linear,
     LogWithTemperature,
     Maximum,
     Power,
@@ -32,8 +33,8 @@ MAKERS = {  # name: (parameter -> outer function, width of the rows, a value of 
     "smoothed power": (lambda s: Shifted(Power(3.0), s).smoothed(0.3), 1, 0.1),
     "smoothed maximum": (lambda s: Shifted(Maximum(), s, 0.8).smoothed(0.6), 2, 0.1),
     "twice": (lambda s: Shifted(Shifted(Softplus(-1.5), s * s), s, 2.0), 1, 0.6),
-    "fairness": (lambda s: AbsoluteDifference(Shifted(Hinge(1.5), s)), 2, 0.25),
-    "smoothed fairness": (lambda s: AbsoluteDifference(Shifted(Hinge(1.5), s)).smoothed(0.3), 2, 0.25),
+    "fairness": (lambda s: Linear(Absolute(Shifted(Hinge(1.5), s)), (1.0, -1.0)), 2, 0.25),
+    "smoothed fairness": (lambda s: Linear(Absolute(Shifted(Hinge(1.5), s)), (1.0, -1.0)).smoothed(0.3), 2, 0.25),
     "soft two-way partial auc": (lambda c: KullbackLeiblerOfLog(1.2, 2.0, c), 1, 0.4),
     "temperature": (lambda tau: LogWithTemperature(tau, rho=0.4), 2, 0.7),
 }
@@ -91,7 +92,7 @@ def test_parameters_are_found_through_every_wrapper():
     s, t = torch.tensor(0.5), torch.tensor([[0.5], [0.25]])
     assert Hinge().parameters() == ()
     assert Hinge().smoothed(0.1).parameters() == ()
-    nested = AbsoluteDifference(Shifted(Shifted(Hinge(), s), t)).smoothed(0.1)
+    nested = Linear(Absolute(Shifted(Shifted(Hinge(), s), t)), (1.0, -1.0)).smoothed(0.1)
     assert [id(p) for p in nested.parameters()] == [id(t), id(s)]
     assert LogWithTemperature(s).parameters()[0] is s
 
@@ -140,9 +141,9 @@ def test_a_parameter_is_a_scalar_tensor_or_rows(bad):
 
 
 def test_the_fairness_function_looks_at_the_slope_in_every_row():
-    AbsoluteDifference(Shifted(Hinge(), torch.tensor([[0.1], [0.0]])))
+    Absolute(Shifted(Hinge(), torch.tensor([[0.1], [0.0]])))
     with pytest.raises(ConfigError, match="slope 1 there"):
-        AbsoluteDifference(Shifted(Hinge(), torch.tensor([[0.1], [-0.1]])))
+        Absolute(Shifted(Hinge(), torch.tensor([[0.1], [-0.1]])))
 
 
 def test_lipschitz_constant_of_a_temperature_is_that_of_the_largest():

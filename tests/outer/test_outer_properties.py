@@ -5,7 +5,7 @@ import torch
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import (
-    AbsoluteDifference,
+    Absolute,
     AveragedHinge,
     ChiSquare,
     DiscountedGain,
@@ -186,10 +186,10 @@ def test_numbers_out_of_range_are_refused(make, good, bad, message):
 @pytest.mark.parametrize(
     "phi", [Log(), NegativeLog(), Softplus(-1.0), Softplus(1.0), ChiSquare(), Hinge(kappa=-0.1)], ids=repr
 )
-def test_absolute_difference_needs_a_convex_function_with_slope_zero_at_zero(phi):
-    AbsoluteDifference(SquaredHinge(kappa=0.0))
-    with pytest.raises(ConfigError, match="AbsoluteDifference needs a convex"):
-        AbsoluteDifference(phi)
+def test_an_absolute_value_needs_a_convex_function_with_slope_zero_at_zero(phi):
+    Absolute(SquaredHinge(kappa=0.0))
+    with pytest.raises(ConfigError, match="Absolute needs a convex"):
+        Absolute(phi)
 
 
 @pytest.mark.parametrize("case", ALL_OUTER, ids=case_name)

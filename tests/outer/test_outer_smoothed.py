@@ -6,10 +6,11 @@ import torch
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import (
-    AbsoluteDifference,
+    Absolute,
     AveragedHinge,
     ChiSquare,
     Hinge,
+    Linear,
     Maximum,
     Shifted,
     Square,
@@ -122,8 +123,8 @@ def fairness_step(g, y, tau, lam, rho=2.0, kappa=0.1):
 DUAL_STEPS = [  # section 2 of the specification, last column
     (Hinge(2.0, 0.1), 1, lambda g, y, t: (y + (g - 0.1) / t).clamp(0, 2)),
     (Hinge(2.0, 0.1).smoothed(0.3), 1, lambda g, y, t: ((g - 0.1 + t * y) / (0.3 + t)).clamp(0, 2)),
-    (AbsoluteDifference(Hinge(2.0, 0.1)), 2, lambda g, y, t: fairness_step(g, y, t, 0.0)),
-    (AbsoluteDifference(Hinge(2.0, 0.1)).smoothed(0.3), 2, lambda g, y, t: fairness_step(g, y, t, 0.3)),
+    (Linear(Absolute(Hinge(2.0, 0.1)), (1.0, -1.0)), 2, lambda g, y, t: fairness_step(g, y, t, 0.0)),
+    (Linear(Absolute(Hinge(2.0, 0.1)), (1.0, -1.0)).smoothed(0.3), 2, lambda g, y, t: fairness_step(g, y, t, 0.3)),
     (SquaredHinge(2.0), 1, lambda g, y, t: positive_part((g + t * y) / (1 / 2.0 + t))),  # rho -> rho/2 in the table
     (ChiSquare(0.5), 1, lambda g, y, t: positive_part((g + 1 + t * y) / (1 / 0.5 + t))),
     (ChiSquare(0.5, half=False), 1, lambda g, y, t: positive_part((g + 2 + t * y) / (2 / 0.5 + t))),

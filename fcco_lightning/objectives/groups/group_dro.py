@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
-from fcco_lightning.checks import at_least, finite, one_of, positive
+from fcco_lightning.checks import at_least, finite, one_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
@@ -149,30 +149,23 @@ class _ShiftedGroupObjective(GroupObjective):
     present value, and its gradient is exact given the rows.
 
     Args:
+        base: the function h.
+        scale: in units of R, > 0.
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
         threshold: c to start from.
-
-    Attributes:
-        base: the function h.
     """
 
-    base: OuterFunction
-    scale: float = 1.0
-
-    def __init__(self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0) -> None:
+    def __init__(
+        self, base: OuterFunction, scale: float, loss: Quantity | None, num_groups: int | None, threshold: float
+    ) -> None:
         super().__init__(loss, num_groups)
         self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
-
-    @property
-    def outer(self) -> OuterFunction:  # type: ignore[override]
-        """f, at the present threshold."""
-        return Shifted(self.base, self.threshold, self.scale)
+        self.outer = Shifted(base, self.threshold, scale)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
         """C, and R_i as in :meth:`GroupObjective.measure`."""
-        _, rows = super().measure(outputs, batch)
-        return self.threshold, None if rows is None else rows._replace(outer=self.outer)
+        return self.threshold, super().measure(outputs, batch)[1]
 
 
 class CVaRGroupDRO(_ShiftedGroupObjective):
@@ -197,8 +190,7 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
         self, alpha: float, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0
     ) -> None:
         self.ambiguity = CappedSimplex(alpha)
-        super().__init__(loss, num_groups, threshold)
-        self.base = Hinge(rho=1 / alpha)
+        super().__init__(Hinge(rho=1 / alpha), 1.0, loss, num_groups, threshold)
 
     def max_form(self) -> Objective:
         return GroupMaxForm(self.ambiguity, self.loss, self.num_groups)
@@ -213,10 +205,14 @@ class WorstGroupDRO(_ShiftedGroupObjective):
         threshold: s to start from.
     """
 
-    base = Hinge(rho=1.0)
+    def __init__(self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0) -> None:
+        super().__init__(Hinge(rho=1.0), 1.0, loss, None, threshold)
+        if num_groups is not None:
+            self._set_num_groups(at_least("num_groups", num_groups, 1))
 
     def _set_num_groups(self, num_groups: int) -> None:
-        self.ambiguity, self.base = CappedSimplex(1 / num_groups), Hinge(rho=float(num_groups))
+        self.ambiguity = CappedSimplex(1 / num_groups)
+        self.outer = Shifted(Hinge(rho=float(num_groups)), self.threshold)
         super()._set_num_groups(num_groups)
 
     def max_form(self) -> Objective:
@@ -244,8 +240,7 @@ class ChiSquareGroupDRO(_ShiftedGroupObjective):
         num_groups: int | None = None,
         threshold: float = 0.0,
     ) -> None:
-        super().__init__(loss, num_groups, threshold)
-        self.base, self.scale = ChiSquare(lam0, half), positive("lam0", lam0)
+        super().__init__(ChiSquare(lam0, half), lam0, loss, num_groups, threshold)
 
 
 class KLGroupDRO(_ShiftedGroupObjective):
@@ -267,11 +262,11 @@ class KLGroupDRO(_ShiftedGroupObjective):
         num_groups: int | None = None,
         threshold: float = 0.0,
     ) -> None:
-        super().__init__(loss, num_groups, threshold)
-        self.base, self.scale = KullbackLeibler(lam0), positive("lam0", lam0)
+        super().__init__(KullbackLeibler(lam0), lam0, loss, num_groups, threshold)
+        self.lam0 = lam0
 
     def max_form(self) -> Objective:
-        return GroupMaxForm(None, self.loss, self.num_groups, KLPenalty(self.scale))
+        return GroupMaxForm(None, self.loss, self.num_groups, KLPenalty(self.lam0))
 
 
 class GroupMaxForm(GroupObjective):

@@ -1,11 +1,10 @@
-"""Functions of a weighted sum, of a distance to a number and of a difference of ratios."""
+"""Functions of a weighted sum, of a size and of a difference of ratios."""
 
 import torch
 from mpmath import mpf
 
 from fcco_lightning.outer import (
-    AbsoluteDifference,
-    AbsoluteDistance,
+    Absolute,
     Hinge,
     Linear,
     RatioDifference,
@@ -17,22 +16,25 @@ from fcco_lightning.outer import (
 from tests.outer.case import Case, Reference, Row, reference
 
 CASES = [
-    Case(AbsoluteDifference(Hinge(rho=4.0, kappa=0.1)), 2, kinks=((0.6, 0.5), (1.0, 1.1), (0.3, 0.3))),
-    Case(AbsoluteDifference(Hinge(rho=1.5)), 2, kinks=((0.4, 0.4),)),
-    Case(AbsoluteDifference(SquaredHinge(rho=2.0, kappa=0.2)), 2, kinks=((0.7, 0.5), (0.1, 0.1))),
-    Case(AbsoluteDifference(SmoothedHinge(rho=2.0, kappa=0.1, lam=0.3)), 2, kinks=((0.6, 0.5),)),
-    Case(AbsoluteDifference(Square(0.5)), 2, kinks=((0.2, 0.2),)),
-    Case(AbsoluteDifference(Shifted(Hinge(3.0), torch.tensor(0.125))), 2, kinks=((0.625, 0.5), (0.5, 0.5))),
+    Case(Linear(Absolute(Hinge(rho=4.0, kappa=0.1)), (1.0, -1.0)), 2, kinks=((0.6, 0.5), (1.0, 1.1), (0.3, 0.3))),
+    Case(Linear(Absolute(Hinge(rho=1.5)), (1.0, -1.0)), 2, kinks=((0.4, 0.4),)),
+    Case(Linear(Absolute(SquaredHinge(rho=2.0, kappa=0.2)), (1.0, -1.0)), 2, kinks=((0.7, 0.5), (0.1, 0.1))),
+    Case(Linear(Absolute(SmoothedHinge(rho=2.0, kappa=0.1, lam=0.3)), (1.0, -1.0)), 2, kinks=((0.6, 0.5),)),
+    Case(Linear(Absolute(Square(0.5)), (1.0, -1.0)), 2, kinks=((0.2, 0.2),)),
+    Case(Linear(Absolute(Shifted(Hinge(3.0), torch.tensor(0.125))), (1.0, -1.0)), 2, kinks=((0.625, 0.5), (0.5, 0.5))),
+    Case(Absolute(Hinge(rho=2.0, kappa=0.25)), kinks=((0.25,), (-0.25,), (0.0,)), dual=(-2.0, 2.0)),
     Case(Linear(SquaredHinge(rho=2.0, kappa=-1.0), (1.0, -1.0)), 2, kinks=((0.5, 1.5),)),
     Case(Linear(Hinge(rho=1.5, kappa=0.25), (1.0, -1.0)), 2, kinks=((0.75, 0.5),)),
     Case(Linear(SquaredHinge(rho=2.0, kappa=0.25), (-1.0, 0.5)), 2, kinks=((0.25, 1.0),)),
     Case(Linear(Hinge(rho=1.5), (-1.0, 0.5)), 2, kinks=((0.25, 0.5),)),
-    Case(AbsoluteDistance(Hinge(rho=2.0, kappa=0.25), 0.5), kinks=((0.75,), (0.25,), (0.5,)), dual=(-2.0, 2.0)),
-    Case(AbsoluteDistance(SquaredHinge(rho=2.0, kappa=0.1), -0.5), kinks=((-0.4,),)),
+    Case(
+        Shifted(Absolute(Hinge(rho=2.0, kappa=0.25)), torch.tensor(0.5)),
+        kinks=((0.75,), (0.25,), (0.5,)),
+        dual=(-2.0, 2.0),
+    ),
+    Case(Shifted(Absolute(SquaredHinge(rho=2.0, kappa=0.1)), torch.tensor(-0.5)), kinks=((-0.4,),)),
     *(
-        Case(
-            RatioDifference(AbsoluteDistance(phi)), 4, 0.5, kinks=((1.0, 1.0, 0.75, 1.0),), convex=False, envelope=False
-        )
+        Case(RatioDifference(Absolute(phi)), 4, 0.5, kinks=((1.0, 1.0, 0.75, 1.0),), convex=False, envelope=False)
         for phi in (Hinge(2.0, 0.25), SquaredHinge(2.0, 0.25))
     ),
 ]
@@ -59,20 +61,20 @@ class LinearReference(Reference):
         return [a + c * step for c, a in zip(self.weights, u, strict=True)]
 
 
-class DistanceReference(Reference):
-    def __init__(self, f: AbsoluteDistance | AbsoluteDifference, centre: float) -> None:
-        self.phi, self.centre = reference(f.phi), mpf(centre)
+class AbsoluteReference(Reference):
+    def __init__(self, f: Absolute) -> None:
+        self.phi = reference(f.phi)
 
     def value(self, u: Row) -> mpf:
-        return self.phi.value([abs(u[0] - self.centre)])
+        return self.phi.value([abs(u[0])])
 
     def subgradient(self, u: Row) -> Row:
-        slope = self.phi.subgradient([abs(u[0] - self.centre)])[0]
-        return [slope if u[0] > self.centre else -slope]
+        slope = self.phi.subgradient([abs(u[0])])[0]
+        return [slope if u[0] > 0 else -slope]
 
     def prox(self, u: Row, lam: mpf) -> Row:
-        distance = self.phi.prox([abs(u[0] - self.centre)], lam)[0]
-        return [self.centre + (distance if u[0] > self.centre else -distance)]
+        size = self.phi.prox([abs(u[0])], lam)[0]
+        return [size if u[0] > 0 else -size]
 
 
 class RatioDifferenceReference(Reference):
@@ -92,8 +94,7 @@ class RatioDifferenceReference(Reference):
 
 
 REFERENCES = {
-    AbsoluteDifference: lambda f: LinearReference(DistanceReference(f, 0.0), (1.0, -1.0)),
-    AbsoluteDistance: lambda f: DistanceReference(f, f.centre),
+    Absolute: AbsoluteReference,
     Linear: lambda f: LinearReference(reference(f.phi), f.weights),
     RatioDifference: RatioDifferenceReference,
 }

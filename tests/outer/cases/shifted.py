@@ -25,7 +25,7 @@ CASES = [
 
 class ShiftedReference(Reference):
     def __init__(self, f: Shifted) -> None:
-        self.inner, self.scale = reference(f.outer), mpf(f.scale)
+        self.inner, self.scale = reference(f.phi), mpf(f.scale)
         self.shift = [mpf(s) for s in f.shift.flatten().tolist()]
 
     def shifts(self, u: Row) -> Sequence[mpf]:

@@ -4,8 +4,7 @@ import torch
 from mpmath import erfc, exp, mpf, pi, sqrt
 
 from fcco_lightning.outer import (
-    AbsoluteDifference,
-    AbsoluteDistance,
+    Absolute,
     AveragedHinge,
     Hinge,
     Linear,
@@ -19,8 +18,8 @@ from tests.outer.case import Case, Reference, Row, reference
 AVERAGED = [
     Case(Hinge(rho=4.0, kappa=0.3), kinks=((0.3,),)),
     Case(Linear(Hinge(rho=1.5), (-1.0, 0.5)), 2, kinks=((0.25, 0.5),)),
-    Case(AbsoluteDistance(Hinge(rho=2.0, kappa=0.25), 0.5), kinks=((0.75,), (0.25,), (0.5,))),
-    Case(AbsoluteDifference(Hinge(rho=4.0, kappa=0.1)), 2, kinks=((0.6, 0.5), (0.3, 0.3))),
+    Case(Shifted(Absolute(Hinge(rho=2.0, kappa=0.25)), torch.tensor(0.5)), kinks=((0.75,), (0.25,), (0.5,))),
+    Case(Linear(Absolute(Hinge(rho=4.0, kappa=0.1)), (1.0, -1.0)), 2, kinks=((0.6, 0.5), (0.3, 0.3))),
     Case(Shifted(Hinge(2.0, 0.1), torch.tensor(0.25, dtype=torch.float64), 0.5), kinks=((0.3,),)),
 ]
 
@@ -70,15 +69,12 @@ def hinges(f: OuterFunction) -> list[tuple[mpf, Row, mpf]]:
     """Of every hinge of the sum: rho, a and b."""
     if isinstance(f, Hinge):
         return [(mpf(f.rho), [mpf(1)], mpf(f.kappa))]
-    inner = hinges(f.outer if isinstance(f, Shifted) else f.phi)
+    inner = hinges(f.phi)
     if isinstance(f, Shifted):
         scale = mpf(f.scale)
         return [(rho, [c / scale for c in a], b + a[0] * mpf(f.shift.item()) / scale) for rho, a, b in inner]
-    if isinstance(f, AbsoluteDistance):
-        centre = mpf(f.centre)
-        return [(rho, [s * a[0]], b + s * a[0] * centre) for rho, a, b in inner for s in (1, -1)]
-    if isinstance(f, AbsoluteDifference):
-        return [(rho, [s * a[0], -s * a[0]], b) for rho, a, b in inner for s in (1, -1)]
+    if isinstance(f, Absolute):
+        return [(rho, [s * a[0]], b) for rho, a, b in inner for s in (1, -1)]
     return [(rho, [a[0] * mpf(c) for c in f.weights], b) for rho, a, b in inner]
 
 
@@ -92,6 +88,6 @@ CASES = [
 ]
 REFERENCES = {
     AveragedHinge: lambda f: AverageReference(Hinge(f.rho, f.kappa), f.sigma),
-    MoreauEnvelope: lambda f: EnvelopeReference(reference(f.outer), mpf(f.lam)),
+    MoreauEnvelope: lambda f: EnvelopeReference(reference(f.phi), mpf(f.lam)),
     SmoothedHinge: lambda f: EnvelopeReference(reference(Hinge(f.rho, f.kappa)), mpf(f.lam)),
 }
