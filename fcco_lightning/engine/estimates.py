@@ -268,7 +268,11 @@ class Averages:
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.cpu().clone(), held)  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from there."""
+        """Go on from there; what cannot be added is found now, before anything changes."""
         held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state))
-        self._sums = dict(held.get("so_far", held.get("sums", {})))  # the former of earlier versions
-        self._waiting = [([Part(*part) for part in parts], size) for parts, size in held.get("batches", [])]
+        sums = held.get("so_far", held.get("sums", {}))  # the former of earlier versions
+        found = Averages(self._direct_weight)
+        found._sums = {key: (total.reshape(()), weight.reshape(())) for key, (total, weight) in sums.items()}
+        found._waiting = [([Part(*part) for part in parts], size) for parts, size in held.get("batches", [])]
+        dict(found.values())
+        self._sums, self._waiting = found._sums, found._waiting

@@ -214,3 +214,14 @@ def test_means_of_earlier_checkpoints_go_on():
     means.load_state_dict({"sums": {}, "waiting": waiting, "so_far": {"objective/0": (total, weight)}}, "cpu")
     means.add(Estimates([Part("objective", torch.tensor(3.0))]), 2)
     assert means.values()["objective"].item() == pytest.approx((6 + 2 * 3) / (4 + 2))
+
+
+@pytest.mark.parametrize("entry", ["batches", "sums"])
+def test_means_that_cannot_be_added_change_nothing(entry):
+    means, cube = Averages(), torch.zeros(2, 2, 2)
+    means.add(Estimates([Part("objective", torch.tensor(3.0))]), 2)
+    waiting = [([("objective", cube, 1.0, torch.ones(2), torch.ones(2))], 2)]
+    forged = {"batches": waiting} if entry == "batches" else {"sums": {"objective/0": (cube, torch.tensor(1.0))}}
+    with pytest.raises(RuntimeError):
+        means.load_state_dict(forged, torch.device("cpu"))
+    assert means.values()["objective"].item() == 3

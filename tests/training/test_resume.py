@@ -184,6 +184,14 @@ def test_checkpoint_of_another_run(parts, rows, error, message, saved, make_modu
         make_trainer(max_epochs=2).fit(make_module(**parts), make_data(train=make_frame(rows, 0)), ckpt_path=saved)
 
 
+def test_fewer_epochs_than_the_checkpoint_was_trained_for(make_module, make_trainer, tmp_path):
+    trainer, path = make_trainer(max_epochs=2), tmp_path / "a.ckpt"
+    trainer.fit(make_module(), make_data())
+    trainer.save_checkpoint(path)
+    with pytest.raises(CheckpointError, match=r"trainer\.max_epochs=1 is less than the 2 epochs"):
+        make_trainer(max_epochs=1).fit(make_module(), make_data(), ckpt_path=path)
+
+
 def test_checkpoint_without_algorithm_state(saved, make_module, make_trainer):
     stored = torch.load(saved, weights_only=True)
     del stored["fcco"]

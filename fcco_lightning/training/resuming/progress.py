@@ -31,6 +31,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule, Trainer
 
+from fcco_lightning.errors import CheckpointError
 from fcco_lightning.training.resuming.random_streams import generators_of
 from fcco_lightning.training.trainers import Temporary
 
@@ -155,6 +156,12 @@ class LoopProgress(Temporary):
             return
         counters = checkpoint["loops"]["fit_loop"]
         self._position, self._steps = read_position(counters), checkpoint["global_step"]
+        limit = -1 if trainer.max_epochs is None else trainer.max_epochs
+        if 0 <= limit < self._position.epoch:
+            raise CheckpointError(
+                f"trainer.max_epochs={limit} is less than the {self._position.epoch:,} epochs that the "
+                "checkpoint was trained for. Raise it to continue, or begin another run with its weights by the callback WarmStart."
+            )
         write_position(counters, self._position)
         self._results = checkpoint.get(RESULTS, {})
         trained = counters["epoch_loop.batch_progress"]["total"]["processed"]
