@@ -160,8 +160,8 @@ class LoopProgress(Temporary):
         if 0 <= limit < self._position.epoch:
             raise CheckpointError(
                 f"trainer.max_epochs={limit} is less than the {self._position.epoch:,} epochs that the "
-                "checkpoint was trained for. Raise it to continue, or begin another run with its weights by the callback "
-                "WarmStart."
+                "checkpoint was trained for. Raise it to continue, or begin another run with its weights by the "
+                "callback WarmStart."
             )
         write_position(counters, self._position)
         self._results = checkpoint.get(RESULTS, {})
