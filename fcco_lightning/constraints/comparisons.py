@@ -66,8 +66,8 @@ class GroupComparisons:
             DataError: if it has no such column.
         """
         known = [str(name) for name in getattr(datamodule, "group_names", None) or ()]
-        if self.by != "group" and hasattr(datamodule, "groups_of"):
-            self.column, known = datamodule.groups_of(self.by)
+        if self.by != "group" and hasattr(datamodule, "add_groups"):
+            self.column, known = datamodule.add_groups(self.by)
         if self._given and known and known != self.names:
             raise ConfigError(f"groups={self.names}, but the data has the groups {known}. Leave groups out.")
         if known:

@@ -49,8 +49,8 @@ class Subset:
         Raises:
             DataError: if a column or a value does not exist.
         """
-        if hasattr(datamodule, "resolve_where"):
-            self.conditions = datamodule.resolve_where(self.where)
+        if hasattr(datamodule, "add_subset"):
+            self.conditions = datamodule.add_subset(self.where)
 
     def mask(self, batch: Columns) -> Tensor:
         """Mark the samples of a batch that belong to the subset, shape (B,), bool.

@@ -172,7 +172,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class LabelledFrame:
+class Rows:
     """A ``table``, and ``columns`` of tensors such as ``y`` and ``group`` that were read from it, all of n rows."""
 
     table: pd.DataFrame
@@ -181,13 +181,15 @@ class LabelledFrame:
     def __len__(self) -> int:
         return len(self.table)
 
-    def take(self, rows: Tensor) -> "LabelledFrame":
-        """Return the given rows, in that order, which keep their numbers."""
+    def take(self, rows: Tensor | None) -> "Rows":
+        """Return the given rows, in that order, which keep their numbers; all of them of None."""
+        if rows is None:
+            return self
         columns = {name: column[rows] for name, column in self.columns.items()}
-        return LabelledFrame(self.table.iloc[rows.numpy()], columns)
+        return Rows(self.table.iloc[rows.numpy()], columns)
 
 
-class Labels:
+class Roles:
     """Labels, groups and further columns of tables, with classes and groups decided on the training table.
 
     Args:

@@ -1,13 +1,23 @@
-"""Seeded, stratified splits, and the check that a split can carry the metrics asked of it."""
+"""How rows are divided into splits, and the check that a split can carry the metrics asked of it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, below_one
+from fcco_lightning.checks import at_least, below_one, one_of
+from fcco_lightning.data.columns import listed, require_filled, text_of
 from fcco_lightning.errors import ConfigError, DataError
+
+PARTS = ("train", "val", "id_val", "id_test", "test")
+"""Splits in their order."""
+
+ROW = "position among the images"
+"""A column of tables of images and of texts: the position of the sample among all that were read."""
 
 _MOST_NAMED = 12
 
@@ -44,6 +54,160 @@ class Splits:
             raise ConfigError(
                 f"splits.remove_positives must lie in [0, 1), got {self.remove_positives!r}; 0.995 leaves one of 200."
             )
+
+    @property
+    def held_out(self) -> dict[str, tuple[float, str]]:
+        """Split -> the share of the rows left until then that it takes, and the argument that says so; in order."""
+        shares = {"test": self.test_fraction, "val": self.val_fraction}
+        return {name: (share, f"splits.{name}_fraction") for name, share in shares.items() if share}
+
+    def kept(self, y: Tensor) -> Tensor | None:
+        """Return the training rows that ``remove_positives`` leaves, given their labels (n,); None for all.
+
+        Raises:
+            DataError: if there are not two classes, or no positive would be left.
+        """
+        removed = self.remove_positives
+        if not removed:
+            return None
+        if y.is_floating_point() or not _of_two_classes(y):
+            raise DataError(
+                f"splits.remove_positives={removed!r} needs one label of two classes. Say which values are positive "
+                "(columns.positive)."
+            )
+        kept = round((1 - removed) * int(y.sum()))
+        if not kept:
+            raise DataError(f"splits.remove_positives={removed!r} leaves none of {int(y.sum())} positives. Lower it.")
+        return keep_positives(y, kept, self.seed)
+
+
+@dataclass(frozen=True)
+class ImageSplits:
+    """How labelled images or texts are divided.
+
+    Args:
+        by: "column" takes the column ``split`` of the layout, which must have "train" and "test" and may have "val",
+            "id_val" and "id_test", or the numbers 0, 1 and 2 for "train", "val" and "test"; "fractions" splits every
+            class, and in groups every class of a group, at random.
+        fractions: shares of training, validation (may be 0) and test, of sum 1; None for 0.8, 0.1, 0.1.
+        seed: seed of the random split, a whole number >= 0.
+        limit: take only the first rows (of every part of the column), for a quick try.
+        imbalance: share of positives (y = 1) that is left in the training split, in (0, 1): as many positives are taken
+            out at random (by ``seed``) as it takes; None leaves all.  The other splits stay as they are.
+        whole: a column of the table, of which "fractions" divides no value, such as a patient of several images; the
+            shares are then those of its values.  None for the number of a comment in "civilcomments", whose rows are
+            one for each identity that it mentions, and for no column elsewhere.
+
+    Raises:
+        ConfigError: if the shares are none, or are given although ``by`` is "column", or a number is out of range.
+    """
+
+    by: Literal["column", "fractions"] = "column"
+    fractions: list[float] | None = None
+    seed: int = 0
+    limit: int | None = None
+    imbalance: float | None = None
+    whole: str | None = None
+
+    def __post_init__(self) -> None:
+        one_of("splits.by", self.by, ("column", "fractions"))
+        for name in ("fractions", "whole"):
+            if getattr(self, name) is not None and self.by == "column":
+                raise ConfigError(
+                    f"splits.{name}={getattr(self, name)!r} goes with splits.by='fractions' only. Leave it out, or set "
+                    "that."
+                )
+        shares = self.shares
+        possible = len(shares) == 3 and shares[0] > 0 and shares[1] >= 0 and shares[2] > 0
+        if not possible or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+            raise ConfigError(
+                "splits.fractions must be the shares of training (> 0), validation (>= 0) and test (> 0), of sum 1, "
+                f"got {list(shares)}."
+            )
+        if self.imbalance is not None and not 0 < self.imbalance < 1:
+            raise ConfigError(
+                f"splits.imbalance must be a share of positives in (0, 1), got {self.imbalance!r}; 0.01 leaves one "
+                "positive for 99 negatives."
+            )
+        at_least("splits.seed", self.seed, 0)
+        if self.limit is not None:
+            at_least("splits.limit", self.limit, 1)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Shares of training, validation and test."""
+        return (0.8, 0.1, 0.1) if self.fractions is None else tuple(self.fractions)
+
+    @property
+    def held_out(self) -> dict[str, tuple[float, str]]:
+        """Split -> the share of the rows left until then that it takes, and the argument that says so; in order."""
+        _, val, test = self.shares
+        shares = {"test": test, "val": val / (1 - test)} if self.by == "fractions" else {}
+        return {name: (share, "splits.fractions") for name, share in shares.items() if share}
+
+    def parts(self, frame: pd.DataFrame, kind: str) -> dict[str, tuple[pd.DataFrame, str]]:
+        """Return the rows of every split that the column ``split`` names, and what each is called in messages.
+
+        With "fractions" all rows are "train".  Of every split at most ``limit`` rows are taken.  The numbers 0, 1 and 2
+        are "train", "val" and "test", as the metadata of Waterbirds and of WILDS have them.
+
+        Args:
+            frame: the rows.
+            kind: what the samples are, for messages.
+
+        Raises:
+            DataError: if there is no such column, or it holds other values than :data:`PARTS`, or no training or
+                testing.
+        """
+        limit, where = len(frame) if self.limit is None else self.limit, f"the table of the {kind}"
+        if self.by == "fractions":
+            return {"train": (frame.head(limit), where)}
+        if "split" not in frame:
+            raise DataError(
+                f"splits.by='column' needs a column 'split', which {where} lacks here (its columns are "
+                f"{listed(frame.columns.drop(ROW))}; CelebA has it from list_eval_partition). Add it, or set "
+                "splits.by='fractions' (--data.splits.by fractions)."
+            )
+        require_filled(frame["split"], "split", where)
+        split = text_of(frame["split"]).replace("validation", "val")
+        if {"0", "2"} <= set(split) <= {"0", "1", "2"}:
+            split = split.replace({"0": "train", "1": "val", "2": "test"})
+        found = set(split)
+        if not {"train", "test"} <= found <= set(PARTS):
+            raise DataError(
+                f"The column 'split' of {where} must hold 'train' and 'test', and possibly 'val', 'id_val' and "
+                f"'id_test', or 0 for training, 1 for validation and 2 for testing; got {listed(found)}. Repair it, or "
+                "set splits.by='fractions'."
+            )
+        rows = {name: frame[split == name].head(limit).reset_index(drop=True) for name in PARTS if name in found}
+        return {name: (part, f"the {name} rows") for name, part in rows.items()}
+
+    def kept(self, y: Tensor) -> Tensor | None:
+        """Return the training rows that are left when positives are taken out until their share is ``imbalance``.
+
+        Raises:
+            DataError: if the labels are not 0 and 1, if there are too few positives already, or if none would be left.
+        """
+        share = self.imbalance
+        if share is None:
+            return None
+        if not _of_two_classes(y):
+            raise DataError(
+                "splits.imbalance needs two classes, but the labels have more. Say which classes are positive "
+                "(columns.positive: [cat, dog])."
+            )
+        positives = int((y == 1).sum())
+        wanted = round(share / (1 - share) * (len(y) - positives))
+        if not 1 <= wanted <= positives:
+            raise DataError(
+                f"splits.imbalance={share!r} asks for {wanted} positives beside {len(y) - positives} negatives; the "
+                f"training split has {positives}. Choose a share between those of 1 and {positives} positives."
+            )
+        return keep_positives(y, wanted, self.seed)
+
+
+def _of_two_classes(y: Tensor) -> bool:
+    return y.dim() == 1 and bool(((y == 0) | (y == 1)).all())
 
 
 def keep_positives(y: Tensor, kept: int, seed: int) -> Tensor:

@@ -128,7 +128,7 @@ class BestFeasible(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out now, not after hours, that a split or column is missing; go on with a checkpoint's margins."""
-        find = getattr(getattr(trainer, "datamodule", None), "clusters_of", None)
+        find = getattr(getattr(trainer, "datamodule", None), "add_clusters", None)
         if self.clusters is not None and find is not None:
             self._cluster_column = find(self.clusters)
         if not self.enabled:  # a checkpoint may come from a run in which it was

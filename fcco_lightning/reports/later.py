@@ -15,8 +15,8 @@ from fcco_lightning.data.columns import is_value, require_columns
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.sample import LaterTable, of_no_group
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.roles import Columns as Roles
-from fcco_lightning.data.roles import LabelledFrame, Labels, of_mean_one
+from fcco_lightning.data.roles import Columns as TableColumns
+from fcco_lightning.data.roles import Roles, Rows, of_mean_one
 from fcco_lightning.data.sources import shown
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import Split
@@ -151,7 +151,7 @@ def _adapted(constraint: Constraint, module: FCCOModule, data: SplitDataModule, 
 
 
 def _clusters(data: SplitDataModule, column: str | None, columns: Columns) -> Tensor | None:
-    return None if column is None else columns[data.clusters_of(column)]
+    return None if column is None else columns[data.add_clusters(column)]
 
 
 def _module_of(
@@ -190,7 +190,7 @@ class _Known:
                 f"{file} does not say which column is the label: it was not written by `fcco fit` with a datamodule of "
                 "tables or texts. Use `fcco test --config CONFIG --ckpt_path CKPT`, which takes its test split."
             )
-        columns, groups = Roles(**{**arguments["columns"], "drop": []}), arguments.get("groups")
+        columns, groups = TableColumns(**{**arguments["columns"], "drop": []}), arguments.get("groups")
         self._columns, self._groups = columns, Groups(**groups) if groups else None
         state = next(s for s in content.values() if isinstance(s, Mapping) and "train_split" in s)
         self.class_names: list[str] = content["fcco"].get("classes") or []
@@ -210,7 +210,7 @@ class _Known:
         own = {self._columns.label: self.class_names} if isinstance(self._columns.label, str) else {}
         return [name for name, values in {**own, **self.groups}.items() if not all(map(is_value, values))]
 
-    def read(self, frame: pd.DataFrame, where: str, left_out: LeftOut) -> tuple[LabelledFrame, dict[str, int]]:
+    def read(self, frame: pd.DataFrame, where: str, left_out: LeftOut) -> tuple[Rows, dict[str, int]]:
         """The rows with their labels and groups, and how many were of no group by ``groups.by``, which are taken out.
 
         Raises:
@@ -226,12 +226,12 @@ class _Known:
             columns = replace(columns, weight=None)
         if not left_out.make("what is about groups", partial(there, "groups", wanted), False):
             columns, groups = replace(columns, sensitive=None, favoured=None), None
-        labels = Labels(columns, groups)
-        labels.know(self.class_names, self.group_names)
-        read = labels.read(frame, where)
+        roles = Roles(columns, groups)
+        roles.know(self.class_names, self.group_names)
+        read = roles.read(frame, where)
         if SAMPLE_WEIGHT in read:
             read["weight"] = of_mean_one(read.pop(SAMPLE_WEIGHT), where)
-        rows = LabelledFrame(frame, read)
+        rows = Rows(frame, read)
         if groups is None:
             return rows, {}
         known = rows.columns["group"] >= 0

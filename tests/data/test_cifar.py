@@ -17,7 +17,6 @@ from fcco_lightning import (
     RepeatedSampling,
     UniformSampling,
 )
-from fcco_lightning.data.datamodules.labelled import imbalanced
 from fcco_lightning.data.layouts import cifar
 from fcco_lightning.errors import DataError
 
@@ -134,12 +133,12 @@ def test_groups_that_imbalance_empties_are_named(tmp_path):
 )
 def test_a_share_that_cannot_be_had(share, message):
     with pytest.raises(DataError, match=message):
-        imbalanced(torch.tensor([1, 0, 0, 1, 0, 0, 1, 0, 0, 1]), share, 0)
+        ImageSplits(imbalance=share).kept(torch.tensor([1, 0, 0, 1, 0, 0, 1, 0, 0, 1]))
 
 
 def test_which_positives_are_left_depends_on_the_seed():
     y = (torch.arange(1000) % 2 == 0).long()
-    first, second = imbalanced(y, 0.1, 0), imbalanced(y, 0.1, 1)
+    first, second = (ImageSplits(imbalance=0.1, seed=seed).kept(y) for seed in (0, 1))
     assert len(first) == len(second) == 556
     assert not torch.equal(first, second)
     assert bool((first.diff() > 0).all())
@@ -147,7 +146,7 @@ def test_which_positives_are_left_depends_on_the_seed():
 
 def test_imbalance_of_many_classes_and_out_of_range():
     with pytest.raises(DataError, match=r"needs two classes.*columns.positive: \[cat, dog\]"):
-        imbalanced(torch.tensor([0, 1, 2]), 0.1, 0)
+        ImageSplits(imbalance=0.1).kept(torch.tensor([0, 1, 2]))
     for share in (0.0, 1.0, 1.5):
         with pytest.raises(ConfigError, match=rf"splits.imbalance must be a share of .* in \(0, 1\), got {share}"):
             ImageSplits(imbalance=share)

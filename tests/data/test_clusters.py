@@ -37,8 +37,8 @@ def together(data, name, split):
 def test_any_column_of_a_table_and_features_stay_what_they_are(roles):
     data, plain = tabular(table(), **roles), tabular(table(), **roles)
     before = data.state_dict()
-    name = data.clusters_of("patient")
-    assert data.clusters_of("patient") == name == "cluster of patient"
+    name = data.add_clusters("patient")
+    assert data.add_clusters("patient") == name == "cluster of patient"
     assert data.feature_names == plain.feature_names
     assert data._fingerprint() == before["train_split"]
     for split, rows in data._rows.items():
@@ -48,18 +48,18 @@ def test_any_column_of_a_table_and_features_stay_what_they_are(roles):
 
 def test_columns_of_batches_come_first():
     data = tabular(table(), extra={"unit": "ward"})
-    assert data.clusters_of("unit") == "unit"
-    assert data.clusters_of("y") == "y"
+    assert data.add_clusters("unit") == "unit"
+    assert data.add_clusters("y") == "y"
 
 
 def test_what_is_not_there_is_named_with_what_is():
     with pytest.raises(DataError, match=r"feasible\.clusters='x' is not a column of the data, whose .* 'patient', "):
-        tabular(table()).clusters_of("x")
+        tabular(table()).add_clusters("x")
     tensors = TensorDataModule({s: {"x": torch.zeros(4, 1), "eye": torch.arange(4)} for s in ("train", "test")})
     tensors.setup()
-    assert tensors.clusters_of("eye") == "eye"
+    assert tensors.add_clusters("eye") == "eye"
     with pytest.raises(DataError, match=r"whose columns are \['eye'\]\. Name the one that says which samples belong"):
-        tensors.clusters_of("patient")
+        tensors.add_clusters("patient")
 
 
 def test_an_empty_cell_belongs_to_no_cluster():
@@ -67,7 +67,7 @@ def test_an_empty_cell_belongs_to_no_cluster():
     frame.loc[:9, "patient"] = None
     data = tabular(frame, drop=["patient"])
     with pytest.raises(DataError, match=r"Column 'patient' \(feasible\.clusters\) of the (train|test) split has \d+"):
-        data.clusters_of("patient")
+        data.add_clusters("patient")
 
 
 def test_columns_of_the_table_of_images(tmp_path):
@@ -82,12 +82,12 @@ def test_columns_of_the_table_of_images(tmp_path):
     data = GroupedImageDataModule(**composed(arguments, IMAGES))
     data.setup()
     before = data.state_dict()
-    name = data.clusters_of("camera")
+    name = data.add_clusters("camera")
     assert data._fingerprint() == before["train_split"]
     for split in ("train", "test"):
         camera = data._rows[split]["camera"].to_numpy()
         assert torch.equal(together(data, name, split), torch.from_numpy(camera[:, None] == camera[None, :]))
-    (marks,), (number, cameras) = data.resolve_where({"camera": ">4"}), data.groups_of("camera")
+    (marks,), (number, cameras) = data.add_subset({"camera": ">4"}), data.add_groups("camera")
     assert cameras == [str(i) for i in range(7)]
     for split in ("train", "test"):
         camera = torch.tensor(data._rows[split]["camera"].tolist())
@@ -99,7 +99,7 @@ def test_columns_of_the_table_of_images(tmp_path):
 def test_digits_have_their_handwriting():
     data = DigitsCLIPDataModule(target=[8], digits=DigitImages(200, 100, num_val=100))
     data.setup()
-    name, labels, seen = data.clusters_of("handwriting"), load_digits().target, set()
+    name, labels, seen = data.add_clusters("handwriting"), load_digits().target, set()
     for split in ("train", "val", "test"):
         rows = data._rows[split]["handwriting"].to_numpy()
         batches = list(data.evaluation_loaders()[split])

@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 
 from fcco_lightning.data import Columns, Groups, GroupSampling, Splits
-from fcco_lightning.data.datamodules import ContinualCLIPDataModule, TabularDataModule
+from fcco_lightning.data.datamodules import ContinualCLIPDataModule, ImageSplits, LabelledImages, TabularDataModule
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
-from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
 from fcco_lightning.data.fingerprint import contents_of, contents_of_images, require_same
 from fcco_lightning.errors import DataError
 from tests.images import picture

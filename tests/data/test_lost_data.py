@@ -24,7 +24,7 @@ from fcco_lightning import (
     TabularMLP,
 )
 from fcco_lightning.data import ImageTransform
-from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages
+from fcco_lightning.data.datamodules import ImageSplits, LabelledImages
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.errors import DataError
 from tests.conftest import QUIET

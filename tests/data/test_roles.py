@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fcco_lightning.data.columns import condition_on, require_columns
-from fcco_lightning.data.roles import Columns, Labels
+from fcco_lightning.data.roles import Columns, Roles
 from fcco_lightning.data.splits import require_all_cells
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -15,7 +15,7 @@ ROLES = {"label": "income", "positive": ">50K", "sensitive": "race", "favoured":
 
 
 def read(frame=FRAME, **changes):
-    labels = Labels(Columns(**{**ROLES, **changes}))
+    labels = Roles(Columns(**{**ROLES, **changes}))
     labels.fit(frame, "the train table")
     return labels, labels.read(frame, "the train table"), labels.features(frame, "the train table")
 

@@ -4,7 +4,7 @@ from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pa
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
-from fcco_lightning.data.datamodules.labelled import ImageSplits, LabelledImages, LabelledTexts
+from fcco_lightning.data.datamodules.labelled import LabelledImages, LabelledTexts
 from fcco_lightning.data.datamodules.synthetic import (
     SyntheticDataModule,
     SyntheticTensorDataModule,
@@ -12,6 +12,7 @@ from fcco_lightning.data.datamodules.synthetic import (
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.datamodules.texts import GroupedTextDataModule
+from fcco_lightning.data.splits import ImageSplits
 
 __all__ = [
     "Architecture",

@@ -239,7 +239,7 @@ class SplitDataModule(LightningDataModule):
         self._table("train")
         return list(self.tables)
 
-    def resolve_where(self, where: Where) -> Where:
+    def add_subset(self, where: Where) -> Where:
         """Return a subset that a person described by names as one that batches can be asked for.
 
         Each condition is on a column, which is looked for in two places:
@@ -261,7 +261,7 @@ class SplitDataModule(LightningDataModule):
             >>> people = {"age": [20, 30, 40, 50] * 5, "y": ["no", "yes", "yes", "no"] * 5}
             >>> data = TabularDataModule(people, columns=Columns("y"), splits=Splits(test_fraction=0.4))
             >>> data.setup()
-            >>> data.resolve_where({"y": "yes", "age": "<35"})
+            >>> data.add_subset({"y": "yes", "age": "<35"})
             {'y': 1, 'age<35': 1}
             >>> data.tables["test"].columns["age<35"].sum()
             tensor(3)
@@ -271,7 +271,7 @@ class SplitDataModule(LightningDataModule):
         known = {column: self._numbered(column, where[column]) for column in where if column not in marked}
         return known | {self._marked(column, where[column]): 1 for column in marked}
 
-    def groups_of(self, column: str) -> tuple[str, list[str]]:
+    def add_groups(self, column: str) -> tuple[str, list[str]]:
         """Return the column of a batch that numbers the groups of ``column``, and the names of the groups 0, 1, ...
 
         ``y`` and ``group`` are columns of the batches already, whose names are those of classes and groups.  The groups
@@ -303,7 +303,7 @@ class SplitDataModule(LightningDataModule):
                 rank_zero_info(said)
         return self._with_column(f"group by {column}", column, partial(places, values)), values
 
-    def clusters_of(self, column: str) -> str:
+    def add_clusters(self, column: str) -> str:
         """Return the column of evaluation batches that numbers the clusters which samples belong to, such as "patient".
 
         A column that all batches have is returned as it is.  The distinct cells of any other column of the table, be it

@@ -21,10 +21,12 @@ from fcco_lightning.data.batches import (
 from fcco_lightning.data.columns import listed, listed_in_order, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
-from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages, held_apart, parts_of
+from fcco_lightning.data.datamodules.labelled import LabelledImages
+from fcco_lightning.data.datamodules.samples import values_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
 from fcco_lightning.data.pairs import PairTable
+from fcco_lightning.data.splits import PARTS, ROW, ImageSplits, stratified_split, whole_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
@@ -291,19 +293,18 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _parts(self, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Return the rows of every split."""
-        if self.splits.by == "column":
-            return parts_of(frame, self.origin.layout, self.splits.limit)
-        frame = frame if self.splits.limit is None else frame.head(self.splits.limit)
-        labels = text_of(frame[self.classes.label])
-        kinds = places(sorted(labels.unique()), labels)
-        train, val, test = self.splits.shares
-        whole, seed = self.splits.whole or self.origin.whole, self.splits.seed
-        rest, held = held_apart(frame, kinds, whole, test, seed)
-        rows = {"train": rest, "test": held}
-        if val:
-            ours, theirs = held_apart(frame.iloc[rest.tolist()], kinds[rest], whole, val / (train + val), seed)
-            rows = {"train": rest[ours], "val": rest[theirs], "test": held}
-        return {name: frame.iloc[part.tolist()].reset_index(drop=True) for name, part in rows.items()}
+        parts = {name: rows for name, (rows, _) in self.splits.parts(frame, "labelled images").items()}
+        for name, (share, argument) in self.splits.held_out.items():
+            train = parts["train"]
+            labels, seed = text_of(train[self.classes.label]), self.splits.seed
+            kinds = places(sorted(labels.unique()), labels)
+            whole = values_of(self.splits.whole or self.origin.whole, train)
+            if whole is None:
+                rest, held = stratified_split(kinds, share, seed, argument, both_sides=True)
+            else:
+                rest, held = whole_split(whole, share, seed, argument, kinds)
+            parts |= {"train": train.iloc[rest.tolist()], name: train.iloc[held.tolist()]}
+        return {name: parts[name].reset_index(drop=True) for name in PARTS if name in parts}
 
     def _pair_table(self, train: ImageTable) -> PairTable:
         """Return the table of all pairs: those of ``pairs``, then the labelled ones."""

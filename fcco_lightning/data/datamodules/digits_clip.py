@@ -15,8 +15,9 @@ from fcco_lightning.data.batches import Sampling, UniformSampling
 from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
-from fcco_lightning.data.datamodules.labelled import ROW, LabelledImages
+from fcco_lightning.data.datamodules.labelled import LabelledImages
 from fcco_lightning.data.images import DatasetColumn, FilesIn, read_image_dataset
+from fcco_lightning.data.splits import ROW
 from fcco_lightning.errors import ConfigError, DataError
 
 

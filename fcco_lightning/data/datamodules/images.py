@@ -6,18 +6,19 @@ import pandas as pd
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from torch.utils.data import Subset
 
-from fcco_lightning.data.batches import GroupSampling, RepeatedSampling, Sampling
-from fcco_lightning.data.datamodules.grouped_samples import GroupedSamplesDataModule
-from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledImages
+from fcco_lightning.data.batches import RepeatedSampling
+from fcco_lightning.data.datamodules.labelled import LabelledImages
+from fcco_lightning.data.datamodules.samples import StoredDataModule
 from fcco_lightning.data.fingerprint import contents_of_images
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.images import FilesIn, ImageNoise, ImageTable, ImageTransform
-from fcco_lightning.data.roles import Columns, LabelledFrame
+from fcco_lightning.data.roles import Columns, Rows
+from fcco_lightning.data.splits import ROW, ImageSplits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
 
-class GroupedImageDataModule(GroupedSamplesDataModule):
+class GroupedImageDataModule(StoredDataModule):
     """Images whose rows form groups by the joint values of some columns, split, decoded and loaded group by group.
 
     Batches are dicts with ``x`` (B, 3, S, S) float32, ``y`` (B,) int64 (float32 if the label is a number), ``group``
@@ -25,7 +26,7 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
     split.  Images are decoded when a batch asks for them; random augmentation depends on (seed, epoch, index) only, so
     that a resumed run sees the same images.
 
-    How they are divided, see :class:`GroupedSamplesDataModule`.
+    How groups are decided, see :class:`StoredDataModule`.
 
     Args:
         images: where the images and the table of their labels are.
@@ -33,12 +34,9 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         groups: which columns define the groups; None takes the label, so that every class is one.
         splits: how the images are divided.
         transform: how they become tensors.
-        batches: how training batches are drawn.
-        eval_batch_size: number of rows in an evaluation batch of one process.
         noise: Gaussian noise on the pixels, whose mean groups can name as a column; None for none.
-        **samples: ``eval_train``, whether validation and the report go through the training images too; ``seed`` (of
-            the augmentation, too), ``num_workers`` (of every loader) and ``allow_changed``, see
-            :class:`SplitDataModule`.
+        **samples: ``batches``, ``eval_batch_size``, ``eval_train``, ``num_workers``, ``allow_changed`` and ``seed`` (of
+            the augmentation, too), see :class:`StoredDataModule`.
 
     Raises:
         ConfigError: from ``__init__`` if ``columns`` names a sensitive column, or ``images.corrupt`` is "skip".
@@ -57,26 +55,16 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         groups: Groups | None = None,
         splits: ImageSplits = ImageSplits(),  # noqa: B008
         transform: ImageTransform = ImageTransform(),  # noqa: B008
-        batches: Sampling = GroupSampling(),  # noqa: B008
-        eval_batch_size: int = 256,
         noise: ImageNoise | None = None,
         **samples: Any,
     ) -> None:
-        super().__init__(
-            images,
-            columns=columns,
-            groups=_of_classes(columns) if groups is None else groups,
-            splits=splits,
-            batches=batches,
-            eval_batch_size=eval_batch_size,
-            **samples,
-        )
+        super().__init__(images, columns, _of_classes(columns) if groups is None else groups, splits, **samples)
         if images.corrupt == "skip":
             raise ConfigError(
                 "images.corrupt must be 'error' or 'blank' here, got 'skip': a batch holds a fixed number of samples "
                 "of every group."
             )
-        if isinstance(batches, RepeatedSampling) and transform.augment is not False:
+        if isinstance(self.batches, RepeatedSampling) and transform.augment is not False:
             raise ConfigError(
                 "RepeatedSampling with transform.augment: augmentation depends on (seed, epoch, index), so all copies "
                 "of an image would be the same. Let the network perturb its input (GaussianPerturbation)."
@@ -84,23 +72,22 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         self.transform, self.noise = transform, noise
         self._plain, self._random = transform.made(random=False), transform.made(random=True)
 
-    def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
+    def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
+        if isinstance(self._samples, list):
+            self._warn_of_files_in_training(splits)
         augmented = self.transform.augment is not False
         return {n: self._image_table(split, random=augmented and n == "train") for n, split in splits.items()}
 
-    def _divided(self) -> dict[str, LabelledFrame]:
-        splits = super()._divided()
-        if isinstance(self._samples, list):
-            files = {name: {self._samples[row] for row in split.table[ROW]} for name, split in splits.items()}
-            train = files.pop("train")
-            for name, own in files.items():
-                if again := own & train:
-                    rank_zero_warn(
-                        f"{len(again)} of the {len(own)} files of the {name} split are in the train split, too (one is "
-                        f"{str(min(again))!r}): what is measured on it flatters the network. With "
-                        "splits.by='fractions' splits.whole names a column whose rows stay together."
-                    )
-        return splits
+    def _warn_of_files_in_training(self, splits: dict[str, Rows]) -> None:
+        files = {name: {self._samples[row] for row in rows.table[ROW]} for name, rows in splits.items()}
+        train = files.pop("train")
+        for name, own in files.items():
+            if again := own & train:
+                rank_zero_warn(
+                    f"{len(again)} of the {len(own)} files of the {name} split are in the train split, too (one is "
+                    f"{str(min(again))!r}): what is measured on it flatters the network. With "
+                    "splits.by='fractions' splits.whole names a column whose rows stay together."
+                )
 
     def _frame(self) -> pd.DataFrame:
         """The rows with the column of every image's mean of the noise, if there is any."""
@@ -112,7 +99,7 @@ class GroupedImageDataModule(GroupedSamplesDataModule):
         means = [f"{self.noise.levels[kind]:g}" for kind in self.noise.kinds(len(frame))]
         return frame.assign(**{self.noise.column: means})
 
-    def _image_table(self, split: LabelledFrame, *, random: bool) -> ImageTable:
+    def _image_table(self, split: Rows, *, random: bool) -> ImageTable:
         rows, count, std = split.table[ROW].to_numpy(), len(self._samples), self.transform.std
         table = ImageTable(
             FilesIn(Subset(self._samples, rows.tolist()), self.origin.root or ""),

@@ -1,28 +1,19 @@
-"""Where labelled images and texts come from, and how their rows become splits."""
+"""Where labelled images and texts come from."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data import layouts
-from fcco_lightning.data.columns import listed, require_columns, require_filled, text_of
+from fcco_lightning.data.columns import require_columns
 from fcco_lightning.data.images import MOST_PIXELS, Images, read_image_dataset
 from fcco_lightning.data.sources import is_hub_id, read_table
-from fcco_lightning.data.splits import keep_positives, stratified_split, whole_split
+from fcco_lightning.data.splits import ROW
 from fcco_lightning.data.texts import texts_in
-from fcco_lightning.errors import ConfigError, DataError
-
-ROW = "position among the images"
-"""A column of every frame read here."""
-
-PARTS = ("train", "val", "id_val", "id_test", "test")
-
+from fcco_lightning.errors import ConfigError
 
 Layout = Literal["folder", "celeba", "camelyon17", "bdd100k", "cifar", "medmnist", "datasets"]
 
@@ -155,137 +146,3 @@ class LabelledTexts:
         require_columns(frame, {"texts.column": [self.column]}, where)
         texts = texts_in(frame.pop(self.column), self.empty, where)
         return frame.assign(**{ROW: np.arange(len(frame))}), texts
-
-
-@dataclass(frozen=True)
-class ImageSplits:
-    """How labelled images or texts are divided.
-
-    Args:
-        by: "column" takes the column ``split`` of the layout, which must have "train" and "test" and may have "val",
-            "id_val" and "id_test", or the numbers 0, 1 and 2 for "train", "val" and "test"; "fractions" splits every
-            class, and in groups every class of a group, at random.
-        fractions: shares of training, validation (may be 0) and test, of sum 1; None for 0.8, 0.1, 0.1.
-        seed: seed of the random split, a whole number >= 0.
-        limit: take only the first rows (of every part of the column), for a quick try.
-        imbalance: share of positives (y = 1) that is left in the training split, in (0, 1): as many positives are taken
-            out at random (by ``seed``) as it takes; None leaves all.  The other splits stay as they are.
-        whole: a column of the table, of which "fractions" divides no value, such as a patient of several images; the
-            shares are then those of its values.  None for the number of a comment in "civilcomments", whose rows are
-            one for each identity that it mentions, and for no column elsewhere.
-
-    Raises:
-        ConfigError: if the shares are none, or are given although ``by`` is "column", or a number is out of range.
-    """
-
-    by: Literal["column", "fractions"] = "column"
-    fractions: list[float] | None = None
-    seed: int = 0
-    limit: int | None = None
-    imbalance: float | None = None
-    whole: str | None = None
-
-    def __post_init__(self) -> None:
-        one_of("splits.by", self.by, ("column", "fractions"))
-        for name in ("fractions", "whole"):
-            if getattr(self, name) is not None and self.by == "column":
-                raise ConfigError(
-                    f"splits.{name}={getattr(self, name)!r} goes with splits.by='fractions' only. Leave it out, or set "
-                    "that."
-                )
-        shares = self.shares
-        possible = len(shares) == 3 and shares[0] > 0 and shares[1] >= 0 and shares[2] > 0
-        if not possible or not math.isclose(sum(shares), 1, abs_tol=1e-6):
-            raise ConfigError(
-                "splits.fractions must be the shares of training (> 0), validation (>= 0) and test (> 0), of sum 1, "
-                f"got {list(shares)}."
-            )
-        if self.imbalance is not None and not 0 < self.imbalance < 1:
-            raise ConfigError(
-                f"splits.imbalance must be a share of positives in (0, 1), got {self.imbalance!r}; 0.01 leaves one "
-                "positive for 99 negatives."
-            )
-        at_least("splits.seed", self.seed, 0)
-        if self.limit is not None:
-            at_least("splits.limit", self.limit, 1)
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """Shares of training, validation and test."""
-        return (0.8, 0.1, 0.1) if self.fractions is None else tuple(self.fractions)
-
-
-def held_apart(
-    frame: pd.DataFrame, kinds: Tensor, whole: str | None, held_out: float, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Split rows at random so that each of their ``kinds`` (n,) gives the same share, and the other part has it, too.
-
-    Args:
-        frame: the rows.
-        kinds: whole numbers.
-        whole: a column of which no value is divided; None for none.
-        held_out: share of the rows, or of the values, that the second part has.
-        seed: of the split.
-
-    Returns: row numbers of both parts, in ascending order.
-
-    Raises:
-        DataError: if there is no such column, or one part would have none.
-    """
-    argument = "splits.fractions"
-    if whole is None:
-        return stratified_split(kinds, held_out, seed, argument, both_sides=True)
-    require_columns(frame.drop(columns=ROW), {"splits.whole": [whole]}, "the table of the samples")
-    return whole_split(torch.from_numpy(pd.factorize(frame[whole])[0]), held_out, seed, argument, kinds)
-
-
-def imbalanced(y: Tensor, share: float, seed: int) -> Tensor:
-    """Return the rows, in order, that are left when positives are taken out at random until their share is ``share``.
-
-    Raises:
-        DataError: if the labels are not 0 and 1, if there are too few positives already, or if none would be left.
-    """
-    if not bool(((y == 0) | (y == 1)).all()):
-        raise DataError(
-            "splits.imbalance needs two classes, but the labels have more. Say which classes are positive "
-            "(columns.positive: [cat, dog])."
-        )
-    positives = int((y == 1).sum())
-    wanted = round(share / (1 - share) * (len(y) - positives))
-    if not 1 <= wanted <= positives:
-        raise DataError(
-            f"splits.imbalance={share!r} asks for {wanted} positives beside {len(y) - positives} negatives; the "
-            f"training split has {positives}. Choose a share between those of 1 and {positives} positives."
-        )
-    return keep_positives(y, wanted, seed)
-
-
-def parts_of(frame: pd.DataFrame, layout: str, limit: int | None = None) -> dict[str, pd.DataFrame]:
-    """Return the rows of every value of the column ``split``, those of training first, at most ``limit`` of each.
-
-    The numbers 0, 1 and 2 are "train", "val" and "test", as the metadata of Waterbirds and of WILDS have them.
-
-    Raises:
-        DataError: if the data set ``layout`` has no such column, or it holds other values than :data:`PARTS`, or no
-            training or testing.
-    """
-    where = f"layout {layout!r}"
-    if "split" not in frame:
-        raise DataError(
-            f"splits.by='column' needs a column 'split', which {where} lacks here (its columns are "
-            f"{listed(frame.columns.drop(ROW))}; CelebA has it from list_eval_partition). Add it, or set "
-            "splits.by='fractions' (--data.splits.by fractions)."
-        )
-    require_filled(frame["split"], "split", where)
-    split = text_of(frame["split"]).replace("validation", "val")
-    if {"0", "2"} <= set(split) <= {"0", "1", "2"}:
-        split = split.replace({"0": "train", "1": "val", "2": "test"})
-    found = set(split)
-    if not {"train", "test"} <= found <= set(PARTS):
-        raise DataError(
-            f"The column 'split' of {where} must hold 'train' and 'test', and possibly 'val', 'id_val' and "
-            f"'id_test', or 0 for training, 1 for validation and 2 for testing; got {listed(found)}. Repair it, or set "
-            "splits.by='fractions'."
-        )
-    limit = len(frame) if limit is None else limit
-    return {name: frame[split == name].head(limit).reset_index(drop=True) for name in PARTS if name in found}

@@ -64,7 +64,7 @@ class LabelledSample(TensorDataModule):
         """The values that are the groups 0, 1, ... of ``group``, and of columns by which constraints group."""
         return {"group": list(self._values), **self._groups_by}
 
-    def resolve_where(self, where: Where) -> Where:
+    def add_subset(self, where: Where) -> Where:
         """Return a subset in which columns have the values that were given as one that batches can be asked for.
 
         Of a label or a group that is a text a number means its place among them, as elsewhere.
@@ -77,7 +77,7 @@ class LabelledSample(TensorDataModule):
             column for column, condition in where.items() if column in rows and _speaks_of(rows[column], condition)
         ]
         others = {column: condition for column, condition in where.items() if column not in by_value}
-        return super().resolve_where(others) | {self._marked(column, where[column]): 1 for column in by_value}
+        return super().add_subset(others) | {self._marked(column, where[column]): 1 for column in by_value}
 
     def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
         """Of the training split."""
@@ -88,7 +88,7 @@ class LaterTable(TensorDataModule):
     """Labelled rows that are only evaluated, whose classes and groups are those of a training split that is not here.
 
     Args:
-        columns: ``y`` and others, of n rows, as :class:`~fcco_lightning.data.roles.Labels` reads them.
+        columns: ``y`` and others, of n rows, as :class:`~fcco_lightning.data.roles.Roles` reads them.
         rows: the table.
         class_names: of the labels 0, 1, ...
         group_names: of the groups 0, 1, ...

@@ -3,25 +3,24 @@
 from typing import Any
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from fcco_lightning.data.batches import Sampling, UniformSampling
 from fcco_lightning.data.columns import as_texts, holds_texts, is_number, require_columns
-from fcco_lightning.data.datamodules.labels import LabelledDataModule
+from fcco_lightning.data.datamodules.samples import SampleDataModule
 from fcco_lightning.data.encoding import Encoding, TabularEncoder, unread
 from fcco_lightning.data.fingerprint import contents_of
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.roles import Columns, LabelledFrame
+from fcco_lightning.data.roles import Columns, Rows
 from fcco_lightning.data.schema import described as described_columns
 from fcco_lightning.data.schema import numbering, require_seen, settle_types
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features
-from fcco_lightning.data.splits import Splits, keep_positives, require_all_cells, stratified_split, whole_split
+from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
 
-class TabularDataModule(LabelledDataModule):
+class TabularDataModule(SampleDataModule):
     """A table with labels, and perhaps groups and further columns, split, encoded and loaded.
 
     Batches are dicts with ``x`` (B, d) float32, ``y`` (B,) int64 (float32 if the label is a number, (B, T) int64 for T
@@ -53,9 +52,7 @@ class TabularDataModule(LabelledDataModule):
             :class:`SplitDataModule`.
 
     Attributes:
-        labels: classes, groups and further columns.
         encoder: from columns to features.
-        dropped: table ("train" with the pooled ones, "test") -> number of rows of no group.
 
     Raises:
         ConfigError: from ``__init__`` if ``groups`` are given with a sensitive column, several labels, or
@@ -65,6 +62,7 @@ class TabularDataModule(LabelledDataModule):
     """
 
     _identifying = "train, columns and splits"
+    splits: Splits
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class TabularDataModule(LabelledDataModule):
         batches: Sampling = UniformSampling(),  # noqa: B008
         **loading: Any,
     ) -> None:
-        super().__init__(columns, groups, batches=batches, **loading)
+        super().__init__(columns, groups, splits, batches=batches, **loading)
         if (test is None) == (splits.test_fraction is None):
             raise DataError(
                 "Exactly one of test (a table) and splits.test_fraction (a share of train) must be given, got "
@@ -92,7 +90,7 @@ class TabularDataModule(LabelledDataModule):
                 "groups out, or divide the table before."
             )
         pooled = {f"pool[{i}]": source for i, source in enumerate(pool or [])}
-        self.sources, self.splits = {"train": train, **pooled, "test": test}, splits
+        self.sources = {"train": train, **pooled} | ({} if test is None else {"test": test})
         self.encoding, self.encoder = encoding, TabularEncoder(encoding)
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
         self._numbering: dict[str, str] = {}  # columns that are no features -> why
@@ -116,57 +114,29 @@ class TabularDataModule(LabelledDataModule):
             if is_hub_id(source):
                 read_table(source, argument)
 
-    def _divided(self) -> dict[str, LabelledFrame]:
-        """Read the tables and return the splits "train", "val" (if held out) and "test"."""
-        table, where = self._training_table()
-        self.labels.fit(table, where)
-        train = self._thinned(self._labelled(table, "train", where))
-        seed = self.splits.seed
-        if self.splits.test_fraction is None:
-            test = self._labelled(with_features(self._table_of("test", table), table.columns), "test", "the test table")
-        else:
-            train, test = self._held_out(train, self.splits.test_fraction, seed, "splits.test_fraction")
-        if not self.splits.val_fraction:
-            return {"train": train, "test": test}
-        train, val = self._held_out(train, self.splits.val_fraction, seed, "splits.val_fraction")
-        return {"train": train, "val": val, "test": test}
-
-    def _thinned(self, train: LabelledFrame) -> LabelledFrame:
-        """Take positives out, as ``splits.remove_positives`` says."""
-        removed = self.splits.remove_positives
-        if not removed:
-            return train
-        if len(self.class_names) != 2:
-            raise DataError(
-                f"splits.remove_positives={removed!r} needs one label of two classes. Say which values are positive "
-                "(columns.positive)."
-            )
-        y = train.columns["y"]
-        kept = round((1 - removed) * int(y.sum()))
-        if not kept:
-            raise DataError(f"splits.remove_positives={removed!r} leaves none of {int(y.sum())} positives. Lower it.")
-        return train.take(keep_positives(y, kept, self.splits.seed))
-
-    def _training_table(self) -> tuple[pd.DataFrame, str]:
-        """Return the training table with the pooled ones below it, and what it is called in messages."""
+    def _read(self) -> dict[str, tuple[pd.DataFrame, str]]:
         train = self._table_of("train")
-        names = [name for name in self.sources if name not in ("train", "test")]
-        pooled = {name: with_features(self._table_of(name, train), train.columns) for name in names}
-        for name, frame in pooled.items():
-            needed = [str(column) for column in train.columns if column not in self._numbering]
-            require_columns(frame, {"the column of train": needed}, f"{name} table")
-            for column in needed:
-                if is_number(train[column].dtype) != is_number(frame[column].dtype):
-                    raise DataError(
-                        f"Column {column!r} is {train[column].dtype} in train but {frame[column].dtype} in {name}: "
-                        "numbers and text do not go together. Repair it, or drop it from both tables."
-                    )
-        if not pooled:
-            return train, "the train table"
-        whole = pd.concat(
-            [train, *(frame.reindex(columns=train.columns) for frame in pooled.values())], ignore_index=True
-        )
-        return whole, "the train and pool tables"
+        others = {
+            name: with_features(self._table_of(name, train), train.columns) for name in self.sources if name != "train"
+        }
+        given = {"test": (others.pop("test"), "the test table")} if "test" in others else {}
+        if not others:
+            return {"train": (train, "the train table"), **given}
+        for name, frame in others.items():
+            self._require_alike(train, frame, name)
+        pooled = [train, *(frame.reindex(columns=train.columns) for frame in others.values())]
+        return {"train": (pd.concat(pooled, ignore_index=True), "the train and pool tables"), **given}
+
+    def _require_alike(self, train: pd.DataFrame, frame: pd.DataFrame, name: str) -> None:
+        """Refuse a table whose columns are not those of the training table."""
+        needed = [str(column) for column in train.columns if column not in self._numbering]
+        require_columns(frame, {"the column of train": needed}, f"{name} table")
+        for column in needed:
+            if is_number(train[column].dtype) != is_number(frame[column].dtype):
+                raise DataError(
+                    f"Column {column!r} is {train[column].dtype} in train but {frame[column].dtype} in {name}: "
+                    "numbers and text do not go together. Repair it, or drop it from both tables."
+                )
 
     def _table_of(self, argument: str, train: pd.DataFrame | None = None) -> pd.DataFrame:
         """Read the table of ``argument``, and settle what its columns are before it is split.
@@ -175,7 +145,7 @@ class TabularDataModule(LabelledDataModule):
         """
         table = read_table(self.sources[argument], argument)
         if argument == "train":
-            asked_for = {*self.labels.named, *self.encoding.numeric, *self.encoding.categorical}
+            asked_for = {*self.roles.named, *self.encoding.numeric, *self.encoding.categorical}
             self._numbering = numbering(table, asked_for)
         if train is not None:
             texts = [name for name in map(str, train.columns) if holds_texts(train[name])]
@@ -186,42 +156,22 @@ class TabularDataModule(LabelledDataModule):
             self._lost[f"cells of {name} in {where} that are no numbers"] = rows, len(table)
         return settled
 
-    def _held_out(
-        self, split: LabelledFrame, share: float, seed: int, argument: str
-    ) -> tuple[LabelledFrame, LabelledFrame]:
-        if self.groups is not None:
-            return super()._held_out(split, share, seed, argument)
+    def _of_groups(self, name: str, frame: pd.DataFrame, where: str) -> Rows:
+        """Take positives out of the training table, too, as ``splits.remove_positives`` says."""
+        rows = super()._of_groups(name, frame, where)
+        return rows.take(self.splits.kept(rows.columns["y"])) if name == "train" else rows
+
+    def _whole(self, rows: Rows) -> Tensor | None:
         whole = self.splits.whole
-        if whole is None:
-            rest, held = stratified_split(self._cells(split), share, seed, argument)
-        elif whole not in self.columns.extras:
+        if whole is not None and whole not in self.columns.extras:
             raise ConfigError(
                 f"splits.whole={whole!r} must be one of the further columns of a batch, columns.extra, which are "
                 f"{sorted(self.columns.extras)}. Name the column there: extra: {{{whole}: COLUMN}}."
             )
-        else:
-            rest, held = whole_split(split.columns[whole], share, seed, argument)
-        return split.take(rest), split.take(held)
+        return None if whole is None else rows.columns[whole]
 
-    def _cells(self, split: LabelledFrame) -> Tensor:
-        """Return group x class of every row as one number, shape (n,); numbers to be predicted are no class."""
-        cells = split.columns.get("group", torch.zeros(len(split), dtype=torch.int64))
-        return len(self.class_names) * cells + split.columns["y"] if self.class_names else cells
-
-    def _check(self, splits: dict[str, LabelledFrame]) -> None:
-        """Raise :class:`DataError` unless every split has all that is measured on it."""
-        if self.groups is not None:
-            super()._check(splits)
-            return
-        for name, split in splits.items() if self.class_names else ():
-            group, names = split.columns.get("group"), self.labels.group_names
-            if len(names) > 2:  # constraints leave out a comparison for which there are no samples
-                self._warn_of_absent_groups(name, set(torch.unique(group).tolist()))
-                group = None
-            require_all_cells(split.columns["y"], group, self.class_names, names, f"{name} split")
-
-    def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
-        features = self.labels.features(splits["train"].table, "the train table", self._numbering)
+    def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
+        features = self.roles.features(splits["train"].table, "the train table", self._numbering)
         self._digests = {} if self._made else contents_of(features)
         self.encoder.fit(features, "the train split")
         tables = {}

@@ -2,24 +2,24 @@
 
 from typing import Any
 
-from fcco_lightning.data.batches import GroupSampling, Sampling
-from fcco_lightning.data.datamodules.grouped_samples import GroupedSamplesDataModule
-from fcco_lightning.data.datamodules.labelled import ROW, ImageSplits, LabelledTexts
+from fcco_lightning.data.datamodules.labelled import LabelledTexts
+from fcco_lightning.data.datamodules.samples import StoredDataModule
 from fcco_lightning.data.fingerprint import contents_of, digest_of
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.roles import Columns, LabelledFrame
+from fcco_lightning.data.roles import Columns, Rows
+from fcco_lightning.data.splits import ROW, ImageSplits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.data.texts import TextTable, TextTokens, tokens_of
 
 
-class GroupedTextDataModule(GroupedSamplesDataModule):
+class GroupedTextDataModule(StoredDataModule):
     """Texts whose rows form groups by the joint values of some columns, split, tokenised once and loaded by group.
 
     Batches are dicts with ``x`` (B, L) int64, the tokens of every text with -1 behind its end, L being those of the
     longest text of the batch; ``y`` (B,) int64 (float32 if the label is a number), ``group`` (B,) int64, further
     columns by their names, and ``index`` (B,) int64: the position of the sample within its own split.
 
-    How they are divided, see :class:`GroupedSamplesDataModule`.
+    How groups are decided, see :class:`StoredDataModule`.
 
     Args:
         texts: where the texts and the table of their labels are.
@@ -27,10 +27,8 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         groups: which columns define the groups.
         tokens: how texts become tokens.
         splits: how the texts are divided.
-        batches: how training batches are drawn.
-        eval_batch_size: number of rows in an evaluation batch of one process.
-        **samples: ``eval_train``, whether validation and the report go through the training texts too; ``seed``,
-            ``num_workers`` and ``allow_changed``, see :class:`SplitDataModule`.
+        **samples: ``batches``, ``eval_batch_size``, ``eval_train``, ``seed``, ``num_workers`` and ``allow_changed``,
+            see :class:`StoredDataModule`.
 
     Attributes:
         tokenizer: of ``transformers``; None before ``setup``.
@@ -55,19 +53,9 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         groups: Groups,
         tokens: TextTokens,
         splits: ImageSplits = ImageSplits(),  # noqa: B008 - frozen
-        batches: Sampling = GroupSampling(),  # noqa: B008
-        eval_batch_size: int = 256,
         **samples: Any,
     ) -> None:
-        super().__init__(
-            texts,
-            columns=columns,
-            groups=groups,
-            splits=splits,
-            batches=batches,
-            eval_batch_size=eval_batch_size,
-            **samples,
-        )
+        super().__init__(texts, columns, groups, splits, **samples)
         self.tokens = tokens
         self.tokenizer: Any = None
         self.max_length: int | None = None
@@ -82,7 +70,7 @@ class GroupedTextDataModule(GroupedSamplesDataModule):
         self._table("train")
         return len(self.tokenizer)
 
-    def _tables_of(self, splits: dict[str, LabelledFrame]) -> dict[str, TensorTable]:
+    def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
         texts = {name: [self._samples[i] for i in split.table[ROW]] for name, split in splits.items()}
         self.tokenizer = self.tokens.made(texts["train"], self._learnt)
         self.max_length = self.tokens.longest(self.tokenizer)

@@ -1,0 +1,342 @@
+"""Samples with a table of their labels, for Lightning: read, divided, and made into what a network is given."""
+
+from abc import abstractmethod
+from typing import Any
+
+import pandas as pd
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fcco_lightning.data.batches import GroupSampling, Sampling
+from fcco_lightning.data.columns import listed, require_columns
+from fcco_lightning.data.datamodules.base import SplitDataModule
+from fcco_lightning.data.datamodules.labelled import LabelledImages, LabelledTexts
+from fcco_lightning.data.fingerprint import contents_of, fingerprint
+from fcco_lightning.data.grouping import Groups
+from fcco_lightning.data.roles import Columns, Roles, Rows, of_no_group
+from fcco_lightning.data.splits import (
+    PARTS,
+    ROW,
+    ImageSplits,
+    Splits,
+    grouped_split,
+    require_all_cells,
+    stratified_split,
+    whole_split,
+)
+from fcco_lightning.data.table import TensorTable
+from fcco_lightning.errors import DataError, printable
+
+_MOST_CLASSES = 12  # whose sizes are said
+
+
+class SampleDataModule(SplitDataModule):
+    """Samples with labels, and perhaps groups and further columns, that a table gives.
+
+    Classes and groups are decided on the training table, before anything is split off; rows of no group of ``groups``
+    are left out of every split.  Every split made here has every group and class, as far as ``splits.whole`` leaves it.
+
+    Batches are dicts with what the network is given, ``y`` (B,) int64 (float32 if the label is a number, (B, T) int64
+    for T label columns), ``group`` (B,) int64 if there are groups, further columns by their names, and ``index`` (B,)
+    int64: the position of the sample within its own split.
+
+    Args:
+        columns: what the columns of the table mean.
+        groups: which columns define the groups; None for those of ``columns.sensitive``, or none.
+        splits: how the rows are divided.
+        **loading: ``batches``, ``seed``, ``eval_batch_size``, ``eval_train``, ``num_workers`` and ``allow_changed``,
+            see :class:`SplitDataModule`.
+
+    Attributes:
+        roles: classes, groups and further columns.
+        grouping: how rows become groups; None without ``groups``.
+        label_names: the columns of several labels; empty if there is one.
+        dropped: table or split -> number of rows of no group.
+    """
+
+    def __init__(self, columns: Columns, groups: Groups | None, splits: Splits | ImageSplits, **loading: Any) -> None:
+        super().__init__(**loading)
+        self.columns, self.groups, self.splits = columns, groups, splits
+        self.roles, self.label_names = Roles(columns, groups), columns.several
+        self.grouping = self.roles.grouping
+        self.dropped: dict[str, int] = {}
+
+    @property
+    def class_names(self) -> list[str]:
+        """What the labels 0..C-1 are called in the table; empty if the label is a number."""
+        return self.roles.class_names
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C; 0 if the label is a number."""
+        self._table("train")
+        return len(self.class_names)
+
+    @property
+    def group_names(self) -> list[str]:
+        """Names of the G groups, then of those that only other splits hold; empty if there are no groups."""
+        self._table("train")
+        return [*self.roles.group_names, *(self.grouping.unseen if self.grouping else ())]
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups G of the training table."""
+        self._table("train")
+        return len(self.roles.group_names)
+
+    @property
+    def group_sizes(self) -> dict[str, Tensor]:
+        """Split -> number of its rows in every group of :attr:`group_names`, int64."""
+        size = len(self.group_names)
+        groups = {name: table.columns["group"] for name, table in self.tables.items()}
+        return {name: torch.bincount(group[group >= 0], minlength=size) for name, group in groups.items()}
+
+    def group_report(self) -> str:
+        """Return a table of the groups: name, rows in each split, and with two classes the positives in training."""
+        sizes = {name: counts.tolist() for name, counts in self.group_sizes.items()}
+        report = pd.DataFrame(sizes, index=pd.Index(self.group_names)).rename_axis(columns="group")
+        if self.num_classes == 2:
+            train = self._table("train").columns
+            positives = torch.bincount(train["group"], weights=train["y"].double(), minlength=len(report))
+            shares = [f"{p / n:.1%}" if n else "" for p, n in zip(positives, sizes["train"], strict=True)]
+            report[f"{self.columns.label}={self.class_names[1]}"] = shares
+        return report.to_string()
+
+    def _make_tables(self) -> dict[str, TensorTable]:
+        splits = self._divided()
+        for name, rows in splits.items():
+            self._check(name, rows)
+        self._rows = {name: rows.table.drop(columns=ROW, errors="ignore") for name, rows in splits.items()}
+        return self._tables_of(splits)
+
+    @abstractmethod
+    def _read(self) -> dict[str, tuple[pd.DataFrame, str]]:
+        """Return the rows of "train", and of other splits that need not be held out, each with its name in messages."""
+
+    @abstractmethod
+    def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
+        """Return what batches of every split are gathered from."""
+
+    @abstractmethod
+    def _inputs(self) -> tuple[list[str], dict[str, str]]:
+        """Return the names of the features, and digests of the training split's inputs by what they are of."""
+
+    def _divided(self) -> dict[str, Rows]:
+        """Read the samples, and return the rows of every split."""
+        read = self._read()
+        self._decide(read)
+        splits = {name: self._of_groups(name, *rows) for name, rows in read.items()}
+        for name, (share, argument) in self.splits.held_out.items():
+            splits["train"], splits[name] = self._held_out(splits["train"], share, argument)
+        return {name: splits[name] for name in PARTS if name in splits}
+
+    def _decide(self, read: dict[str, tuple[pd.DataFrame, str]]) -> None:
+        """Decide what the classes and the groups are, and how they are numbered."""
+        self.roles.fit(*read["train"])
+
+    def _of_groups(self, name: str, frame: pd.DataFrame, where: str) -> Rows:
+        """Return the rows that are of a group, if there are groups, with what is read from them."""
+        rows = Rows(frame, self.roles.read(frame, where))
+        if self.groups is None:
+            return rows
+        known = (rows.columns["group"] >= 0).nonzero().flatten()
+        self.dropped[name] = len(rows) - len(known)
+        if len(known) == 0:
+            raise DataError(
+                f"No row of {where} belongs to one of train's groups {listed(self.roles.group_names)}: the "
+                f"combinations of groups.by in {where} are too small there, or absent. Lower groups.min_size="
+                f"{self.groups.min_size}, or set groups.small='merge'."
+            )
+        return rows.take(known)
+
+    def _held_out(self, rows: Rows, share: float, argument: str) -> tuple[Rows, Rows]:
+        """Return the rest and the held-out part, with its share of whole values, or of every class of every group."""
+        whole, seed = self._whole(rows), self.splits.seed
+        group, y = rows.columns.get("group"), rows.columns["y"] if self.class_names else None
+        if whole is not None:
+            rest, held = whole_split(whole, share, seed, argument, None if self.groups is None else group)
+        elif self.groups is not None and group is not None:
+            rest, held = grouped_split(group, self.roles.group_names, share, seed, argument, y)
+        else:
+            cells = torch.zeros(len(rows), dtype=torch.int64) if group is None else group
+            cells = cells if y is None else len(self.class_names) * cells + y
+            rest, held = stratified_split(cells, share, seed, argument)
+        return rows.take(rest), rows.take(held)
+
+    @abstractmethod
+    def _whole(self, rows: Rows) -> Tensor | None:
+        """Return the values (n,) of ``splits.whole``, none of which is divided; None if rows are."""
+
+    def _check(self, name: str, rows: Rows) -> None:
+        """Refuse a split that lacks what is measured on it, and warn of groups that are not in it."""
+        y, group = rows.columns["y"], rows.columns.get("group")
+        classes, groups = self.class_names, self.roles.group_names
+        if self.groups is None and not classes:
+            return
+        if group is not None and (self.groups is not None or len(groups) > 2):
+            self._warn_of_absent_groups(name, set(torch.unique(group).tolist()))
+            group = None  # constraints leave out a comparison for which there are no samples
+        if self.groups is None:
+            require_all_cells(y, group, classes, groups, f"{name} split")
+            return
+        counts = torch.bincount(y, minlength=len(classes)) if classes and name == "train" else torch.ones(1)
+        if not counts.all():
+            raise DataError(
+                f"The train split has no rows of class {classes[int(counts.argmin())]!r} of label="
+                f"{self.columns.label!r} (rows per class: {counts.tolist()}). Use more data, a smaller "
+                "groups.min_size, other fractions, or another splits.seed."
+            )
+
+    def _warn_of_absent_groups(self, split: str, present: set[int]) -> None:
+        names = self.roles.group_names
+        absent = [name for g, name in enumerate(names) if g not in present]
+        if absent and len(absent) < len(names):  # a split with none of the groups is one of other groups on purpose
+            fate = "Whatever is measured on it leaves them out."
+            if split == "train":
+                fate += (
+                    " Batches of every group, and a loss of each, cannot be had: take fewer positives out (splits), "
+                    "take another splits.seed, or leave out small groups by a larger groups.min_size."
+                )
+            rank_zero_warn(
+                f"The {split} split has no rows of {len(absent)} of the {len(names)} groups: {listed(absent)}. {fate}"
+            )
+
+    def _summary(self) -> str:
+        if self.groups is None or self.grouping is None:
+            known = self._table("train").columns.get("group", torch.zeros(0)) >= 0
+            return of_no_group(str(self.columns.sensitive), known)
+        names, sizes = self.roles.group_names, self.group_sizes["train"][: self.num_groups]
+        low, high = int(sizes.argmin()), int(sizes.argmax())
+        told = (
+            f"{len(names)} groups with {int(sizes.sum())} training rows: smallest {int(sizes[low])} "
+            f"({printable(names[low])}), largest {int(sizes[high])} ({printable(names[high])}); "
+            f"{sum(self.dropped.values())} rows of no group dropped"
+        )
+        if self.grouping.left_out:
+            fate = "merged into one" if self.groups.small == "merge" else "left out"
+            told += f", {len(self.grouping.left_out)} combinations below min_size={self.groups.min_size} {fate}"
+        return f"{told}."
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """Sizes, and digests of all names, of the inputs, and of the order of labels and groups."""
+        own = {n: column for n, column in self._table("train").columns.items() if n not in {"x", *self._added}}
+        features, inputs = self._inputs()
+        classes, groups = list(self.class_names), list(self.roles.group_names)
+        contents = contents_of(own) | inputs
+        return {
+            **fingerprint(own, [*features, *classes, *self.label_names, *groups], contents),
+            "classes": len(classes),
+            "groups": len(groups),
+            "names of classes": classes,
+            "names of groups": groups,
+        }
+
+    def _require_expected_split(self) -> None:
+        """Refuse classes of other names, too, whatever is allowed: the network's outputs would be read as others'."""
+        stored = (self._expected or {}).get("names of classes", [])  # older checkpoints have none
+        for number, (there, here) in enumerate(zip(stored, self.class_names, strict=False)):
+            if there != here:
+                raise DataError(
+                    f"Class {number} is {there!r} in the checkpoint and {here!r} in the training split here: "
+                    "outputs of the network would be read as those of other classes, also with allow_changed. Call the "
+                    "classes as they are called there, or start without the checkpoint."
+                )
+        super()._require_expected_split()
+
+
+class StoredDataModule(SampleDataModule):
+    """Images or texts that are stored beside a table of their labels.
+
+    With ``splits.by="fractions"`` groups are decided on all rows, and every split holds every group, as far as
+    ``splits.whole`` leaves it.  With "column" they are decided on the training rows, as 0..G-1; combinations that only
+    other splits hold (another hospital) are numbered from G on.  Rows of combinations too small for a group are left
+    out.
+
+    Args:
+        origin: where the images or texts and the table of their labels are.
+        columns: what the columns of that table mean; the label may define groups.
+        groups: which columns define the groups.
+        splits: how the samples are divided.
+        batches: how training batches are drawn.
+        eval_batch_size: number of rows in an evaluation batch of one process.
+        eval_train: whether validation and the report go through the training samples too, which takes as long as an
+            epoch's forward passes.
+        **loading: ``seed``, ``num_workers`` (of every loader) and ``allow_changed``, see :class:`SplitDataModule`.
+    """
+
+    _kind = "samples"
+    """What the samples are, for messages."""
+
+    splits: ImageSplits
+
+    def __init__(
+        self,
+        origin: LabelledImages | LabelledTexts,
+        columns: Columns,
+        groups: Groups,
+        splits: ImageSplits,
+        *,
+        batches: Sampling = GroupSampling(),  # noqa: B008 - frozen
+        eval_batch_size: int = 256,
+        eval_train: bool = False,
+        **loading: Any,
+    ) -> None:
+        super().__init__(
+            columns, groups, splits, batches=batches, eval_batch_size=eval_batch_size, eval_train=eval_train, **loading
+        )
+        self.eval_workers, self.origin = self.num_workers, origin
+        self._samples: Any = []
+
+    def prepare_data(self) -> None:
+        """Download hub data once, before every process reads it."""
+        self.origin.prepare()
+
+    def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
+        """Return an ordered loader of this process's part of every split that is evaluated."""
+        loaders = super().evaluation_loaders()
+        return {name: loaders[name] for name in loaders if name in self.val_names or name.endswith("test")}
+
+    def _frame(self) -> pd.DataFrame:
+        """Return the columns of all samples, which are read."""
+        frame, self._samples = self.origin.read()
+        return frame
+
+    def _read(self) -> dict[str, tuple[pd.DataFrame, str]]:
+        return self.splits.parts(self._frame(), self._kind)
+
+    def _decide(self, read: dict[str, tuple[pd.DataFrame, str]]) -> None:
+        super()._decide(read)
+        if self.grouping is not None and self.splits.by == "column":
+            self.grouping.number_unseen({where: frame for frame, where in read.values()})
+
+    def _divided(self) -> dict[str, Rows]:
+        splits = super()._divided()
+        train = splits["train"]
+        return splits | {"train": train.take(self.splits.kept(train.columns["y"]))}
+
+    def _whole(self, rows: Rows) -> Tensor | None:
+        return values_of(self.splits.whole or self.origin.whole, rows.table)
+
+    def _summary(self) -> str:
+        """Say how many samples of each class there are, too."""
+        told = [super()._summary()]
+        for name, table in self.tables.items() if self.class_names else ():
+            sizes = torch.bincount(table.columns["y"], minlength=len(self.class_names)).tolist()
+            classes = [f"{size} of {of}" for size, of in zip(sizes, self.class_names, strict=True)]
+            more = f" and {len(classes) - _MOST_CLASSES} more classes" if len(classes) > _MOST_CLASSES else ""
+            told.append(f"  {name}: {sum(sizes)} {self._kind}, {printable(', '.join(classes[:_MOST_CLASSES]))}{more}")
+        return "\n".join(filter(None, told))
+
+
+def values_of(whole: str | None, frame: pd.DataFrame) -> Tensor | None:
+    """Return which value of a column every row of a table has, by numbers 0, 1, ..., (n,); None without a column.
+
+    Raises:
+        DataError: if there is no such column.
+    """
+    if whole is None:
+        return None
+    require_columns(frame.drop(columns=ROW), {"splits.whole": [whole]}, "the table of the samples")
+    return torch.from_numpy(pd.factorize(frame[whole])[0])
