@@ -8,7 +8,7 @@ import torch
 from fcco_lightning.algorithms.two_draws import Jacobian, TwoDraws
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.engine import Engine
-from fcco_lightning.estimators import Estimator, InnerPoint, ProximalDescent
+from fcco_lightning.estimators import Estimator, InnerPoint, ProximalDescent, copied
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import Smoothing
 from fcco_lightning.state.divided import parts_of
@@ -76,14 +76,14 @@ class DoubleLoop(TwoDraws):
             return
         gradient = [(p.data - z).div_(self.nu) for p, z in zip(self._params, self._point.tensors, strict=True)]
         self._count = 0
-        self._previous.forget()
+        self._previous = []
         engine.update(gradient, clip=self.clip in ("outer", "both"))
 
     def finish(self, engine: Engine, batches: Iterator[Batch]) -> bool:
         """The recovery step (SONEX paper, Cor. 4.11): one more inner loop around w, whose z becomes the weights."""
         if not self.recovery_steps:
             return False
-        self._previous.forget()
+        self._previous = []
         for _ in range(self.recovery_steps):
             engine.optimizer.zero_grad(set_to_none=True)
             self._inner_iteration(engine, next(batches))
@@ -100,7 +100,7 @@ class DoubleLoop(TwoDraws):
             engine.descend(self.estimate(engine, batch))
             engine.commit(self._descent)
             if self.needs_previous:
-                self._previous.remember(engine.params)
+                self._previous = copied(engine.params, self._previous)
             engine.update(by=self._descent, clip=self.clip in ("inner", "both"))
         self._count += 1
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fcco_lightning.engine import Algorithm, Engine, Estimate, Problem, Seen, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Estimator, PreviousWeights, moved, trusted
+from fcco_lightning.estimators import Estimator, copied, like_parameters, moved, trusted
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing, slopes
 
@@ -33,7 +33,7 @@ class Estimation(Algorithm, ABC):
         self.objective_estimator = objective_estimator or estimator
         self.smoothing = smoothing or NoSmoothing()
         self.needs_previous = self.estimator.needs_previous or self.objective_estimator.needs_previous
-        self._previous = PreviousWeights()
+        self._previous: list[Tensor] = []  # weights of the batch before; none at first
 
     def estimator_of(self, term: Term) -> Estimator:
         """The estimator of a term."""
@@ -65,11 +65,11 @@ class Estimation(Algorithm, ABC):
 
     def start(self, engine: Engine) -> None:
         self._params = engine.params
-        self._previous = PreviousWeights()
+        self._previous = []
 
     def estimate(self, engine: Engine, batch: Batch) -> Estimate:
         """Measure a batch and let :meth:`step` follow."""
-        return engine.run(self.step, batch, self._previous.tensors if self.needs_previous else None)
+        return engine.run(self.step, batch, self._previous or None)
 
     def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
         """New rows, and F at remembered ones, from what a batch contains: a function of tensors, which can be compiled.
@@ -99,7 +99,7 @@ class Estimation(Algorithm, ABC):
         inverse = seen.inverse_inclusion if estimator.by_chance else 1.0
         new = moved(estimator, rows, inner, before, outer, inverse, unseen, term.range)
         if estimator.remembers:
-            estimate.remember(seen, new, estimator.decay())
+            estimate.remember(seen, new, estimator.decay)
         fresh = estimator.fresh and not stale
         at = new if fresh else rows
         at = at if term.growth is None else trusted(at, inner, term.growth)
@@ -108,10 +108,10 @@ class Estimation(Algorithm, ABC):
             if seen.gap is not None and term.multipliers.decisions is not None:
                 held = self._gap(seen, inner)
                 gap = torch.lerp(held, self._gap_now(seen, inner), estimator.gamma)
-                estimate.write(seen, term.multipliers.decisions, seen.gap, gap)
+                estimate.remember(seen, gap, of=(term.multipliers.decisions, seen.gap))
                 u, at = u + gap, at + (gap if fresh else held)
             memory = term.multipliers.state
-            estimate.write(seen, memory, memory.gather(None), term.multipliers.moved(u))
+            estimate.remember(seen, term.multipliers.moved(u), of=(memory, memory.gather(None)))
         return estimator.estimate(outer, at, seen.g, inner)
 
     def recall(self, seen: Seen) -> Tensor:
@@ -137,24 +137,28 @@ class Estimation(Algorithm, ABC):
     def held(self, seen: Seen, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor | None]:
         """The rows of a term from before the step, the fresh inner values, and which numbers were never written.
 
-        A row never visited is the one that the estimator begins with.  Of rows that the batch does not contain the
-        inner value is 1, where every f and its slope are finite: they have the weight 0, and nothing of them is kept.
+        A row never visited counts as the fresh value, so that the first visit is exact, or as 0 if it is a dual one.
+        Of rows that the batch does not contain the inner value is 1, where every f and its slope are finite: they have
+        the weight 0, and nothing of them is kept.
         """
         inner = torch.where(seen.present.unsqueeze(1), seen.g.detach(), 1.0)
         if seen.held is None:
             return inner, inner, None
         inner, unseen = inner.to(seen.held.dtype), seen.held.isnan()
-        return torch.where(unseen, estimator.first(inner), seen.held), inner, unseen
+        first = inner if estimator.follows_values else torch.zeros_like(inner)
+        return torch.where(unseen, first, seen.held), inner, unseen
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         estimator = self.estimator_of(term)
         return slopes(self.smoothing(term.present_outer), rows) if estimator.follows_values else rows
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "previous": self._previous.state_dict()}
+        previous = {"copy": list(self._previous), "valid": bool(self._previous)}
+        return {**super().state_dict(), "previous": previous}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._previous.load_state_dict(state["previous"], self._params)
+        previous = state["previous"]
+        self._previous = like_parameters(previous["copy"] if previous["valid"] else [], self._params)
 
 
 class SingleLoop(Estimation):
@@ -179,5 +183,5 @@ class SingleLoop(Estimation):
         engine.descend(self.estimate(engine, batch))
         engine.commit()
         if self.needs_previous:
-            self._previous.remember(engine.params)
+            self._previous = copied(engine.params, self._previous)
         engine.update()

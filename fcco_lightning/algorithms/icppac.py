@@ -117,7 +117,7 @@ class ICPPAC(Algorithm):
             sides = [_sides(seen, _signed(seen)) for seen in terms]
             estimate = Estimate(g0)
             for seen, side in zip(terms, sides, strict=True):
-                estimate.plus(_contained(seen, side, 0.0).sum())  # so that it is looked at
+                estimate.value = estimate.value + _contained(seen, side, 0.0).sum()  # so that it is looked at
                 estimate.count(seen)
         engine.descend(estimate)
         engine.commit()
@@ -158,9 +158,8 @@ class ICPPAC(Algorithm):
         """Add ``sum_i y_i h_i`` over the rows that the batch contains, each divided by how likely that is."""
         pressure = y[:, 0] if y.shape[1] == 1 else y[:, 0] - y[:, 1]
         inverse = seen.weight * seen.term.num_rows / seen.term.share  # 1/p_i
-        estimate.plus((inverse * pressure * s.squeeze(1)).sum())
+        estimate.value = estimate.value + (inverse * pressure * s.squeeze(1)).sum()
         estimate.log(seen, seen.term.outer(seen.g.detach()))
-        estimate.count(seen)
 
     def _linearised(self, engine: Engine, seen: Seen, s: Tensor, held: Tensor, step: Sequence[Tensor]) -> Tensor:
         """L at the next z, (m, sides); as it was for rows that the batch does not contain."""

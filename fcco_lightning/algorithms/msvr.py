@@ -1,6 +1,6 @@
 """MSVR."""
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -9,10 +9,27 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.engine import Engine, Estimate, Seen
-from fcco_lightning.estimators import CorrectedEMA, Storm, like_parameters, trusted
+from fcco_lightning.estimators import CorrectedEMA, Storm, copied, like_parameters, trusted
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.state import replaced
 from fcco_lightning.state.checkpoint_schema import require
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What a step has changed of a term, as it was before.
+
+    Attributes:
+        index: of the batch's rows, shape (r,); None for all.
+        before: the rows, shape (r, k), NaN where the batch does not contain them.
+        multipliers: what they were made of; None where there are none.
+        gap: between decisions and smooth values; None where multipliers do not follow decisions.
+    """
+
+    index: Tensor | None
+    before: Tensor
+    multipliers: Tensor | None
+    gap: Tensor | None
 
 
 class MSVR(Estimation):
@@ -38,107 +55,71 @@ class MSVR(Estimation):
     def __init__(self, gamma: float = 0.5, gamma_prime: float | Literal["theory"] = "theory", b: float = 0.1) -> None:
         super().__init__(CorrectedEMA(gamma, gamma_prime))
         self.b, self.needs_previous = b, True
-        self._storm, self._changed = Storm(b), _ChangedRows()
+        self._storm, self._before = Storm(b), list[_Before]()
 
     def start(self, engine: Engine) -> None:
         super().start(engine)
-        self._storm, self._changed = Storm(self.b), _ChangedRows()
+        self._storm, self._before = Storm(self.b), []
         self.require_stored_activations(engine)
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
-        before, old = self._at_previous(engine, batch)
+        there, old = self._at_previous(engine, batch)
         g0, terms = engine.measure(engine.evaluate(batch))
-        estimate, changed = Estimate(g0), _ChangedRows()
+        estimate, before = Estimate(g0), [self._held_before(seen) for seen in terms]
         for number, seen in enumerate(terms):
-            rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
-            gap = None
-            if seen.gap is not None:
-                gap = torch.where(seen.present.unsqueeze(1), self._gap(seen, inner), seen.gap)
-            changed.note(number, seen, rows, gap)
-            there = seen._replace(before=before[number] if before else None)
-            estimate.add(there, self.track(estimate, there))
+            both = seen._replace(before=there[number] if there else None)
+            estimate.add(both, self.track(estimate, both))
         engine.descend(estimate)
         if engine.commit():
             new = [torch.zeros_like(p) if p.grad is None else p.grad for p in engine.params]
             for p, g in zip(engine.params, self._storm.update(new, old), strict=True):
                 p.grad = g.clone()
-        self._changed = changed
-        self._previous.remember(engine.params)
+        self._before = before
+        self._previous = copied(engine.params, self._previous)
         engine.update()
 
     def _at_previous(self, engine: Engine, batch: Batch) -> tuple[list[Tensor], list[Tensor] | None]:
         """The inner values at the previous weights, without graph, and ``G_{t-1}(w_{t-1})``; nothing at first."""
-        weights = self._previous.tensors
-        if weights is None:
+        if not self._previous:
             return [], None
-        with engine.functions.elsewhere(weights):
+        with engine.functions.elsewhere(self._previous):
             outputs, samples = engine.evaluate(batch), engine.problem.row_parameters
             if samples is not None:
                 outputs = outputs._replace(columns=samples.at_previous(outputs.columns))
             g0, terms = engine.measure(outputs)
             estimate = Estimate(g0)
-            for number, seen in enumerate(terms):
-                estimate.add(seen, self._recalled(seen, number))
+            for seen, before in zip(terms, self._before, strict=True):
+                estimate.add(seen, self._recalled(seen, before))
             return [seen.g.detach() for seen in terms], engine.gradients(estimate.value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "v": list(self._storm.v), "changed": self._changed.state_dict()}
+        changed = {str(number): dict(vars(one)) for number, one in enumerate(self._before)}
+        return {**super().state_dict(), "v": list(self._storm.v), "changed": changed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._storm.v = like_parameters(state["v"], self._params)
-        self._changed.load_state_dict(state["changed"], self._params[0].device)
+        require(state["changed"], dict[str, dict[str, Tensor | None]], "the rows before the last step")
+        device = self._params[0].device
+        held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), list(state["changed"].values()))
+        self._before = [_Before(**one) for one in held]
 
-    def _recalled(self, seen: Seen, number: int) -> Tensor:
-        """F of every row, (r,), at the rows from before the previous step."""
-        multipliers, noted = seen.term.multipliers, self._changed.multipliers(number)
-        if multipliers is not None and noted is not None:
-            seen = seen._replace(f=multipliers.outer_of(noted), gap=self._changed.gap(number))
+    def _held_before(self, seen: Seen) -> _Before:
+        """What is remembered of a term before the step."""
         rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
-        rows = trusted(self._changed.undone(number, seen.rows, rows), inner, seen.term.growth)
+        present, multipliers = seen.present.unsqueeze(1), seen.term.multipliers
+        return _Before(
+            seen.rows,
+            torch.where(present, rows, torch.nan),
+            None if multipliers is None else multipliers.noted(),
+            None if seen.gap is None else torch.where(present, self._gap(seen, inner), seen.gap),
+        )
+
+    def _recalled(self, seen: Seen, before: _Before) -> Tensor:
+        """F of every row, (r,), at the rows from before the previous step."""
+        if seen.term.multipliers is not None and before.multipliers is not None:
+            seen = seen._replace(f=seen.term.multipliers.outer_of(before.multipliers), gap=before.gap)
+        rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
+        undone = replaced(rows, seen.rows, before.index, before.before)
+        rows = trusted(torch.where(undone.isnan(), rows, undone), inner, seen.term.growth)
         return self.at_rows(seen, rows, inner)
-
-
-class _ChangedRows:
-    """The rows that a step has changed, and the multipliers, as they were before it, by the number of their term."""
-
-    def __init__(self) -> None:
-        self._before: dict[int, dict[str, Tensor | None]] = {}
-
-    def note(self, number: int, seen: Seen, rows: Tensor, gap: Tensor | None) -> None:
-        """Keep the rows (r, k) of a term, NaN of those that the batch does not contain; and of its decisions."""
-        multipliers = seen.term.multipliers
-        self._before[number] = {
-            "index": seen.rows,
-            "before": torch.where(seen.present.unsqueeze(1), rows, torch.nan),
-            "multipliers": None if multipliers is None else multipliers.noted(),
-            "gap": gap,
-        }
-
-    def undone(self, number: int, index: Tensor | None, rows: Tensor) -> Tensor:
-        """The present rows (r, k) of the indices (r,), or of all, with the changes undone."""
-        noted = self._before.get(number, {})
-        at, before = noted.get("index"), noted.get("before")
-        if before is None:
-            return rows
-        undone = replaced(rows, index, at, before)
-        return torch.where(undone.isnan(), rows, undone)
-
-    def multipliers(self, number: int) -> Tensor | None:
-        """What the multipliers of a term were made of; None where there are none."""
-        return self._before.get(number, {}).get("multipliers")
-
-    def gap(self, number: int) -> Tensor | None:
-        """How far values on decisions were from the smooth ones; None where multipliers do not follow them."""
-        return self._before.get(number, {}).get("gap")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives only."""
-        held = {str(number): noted for number, noted in self._before.items()}
-        return pytree.tree_map_only(Tensor, Tensor.clone, held)  # type: ignore[no-any-return]
-
-    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Restore, with rows on a device."""
-        require(state, dict[str, dict[str, Tensor | None]], "the rows before the last step")
-        held = {int(number): dict(noted) for number, noted in state.items()}
-        self._before = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), held)

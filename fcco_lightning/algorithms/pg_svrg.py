@@ -12,7 +12,7 @@ from fcco_lightning.ambiguity import Penalty
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.engine import Engine, Estimate, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import PreviousWeights, like_parameters
+from fcco_lightning.estimators import copied, like_parameters
 from fcco_lightning.models.batch import Batch
 
 
@@ -133,7 +133,8 @@ class PGSVRG(ProximallyGuided):
                 "Use --trainer.precision bf16-mixed or 32."
             )
         self._snapshots = 0  # of this stage that are done with
-        self._snapshot, self._q = PreviousWeights(), self.uniform()
+        self._q = self.uniform()
+        self._snapshot: list[Tensor] = []
         self._full: list[Tensor] = []
 
     @property
@@ -165,7 +166,7 @@ class PGSVRG(ProximallyGuided):
         if not self._pass.begun:
             self._full = [torch.zeros_like(p) for p in self._params]
             with self._point.held():
-                self._snapshot.remember(self._params)
+                self._snapshot = copied(self._params, self._snapshot)
         self._full = [a + g for a, g in zip(self._full, gradient, strict=True)]
         self._pass.take(joined, complete=engine.answer)
         self._q = q
@@ -178,7 +179,7 @@ class PGSVRG(ProximallyGuided):
             old, change = self._at_snapshot(engine, batch)
             g0, (risks,) = engine.measure(engine.evaluate(batch))
             estimate = Estimate(g0)
-            change = self.along(engine, risks, self._snapshot.tensors or ()) if change is None else risks.g - change
+            change = self.along(engine, risks, self._snapshot) if change is None else risks.g - change
             h = self._pass.values + self.direction(risks, change)
             self.add(estimate, risks, q, penalty)
             self.remember(estimate, term, self.ascend(q, h, ambiguity, self.eta_dual, self._pull(term)))
@@ -192,7 +193,7 @@ class PGSVRG(ProximallyGuided):
 
     def _at_snapshot(self, engine: Engine, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
         """``sum qs_i grad R_i / p_i`` and the R_i of a batch at the snapshot, or at w where losses are linearised."""
-        point = [p.data for p in self._params] if self.linearised else self._snapshot.tensors or ()
+        point = [p.data for p in self._params] if self.linearised else self._snapshot
         with engine.functions.elsewhere(point):
             (risks,) = engine.measure(engine.evaluate(batch), direct=False)[1]
             estimate = Estimate(None)
@@ -214,11 +215,12 @@ class PGSVRG(ProximallyGuided):
             self.end_stage(engine, self._point.tensors)
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"snapshots": self._snapshots, "snapshot": self._snapshot.state_dict(), "q": self._q, "full": self._full}
+        snapshot = {"copy": list(self._snapshot), "valid": bool(self._snapshot)}
+        own = {"snapshots": self._snapshots, "snapshot": snapshot, "q": self._q, "full": self._full}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._snapshots, self._full = int(state["snapshots"]), like_parameters(state["full"], self._params)
-        self._snapshot.load_state_dict(state["snapshot"], self._params)
+        self._snapshot = like_parameters(state["snapshot"]["copy"], self._params)
         self._q.copy_(state["q"])

@@ -69,7 +69,7 @@ class TwoDraws(Estimation, ABC):
         return _halves(outputs) if self.objective_share < 1 else ()
 
     def estimate(self, engine: Engine, batch: Batch) -> Estimate:
-        before = self._previous.tensors if self.needs_previous else None
+        before = self._previous or None
         if self.jacobian in ("old", "reuse"):
             return engine.run(self.step, batch, before)
         return self._of_two_draws(engine, engine.evaluate(batch, before))

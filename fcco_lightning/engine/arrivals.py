@@ -96,12 +96,13 @@ class Arrivals:
 
     def _union(self, name: str, part: Columns) -> "_Came":
         """A part of a batch, of all processes; its size is compared."""
-        names = [n for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))]
-        size = len(next(iter(part.values())))
-        union = self._processes.gather([part[n] for n in names] or [torch.empty(size, 0)])
-        self._compare_size(name, sum(union.sizes), self._problem.declared.get(name))
-        columns = dict(zip(names, union.tensors, strict=False))
-        return _Came(columns, union.sizes, "task" not in part, name not in self._other_size)
+        columns = {n: part[n] for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))}
+        sizes = [len(next(iter(part.values())))]
+        if self._processes.size > 1:
+            union = self._processes.gather(list(columns.values()) or [torch.empty(sizes[0], 0)])
+            columns, sizes = dict(zip(columns, union.tensors, strict=False)), union.sizes
+        self._compare_size(name, sum(sizes), self._problem.declared.get(name))
+        return _Came(columns, sizes, "task" not in part, name not in self._other_size)
 
     # ------------------------------------------------------------------------------------------- what is an error
 

@@ -238,26 +238,21 @@ def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
     return {name: c for name, c in columns.items() if isinstance(c, Tensor) and name not in inputs}
 
 
-def is_ready(given: Any, network: nn.Module, like: Tensor) -> bool:
-    """Whether a loader's batch is one part that the network takes as it is, as with most loaders.
+def received(given: Any, network: nn.Module, like: Tensor) -> Batch:
+    """A loader's batch as parts by name, as the network takes it and on the device of its weights.
 
     Args:
         given: the batch.
-        network: that takes the column ``x`` of it.
+        network: that takes it.
         like: a weight of the network.
-    """
-    if type(given) is not dict or isinstance(network, BatchNetwork) or like.device.type != "cpu":
-        return False
-    x = given.get("x")
-    return isinstance(x, Tensor) and x.dtype == like.dtype and _is_plain(given)
-
-
-def received(given: Any, network: nn.Module, device: torch.device) -> Batch:
-    """A loader's batch as parts by name, as the network takes it and on its device.
 
     Raises:
         DataError: see :func:`as_batch` and :func:`usable`.
     """
+    device, whole = like.device, isinstance(network, BatchNetwork)
+    x = given.get("x") if type(given) is dict and not whole and device.type == "cpu" else None
+    if isinstance(x, Tensor) and x.dtype == like.dtype and _is_plain(given):
+        return {TARGET: given}  # as with most loaders
     batch = usable(as_batch(given), network)
     if device.type == "cpu":
         return batch

@@ -14,7 +14,7 @@ from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.engine.arrivals import Arrivals
 from fcco_lightning.engine.backend import Backend
-from fcco_lightning.engine.batches import is_ready, part_name, received
+from fcco_lightning.engine.batches import part_name, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, reason
 from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, NewRows, Outputs, Part
@@ -23,7 +23,7 @@ from fcco_lightning.engine.probability import Drawn
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.terms import Seen, Term
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
-from fcco_lightning.models.batch import TARGET, Batch
+from fcco_lightning.models.batch import Batch
 from fcco_lightning.numerics import all_finite, look
 from fcco_lightning.objectives import Measurable, Objective
 from fcco_lightning.objectives.measurable import Rows
@@ -306,8 +306,7 @@ class Engine:
         Raises:
             DataError: naming the column that is missing or cannot be read.
         """
-        network, some = self.functions.network, self.params[0]
-        parts = {TARGET: batch} if is_ready(batch, network, some) else received(batch, network, some.device)
+        parts = received(batch, self.functions.network, self.params[0])
         first = next(iter(parts.values()))
         if "index" not in first and self.problem.needs_index:
             raise DataError(
@@ -390,18 +389,14 @@ class Engine:
         """
         objective, g0 = self.problem.objective, None
         found: list[Seen] = []
-        of_part: dict[str | tuple[str, ...] | None, tuple[Any, Any]] = {}  # outputs and columns
         with in_full(self.params[0].device.type):
             if direct and not self.problem.compositional:
-                of_part[objective.part] = read(outputs.now, outputs.columns, objective)
-                g0 = objective.measure(*of_part[objective.part])[0]
+                g0 = objective.measure(*read(outputs.now, outputs.columns, objective))[0]
             for term in self.problem.all_terms:
                 own, wanted = direct and term.part is objective, terms is None or term in terms
                 if not own and not wanted:
                     continue
-                if term.part.part not in of_part:
-                    of_part[term.part.part] = read(outputs.now, outputs.columns, term.part)
-                given = of_part[term.part.part]
+                given = read(outputs.now, outputs.columns, term.part)
                 (own_g0, now), before = self._inner_values(term.part, given, outputs, at_previous=wanted)
                 g0 = own_g0 if own else g0
                 if wanted and now is not None:

@@ -54,6 +54,10 @@ class NewRows(NamedTuple):
     finite: Tensor | None = None
 
 
+Rows = tuple[DualState, Tensor]
+"""A state, and what it holds of the rows of a batch, shape (r, k)."""
+
+
 class Part(NamedTuple):
     """A part of F as a batch estimates it: a number, or a sum over rows and how many these are.
 
@@ -119,6 +123,7 @@ class Estimate:
         g0: estimate of g_0 with graph, a scalar, or None.
 
     Attributes:
+        value: the scalar, with graph unless :attr:`gradients` are known.
         parts: the same by parts of F, without graph.
         new: rows to be written.
         counted: terms whose probabilities are estimated, with the rows that the batch contains and their shares.
@@ -127,39 +132,25 @@ class Estimate:
     """
 
     def __init__(self, g0: Tensor | None) -> None:
-        self._value, self.parts = g0, Estimates()
+        self.value, self.parts = torch.zeros(()) if g0 is None else g0, Estimates()
         self.new: list[NewRows] = []
         self.counted: list[tuple[Term, Tensor | None, Tensor]] = []
         self.gradients: Sequence[Tensor | None] | None = None
         if g0 is not None:
             self.note("objective", g0)
 
-    @property
-    def value(self) -> Tensor:
-        """The scalar, with graph unless :attr:`gradients` are known."""
-        return torch.zeros(()) if self._value is None else self._value
-
-    @value.setter
-    def value(self, value: Tensor) -> None:
-        self._value = value
-
     def add(self, seen: Seen, values: Tensor) -> None:
         """Add a term, given ``f_i(u_i)`` of its rows with graph, (r,), see :meth:`Estimator.estimate`."""
         total = torch.dot(seen.weight.to(values.dtype), values)
-        self._value = total if self._value is None else self._value + total
+        self.value = self.value + total if self.parts.parts else total
         self.log(seen, values)
-        self.count(seen)
-
-    def count(self, seen: Seen) -> None:
-        """Let the rows of the batch count, where probabilities of containing a row are estimated."""
-        if seen.term.counts is not None:
-            self.counted.append((seen.term, seen.rows, seen.share))
 
     def log(self, seen: Seen, values: Tensor) -> None:
-        """Let ``share * mean_i c_i f(u_i)`` over the rows of the batch be logged, given the f(u_i), (r,).
+        """Let ``share * mean_i c_i f(u_i)`` over the rows of the batch be logged, given the f(u_i), (r,), and count.
 
         c is 1, or where rows have a relevance this, the larger the rarer batches contain the row; of mean about 1.
         """
+        self.count(seen)
         weights = rows = seen.share
         if seen.relevance is not None:
             inverse = torch.as_tensor(seen.inverse_inclusion, dtype=rows.dtype, device=rows.device)
@@ -172,20 +163,25 @@ class Estimate:
         moves = torch.compiler.is_compiling() or value.is_leaf or value._is_view()  # with a parameter
         self.parts.parts.append(Part(name, value.detach().clone() if moves else value.detach()))
 
-    def plus(self, value: Tensor) -> None:
-        """Add a scalar with graph, of which nothing is logged."""
-        self._value = value if self._value is None else self._value + value
+    def count(self, seen: Seen) -> None:
+        """Let the rows of the batch count, where probabilities of containing a row are estimated."""
+        if seen.term.counts is not None:
+            self.counted.append((seen.term, seen.rows, seen.share))
 
-    def remember(self, seen: Seen, values: Tensor, decay: float = 1.0) -> None:
-        """Let rows (r, k) of a term be written, if it keeps some; those that the batch does not contain only decay."""
-        state, held = seen.term.state, seen.held
-        if state is not None and held is not None:
-            self.write(seen, state, held if decay == 1 else decay * held, values, decay)
+    def remember(self, seen: Seen, values: Tensor, decay: float = 1.0, of: Rows | None = None) -> None:
+        """Let rows (r, k) be written where the batch contains them; the others only decay.
 
-    def write(self, seen: Seen, state: DualState, held: Tensor, values: Tensor, decay: float = 1.0) -> None:
-        """Let rows of a state be written for those that the batch contains; the others stay ``held``."""
-        values = values.to(held.dtype)
-        new = torch.where(seen.present.unsqueeze(1), values, held)
+        Args:
+            seen: what the batch contains.
+            values: what its rows become, shape (r, k).
+            decay: factor on all others.
+            of: whose rows they are and what these hold; None for the term's own, if it keeps some.
+        """
+        state, held = of or (seen.term.state, seen.held)
+        if state is None or held is None:
+            return
+        values, others = values.to(held.dtype), held if decay == 1 else decay * held
+        new = torch.where(seen.present.unsqueeze(1), values, others)
         self.new.append(NewRows(state, seen.rows, new, decay, values))
 
     def latest(self, seen: Seen) -> Seen:

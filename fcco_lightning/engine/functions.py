@@ -152,12 +152,16 @@ def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
                 f"returned {described(found)}. Return {{name: outputs of that part}}."
             )
         return dict(found)
-    if len(batch) == 1:
-        ((name, columns),) = batch.items()
-        return {name: _call(network, columns["x"])}
     inputs = [columns["x"] for columns in batch.values()]
+    x = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+    try:
+        found = network(x)
+    except (TypeError, RuntimeError) as error:
+        _refuse_input(network, x, error)
+        raise
+    if len(inputs) == 1:
+        return dict.fromkeys(batch, found)
     sizes = [len(x) for x in inputs]
-    found = _call(network, torch.cat(inputs))
     leaves, structure = pytree.tree_flatten(found)
     if any(not isinstance(leaf, Tensor) or leaf.shape[:1] != (sum(sizes),) for leaf in leaves):
         raise DataError(
@@ -168,30 +172,27 @@ def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
     return {name: pytree.tree_unflatten(list(one), structure) for name, one in zip(batch, pieces, strict=True)}
 
 
-def _call(network: nn.Module, x: Any) -> Any:
-    """The network's outputs.
+def _refuse_input(network: nn.Module, x: Any, error: Exception) -> None:
+    """Say what is wrong with an input, if that is behind an error of the network.
 
     Raises:
-        DataError: if it does not take an input of this type.
+        DataError: if it does not take an input of this type or shape.
     """
     dtype = x.dtype if isinstance(x, Tensor) else None
-    try:
-        return network(x)
-    except (TypeError, RuntimeError) as error:
-        known, text = dtype is not None and dtype == type_of_weights(network), str(error)
-        misshapen = isinstance(error, RuntimeError) and any(word in text for word in _OF_SHAPES)
-        if not misshapen and (known or not (isinstance(error, TypeError | NotImplementedError) or "type" in text)):
-            raise
-        weights = type_of_weights(network)
-        if dtype is not None and dtype.is_floating_point and not misshapen and weights is not None:
-            raise DataError(
-                f"the weights of the network are {weights} and the column `x` of a batch {dtype}: {error}. Convert the "
-                f"input, x.to({weights}), or keep the weights in float32 and train in torch.autocast."
-            ) from error
+    weights, text = type_of_weights(network), str(error)
+    misshapen = isinstance(error, RuntimeError) and any(word in text for word in _OF_SHAPES)
+    mistyped = isinstance(error, TypeError | NotImplementedError) or "type" in text
+    if not misshapen and (not mistyped or (dtype is not None and dtype == weights)):
+        return
+    if dtype is not None and dtype.is_floating_point and not misshapen and weights is not None:
         raise DataError(
-            f"the network does not take the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
-            "numbers, with a row for every sample and as many columns as the network has inputs: torch.stack, .float()."
+            f"the weights of the network are {weights} and the column `x` of a batch {dtype}: {error}. Convert the "
+            f"input, x.to({weights}), or keep the weights in float32 and train in torch.autocast."
         ) from error
+    raise DataError(
+        f"the network does not take the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
+        "numbers, with a row for every sample and as many columns as the network has inputs: torch.stack, .float()."
+    ) from error
 
 
 def outputs_of_columns(network: nn.Module, columns: Columns) -> Any:

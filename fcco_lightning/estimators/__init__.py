@@ -11,7 +11,7 @@ from fcco_lightning.estimators.base import (
 )
 from fcco_lightning.estimators.dual import DualMirror, DualProx, EntropicMirror
 from fcco_lightning.estimators.optimizers import AdamType, HeavyBall, ProximalDescent, ProximalSGD, Storm
-from fcco_lightning.estimators.weights import InnerPoint, PreviousWeights, like_parameters
+from fcco_lightning.estimators.weights import InnerPoint, copied, like_parameters
 
 __all__ = [
     "EMA",
@@ -24,11 +24,11 @@ __all__ = [
     "HeavyBall",
     "InnerPoint",
     "Minibatch",
-    "PreviousWeights",
     "ProximalDescent",
     "ProximalSGD",
     "ScaledEMA",
     "Storm",
+    "copied",
     "like_parameters",
     "moved",
     "trusted",

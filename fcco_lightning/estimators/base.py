@@ -26,6 +26,7 @@ class Estimator(ABC):
         remembers: whether the estimator keeps rows; without, no state is allocated.
         convex_only: whether it takes dual steps, for which f must be convex.
         follows_values: whether a row stands for an inner value u_i, and not for a dual variable.
+        decay: factor on ALL rows before those of the batch are written; 1 for every estimator but MOAP's.
         by_chance: whether the update depends on how likely a batch contains the rows.
         gamma: weight of a new value in a running mean.
         fresh: whether f is taken at the new rows, or at those from before the step, which do not depend on the batch.
@@ -34,6 +35,7 @@ class Estimator(ABC):
     remembers: ClassVar[bool] = True
     convex_only: ClassVar[bool] = False
     follows_values: ClassVar[bool] = True
+    decay: float = 1.0
     by_chance: bool = False
     gamma: float = 1.0
     fresh: bool = True
@@ -42,14 +44,6 @@ class Estimator(ABC):
     def needs_previous(self) -> bool:
         """Whether g_i(w_{t-1}; batch) is needed, which costs a second forward pass at the previous weights."""
         return False
-
-    def first(self, inner: Tensor) -> Tensor:
-        """The row that an index never visited counts as having: the fresh value, so that the first visit is exact."""
-        return inner
-
-    def decay(self) -> float:
-        """Factor on ALL rows before those of the batch are written; 1 for every estimator but MOAP's."""
-        return 1.0
 
     @abstractmethod
     def update(
@@ -65,7 +59,7 @@ class Estimator(ABC):
         What all have in common is in :func:`moved`: first visits, and the range in which rows stay.
 
         Args:
-            rows: remembered rows; for an index never visited, :meth:`first`.
+            rows: remembered rows; for an index never visited the fresh value, or 0 of dual ones.
             inner: g_i(w_t; batch).
             previous: g_i(w_{t-1}; batch) on the same samples, or None if there is no previous point (then it counts as
                 equal to ``inner``); of rows of inner values that were never written, ``inner``.
@@ -203,7 +197,8 @@ class ScaledEMA(Estimator):
     def __post_init__(self) -> None:
         fraction("gamma", self.gamma)
 
-    def decay(self) -> float:
+    @property
+    def decay(self) -> float:  # type: ignore[override]
         return 1 - self.gamma
 
     def update(

@@ -36,9 +36,6 @@ class DualProx(Estimator):
     def needs_previous(self) -> bool:
         return self.theta != 0
 
-    def first(self, inner: Tensor) -> Tensor:
-        return torch.zeros_like(inner)
-
     def update(
         self,
         rows: Tensor,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,41 +10,13 @@ from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state.divided import divided_as, exchange, parts_of
 
 
-class PreviousWeights:
-    """A copy of the trainable parameters at an earlier point, for a second evaluation of the inner functions there.
-
-    The copy is made at the first :meth:`remember` and refreshed in place afterwards.  It costs the memory of one copy
-    of the trainable parameters.
-
-    Attributes:
-        tensors: the copies in the order of the parameters, or None if there is no previous point.
-    """
-
-    def __init__(self) -> None:
-        self._copy: list[Tensor] = []
-        self.tensors: list[Tensor] | None = None
-
-    @torch.no_grad()
-    def remember(self, params: Sequence[nn.Parameter]) -> None:
-        """Copy the present values of ``params``."""
-        if self._copy:
-            torch._foreach_copy_(parts_of(self._copy), parts_of(params))
-        else:
-            self._copy = [p.detach().clone() for p in params]
-        self.tensors = self._copy
-
-    def forget(self) -> None:
-        """Let there be no previous point, as at the start: w_{-1} = w_0."""
-        self.tensors = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives only."""
-        return {"copy": list(self._copy), "valid": self.tensors is not None}
-
-    def load_state_dict(self, state: dict[str, Any], params: Sequence[nn.Parameter]) -> None:
-        """Restore, on the devices of ``params``."""
-        self._copy = like_parameters(state["copy"], params)
-        self.tensors = self._copy if state["valid"] else None
+@torch.no_grad()
+def copied(params: Sequence[Tensor], into: Sequence[Tensor] = ()) -> list[Tensor]:
+    """The present values of parameters, in the memory of an earlier copy, if there is one."""
+    if not into:
+        return [p.detach().clone() for p in params]
+    torch._foreach_copy_(parts_of(into), parts_of(params))
+    return list(into)
 
 
 class InnerPoint:
@@ -62,13 +33,9 @@ class InnerPoint:
         self.tensors: list[Tensor] = []
         """z outside :meth:`held`, and w inside; empty before the first :meth:`restart`."""
 
-    @torch.no_grad()
     def restart(self) -> None:
         """Let z start at w."""
-        if self.tensors:
-            torch._foreach_copy_(parts_of(self.tensors), parts_of(self._params))
-        else:
-            self.tensors = [p.detach().clone() for p in self._params]
+        self.tensors = copied(self._params, self.tensors)
 
     @contextmanager
     def held(self) -> Iterator[list[Tensor]]:

@@ -48,6 +48,11 @@ class Followed(NamedTuple):
     y: Tensor
 
 
+def first(estimator: Estimator, inner: Tensor) -> Tensor:
+    """The row that an index never visited counts as having."""
+    return inner if estimator.follows_values else torch.zeros_like(inner)
+
+
 def follow(
     estimator: Estimator,
     rows: Tensor,

@@ -6,7 +6,7 @@ import torch
 
 from fcco_lightning.outer import Hinge, Range, Shifted, Square, slopes
 
-from .registry_estimators import BATCH, ESTIMATORS, LAM, RHO, N, follow
+from .registry_estimators import BATCH, ESTIMATORS, LAM, RHO, N, first, follow
 
 SMOOTHED = Hinge(RHO).smoothed(LAM)
 every = pytest.mark.parametrize("member", ESTIMATORS.values(), ids=ESTIMATORS)
@@ -16,7 +16,7 @@ def update(estimator, rows, inner, previous=None, seen=None, inverse=N / BATCH, 
     """One update as an algorithm makes it: a row never visited counts as the first value."""
     previous = previous if estimator.needs_previous else None
     unseen = None if seen is None else ~seen.unsqueeze(1).expand(rows.shape)
-    rows = rows if unseen is None else torch.where(unseen, estimator.first(inner).to(rows.dtype), rows)
+    rows = rows if unseen is None else torch.where(unseen, first(estimator, inner).to(rows.dtype), rows)
     return follow(estimator, rows, inner, previous, SMOOTHED, inverse, unseen, limits)
 
 
@@ -42,7 +42,7 @@ def test_fifty_steps_equal_the_formula_in_numpy(member, width):
             torch.from_numpy(visited[batch]),
             1 / torch.from_numpy(chance[batch]),
         )
-        rows *= estimator.decay()
+        rows *= estimator.decay
         rows[index] = tracked.rows
         visited[batch] = True
         np.testing.assert_allclose(tracked.y.numpy(), expected.y, rtol=1e-12, atol=1e-12)

@@ -10,7 +10,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import EMA, CorrectedEMA, DualMirror, DualProx, Minibatch, ScaledEMA
 from fcco_lightning.estimators.base import moved
 from fcco_lightning.outer import Hinge, Log, LogSumExp, Range, Softplus, Square, SquaredHinge, slopes
-from tests.contracts.registry_estimators import follow
+from tests.contracts.registry_estimators import first, follow
 
 ROUNDING = 1e-12  # one step in float64
 ARGMIN = 1e-6  # scipy's minimiser
@@ -89,8 +89,8 @@ def test_u_form_differs_from_y_form_where_it_is_flat_or_linear(u):
 
 def test_dual_prox_of_a_non_smooth_hinge_starts_at_zero():
     estimator, inner = DualProx(tau=2.0), torch.tensor([[0.5]])
-    first = estimator.update(estimator.first(inner), inner, None, Hinge(RHO, 0.1), 10.0)
-    assert first.item() == pytest.approx(0.4 / 2.0)  # clip(0 + (g - kappa)/tau, 0, rho)
+    y = estimator.update(first(estimator, inner), inner, None, Hinge(RHO, 0.1), 10.0)
+    assert y.item() == pytest.approx(0.4 / 2.0)  # clip(0 + (g - kappa)/tau, 0, rho)
 
 
 def test_wide_rows_are_averaged_entry_by_entry():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fcco_lightning.errors import CheckpointError, ConfigError
-from fcco_lightning.estimators import PreviousWeights, Storm, like_parameters
+from fcco_lightning.estimators import Storm, copied, like_parameters
 
 EXACT = 1e-15  # sums of three numbers of order one
 SHAPES = (2, 3)
@@ -51,19 +51,18 @@ def parameters():
     return [torch.nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in SHAPES]
 
 
-def test_previous_weights_are_a_copy_that_can_be_forgotten_and_restored():
-    params, previous, other = parameters(), PreviousWeights(), PreviousWeights()
-    assert previous.tensors is None
-    previous.remember(params)
+def test_previous_weights_are_a_copy_in_memory_of_their_own():
+    params = parameters()
+    previous = copied(params)
     with torch.no_grad():
         params[0].add_(1)
-    assert previous.tensors[0].tolist() == [0, 0]
-    other.load_state_dict(previous.state_dict(), params)
-    previous.remember(params)
-    assert previous.tensors[0].tolist() == [1, 1]
-    assert other.tensors[0].tolist() == [0, 0]
-    previous.forget()
-    assert previous.tensors is None
+    assert previous[0].tolist() == [0, 0]
+    stored = like_parameters(previous, params)
+    again = copied(params, previous)
+    assert again[0] is previous[0]
+    assert again[0].tolist() == [1, 1]
+    assert not again[0].requires_grad
+    assert stored[0].tolist() == [0, 0]
 
 
 def test_tensors_of_another_network_are_refused():
