@@ -4,7 +4,7 @@ from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.algorithms.two_draws import Jacobian, TwoDraws
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import DualMirror, DualProx
+from fcco_lightning.estimators import Average, DualProx
 
 
 class ALEXR(TwoDraws, SingleLoop):
@@ -32,4 +32,5 @@ class ALEXR(TwoDraws, SingleLoop):
         if not 0 <= theta <= 1:
             raise ConfigError(f"theta must lie in [0, 1], got {theta!r}.")
         gamma = 1 / (1 + tau)
-        super().__init__(DualMirror(gamma, gamma * theta) if mirror else DualProx(tau, theta), jacobian=jacobian)
+        in_u = Average(gamma, gamma * theta, fresh=True, convex_only=True)
+        super().__init__(in_u if mirror else DualProx(tau, theta), jacobian=jacobian)

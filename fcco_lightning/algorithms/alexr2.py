@@ -7,7 +7,7 @@ from fcco_lightning.algorithms.double_loop import Clipped, DoubleLoop
 from fcco_lightning.algorithms.two_draws import Jacobian
 from fcco_lightning.checks import at_least, fraction, positive
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import CorrectedEMA, DualMirror
+from fcco_lightning.estimators import Average
 from fcco_lightning.outer import MoreauSmoothing
 
 
@@ -59,13 +59,13 @@ class ALEXR2(DoubleLoop):
     ) -> None:
         averaging = None
         if objective_gamma is not None:
-            averaging = CorrectedEMA(
+            averaging = Average(
                 objective_gamma, gamma_prime if objective_gamma_prime is None else objective_gamma_prime
             )
         elif objective_gamma_prime is not None:
             raise ConfigError(f"objective_gamma_prime={objective_gamma_prime} goes with objective_gamma. Set both.")
         super().__init__(
-            DualMirror(gamma, gamma_prime),
+            Average(gamma, gamma_prime, fresh=True, convex_only=True),
             MoreauSmoothing(lam),
             averaging,
             jacobian,

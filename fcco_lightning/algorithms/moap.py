@@ -1,7 +1,7 @@
 """MOAP."""
 
 from fcco_lightning.algorithms.estimation import SingleLoop
-from fcco_lightning.estimators import ScaledEMA
+from fcco_lightning.estimators import ScaledAverage
 
 
 class MOAP(SingleLoop):
@@ -15,4 +15,4 @@ class MOAP(SingleLoop):
     """
 
     def __init__(self, gamma: float = 0.9) -> None:
-        super().__init__(ScaledEMA(gamma))
+        super().__init__(ScaledAverage(gamma))

@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.engine import Engine, Estimate, Seen
-from fcco_lightning.estimators import CorrectedEMA, Storm, copied, like_parameters, trusted
+from fcco_lightning.estimators import Average, Storm, copied, like_parameters, trusted
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.state import replaced
 from fcco_lightning.state.checkpoint_schema import require
@@ -53,7 +53,7 @@ class MSVR(Estimation):
     """
 
     def __init__(self, gamma: float = 0.5, gamma_prime: float | Literal["theory"] = "theory", b: float = 0.1) -> None:
-        super().__init__(CorrectedEMA(gamma, gamma_prime))
+        super().__init__(Average(gamma, gamma_prime))
         self.b, self.needs_previous = b, True
         self._storm, self._before = Storm(b), list[_Before]()
 

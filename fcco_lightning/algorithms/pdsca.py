@@ -9,7 +9,7 @@ from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import fraction, positive
 from fcco_lightning.engine import Engine, Outputs, part_name
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.estimators import EMA, like_parameters
+from fcco_lightning.estimators import Average, like_parameters
 from fcco_lightning.models.batch import Batch, Columns
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity, mean_over_data
 
@@ -61,7 +61,7 @@ class PDSCA(Estimation):
         hessian: bool = True,
         row_gamma: float = 0.5,
     ) -> None:
-        super().__init__(EMA(row_gamma))
+        super().__init__(Average(row_gamma))
         self.alpha, self.gamma = positive("alpha", alpha), fraction("gamma", gamma)
         self.loss, self.part, self.hessian = loss or CrossEntropyLoss(), part, hessian
         self._u: list[Tensor] = []

@@ -3,7 +3,7 @@
 from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.engine import Problem
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import EMA, EntropicMirror
+from fcco_lightning.estimators import Average, EntropicMirror
 from fcco_lightning.outer import Log, LogWithTemperature
 
 
@@ -29,7 +29,7 @@ class SCENT(SingleLoop):
     """
 
     def __init__(self, alpha: float = 1.0, gamma: float = 0.5, fresh: bool = True) -> None:
-        super().__init__(EMA(gamma), objective_estimator=EntropicMirror(alpha, fresh))
+        super().__init__(Average(gamma), objective_estimator=EntropicMirror(alpha, fresh))
 
     def prepare(self, problem: Problem) -> None:
         outer = problem.objective.outer

@@ -1,7 +1,7 @@
 """SOAP."""
 
 from fcco_lightning.algorithms.estimation import SingleLoop
-from fcco_lightning.estimators import EMA
+from fcco_lightning.estimators import Average
 
 
 class SOAP(SingleLoop):
@@ -14,4 +14,4 @@ class SOAP(SingleLoop):
     """
 
     def __init__(self, gamma: float = 0.9) -> None:
-        super().__init__(EMA(gamma, fresh=True))
+        super().__init__(Average(gamma, fresh=True))

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from fcco_lightning.algorithms.estimation import SingleLoop
-from fcco_lightning.estimators import CorrectedEMA
+from fcco_lightning.estimators import Average
 from fcco_lightning.outer import MoreauSmoothing
 
 
@@ -43,9 +43,9 @@ class SONEX(SingleLoop):
         objective_gamma_prime: float | Literal["theory"] | None = None,
     ) -> None:
         super().__init__(
-            CorrectedEMA(gamma, gamma_prime, fresh),
+            Average(gamma, gamma_prime, fresh),
             MoreauSmoothing(lam),
-            objective_estimator=CorrectedEMA(
+            objective_estimator=Average(
                 gamma if objective_gamma is None else objective_gamma,
                 gamma_prime if objective_gamma_prime is None else objective_gamma_prime,
                 fresh,

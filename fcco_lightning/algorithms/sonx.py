@@ -3,7 +3,7 @@
 from typing import Literal
 
 from fcco_lightning.algorithms.estimation import SingleLoop
-from fcco_lightning.estimators import CorrectedEMA
+from fcco_lightning.estimators import Average
 
 
 class SONX(SingleLoop):
@@ -18,4 +18,4 @@ class SONX(SingleLoop):
     """
 
     def __init__(self, gamma: float = 0.8, gamma_prime: float | Literal["theory"] = 0.1) -> None:
-        super().__init__(CorrectedEMA(gamma, gamma_prime))
+        super().__init__(Average(gamma, gamma_prime))

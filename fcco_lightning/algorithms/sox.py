@@ -1,7 +1,7 @@
 """SOX."""
 
 from fcco_lightning.algorithms.estimation import SingleLoop
-from fcco_lightning.estimators import EMA
+from fcco_lightning.estimators import Average
 
 
 class SOX(SingleLoop):
@@ -17,5 +17,5 @@ class SOX(SingleLoop):
     """
 
     def __init__(self, gamma: float = 0.5, objective_gamma: float | None = None) -> None:
-        averaging = EMA(gamma if objective_gamma is None else objective_gamma)
-        super().__init__(EMA(gamma), objective_estimator=averaging)
+        averaging = Average(gamma if objective_gamma is None else objective_gamma)
+        super().__init__(Average(gamma), objective_estimator=averaging)

@@ -11,7 +11,7 @@ from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.checks import at_least
 from fcco_lightning.engine import Engine, Problem, Term
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import EMA, Estimator
+from fcco_lightning.estimators import Average, Estimator
 from fcco_lightning.models.batch import Batch
 from fcco_lightning.state import DualState
 
@@ -30,7 +30,7 @@ class SOXBoost(SingleLoop):
     """
 
     def __init__(self, gamma: float = 0.5, first_stage: int = 1000, seed: int = 0) -> None:
-        super().__init__(EMA(gamma))
+        super().__init__(Average(gamma))
         self.gamma, self.first_stage, self.seed = gamma, at_least("first_stage", first_stage, 1), seed
         self._engine: Engine | None = None
         self._begin()
@@ -51,7 +51,7 @@ class SOXBoost(SingleLoop):
 
     def estimator_of(self, term: Term) -> Estimator:  # noqa: ARG002
         """SOX's average with the stage's gamma."""
-        return EMA(self.gamma / 2**self.stage)
+        return Average(self.gamma / 2**self.stage)
 
     def prepare(self, problem: Problem) -> None:
         super().prepare(problem)

@@ -12,7 +12,7 @@ from fcco_lightning.constraints import Constraint, HingePenalty
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.engine import Estimate, Problem, Seen
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import CorrectedEMA
+from fcco_lightning.estimators import Average
 from fcco_lightning.objectives import Objective
 
 
@@ -41,7 +41,7 @@ class Switching(SingleLoop):
     penalises = False
 
     def __init__(self, gamma: float = 0.02, gamma_prime: float = 0.98, tolerance: float = 0.0) -> None:
-        super().__init__(CorrectedEMA(gamma, gamma_prime))
+        super().__init__(Average(gamma, gamma_prime))
         self.tolerance = non_negative("tolerance", tolerance)
 
     def pose(

@@ -1,23 +1,20 @@
 """What is remembered of inner values, the outer gradients that follow, and how weights move along a gradient."""
 
 from fcco_lightning.estimators.base import (
-    EMA,
-    CorrectedEMA,
+    Average,
     Estimator,
     Minibatch,
-    ScaledEMA,
+    ScaledAverage,
     moved,
     trusted,
 )
-from fcco_lightning.estimators.dual import DualMirror, DualProx, EntropicMirror
+from fcco_lightning.estimators.dual import DualProx, EntropicMirror
 from fcco_lightning.estimators.optimizers import AdamType, HeavyBall, ProximalDescent, ProximalSGD, Storm
 from fcco_lightning.estimators.weights import InnerPoint, copied, like_parameters
 
 __all__ = [
-    "EMA",
     "AdamType",
-    "CorrectedEMA",
-    "DualMirror",
+    "Average",
     "DualProx",
     "EntropicMirror",
     "Estimator",
@@ -26,7 +23,7 @@ __all__ = [
     "Minibatch",
     "ProximalDescent",
     "ProximalSGD",
-    "ScaledEMA",
+    "ScaledAverage",
     "Storm",
     "copied",
     "like_parameters",

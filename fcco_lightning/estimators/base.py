@@ -33,8 +33,8 @@ class Estimator(ABC):
     """
 
     remembers: ClassVar[bool] = True
-    convex_only: ClassVar[bool] = False
     follows_values: ClassVar[bool] = True
+    convex_only: bool = False
     decay: float = 1.0
     by_chance: bool = False
     gamma: float = 1.0
@@ -152,33 +152,67 @@ class Minibatch(Estimator):
 
 
 @dataclass(frozen=True)
-class EMA(Estimator):
-    r"""Exponential moving average ``u_i <- (1 - gamma) u_i + gamma g_i(w_t; batch)``.
+class Average(Estimator):
+    r"""``u_i <- (1 - gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples.
+
+    Without a correction, ``gamma' = 0``, it is the exponential moving average of SOX and SOAP.  The correction is that
+    of MSVR, SONX, SONEX (SONEX paper, Alg. 1 line 7) and, with ``gamma' = gamma theta``, of ALEXR2 (section 4.2).  It
+    can carry a row out of the interval in which g_i lies (a mean of exponentials that includes the pair itself is never
+    below 1/n); the row is then projected back.
+
+    At the new rows it is also a dual step, extrapolated and in u-form with ``psi = f*`` (ALEXR paper, eq. (3)):
+    ``u_i <- (tau u_i + g~_i) / (1 + tau)`` and ``y_i = grad f(u_i)``, with ``gamma = 1/(1 + tau)``.  For hinges it
+    carries u_i outside [kappa, kappa + lam rho], which the y-form forgets (erratum SONEX-7).
 
     Args:
         gamma: weight of the new value, in (0, 1].
-        fresh: whether f is taken at the new u_i (SOAP) instead of the u_i before this step (SOX).
+        gamma_prime: weight of the correction, >= 0, or ``"theory"``: ``1 - gamma + (n - B1) / (B1 (1 - gamma))`` of
+            Thm 4.7 of the SONEX paper, with 1/p_i for n/B1 where rows are not drawn alike.  At 0 the second forward
+            pass is not made.
+        fresh: whether f is taken at the new u_i (SOAP) instead of the u_i before this step (SOX; SONEX paper, Alg. 1
+            line 9).
+        convex_only: whether it is meant as a dual step, for which f must be convex.
     """
 
     gamma: float = 0.9
+    gamma_prime: float | Literal["theory"] = 0.0
     fresh: bool = False
+    convex_only: bool = False
 
     def __post_init__(self) -> None:
         fraction("gamma", self.gamma)
+        if self.gamma_prime != "theory":
+            non_negative("gamma_prime", self.gamma_prime)
+        elif self.gamma == 1:
+            raise ConfigError("gamma_prime='theory' divides by 1 - gamma: use gamma < 1, got gamma=1.")
+
+    @property
+    def needs_previous(self) -> bool:
+        return self.gamma_prime != 0
+
+    @property
+    def by_chance(self) -> bool:  # type: ignore[override]
+        return self.gamma_prime == "theory"
 
     def update(
         self,
         rows: Tensor,
         inner: Tensor,
-        previous: Tensor | None,  # noqa: ARG002
+        previous: Tensor | None,
         outer: OuterFunction,  # noqa: ARG002
-        inverse: Tensor | float,  # noqa: ARG002
+        inverse: Tensor | float,
     ) -> Tensor:
-        return torch.lerp(rows, inner, self.gamma)
+        new = torch.lerp(rows, inner, self.gamma)
+        if previous is None or not self.gamma_prime:
+            return new
+        if not isinstance(self.gamma_prime, str):
+            return new + self.gamma_prime * (inner - previous)
+        rest = 1 - self.gamma
+        return new + (rest + (inverse - 1) / rest) * (inner - previous)
 
 
 @dataclass(frozen=True)
-class ScaledEMA(Estimator):
+class ScaledAverage(Estimator):
     r"""``u_i <- (1 - gamma) u_i + gamma g_i / p_i`` for sampled i, ``u_i <- (1 - gamma) u_i`` for all others (MOAP).
 
     p_i is the probability that row i is in a batch, B1/n where rows are drawn alike.
@@ -210,55 +244,3 @@ class ScaledEMA(Estimator):
         inverse: Tensor | float,
     ) -> Tensor:
         return torch.lerp(rows, (inner * inverse).to(rows.dtype), self.gamma)
-
-
-@dataclass(frozen=True)
-class CorrectedEMA(Estimator):
-    r"""``u_i <- (1 - gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples.
-
-    The u-update of MSVR, SONX, SONEX (SONEX paper, Alg. 1 line 7) and, with ``fresh=True`` and ``gamma' = gamma
-    theta``, of ALEXR2 (SONEX paper, section 4.2).  The correction can carry a row out of the interval in which g_i lies
-    (a mean of exponentials that includes the pair itself is never below 1/n); it is then projected back.
-
-    Args:
-        gamma: weight of the new value, in (0, 1].
-        gamma_prime: weight of the correction, >= 0, or ``"theory"``: ``1 - gamma + (n - B1) / (B1 (1 - gamma))`` of
-            Thm 4.7 of the SONEX paper, with 1/p_i for n/B1 where rows are not drawn alike.  At 0 the second forward
-            pass is not made.
-        fresh: whether f is taken at the new u_i instead of the u_i before this step (SONEX paper, Alg. 1 line 9).
-    """
-
-    gamma: float = 0.8
-    gamma_prime: float | Literal["theory"] = 0.1
-    fresh: bool = False
-
-    def __post_init__(self) -> None:
-        fraction("gamma", self.gamma)
-        if self.gamma_prime != "theory":
-            non_negative("gamma_prime", self.gamma_prime)
-        elif self.gamma == 1:
-            raise ConfigError("gamma_prime='theory' divides by 1 - gamma: use gamma < 1, got gamma=1.")
-
-    @property
-    def needs_previous(self) -> bool:
-        return self.gamma_prime != 0
-
-    @property
-    def by_chance(self) -> bool:  # type: ignore[override]
-        return self.gamma_prime == "theory"
-
-    def update(
-        self,
-        rows: Tensor,
-        inner: Tensor,
-        previous: Tensor | None,
-        outer: OuterFunction,  # noqa: ARG002
-        inverse: Tensor | float,
-    ) -> Tensor:
-        new = torch.lerp(rows, inner, self.gamma)
-        if previous is None:
-            return new
-        if not isinstance(self.gamma_prime, str):
-            return new + self.gamma_prime * (inner - previous)
-        rest = 1 - self.gamma
-        return new + (rest + (inverse - 1) / rest) * (inner - previous)

@@ -1,4 +1,4 @@
-"""Estimators that take dual steps: they remember y_i, or u_i with y_i = grad f(u_i)."""
+"""Estimators that take dual steps of other kinds than an average: proximal, in y_i, and entropic."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative, positive
-from fcco_lightning.estimators.base import CorrectedEMA, Estimator
+from fcco_lightning.estimators.base import Estimator
 from fcco_lightning.outer import OuterFunction, slopes, widest
 
 
@@ -53,24 +53,6 @@ class DualProx(Estimator):
         with torch.no_grad():
             value = outer(inner.to(widest(inner)))
         return value + (slope - slope.detach())
-
-
-@dataclass(frozen=True)
-class DualMirror(CorrectedEMA):
-    r"""Extrapolated dual step in u-form, ``psi = f*``: ``u_i <- (tau u_i + g~_i) / (1 + tau)``, ``y_i = grad f(u_i)``.
-
-    ALEXR paper, eq. (3) and section 4.2 of the SONEX paper: an average with ``gamma = 1/(1 + tau)`` and ``gamma' =
-    gamma theta``, f taken at the new u_i.  For hinges it carries u_i outside [kappa, kappa + lam rho],
-    which the y-form forgets (erratum SONEX-7).
-
-    Args:
-        gamma: 1/(1 + tau), in (0, 1].
-        gamma_prime: gamma theta, >= 0.
-        fresh: whether f is taken at the new u_i; True in the papers.
-    """
-
-    fresh: bool = True
-    convex_only = True
 
 
 @dataclass(frozen=True)

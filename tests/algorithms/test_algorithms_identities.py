@@ -6,7 +6,7 @@ import torch
 from fcco_lightning import ALEXR, ALEXR2, BSGD, SOAP, SONEX, SOX, Objective
 from fcco_lightning.algorithms import SingleLoop
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import DualMirror, Minibatch
+from fcco_lightning.estimators import Average, Minibatch
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Log, LogSumExp, Power, Ratio, Softplus, Square
 from tests.algorithms.toy_problem import (
@@ -100,7 +100,7 @@ def test_alexr2_averages_an_objective_that_is_not_convex():
     ALEXR2(objective_gamma=0.5).pose(Wide(Ratio()), num_samples=N)  # without a dual step
     with pytest.raises(ConfigError, match=r"objective_gamma_prime=0\.1 goes with objective_gamma"):
         ALEXR2(objective_gamma_prime=0.1)
-    parts = SingleLoop(DualMirror(), objective_estimator=Minibatch())
+    parts = SingleLoop(Average(0.8, 0.1, fresh=True, convex_only=True), objective_estimator=Minibatch())
     parts.pose(Wide(Ratio()), make_constraints(), num_samples=N)
 
 

@@ -143,7 +143,7 @@ def test_a_composition_without_a_name(tmp_path):
     parts = {
         "class_path": "SingleLoop",
         "init_args": {
-            "estimator": {"class_path": "CorrectedEMA", "init_args": {"gamma": 0.5, "gamma_prime": "theory"}},
+            "estimator": {"class_path": "Average", "init_args": {"gamma": 0.5, "gamma_prime": "theory"}},
             "smoothing": {"class_path": "MoreauSmoothing", "init_args": {"lam": 0.1}},
         },
     }

@@ -35,7 +35,7 @@ from fcco_lightning import (
     SampleDRO,
 )
 from fcco_lightning.algorithms import ICPPAC, Algorithm, DoubleLoop, SingleLoop, SOXBoost, Switching
-from fcco_lightning.estimators import CorrectedEMA, DualMirror
+from fcco_lightning.estimators import Average
 from fcco_lightning.outer import MoreauSmoothing
 
 PENALTY = 3.0
@@ -118,12 +118,10 @@ ALGORITHMS: dict[str, Member] = {
     "SOX, Adam": Member(lambda: SOX(0.4), lambda: SOX(1.0), AdamType),
     "SOAP": Member(lambda: SOAP(0.4), lambda: SOAP(1.0), exact_rows=False),
     "MOAP": Member(lambda: MOAP(0.4), lambda: MOAP(1.0), exact_rows=False),
-    "MSVR": Member(
-        lambda: MSVR(0.4, 0.2, b=0.3), lambda: SingleLoop(CorrectedEMA(1.0, 0.0, fresh=True)), exact_rows=False
-    ),
+    "MSVR": Member(lambda: MSVR(0.4, 0.2, b=0.3), lambda: SingleLoop(Average(1.0, 0.0, fresh=True)), exact_rows=False),
     "MSVR, theory and Adam": Member(
         lambda: MSVR(0.4, b=0.3),
-        lambda: SingleLoop(CorrectedEMA(1.0, 0.0, fresh=True)),
+        lambda: SingleLoop(Average(1.0, 0.0, fresh=True)),
         AdamType,
         exact_rows=False,
     ),
@@ -218,13 +216,13 @@ ALGORITHMS: dict[str, Member] = {
         inner=False,
     ),
     "SingleLoop": Member(
-        lambda: SingleLoop(CorrectedEMA(0.4, 0.2, fresh=True), MoreauSmoothing(0.1)),
-        lambda: SingleLoop(CorrectedEMA(1.0, 0.0, fresh=True)),
+        lambda: SingleLoop(Average(0.4, 0.2, fresh=True), MoreauSmoothing(0.1)),
+        lambda: SingleLoop(Average(1.0, 0.0, fresh=True)),
         exact_rows=False,
     ),
     "DoubleLoop": Member(
-        lambda: DoubleLoop(DualMirror(0.4, 0.2), K=3, eta=0.2, nu=0.4, jacobian="old"),
-        lambda: DoubleLoop(DualMirror(1.0, 0.0), K=3, eta=0.2, nu=0.4, jacobian="old"),
+        lambda: DoubleLoop(Average(0.4, 0.2, fresh=True, convex_only=True), K=3, eta=0.2, nu=0.4, jacobian="old"),
+        lambda: DoubleLoop(Average(1.0, 0.0, fresh=True, convex_only=True), K=3, eta=0.2, nu=0.4, jacobian="old"),
         convex=True,
         jacobian="old",
     ),

@@ -9,14 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fcco_lightning.estimators import (
-    EMA,
-    CorrectedEMA,
-    DualMirror,
+    Average,
     DualProx,
     EntropicMirror,
     Estimator,
     Minibatch,
-    ScaledEMA,
+    ScaledAverage,
     moved,
     trusted,
 )
@@ -143,17 +141,18 @@ def entropic(alpha: float, fresh: bool = False) -> Formula:
 
 ESTIMATORS: dict[str, Member] = {
     "Minibatch": Member(Minibatch, minibatch, 1.0, fresh=True),
-    "EMA": Member(lambda: EMA(0.3), average(0.3), 0.3),
-    "EMA fresh": Member(lambda: EMA(0.3, fresh=True), average(0.3, fresh=True), 0.3, fresh=True),
-    "EMA gamma 1": Member(lambda: EMA(1.0, fresh=True), average(1.0, fresh=True), 1.0, fresh=True),
-    "ScaledEMA": Member(lambda: ScaledEMA(0.3), scaled(0.3), 0.3, averages=False, fresh=True),
-    "CorrectedEMA": Member(lambda: CorrectedEMA(0.3, 0.1), average(0.3, 0.1), 0.3),
-    "CorrectedEMA fresh": Member(
-        lambda: CorrectedEMA(0.3, 0.1, fresh=True), average(0.3, 0.1, fresh=True), 0.3, fresh=True
+    "Average": Member(lambda: Average(0.3), average(0.3), 0.3),
+    "Average fresh": Member(lambda: Average(0.3, fresh=True), average(0.3, fresh=True), 0.3, fresh=True),
+    "Average gamma 1": Member(lambda: Average(1.0, fresh=True), average(1.0, fresh=True), 1.0, fresh=True),
+    "ScaledAverage": Member(lambda: ScaledAverage(0.3), scaled(0.3), 0.3, averages=False, fresh=True),
+    "Average corrected": Member(lambda: Average(0.3, 0.1), average(0.3, 0.1), 0.3),
+    "Average corrected, fresh": Member(
+        lambda: Average(0.3, 0.1, fresh=True), average(0.3, 0.1, fresh=True), 0.3, fresh=True
     ),
-    "CorrectedEMA without correction": Member(lambda: CorrectedEMA(0.3, 0.0), average(0.3), 0.3),
-    "CorrectedEMA theory": Member(lambda: CorrectedEMA(0.3, "theory"), average(0.3, None), 0.3),
-    "DualMirror": Member(lambda: DualMirror(0.3, 0.1), average(0.3, 0.1, fresh=True), 0.3, fresh=True),
+    "Average theory": Member(lambda: Average(0.3, "theory"), average(0.3, None), 0.3),
+    "Average as a dual step": Member(
+        lambda: Average(0.3, 0.1, fresh=True, convex_only=True), average(0.3, 0.1, fresh=True), 0.3, fresh=True
+    ),
     "EntropicMirror": Member(lambda: EntropicMirror(3 / 7, fresh=False), entropic(3 / 7), 0.3, constant=False),
     "EntropicMirror fresh": Member(
         lambda: EntropicMirror(3 / 7, fresh=True), entropic(3 / 7, fresh=True), 0.3, fresh=True, constant=False
