@@ -58,9 +58,18 @@ class Arrivals:
         Raises:
             DataError: if the size is another one than was declared, with the way out.
         """
-        if self.left:
-            self.left -= 1
-            self.came.append({name: self._union(name, part) for name, part in batch.items()})
+        if not self.left:
+            return
+        self.left, came = self.left - 1, dict[str, _Came]()
+        for name, part in batch.items():
+            columns = {n: part[n] for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))}
+            sizes = [len(next(iter(part.values())))]
+            if self._processes.size > 1:
+                union = self._processes.gather(list(columns.values()) or [torch.empty(sizes[0], 0)])
+                columns, sizes = dict(zip(columns, union.tensors, strict=False)), union.sizes
+            self._compare_size(name, sum(sizes), self._problem.declared.get(name))
+            came[name] = _Came(columns, sizes, "task" not in part, name not in self._other_size)
+        self.came.append(came)
 
     def compare(self) -> None:
         """Compare what has come since the last call with what was declared.
@@ -93,16 +102,6 @@ class Arrivals:
                 self.came, self._said = [], []
             if self._processes.rank == 0:
                 self._judge([next(iter(came.values())).here() for came in every], said)
-
-    def _union(self, name: str, part: Columns) -> "_Came":
-        """A part of a batch, of all processes; its size is compared."""
-        columns = {n: part[n] for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))}
-        sizes = [len(next(iter(part.values())))]
-        if self._processes.size > 1:
-            union = self._processes.gather(list(columns.values()) or [torch.empty(sizes[0], 0)])
-            columns, sizes = dict(zip(columns, union.tensors, strict=False)), union.sizes
-        self._compare_size(name, sum(sizes), self._problem.declared.get(name))
-        return _Came(columns, sizes, "task" not in part, name not in self._other_size)
 
     # ------------------------------------------------------------------------------------------- what is an error
 

@@ -396,20 +396,22 @@ class Engine:
                 own, wanted = direct and term.part is objective, terms is None or term in terms
                 if not own and not wanted:
                     continue
-                given = read(outputs.now, outputs.columns, term.part)
-                (own_g0, now), before = self._inner_values(term.part, given, outputs, at_previous=wanted)
+                given, before = read(outputs.now, outputs.columns, term.part), None
+                if wanted and outputs.before is not None:
+                    (own_g0, now), before = self._now_and_before(term.part, given, outputs)
+                else:
+                    own_g0, now = term.part.measure(*given)
                 g0 = own_g0 if own else g0
                 if wanted and now is not None:
                     found.append(term.seen(now, before, *given))
         weight = self.problem.direct_weight
         return g0 if g0 is None or weight == 1 else weight * g0, found
 
-    def _inner_values(
-        self, part: Measurable, given: tuple[Any, Any], outputs: Outputs, *, at_previous: bool
+    def _now_and_before(
+        self, part: Measurable, given: tuple[Any, Any], outputs: Outputs
     ) -> tuple[_Measured, Rows | None]:
-        """What a part measures at the present weights, and without graph at the previous ones, if there are any."""
-        if outputs.before is None or outputs.previous is None or not at_previous:
-            return part.measure(*given), None
+        """What a part measures at the present weights, and without graph at the previous ones."""
+        assert outputs.before is not None and outputs.previous is not None  # noqa: S101, PT018 - the caller has seen
         samples = self.problem.row_parameters
         columns = outputs.columns if samples is None else samples.at_previous(outputs.columns)
         before = read(outputs.before, columns, part)

@@ -150,7 +150,8 @@ class Estimate:
 
         c is 1, or where rows have a relevance this, the larger the rarer batches contain the row; of mean about 1.
         """
-        self.count(seen)
+        if seen.term.counts is not None:
+            self.count(seen)
         weights = rows = seen.share
         if seen.relevance is not None:
             inverse = torch.as_tensor(seen.inverse_inclusion, dtype=rows.dtype, device=rows.device)
@@ -164,9 +165,8 @@ class Estimate:
         self.parts.parts.append(Part(name, value.detach().clone() if moves else value.detach()))
 
     def count(self, seen: Seen) -> None:
-        """Let the rows of the batch count, where probabilities of containing a row are estimated."""
-        if seen.term.counts is not None:
-            self.counted.append((seen.term, seen.rows, seen.share))
+        """Let the rows of the batch count, for estimates of how likely a batch contains them."""
+        self.counted.append((seen.term, seen.rows, seen.share))
 
     def remember(self, seen: Seen, values: Tensor, decay: float = 1.0, of: Rows | None = None) -> None:
         """Let rows (r, k) be written where the batch contains them; the others only decay.

@@ -420,7 +420,7 @@ def test_after_the_first_batches_nothing_is_looked_at(monkeypatch):
     engine, optimizer = engine_for(sampling=indexed().drawn(BATCH))
     for index in (shuffled() * 4)[: WATCHED + 1]:
         engine.train_batch(batch_of(index), optimizer)
-    monkeypatch.setattr(engine.arrivals, "_union", None)
+    monkeypatch.setattr(engine.arrivals, "_compare_size", None)
     for index in shuffled():
         engine.train_batch(batch_of(index), optimizer)
     assert engine.arrivals.left == 0
