@@ -83,13 +83,12 @@ class Estimation(Algorithm, ABC):
             estimate.add(seen, self.track(estimate, seen))
         return estimate
 
-    def track(self, estimate: Estimate, seen: Seen, *, stale: bool = False) -> Tensor:
+    def track(self, estimate: Estimate, seen: Seen) -> Tensor:
         """Move the rows of a term, and the multipliers that follow them.
 
         Args:
             estimate: takes the new rows, which are to be written.
             seen: what the batch contains of the term.
-            stale: whether f is taken at the rows from before the step, whatever the estimator does.
 
         Returns: f of every row, (r,), see :meth:`Estimator.estimate`.
         """
@@ -100,8 +99,7 @@ class Estimation(Algorithm, ABC):
         new = moved(estimator, rows, inner, before, outer, inverse, unseen, term.range)
         if estimator.remembers:
             estimate.remember(seen, new, estimator.decay)
-        fresh = estimator.fresh and not stale
-        at = new if fresh else rows
+        at = new if estimator.fresh else rows
         at = at if term.growth is None else trusted(at, inner, term.growth)
         if term.multipliers is not None:
             u = new
@@ -109,7 +107,7 @@ class Estimation(Algorithm, ABC):
                 held = self._gap(seen, inner)
                 gap = torch.lerp(held, self._gap_now(seen, inner), estimator.gamma)
                 estimate.remember(seen, gap, of=(term.multipliers.decisions, seen.gap))
-                u, at = u + gap, at + (gap if fresh else held)
+                u, at = u + gap, at + (gap if estimator.fresh else held)
             memory = term.multipliers.state
             estimate.remember(seen, term.multipliers.moved(u), of=(memory, memory.gather(None)))
         return estimator.estimate(outer, at, seen.g, inner)

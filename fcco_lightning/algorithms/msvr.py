@@ -55,19 +55,19 @@ class MSVR(Estimation):
     def __init__(self, gamma: float = 0.5, gamma_prime: float | Literal["theory"] = "theory", b: float = 0.1) -> None:
         super().__init__(Average(gamma, gamma_prime))
         self.b, self.needs_previous = b, True
-        self._storm, self._before = Storm(b), list[_Before]()
+        self._storm, self._before = Storm(b), dict[int, _Before]()
 
     def start(self, engine: Engine) -> None:
         super().start(engine)
-        self._storm, self._before = Storm(self.b), []
+        self._storm, self._before = Storm(self.b), {}
         self.require_stored_activations(engine)
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
         there, old = self._at_previous(engine, batch)
         g0, terms = engine.measure(engine.evaluate(batch))
-        estimate, before = Estimate(g0), [self._held_before(seen) for seen in terms]
-        for number, seen in enumerate(terms):
-            both = seen._replace(before=there[number] if there else None)
+        estimate, before = Estimate(g0), {seen.term.number: self._held_before(seen) for seen in terms}
+        for seen in terms:
+            both = seen._replace(before=there.get(seen.term.number))
             estimate.add(both, self.track(estimate, both))
         engine.descend(estimate)
         if engine.commit():
@@ -78,22 +78,22 @@ class MSVR(Estimation):
         self._previous = copied(engine.params, self._previous)
         engine.update()
 
-    def _at_previous(self, engine: Engine, batch: Batch) -> tuple[list[Tensor], list[Tensor] | None]:
+    def _at_previous(self, engine: Engine, batch: Batch) -> tuple[dict[int, Tensor], list[Tensor] | None]:
         """The inner values at the previous weights, without graph, and ``G_{t-1}(w_{t-1})``; nothing at first."""
         if not self._previous:
-            return [], None
+            return {}, None
         with engine.functions.elsewhere(self._previous):
             outputs, samples = engine.evaluate(batch), engine.problem.row_parameters
             if samples is not None:
                 outputs = outputs._replace(columns=samples.at_previous(outputs.columns))
             g0, terms = engine.measure(outputs)
             estimate = Estimate(g0)
-            for seen, before in zip(terms, self._before, strict=True):
-                estimate.add(seen, self._recalled(seen, before))
-            return [seen.g.detach() for seen in terms], engine.gradients(estimate.value)
+            for seen in terms:
+                estimate.add(seen, self._recalled(seen))
+            return {seen.term.number: seen.g.detach() for seen in terms}, engine.gradients(estimate.value)
 
     def state_dict(self) -> dict[str, Any]:
-        changed = {str(number): dict(vars(one)) for number, one in enumerate(self._before)}
+        changed = {str(number): dict(vars(one)) for number, one in self._before.items()}
         return {**super().state_dict(), "v": list(self._storm.v), "changed": changed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -101,8 +101,8 @@ class MSVR(Estimation):
         self._storm.v = like_parameters(state["v"], self._params)
         require(state["changed"], dict[str, dict[str, Tensor | None]], "the rows before the last step")
         device = self._params[0].device
-        held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), list(state["changed"].values()))
-        self._before = [_Before(**one) for one in held]
+        held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state["changed"]))
+        self._before = {int(number): _Before(**one) for number, one in held.items()}
 
     def _held_before(self, seen: Seen) -> _Before:
         """What is remembered of a term before the step."""
@@ -115,11 +115,13 @@ class MSVR(Estimation):
             None if seen.gap is None else torch.where(present, self._gap(seen, inner), seen.gap),
         )
 
-    def _recalled(self, seen: Seen, before: _Before) -> Tensor:
+    def _recalled(self, seen: Seen) -> Tensor:
         """F of every row, (r,), at the rows from before the previous step."""
-        if seen.term.multipliers is not None and before.multipliers is not None:
+        before = self._before.get(seen.term.number)
+        if before is not None and before.multipliers is not None and seen.term.multipliers is not None:
             seen = seen._replace(f=seen.term.multipliers.outer_of(before.multipliers), gap=before.gap)
         rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
-        undone = replaced(rows, seen.rows, before.index, before.before)
-        rows = trusted(torch.where(undone.isnan(), rows, undone), inner, seen.term.growth)
-        return self.at_rows(seen, rows, inner)
+        if before is not None:
+            undone = replaced(rows, seen.rows, before.index, before.before)
+            rows = torch.where(undone.isnan(), rows, undone)
+        return self.at_rows(seen, trusted(rows, inner, seen.term.growth), inner)

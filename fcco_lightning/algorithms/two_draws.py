@@ -5,17 +5,17 @@ same samples the two are correlated, and ``Cov(y_i, grad g_i)`` biases the gradi
 are.  This module says where the two draws come from.
 """
 
+import copy
 from abc import ABC
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import one_of
-from fcco_lightning.engine import Engine, Estimate, Outputs, Seen
+from fcco_lightning.engine import Engine, Estimate, Outputs
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.models.batch import DUAL, IN_HALVES, Batch, Columns, dual_of
@@ -53,8 +53,10 @@ class TwoDraws(Estimation, ABC):
         objective_estimator: Estimator | None = None,
         jacobian: Jacobian = "halves",
     ) -> None:
-        super().__init__(estimator, smoothing, objective_estimator)
         self.jacobian: Jacobian = one_of("jacobian", jacobian, get_args(Jacobian))
+        super().__init__(estimator, smoothing, objective_estimator)
+        if jacobian == "old":
+            self.estimator, self.objective_estimator = map(_at_old_rows, (self.estimator, self.objective_estimator))
         half = 0.5 if jacobian == "halves" else 1.0
         self.constraint_share = half
         self.objective_share = half if self.objective_estimator.convex_only else 1.0
@@ -69,30 +71,28 @@ class TwoDraws(Estimation, ABC):
         return _halves(outputs) if self.objective_share < 1 else ()
 
     def estimate(self, engine: Engine, batch: Batch) -> Estimate:
-        before = self._previous or None
+        """Measure a batch and let a step on it follow, or on two draws, the first of which moves y."""
         if self.jacobian in ("old", "reuse"):
-            return engine.run(self.step, batch, before)
-        return self._of_two_draws(engine, engine.evaluate(batch, before))
-
-    def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
-        """The step on one batch: the Jacobian meets the y from before it, or with "reuse" the new one."""
-        estimate = Estimate(g0)
-        for seen in terms:
-            old = self.jacobian == "old" and self.estimator_of(seen.term).convex_only
-            estimate.add(seen, self.track(estimate, seen, stale=old))
-        return estimate
-
-    def _of_two_draws(self, engine: Engine, outputs: Outputs) -> Estimate:
-        """The step on two draws, the first of which moves y."""
+            return super().estimate(engine, batch)
+        outputs = engine.evaluate(batch, self._previous or None)
         dual = [term for term in engine.problem.all_terms if self.estimator_of(term).convex_only]
         rest = [term for term in engine.problem.all_terms if term not in dual]
-        estimate = super().step(*engine.measure(outputs, rest))
+        estimate = self.step(*engine.measure(outputs, rest))
         first, second = _halves(outputs) if self.jacobian == "halves" else (_dual_part(outputs), outputs)
         for seen in engine.measure(first, dual, direct=False)[1]:
             self.track(estimate, seen)
         for seen in engine.measure(second.at_present(), dual, direct=False)[1]:
             estimate.add(seen, self.recall(estimate.latest(seen)))
         return estimate
+
+
+def _at_old_rows(estimator: Estimator) -> Estimator:
+    """The estimator with f at the rows from before the step, if it takes dual steps."""
+    if not estimator.convex_only:
+        return estimator
+    old = copy.copy(estimator)
+    vars(old)["fresh"] = False  # those of the package are frozen
+    return old
 
 
 def _halves(outputs: Outputs) -> tuple[Outputs, Outputs]:
