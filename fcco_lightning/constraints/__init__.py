@@ -2,7 +2,6 @@
 
 from fcco_lightning.constraints.base import Constraint, kept_together, unique_names
 from fcco_lightning.constraints.compared import AtLeastTimes, AtMost, Comparison, Difference, DifferenceOfRatios, Near
-from fcco_lightning.constraints.comparisons import GroupComparisons
 from fcco_lightning.constraints.decisions import DecisionRule, Decisions, TopShare, as_decisions
 from fcco_lightning.constraints.forgetting import Distillation, NonForgetting, ProtectedTasks
 from fcco_lightning.constraints.means import MeanAtMost, MeanDifferenceAtMost, MeanNear
@@ -23,6 +22,7 @@ from fcco_lightning.constraints.parity import (
     FourFifthsRule,
     GroupAUCAtLeast,
     PredictiveParity,
+    ROCFairness,
 )
 from fcco_lightning.constraints.penalty import (
     GeometricRho,
@@ -32,7 +32,6 @@ from fcco_lightning.constraints.penalty import (
     SmoothedHingePenalty,
     SquaredHingePenalty,
 )
-from fcco_lightning.constraints.roc_fairness import ROCFairness
 from fcco_lightning.constraints.sanity import require_columns, require_compatible
 from fcco_lightning.constraints.score_scales import QuantileScores, RawScores, ScoreScale, StandardScores
 from fcco_lightning.constraints.sides import Sides, SidesOfGroups, SidesOfSubsets
@@ -57,7 +56,6 @@ __all__ = [
     "FourFifthsRule",
     "GeometricRho",
     "GroupAUCAtLeast",
-    "GroupComparisons",
     "HingePenalty",
     "Lagrangian",
     "LossOfPairs",

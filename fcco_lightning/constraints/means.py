@@ -124,7 +124,7 @@ class MeanDifferenceAtMost(_OfSubsets):
 
     Equal opportunity is ``quantity: SoftRate, where_a: {y: 1, group: 1}, where_b: {y: 1, group: 0}``.  A batch without
     a sample of either subset leaves the row untouched.  Where one subset lies in the other and has few samples in a
-    batch, the estimate is biased as that of ``against: whole`` is, see :class:`GroupComparisons`: compare it with the
+    batch, the estimate is biased as that of ``against: whole`` is, see :class:`SidesOfGroups`: compare it with the
     rest.
 
     Args:

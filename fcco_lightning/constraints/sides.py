@@ -2,17 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fcco_lightning.constraints.comparisons import Against, GroupComparisons
+from fcco_lightning.checks import one_of
 from fcco_lightning.constraints.subsets import Subset, Subsets
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import require_binary_labels
 from fcco_lightning.objectives.base import one_label_each
+
+Against = Literal["pairs", "rest", "whole"]
+_NUMBERED = ["0", "1"]  # two groups of which no names are known
 
 
 class Sides(ABC):
@@ -85,15 +90,39 @@ class SidesOfSubsets(Sides):
 
 
 class SidesOfGroups(Sides):
-    """Groups within classes of the label: a row for every kind of rate, and every comparison of groups.
+    """Groups within classes of the label: a row for every kind of rate, comparison of groups, and level.
+
+    With what a group is compared:
+
+    - "pairs": every group with every other one, G (G - 1) / 2 comparisons: the worst of them is the largest difference
+      of any two groups;
+    - "rest": every group with the samples of all other groups, G comparisons;
+    - "whole": every group with the samples of all groups, G comparisons.
+
+    Batches without the group do not measure a row, so that under "whole" those that do hold more of the group than all
+    samples do, also in the mean over everyone: with few samples of a group in a batch the estimate is biased towards
+    no difference.  A mean over everyone differs from that of a group of share p by 1 - p times what the mean over all
+    others does; so "rest" with ``kappa / (1 - p)`` asks the same without that bias, where batches are drawn uniformly
+    or hold all groups.
+
+    Two groups are one comparison of group 1 with group 0 under "pairs" and "rest".
 
     Args:
-        by, against, groups: see :class:`GroupComparisons`.
+        by: the column that numbers or names the groups: "group", or with a datamodule of tables any of its columns.
+        against: with what a group is compared.
+        groups: names of the groups 0, 1, ...; None takes them from the datamodule, and without one there are two.
         kinds: names of the rates that are compared.
         classes: the labels over which means are taken, of rates in the order of ``kinds``; none for all samples.
         labelled: whether the labels ``y``, 0 and 1, play a role.
         compared: "pairs" for the comparisons, "both ways" for each in both directions, "each" for every group alone.
         levels: names of the levels at which every comparison has a row; none for one row.
+
+    Attributes:
+        groups: names of the groups.
+        pairs: the two sides of every comparison, as positions in :meth:`members`.
+
+    Raises:
+        ConfigError: if ``against`` is none of the three, or there are fewer than two names or equal ones.
     """
 
     def __init__(
@@ -108,46 +137,86 @@ class SidesOfGroups(Sides):
         compared: Literal["pairs", "both ways", "each"] = "pairs",
         levels: Sequence[str] = (),
     ) -> None:
-        self.comparisons, self.kinds, self.classes = GroupComparisons(by, against, groups), kinds, classes
+        self.by, self.against = by, one_of("against", against, ("pairs", "rest", "whole"))
+        self.kinds, self.classes, self._column, self._given = kinds, classes, by, groups is not None
         self._labelled, self._compared, self._levels = labelled, compared, levels
         self._labels = Known(torch.tensor(classes).view(-1, 1, 1))
-        self._name()
+        self._name(_NUMBERED if groups is None else [str(name) for name in groups])
 
     def adapt(self, datamodule: Any) -> None:
-        self.comparisons.adapt(datamodule)
-        self._name()
+        """Take the groups from the datamodule (or None), by name.
 
-    def _name(self) -> None:
-        """Rows and their names, for the groups that are known."""
-        of = self.comparisons
-        if self._compared == "each":
-            self.rows = [[side] for side in range(len(of.names))]
-            self.names = [f"{kind}: {name}" for kind in self.kinds for name in of.names]
-        elif self._compared == "both ways":
-            both = of.both_ways()
-            self.rows = [pair[:2] for pair in both]
-            self.names = [f"{kind}: {pair.name}" for kind in self.kinds for pair in both]
+        Raises:
+            ConfigError: if it has other groups than those that were named.
+            DataError: if it has no such column.
+        """
+        known = [str(name) for name in getattr(datamodule, "group_names", None) or ()]
+        if self.by != "group" and hasattr(datamodule, "add_groups"):
+            self._column, known = datamodule.add_groups(self.by)
+        if self._given and known and known != self.groups:
+            raise ConfigError(f"groups={self.groups}, but the data has the groups {known}. Leave groups out.")
+        if known:
+            self._name(known)
+
+    def _name(self, groups: list[str]) -> None:
+        """Rows and their names, for groups of these names."""
+        size = len(groups)
+        if size < 2 or len(set(groups)) < size:
+            raise ConfigError(f"groups must be at least two different names, got {groups!r}.")
+        if self.against == "whole":
+            self.pairs, beyond = [(g, size) for g in range(size)], ["everyone"]
+        elif self.against == "pairs" or size == 2:  # the later group first: group 1 is the favoured one of two
+            self.pairs, beyond = [(b, a) for a, b in combinations(range(size), 2)], []
         else:
-            self.rows = [pair[:2] for pair in of.pairs]
-            self.names = [name for kind in self.kinds for name in self._names_of(kind)]
-        picked = [side for sides in self.rows for side in sides]
-        if len(set(picked)) == len(picked) == len(of.names) and max(picked) < len(picked):
-            of.mark_in_order(picked)  # every group once: nothing has to be picked then
-            self.rows = [range(i, i + len(self.rows[0])) for i in range(0, len(picked), len(self.rows[0]))]
+            self.pairs, beyond = [(g, size + g) for g in range(size)], size * ["rest"]
+        self.groups, called = groups, [*groups, *beyond]
+        self.rows: list[Sequence[int]] = list(self.pairs)
+        labels = [f": {called[a]} - {called[b]}" for a, b in self.pairs]
+        if self._compared == "each":
+            self.rows, labels = [[group] for group in range(size)], [f": {name}" for name in groups]
+        elif self._compared == "both ways":
+            called = [*groups, *size * ["others"]]
+            self.rows = [sides for a, b in self.pairs for sides in ((a, b), (b, a))]
+            labels = [f": {called[a]} / {called[b]}" for a, b in self.rows]
+        elif len(self.pairs) == 1 and (self._levels or groups == _NUMBERED):
+            labels = [""]
+        levels = [f"@{level}" for level in self._levels] or [""]
+        self.names = [f"{kind}{level}{label}" for kind in self.kinds for label in labels for level in levels]
+        self._number(beyond)
 
-    def _names_of(self, kind: str) -> list[str]:
-        if not self._levels:
-            return self.comparisons.rows(kind)
-        by_level = [self.comparisons.rows(f"{kind}@{level}", always=False) for level in self._levels]
-        return [name for of_pair in zip(*by_level, strict=True) for name in of_pair]
+    def _number(self, beyond: Sequence[str]) -> None:
+        """Which numbers the sides have in the column of the groups, and whether there are sides beyond these."""
+        order, self._beyond = list(range(len(self.groups))), bool(beyond)
+        picked = [side for sides in self.rows for side in sides]
+        if sorted(picked) == order:  # every group once: in the order of the rows, nothing has to be picked from them
+            width, order = len(self.rows[0]), picked
+            self.rows = [range(i, i + width) for i in range(0, len(picked), width)]
+        self._numbers = Known(torch.tensor(order).unsqueeze(1))
 
     def check(self, batch: Columns, needed_by: object) -> None:
+        """Refuse labels other than 0 and 1, and groups without a number from 0 on; -1 marks samples of no group.
+
+        Raises:
+            DataError: naming the value.
+        """
         if self._labelled:
             require_binary_labels(batch, needed_by)
-        self.comparisons.check(batch, needed_by)
+        groups = one_label_each(batch, needed_by, self._column)
+        wrong = groups[(groups < -1) | (groups >= len(self.groups)) | (groups != groups.round())]
+        if wrong.numel():
+            raise DataError(
+                f"{type(needed_by).__name__} knows the groups 0 to {len(self.groups) - 1} ({self.groups}), got "
+                f"{wrong.flatten()[0].item():g} in the column {self._column!r}. Number the groups from 0, and name all "
+                "of them with `groups`."
+            )
 
     def members(self, batch: Columns, needed_by: object) -> Tensor:
-        sides = self.comparisons.members(batch, needed_by)
+        """The groups of every class, then everyone or the rests."""
+        groups = one_label_each(batch, needed_by, self._column)
+        sides = groups == self._numbers.like(groups)
+        if self._beyond:
+            everyone = sides.any(0, keepdim=True)
+            sides = torch.cat([sides, everyone if self.against == "whole" else everyone & ~sides])
         if not self.classes:
             return sides.unsqueeze(0)
         y = one_label_each(batch, needed_by)

@@ -357,7 +357,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Refuse constraints on groups that are not there."""
         for constraint in self.constraints:
             over = getattr(constraint, "over", None)
-            by = over.comparisons.by if isinstance(over, SidesOfGroups) else None
+            by = over.by if isinstance(over, SidesOfGroups) else None
             if by is not None and by not in groups:
                 raise DataError(
                     f"{type(constraint).__name__} compares the groups of {by!r}, and sensitive_features has "

@@ -8,10 +8,10 @@ from fcco_lightning import AUC, SGD, SOX, CrossEntropy, Engine
 from fcco_lightning.constraints import (
     DemographicParity,
     FourFifthsRule,
-    GroupComparisons,
     MeanAtMost,
     MeanDifferenceAtMost,
     ROCFairness,
+    SidesOfGroups,
     Subset,
     TopShare,
 )
@@ -77,7 +77,7 @@ def test_a_subset_names_any_column_of_the_table(data, where, rule):
 def test_what_subsets_add_is_not_part_of_the_training_split_that_checkpoints_know(data):
     before = data.state_dict()
     Subset({"race": "Black"}).adapt(data)
-    GroupComparisons("race").adapt(data)
+    SidesOfGroups("race", "pairs", None, ["rate"]).adapt(data)
     assert data.state_dict() == before
 
 
@@ -146,18 +146,18 @@ def constant_column():
 
 
 def test_two_groups_are_one_comparison_unless_it_is_with_everyone():
-    assert [pair[:2] for pair in GroupComparisons().pairs] == [(1, 0)]
-    assert [pair[:2] for pair in GroupComparisons(against="rest").pairs] == [(1, 0)]
-    whole = GroupComparisons(against="whole", names=["f", "m"])
-    assert [pair.name for pair in whole.pairs] == ["f - everyone", "m - everyone"]
+    assert SidesOfGroups("group", "pairs", None, ["rate"]).pairs == [(1, 0)]
+    assert SidesOfGroups("group", "rest", None, ["rate"]).pairs == [(1, 0)]
+    whole = SidesOfGroups("group", "whole", ["f", "m"], ["rate"])
+    assert whole.names == ["rate: f - everyone", "rate: m - everyone"]
     groups = torch.tensor([0, 1, -1, 0])
-    assert whole.members({"group": groups}, None).int().tolist() == [[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 1]]
+    assert whole.members({"group": groups}, None).int().tolist() == [[[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 1]]]
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "a"], []])
 def test_groups_need_different_names(names):
     with pytest.raises(ConfigError, match="at least two different names"):
-        GroupComparisons(names=names)
+        SidesOfGroups("group", "pairs", names, ["rate"])
 
 
 def test_a_budget_selects_its_share_whatever_the_scores():
