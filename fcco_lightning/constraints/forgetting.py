@@ -10,12 +10,12 @@ from torch.nn.functional import kl_div, log_softmax
 
 from fcco_lightning.checks import finite, non_negative, positive
 from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.constraints.sides import only_of, shares_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import CrossEntropyLoss, Quantity, required_column
 from fcco_lightning.objectives.base import one_label_each, one_tensor
 from fcco_lightning.objectives.measurable import Rows, nan_where
+from fcco_lightning.objectives.ratios import only_of, shares_of
 from fcco_lightning.outer import Range
 
 

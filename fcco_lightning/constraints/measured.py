@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fcco_lightning.constraints.decisions import TopShare
 from fcco_lightning.constraints.score_scales import ScoreScale
-from fcco_lightning.constraints.sides import only_of
 from fcco_lightning.constraints.vacuity import constant_decision, enough_decisions, spread, too_close
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import ErrorProbability, PairLoss, Quantity, SigmoidPair, binary_scores
 from fcco_lightning.objectives.base import one_label_each
+from fcco_lightning.objectives.ratios import only_of
 from fcco_lightning.outer import Range
 
 _AT_ONCE = 2**20  # pairs of samples that are compared at once

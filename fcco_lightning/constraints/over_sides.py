@@ -10,12 +10,12 @@ from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.constraints.compared import Comparison
 from fcco_lightning.constraints.decisions import Decisions
 from fcco_lightning.constraints.measured import MeanOf, Statistic
-from fcco_lightning.constraints.sides import Sides, StrataOfSides, shares_of
+from fcco_lightning.constraints.sides import Sides, StrataOfSides
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.ratios import warn_of_ratios
+from fcco_lightning.objectives.ratios import shares_of, warn_of_ratios
 
 
 class OverSides(Constraint):
@@ -124,7 +124,7 @@ class OverSides(Constraint):
 
     def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
         """The shares of the samples in the means are the same at all points, and computed once."""
-        return [(None, rows) for rows in self._rows([self.statistic.of_samples(at, batch) for at in points], batch)]
+        return self._compared([self.statistic.of_samples(at, batch) for at in points], batch)
 
     @property
     def smooths(self) -> bool:
@@ -133,7 +133,7 @@ class OverSides(Constraint):
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
         if not self.smooths:
             return super().decided(outputs, batch)
-        return self._rows([self.statistic.of_decisions(outputs.detach(), batch)], batch)[0].values
+        return self._compared([self.statistic.of_decisions(outputs.detach(), batch)], batch)[0][1].values
 
     def vacuous(self, outputs: Tensor, batch: Columns, *, decisions: bool = False) -> str | None:
         return self.statistic.vacuous(outputs, batch, self.asked(), decisions=decisions and self.smooths)
@@ -142,11 +142,11 @@ class OverSides(Constraint):
         """Between which shares of all samples of a split the positive decisions are asked to be."""
         return 0.0, 1.0
 
-    def _rows(self, numbers: Sequence[Tensor], batch: Columns) -> list[Rows]:
+    def _compared(self, numbers: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
         """The rows for each of several numbers of the samples, such as those at several weights."""
         shares, known = self._shares(batch, numbers[0].dtype)
         weight = self._weight(known)
-        return [Rows(self._values(self.statistic.over(shares, of_samples)), weight) for of_samples in numbers]
+        return [(None, Rows(self._values(self.statistic.over(shares, of_samples)), weight)) for of_samples in numbers]
 
     def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the mean over each class and side, and of which of these the batch has enough.
@@ -176,7 +176,7 @@ class OverSides(Constraint):
     def _values(self, measured: Tensor) -> Tensor:
         """What is measured on all sides, (c, s) or (c, s, t), as values of the rows by class, row and level, (m, k)."""
         found = self._of_rows(measured)
-        return (found.transpose(2, 3) if self.statistic.levels > 1 else found).reshape(-1, self.width)
+        return (found.transpose(2, 3) if self.statistic.levels > 1 else found).reshape(len(self.names), -1)
 
     def _weight(self, known: Tensor) -> Tensor:
         """Of which rows a batch has samples, (m,), from the sides of which it has some, (c, s)."""

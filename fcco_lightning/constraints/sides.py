@@ -283,36 +283,3 @@ class StrataOfSides:
         known = ((found > 0) | (own == 0)).all(-1) & members.any(-1)
         shares = counts * ((own / found.clamp(min=1)) @ within)
         return shares if sample_weight is None else shares * sample_weight.to(dtype), known
-
-
-def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What every sample of a batch counts in the mean over each subset, and of which subsets the batch has samples.
-
-    Samples count alike, or by the column ``weight`` where they are not drawn uniformly.
-
-    Args:
-        member: which samples belong to each subset, shape (..., B), bool.
-        batch: columns.
-        dtype: of the shares.
-
-    Returns: shares of sum 1, or 0 where there is no sample, shape (..., B), and a mask (...,), bool.
-    """
-    counts = member.to(dtype)
-    if "weight" in batch:
-        counts = counts * batch["weight"].to(dtype)
-    total = counts.sum(-1, keepdim=True)
-    return counts.div_(total.clamp(min=torch.finfo(dtype).tiny)), total.squeeze(-1) > 0
-
-
-def only_of(shares: Tensor, values: Tensor) -> Tensor:
-    """The values of the samples that count somewhere, and 0 in the place of the others.
-
-    A share of 0 alone would make NaN of an infinite value.  So whatever the network makes of a sample that counts
-    nowhere, the means and their gradients stay as they are.
-
-    Args:
-        shares: what the samples count, shape (..., B).
-        values: theirs, shape (B, ...).
-    """
-    nowhere = shares.sum(list(range(shares.dim() - 1))) == 0
-    return values.masked_fill(nowhere.view(-1, *(1 for _ in values.shape[1:])), 0.0)

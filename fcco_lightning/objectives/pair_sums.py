@@ -338,9 +338,13 @@ class _PairSums(torch.autograd.Function):
         if not any(ctx.needs_input_grad) or pairs.number > _MOST_KEPT:
             ctx.save_for_backward(*given[2:])
             return pairs.sums()
-        parts = [pairs.with_slopes(some) for some in pairs.blocks()]
-        ctx.save_for_backward(*given[2:], *(kept for _, *slopes in parts for kept in slopes))
-        return _joined([sums for sums, *_ in parts])
+        parts, kept = list[Tensor](), list[Tensor | None]()
+        for some in pairs.blocks():
+            sums, *slopes = pairs.with_slopes(some)
+            parts.append(sums)
+            kept += slopes
+        ctx.save_for_backward(*given[2:], *kept)
+        return _joined(parts)
 
     @staticmethod
     @_exact

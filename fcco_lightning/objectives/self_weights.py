@@ -5,7 +5,6 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import counts
@@ -44,7 +43,7 @@ def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tup
             f"a sample is compared with others, but the batch holds {size}. Raise batch_size to at least 2; if it is "
             "the last batch of an epoch, set drop_last=True."
         )
-    if one_of("kind", kind, SELF_WEIGHTS) == "batch":
+    if kind == "batch":
         return 1 / size, 1 / size
     own = 1 / _known(num_samples) if kind == "dataset" else 0.0
     return own, (1 - own) / (size - 1)
@@ -88,7 +87,7 @@ def comparison_weights(
     if not by_strata(batch):
         own, rest = self_and_others(kind, len(index), num_samples)
         return torch.full(itself.shape, rest, device=index.device, dtype=dtype).masked_fill(itself, own)
-    if one_of("kind", kind, SELF_WEIGHTS) == "batch":
+    if kind == "batch":
         weight = batch.get("weight", torch.ones_like(index)).to(dtype)
         return (weight[others] / len(index)).expand(itself.shape)
     n = _known(num_samples)
@@ -233,4 +232,6 @@ def _strata(batch: Columns, num_samples: int) -> tuple[Tensor, Tensor]:
 def _known(num_samples: int | None) -> int:
     if num_samples is None:
         raise ConfigError("the weight 1/n of a sample itself needs the number of samples n: call prepare(n) first.")
-    return at_least("num_samples", num_samples, 2)
+    if num_samples < 2:
+        raise ConfigError(f"num_samples must be a whole number >= 2, got {num_samples!r}: samples are compared.")
+    return num_samples

@@ -195,5 +195,3 @@ def test_what_is_refused():
         self_and_others("dataset", 3, 1)
     with pytest.raises(DataError, match="the batch holds 1"):
         self_and_others("none", 1, 5)
-    with pytest.raises(ConfigError, match="kind must be one of 'dataset', 'batch', 'none', got 'all'"):
-        self_and_others("all", 5, N)

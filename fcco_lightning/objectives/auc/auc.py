@@ -12,7 +12,8 @@ from fcco_lightning.objectives.auc.pairwise import PairLoss, SigmoidPair
 from fcco_lightning.objectives.base import BinaryObjective, RowDomain, one_label_each, require_binary_labels
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.pair_sums import pair_mean
-from fcco_lightning.objectives.ranking.ranking import both_classes, class_shares, few, warn_of_class_ratios
+from fcco_lightning.objectives.ranking.ranking import both_classes, few, warn_of_class_ratios
+from fcco_lightning.objectives.ratios import shares_of
 from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 
 
@@ -48,7 +49,7 @@ class AUC(BinaryObjective):
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:
         """The mean over the pairs of the batch."""
         scores, is_positive = self.scores(outputs), one_label_each(batch, self) == 1
-        (w, v), _ = class_shares(is_positive, batch.get("weight"), scores.dtype)
+        (w, v), _ = shares_of(torch.stack([~is_positive, is_positive]), batch, scores.dtype)
         return pair_mean(self.loss, scores, v, w, few(is_positive, self.most)), None
 
 
@@ -103,8 +104,8 @@ class AUCMargin(BinaryObjective):
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows]:
         """The mean squared distances from a and b, and the mean scores; nothing of a batch that lacks a class."""
         scores, is_positive = self.scores(outputs), one_label_each(batch, self) == 1
-        shares, totals = class_shares(is_positive, batch.get("weight"), scores.dtype)
-        known = (totals > 0).all()
+        shares, classes = shares_of(torch.stack([~is_positive, is_positive]), batch, scores.dtype)
+        known = classes.all()
         scores = scores.where(known, 0.0)
         centres = torch.stack([self.b, self.a]).unsqueeze(1)
         spread = ((scores - centres).square() * (shares * known)).sum()

@@ -50,6 +50,7 @@ class AveragePrecision(RankingObjective):
     width = 2
     outer = Ratio()
     needs_partner = False  # without a negative g_i2 has an estimate too, which is right on average
+    _class_changes = (1.0, 1.0)  # how much a negative and a positive count for the prevalence that is asked for
 
     def __init__(
         self, loss: PairLoss | None = None, prevalence: Literal["data"] | float = "data", *, sigmoid: bool = False
@@ -65,27 +66,27 @@ class AveragePrecision(RankingObjective):
         scores, positive = self.scores(outputs), self._owners(batch)
         among_all = self._counted(positive, scores.dtype)
         among_positives = among_all * positive
-        sums = self._sums(scores, torch.stack([among_positives, among_all]), positive, batch)
+        masks = torch.stack([among_positives, among_all])
+        sums = sums_over_data(self.loss, scores, masks, batch, self.num_samples, self.itself, positive, self.most)
         return None, Rows(sums, positive)
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
         """How much samples count for another prevalence than the data's, shape (B,)."""
-        of_negatives, of_positives = self._class_changes()
+        of_negatives, of_positives = self._class_changes
         if of_negatives == of_positives:
             return torch.ones_like(positive, dtype=dtype)
         return of_negatives + (of_positives - of_negatives) * positive.to(dtype)
 
-    def _class_changes(self) -> tuple[float, float]:
-        """The same for negatives and positives."""
-        if self.class_sizes is None or self.prevalence == "data":
-            return 1.0, 1.0
-        negatives, positives = self.class_sizes
-        n = negatives + positives
-        return (1 - self.prevalence) * n / negatives, self.prevalence * n / positives
+    def _know_sizes(self, columns: Columns | None, positive: Tensor) -> tuple[float, float]:
+        negatives, positives = super()._know_sizes(columns, positive)
+        if self.prevalence != "data":
+            n = negatives + positives
+            self._class_changes = (1 - self.prevalence) * n / negatives, self.prevalence * n / positives
+        return negatives, positives
 
     def _range(self) -> Range:
         """At least what the positive itself contributes."""
-        return Range(least=self._class_changes()[1] * self.itself / sum(self.class_sizes or (1,)))
+        return Range(least=self._class_changes[1] * self.itself / sum(self.class_sizes or (1,)))
 
 
 class MeanAveragePrecision(Objective):

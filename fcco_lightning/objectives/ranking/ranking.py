@@ -21,7 +21,7 @@ from fcco_lightning.objectives.base import (
     whole_split,
 )
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
-from fcco_lightning.objectives.ratios import warn_of_ratios
+from fcco_lightning.objectives.ratios import shares_of, warn_of_ratios
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata, comparison_weights, self_and_others
 from fcco_lightning.outer import Range
 
@@ -87,11 +87,12 @@ class RankingObjective(BinaryObjective, ABC):
         elif by_strata(batch):
             Comparisons(batch, self.num_samples, owners=self._owners(batch)).check()
 
-    def _know_sizes(self, columns: Columns | None, positive: Tensor) -> None:
-        """Take the sizes of the classes from the columns of the training split."""
+    def _know_sizes(self, columns: Columns | None, positive: Tensor) -> tuple[float, float]:
+        """Take the sizes of the classes, negatives first, from the columns of the training split."""
         known = (columns or {}).get(POPULATION)
         negatives, positives = torch.bincount(positive.long(), weights=known, minlength=2).tolist()
         self.class_sizes = negatives, positives
+        return self.class_sizes
 
     def _range(self) -> Range:
         """The interval in which the inner values lie, once :attr:`class_sizes` are known."""
@@ -104,8 +105,8 @@ class RankingObjective(BinaryObjective, ABC):
     def _classes(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Owners, if a batch holds both classes; and shares in means over owners and over the others, (B,) each."""
         owners = self._owners(batch)
-        (others, own), totals = class_shares(owners, batch.get("weight"), dtype)
-        return owners & (totals > 0).all(), own, others
+        (others, own), known = shares_of(torch.stack([~owners, owners]), batch, dtype)
+        return owners & known.all(), own, others
 
     def _means(
         self, loss: PairLoss, scores: Tensor, owners: Tensor, share: Tensor, thresholds: Tensor | None = None
@@ -114,11 +115,6 @@ class RankingObjective(BinaryObjective, ABC):
         s = scores if self.owner == 1 else -scores
         some, others = (few(owners, self.most[:1]), few(share > 0, self.most[1:])) if self.most else (None, None)
         return pair_sums(loss, s, share.unsqueeze(0), some, partners=others, thresholds=thresholds)
-
-    def _sums(self, scores: Tensor, counted: Tensor, owners: Tensor, batch: Columns) -> Tensor:
-        """The sums of losses of owners against all samples of the data, of which sample j counts ``counted`` (k, B)."""
-        given = (batch, self.num_samples, self.itself, owners, self.most)
-        return sums_over_data(self.loss, scores, counted, *given)
 
 
 def few(marked: Tensor, most: Sequence[int]) -> Few | None:
@@ -197,22 +193,6 @@ def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
             f"y = 1 and {int((~positive).sum())} with y = 0. Check which value of the label is positive."
         )
     return [positive, ~positive]
-
-
-def class_shares(members: Tensor, weight: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What every sample counts in a mean over the samples outside of a class, and in one over the class.
-
-    Args:
-        members: of the class, shape (B,), bool.
-        weight: of the samples, shape (B,); None where all are alike.
-        dtype: of the result.
-
-    Returns: shares (2, B), of sum 1 each, or 0 where the batch holds none; and what they were divided by, (2, 1).
-    """
-    inside = members.to(dtype) if weight is None else members * weight.to(dtype)
-    both = torch.stack([(1 if weight is None else weight.to(dtype)) - inside, inside])
-    totals = both.sum(1, keepdim=True)
-    return both / totals.clamp(min=torch.finfo(dtype).tiny), totals
 
 
 def warn_of_class_ratios(batch: Columns, objective: Objective) -> None:

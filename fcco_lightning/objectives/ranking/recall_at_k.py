@@ -9,7 +9,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.auc.pairwise import PairLoss
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.ranking.ranking import RankingObjective
+from fcco_lightning.objectives.ranking.ranking import RankingObjective, sums_over_data
 from fcco_lightning.outer import Hinge, OuterFunction
 
 
@@ -60,4 +60,5 @@ class RecallAtK(RankingObjective):
         """Estimates of ``rank_i / n``."""
         scores, positive = self.scores(outputs), self._owners(batch)
         every = torch.ones_like(scores.detach()).unsqueeze(0)
-        return None, Rows(self._sums(scores, every, positive, batch), positive)
+        sums = sums_over_data(self.loss, scores, every, batch, self.num_samples, self.itself, positive, self.most)
+        return None, Rows(sums, positive)
