@@ -260,32 +260,31 @@ class Problem(nn.Module):
         domain = objective.row_domain(num_samples, None if drawn is None else _of_population(drawn, of_batch))
         outer = objective.outer  # it may depend on what the objective now knows of the rows
         assert outer is not None  # noqa: S101 - the caller has seen to it
-        row_of = None if domain.owners is None else _numbered(domain.owners)
-        num_rows = domain.num_rows if domain.owners is None else int(domain.owners.sum())
         return Term(
             "objective",
             objective,
             outer,
-            num_rows,
-            share=1.0,
+            domain,
+            inclusion=self._inclusion_of_objective(domain, of_batch),
             dtype=torch.promote_types(self._dtype, objective.dtype),
-            inclusion=self._inclusion_of_objective(domain, num_rows, of_batch),
-            range=domain.range,
-            per_sample=domain.per_sample,
-            row_of=row_of,
-            num_names=None if domain.owners is None else domain.owners.numel(),
             repeats=not domain.per_sample or self._repeats(objective.part),
             processes=self.processes,
-            layout=layout if domain.per_sample else "auto",
+            layout=layout,
             growth=objective.growth,
         )
 
-    def _inclusion_of_objective(self, domain: RowDomain, num_rows: int, of_batch: float) -> Inclusion:
+    def _inclusion_of_objective(self, domain: RowDomain, of_batch: float) -> Inclusion:
         if not domain.per_sample:
-            return self._inclusion_by_subsets(self.objective, num_rows, of_batch)
+            return self._inclusion_by_subsets(self.objective, domain.num_rows, of_batch)
         partners, drawn = domain.partners, self._drawn(self.objective.part)
         every, owners = domain.owners is None, domain.owners
-        owners = torch.ones(num_rows, dtype=torch.bool) if owners is None else owners
+        owners = torch.ones(domain.num_rows, dtype=torch.bool) if owners is None else owners
+        num_rows = int(owners.sum())
+        if num_rows == 0:
+            raise DataError(
+                f"none of the {owners.numel()} training samples owns a row of the term: for an average over the "
+                "positives, for instance, the training split must hold a positive. Check the labels."
+            )
         together: Tensor | float = 1.0
         if drawn is not None and partners is not None:
             if of_batch < 1 and not getattr(drawn.plan, "halves_known", True):
@@ -321,11 +320,10 @@ class Problem(nn.Module):
             "penalty",
             constraint,
             outer,
-            constraint.num_rows,
+            RowDomain(constraint.num_rows, range=constraint.range),
+            inclusion=self._inclusion_by_subsets(constraint, constraint.num_rows, of_batch),
             share=share,
             dtype=self._dtype,
-            inclusion=self._inclusion_by_subsets(constraint, constraint.num_rows, of_batch),
-            range=constraint.range,
             repeats=False,
             processes=self.processes,
             multipliers=multipliers,
@@ -482,22 +480,3 @@ class _Drawn(NamedTuple):
 
 def _as_read(drawn: Drawn) -> Drawn:
     return _Drawn(as_read(drawn.columns), drawn.plan, getattr(drawn, "shorter", False))
-
-
-def _numbered(owners: Tensor) -> Tensor:
-    """The row of every sample, or label of a sample, and n for those that own none, shape (N + 1,), int32.
-
-    They are numbered 0, 1, ... in their order.  The last entry is n + 1, which is no row: that of what does not exist.
-
-    Raises:
-        DataError: if none owns a row.
-    """
-    owners = owners.flatten().cpu()
-    rows, number = owners.cumsum(0) - owners.long(), int(owners.sum())
-    if number == 0:
-        raise DataError(
-            f"none of the {len(owners)} training samples owns a row of the term: for an average over the positives, "
-            "for instance, the training split must hold a positive. Check the labels."
-        )
-    kind = torch.int32 if number < 2**31 - 2 else torch.int64
-    return torch.cat([torch.where(owners, rows, number), torch.tensor([number + 1])]).to(kind)

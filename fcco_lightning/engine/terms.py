@@ -11,9 +11,9 @@ from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.probability import Inclusion, count, estimated, of_samples
 from fcco_lightning.errors import ConfigError, DataError, StateIndexError
 from fcco_lightning.numerics import Known
-from fcco_lightning.objectives import Measurable
+from fcco_lightning.objectives import Measurable, RowDomain
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import NoSmoothing, OuterFunction, Range, widest
+from fcco_lightning.outer import NoSmoothing, OuterFunction, widest
 from fcco_lightning.state import Copies, DualState, Layout, copies
 from fcco_lightning.state.processes import Processes
 
@@ -66,17 +66,13 @@ class Term(nn.Module):
         name: in logs and checkpoints.
         part: what measures it.
         outer: f, or for f with known parameters what says of its class.
-        num_rows: n.
+        domain: the rows, which samples own them, and the interval in which the inner values are known to lie.
+        inclusion: how likely a batch contains the rows.
         share: weight of the term in F.
         dtype: of the rows.
-        inclusion: how likely a batch contains the rows.
-        range: the interval in which the inner values are known to lie.
-        per_sample: whether single samples own the rows.
-        row_of: row of what :meth:`Measurable.rows_of` names, n for none; None if it names the rows themselves.
-        num_names: how many names there are.
         repeats: whether a batch may name one row twice.
         processes: that share the rows.
-        layout: of the rows, see :class:`DualState`.
+        layout: of the rows of single samples, see :class:`DualState`.
         multipliers: of the rows of a constraint, which then say what f is.
         growth: how many times the row an inner value may be for an outer gradient taken at the row, > 1; None for any.
 
@@ -97,15 +93,11 @@ class Term(nn.Module):
         name: str,
         part: Measurable,
         outer: OuterFunction,
-        num_rows: int,
+        domain: RowDomain,
         *,
-        share: float,
-        dtype: torch.dtype,
         inclusion: Inclusion,
-        range: Range = Range(),  # noqa: A002, B008 - the field's word; immutable
-        per_sample: bool = False,
-        row_of: Tensor | None = None,
-        num_names: int | None = None,
+        share: float = 1.0,
+        dtype: torch.dtype = torch.float32,
         repeats: bool = True,
         processes: Processes | None = None,
         layout: Layout = "auto",
@@ -115,17 +107,19 @@ class Term(nn.Module):
         super().__init__()
         self.multipliers = multipliers
         self.__dict__["part"] = part  # no module of this one: its parameters belong to whoever owns the network
+        owners, num_rows = domain.owners, domain.num_rows if domain.owners is None else int(domain.owners.sum())
         self.name, self.num_rows, self.width = name, num_rows, part.width
-        self.share, self.dtype, self.range, self.growth = share, dtype, range, growth
-        self.per_sample, self.repeats, self.num_names = per_sample, repeats, num_names or num_rows
-        self._row_of = None if row_of is None else Known(row_of)
+        self.share, self.dtype, self.range, self.growth = share, dtype, domain.range, growth
+        self.per_sample, self.repeats = domain.per_sample, repeats
+        self.num_names = num_rows if owners is None else owners.numel()
+        self._row_of = None if owners is None else Known(_numbered(owners))
         self._inclusion, inverse = inclusion, inclusion.inverse(num_rows)
         self._of_mean = inverse if isinstance(inverse, float) else self._known(inverse)
         relevance = inclusion.relevance()
         self._relevance = None if relevance is None else self._known(relevance)
         estimated = inclusion.probability is None
         self.register_buffer("counts", torch.zeros(num_rows + 1, dtype=torch.float64) if estimated else None)
-        self._processes, self._layout = processes, layout
+        self._processes, self._layout = processes, layout if domain.per_sample else "auto"
         self.state: DualState | None = None
         self._smoothing: Callable[[OuterFunction], OuterFunction] = NoSmoothing()
         self.take(outer)
@@ -306,3 +300,14 @@ def _at(known: Known, rows: Tensor | None, share: Tensor) -> Tensor:
     """Numbers of the rows of a batch, in the type and on the device of their shares."""
     values = known.like(share, share.dtype)
     return values if rows is None else values.index_select(0, rows)
+
+
+def _numbered(owners: Tensor) -> Tensor:
+    """The row of every sample, or label of a sample, and n for those that own none, shape (N + 1,), int32.
+
+    They are numbered 0, 1, ... in their order.  The last entry is n + 1, which is no row: that of what does not exist.
+    """
+    owners = owners.flatten().cpu()
+    rows, number = owners.cumsum(0) - owners.long(), int(owners.sum())
+    kind = torch.int32 if number < 2**31 - 2 else torch.int64
+    return torch.cat([torch.where(owners, rows, number), torch.tensor([number + 1])]).to(kind)

@@ -14,7 +14,7 @@ from fcco_lightning.engine import Outputs
 from fcco_lightning.engine.probability import Inclusion, can_know, partner_presence, presence, warn_of_rare_rows
 from fcco_lightning.engine.terms import Term
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives import Measurable, SampleParameters
+from fcco_lightning.objectives import Measurable, RowDomain, SampleParameters
 from fcco_lightning.objectives.base import Partition
 from fcco_lightning.outer import Square
 from fcco_lightning.state import copies
@@ -61,14 +61,9 @@ class Part(Measurable):
 
 def of_rows(number, probability=None, ratio=None):
     """A term of some rows; where samples own them, with the row that is none behind them."""
-    inclusion = Inclusion(probability, ratio)
-    return Term(
-        *("", Part(), Square(), number),
-        share=1.0,
-        dtype=torch.float32,
-        inclusion=inclusion,
-        row_of=None if ratio is None else torch.arange(number + 1),
-    )
+    owners = None if ratio is None else torch.ones(number, dtype=torch.bool)
+    domain = RowDomain(number, per_sample=owners is not None, owners=owners)
+    return Term("", Part(), Square(), domain, inclusion=Inclusion(probability, ratio))
 
 
 def of_samples(*probability, ratio=1.0, rows=10):
