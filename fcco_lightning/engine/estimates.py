@@ -54,10 +54,6 @@ class NewRows(NamedTuple):
     finite: Tensor | None = None
 
 
-Rows = tuple[DualState, Tensor]
-"""A state, and what it holds of the rows of a batch, shape (r, k)."""
-
-
 class Part(NamedTuple):
     """A part of F as a batch estimates it: a number, or a sum over rows and how many these are.
 
@@ -168,14 +164,16 @@ class Estimate:
         """Let the rows of the batch count, for estimates of how likely a batch contains them."""
         self.counted.append((seen.term, seen.rows, seen.share))
 
-    def remember(self, seen: Seen, values: Tensor, decay: float = 1.0, of: Rows | None = None) -> None:
+    def remember(
+        self, seen: Seen, values: Tensor, decay: float = 1.0, of: tuple[DualState, Tensor] | None = None
+    ) -> None:
         """Let rows (r, k) be written where the batch contains them; the others only decay.
 
         Args:
             seen: what the batch contains.
             values: what its rows become, shape (r, k).
             decay: factor on all others.
-            of: whose rows they are and what these hold; None for the term's own, if it keeps some.
+            of: whose rows they are, and what these hold, (r, k); None for the term's own, if it keeps some.
         """
         state, held = of or (seen.term.state, seen.held)
         if state is None or held is None:
