@@ -152,16 +152,15 @@ def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
                 f"returned {described(found)}. Return {{name: outputs of that part}}."
             )
         return dict(found)
-    inputs = [columns["x"] for columns in batch.values()]
-    x = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+    x = torch.cat([c["x"] for c in batch.values()]) if len(batch) > 1 else next(iter(batch.values()))["x"]
     try:
         found = network(x)
     except (TypeError, RuntimeError) as error:
         _refuse_input(network, x, error)
         raise
-    if len(inputs) == 1:
+    if len(batch) == 1:
         return dict.fromkeys(batch, found)
-    sizes = [len(x) for x in inputs]
+    sizes = [len(columns["x"]) for columns in batch.values()]
     leaves, structure = pytree.tree_flatten(found)
     if any(not isinstance(leaf, Tensor) or leaf.shape[:1] != (sum(sizes),) for leaf in leaves):
         raise DataError(

@@ -47,12 +47,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def update(
-        self,
-        rows: Tensor,
-        inner: Tensor,
-        previous: Tensor | None,
-        outer: OuterFunction,
-        inverse: Tensor | float,
+        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, inverse: Tensor | float
     ) -> Tensor:
         """The new rows.
 
@@ -68,7 +63,7 @@ class Estimator(ABC):
                 shape (b, 1), or one number for all.
         """
 
-    def estimate(self, outer: OuterFunction, rows: Tensor, g: Tensor, inner: Tensor) -> Tensor:  # noqa: ARG002
+    def estimate(self, outer: OuterFunction, rows: Tensor, g: Tensor, inner: Tensor) -> Tensor:
         r"""``f(u_i)`` at remembered rows u_i, whose slope in the weights is that of ``<grad f(u_i), g_i(w)>``.
 
         It is ``f(stop_gradient(u_i) + g_i(w) - stop_gradient(g_i(w)))``, with the slope in the parameters of f.
@@ -141,12 +136,7 @@ class Minibatch(Estimator):
     remembers = False
 
     def update(
-        self,
-        rows: Tensor,  # noqa: ARG002
-        inner: Tensor,
-        previous: Tensor | None,  # noqa: ARG002
-        outer: OuterFunction,  # noqa: ARG002
-        inverse: Tensor | float,  # noqa: ARG002
+        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, inverse: Tensor | float
     ) -> Tensor:
         return inner
 
@@ -195,12 +185,7 @@ class Average(Estimator):
         return self.gamma_prime == "theory"
 
     def update(
-        self,
-        rows: Tensor,
-        inner: Tensor,
-        previous: Tensor | None,
-        outer: OuterFunction,  # noqa: ARG002
-        inverse: Tensor | float,
+        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, inverse: Tensor | float
     ) -> Tensor:
         new = torch.lerp(rows, inner, self.gamma)
         if previous is None or not self.gamma_prime:
@@ -236,11 +221,6 @@ class ScaledAverage(Estimator):
         return 1 - self.gamma
 
     def update(
-        self,
-        rows: Tensor,
-        inner: Tensor,
-        previous: Tensor | None,  # noqa: ARG002
-        outer: OuterFunction,  # noqa: ARG002
-        inverse: Tensor | float,
+        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, inverse: Tensor | float
     ) -> Tensor:
         return torch.lerp(rows, (inner * inverse).to(rows.dtype), self.gamma)

@@ -37,12 +37,7 @@ class DualProx(Estimator):
         return self.theta != 0
 
     def update(
-        self,
-        rows: Tensor,
-        inner: Tensor,
-        previous: Tensor | None,
-        outer: OuterFunction,
-        inverse: Tensor | float,  # noqa: ARG002
+        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, inverse: Tensor | float
     ) -> Tensor:
         ahead = inner if previous is None else inner.add(inner - previous, alpha=self.theta)
         return slopes(outer.smoothed(self.tau), ahead + self.tau * rows)
@@ -85,12 +80,7 @@ class EntropicMirror(Estimator):
         positive("alpha", self.alpha)
 
     def update(
-        self,
-        rows: Tensor,
-        inner: Tensor,
-        previous: Tensor | None,  # noqa: ARG002
-        outer: OuterFunction,  # noqa: ARG002
-        inverse: Tensor | float,  # noqa: ARG002
+        self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, inverse: Tensor | float
     ) -> Tensor:
         step = self.alpha * rows.clamp(min=0)
         return rows + step / (1 + step) * (inner - rows)
