@@ -119,7 +119,6 @@ class Estimate:
         g0: estimate of g_0 with graph, a scalar, or None.
 
     Attributes:
-        value: the scalar, with graph unless :attr:`gradients` are known.
         parts: the same by parts of F, without graph.
         new: rows to be written.
         counted: terms whose probabilities are estimated, with the rows that the batch contains and their shares.
@@ -128,17 +127,26 @@ class Estimate:
     """
 
     def __init__(self, g0: Tensor | None) -> None:
-        self.value, self.parts = torch.zeros(()) if g0 is None else g0, Estimates()
+        self._value, self.parts = g0, Estimates()
         self.new: list[NewRows] = []
         self.counted: list[tuple[Term, Tensor | None, Tensor]] = []
         self.gradients: Sequence[Tensor | None] | None = None
         if g0 is not None:
             self.note("objective", g0)
 
+    @property
+    def value(self) -> Tensor:
+        """The scalar, with graph unless :attr:`gradients` are known."""
+        return torch.zeros(()) if self._value is None else self._value
+
+    @value.setter
+    def value(self, value: Tensor) -> None:
+        self._value = value
+
     def add(self, seen: Seen, values: Tensor) -> None:
         """Add a term, given ``f_i(u_i)`` of its rows with graph, (r,), see :meth:`Estimator.estimate`."""
         total = torch.dot(seen.weight.to(values.dtype), values)
-        self.value = self.value + total if self.parts.parts else total
+        self._value = total if self._value is None else self._value + total
         self.log(seen, values)
 
     def log(self, seen: Seen, values: Tensor) -> None:
