@@ -25,7 +25,7 @@ from fcco_lightning.checks import at_least, below_one, non_negative, positive
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Decisions, SidesOfGroups, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.batches import CellSampling, UniformSampling
-from fcco_lightning.data.datamodules.sample import LabelledSample, groups_of_samples, of_no_group
+from fcco_lightning.data.datamodules.arrays import NamedArrays, counts_of_no_group, groups_of_samples
 from fcco_lightning.data.features import PiecewiseFeatures
 from fcco_lightning.data.pieces import Pieces
 from fcco_lightning.data.roles import of_mean_one
@@ -188,7 +188,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         few = recipes.rare(float(cells.value_counts(normalize=True).min()), size)
         batches = CellSampling(size) if few and self.constraints and "group" in groups else UniformSampling(size)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        data = LabelledSample(columns, groups.assign(y=y), batches, seed)
+        data = NamedArrays(columns, groups.assign(y=y), batches, seed)
         with quiet(), torch.random.fork_rng():
             torch.manual_seed(data.seed)
             self._train(data)
@@ -265,11 +265,11 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         if sample_weight is not None:
             given = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             columns["weight"] = of_mean_one(torch.from_numpy(given), "the samples")
-        data = LabelledSample(columns, groups.assign(y=y), groups=self._groups, classes=self.classes_)
+        data = NamedArrays(columns, groups.assign(y=y), groups=self._groups, classes=self.classes_)
         module = FCCOModule(self.network_, constraints=copy.deepcopy(list(self.constraints)), **self._parts())
         module.rule = self.rule_
         features = self._features(X) if importances else None
-        return report_of(module, data, outputs, of_no_group(groups, self._groups), LeftOut(), {}, features)
+        return report_of(module, data, outputs, counts_of_no_group(groups, self._groups), LeftOut(), {}, features)
 
     def _features(self, X: Any) -> Features:
         names = getattr(self, "feature_names_in_", [f"x{j}" for j in range(self.n_features_in_)])
@@ -285,7 +285,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             "evaluation": ClassEvaluation() if len(self.classes_) > 2 else None,
         }
 
-    def _train(self, data: LabelledSample) -> None:
+    def _train(self, data: NamedArrays) -> None:
         data.setup("fit")
         epochs = recipes.epochs(data.updates)
         if self.max_epochs is not None:
@@ -366,7 +366,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 )
 
 
-def _effective(data: LabelledSample, decisions: Decisions) -> float:
+def _effective(data: NamedArrays, decisions: Decisions) -> float:
     """The number of samples that count alike and would say as much as those of the data with what these cost."""
     table = data.tables["train"].columns
     counts = torch.bincount(table["y"], table.get(SAMPLE_WEIGHT))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fcco_lightning.constraints import Constraint, DecisionRule
 from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.data.columns import is_value, require_columns
+from fcco_lightning.data.datamodules.arrays import NamedTensors, counts_of_no_group
 from fcco_lightning.data.datamodules.base import SplitDataModule
-from fcco_lightning.data.datamodules.sample import LaterTable, of_no_group
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns as TableColumns
 from fcco_lightning.data.roles import Roles, Rows, of_mean_one
@@ -77,14 +77,14 @@ def report_on(
         known = _Known(content, config, file)
     frame, left_out = predictor.read(table, known.texts), LeftOut()
     rows, lost = known.read(frame, f"the table {shown(table)}", left_out)
-    data = LaterTable(rows.columns, rows.table, known.class_names, known.group_names, known.groups_by)
+    data = NamedTensors(rows.columns, rows.table, known.class_names, known.group_names, known.groups_by)
     about = {
         "table": shown(table).strip("'"),
         "checkpoint": str(Path(path).absolute()),
         "config": config,
         "clusters": (config.get("feasible") or {}).get("clusters"),
     }
-    lost |= of_no_group(rows.table, known.groups)
+    lost |= counts_of_no_group(rows.table, known.groups)
     outputs = predictor.outputs_of(rows.table)
     if not importances:
         return report_of(module, data, outputs, lost, left_out, about)

@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import PolynomialLR
 
 from fcco_lightning import AUC, ConstrainedClassifier, DataError, DemographicParity, EqualizedOdds, MeanAtMost, SoftRate
 from fcco_lightning.constraints import Decisions
-from fcco_lightning.data.datamodules.sample import LabelledSample
+from fcco_lightning.data.datamodules.arrays import NamedArrays
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.reports import classifier
 
@@ -375,7 +375,7 @@ def test_batches_hold_all_classes_of_all_groups_where_these_are_rare(monkeypatch
     r = np.random.default_rng(0)
     y, group = (np.arange(800) % 10 == 0).astype(int), np.where(r.random(800) < 0.05, "a", "b")
     seen = []
-    monkeypatch.setattr(classifier, "LabelledSample", lambda *given: seen.append(given[2]) or LabelledSample(*given))
+    monkeypatch.setattr(classifier, "NamedArrays", lambda *given: seen.append(given[2]) or NamedArrays(*given))
     for batch_size, constraints in ((64, [EqualizedOdds()]), (64, []), (800, [EqualizedOdds()])):
         model = ConstrainedClassifier(constraints=constraints, max_epochs=1, batch_size=batch_size, hidden=())
         model.fit(r.normal(size=(800, 2)), y, sensitive_features=group)

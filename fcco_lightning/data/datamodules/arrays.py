@@ -1,4 +1,4 @@
-"""One labelled sample with its groups, which is a training split and nothing else, or evaluated and nothing else."""
+"""Labelled samples in memory whose classes and groups have names: the classifier's, and those of a later table."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,21 +19,48 @@ from fcco_lightning.errors import DataError
 _TAKEN = ("x", "y", "index", "weight")
 
 
-class LabelledSample(TensorDataModule):
-    """The training split alone, with its groups.
+class NamedTensors(TensorDataModule):
+    """One split of samples, as "train" and "test", with the names of its classes and groups, and a table beside it.
+
+    Args:
+        columns: ``y`` and others, of n samples.
+        rows: the table, of which subsets and groups name columns.
+        class_names: of the labels 0, 1, ...
+        group_names: of the groups 0, 1, ...; empty without ``group``.
+        groups_by: column -> its values in training, for columns by which constraints group.
+        **loading: ``batches``, ``seed`` and others, see :class:`TensorDataModule`.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, Tensor],
+        rows: pd.DataFrame,
+        class_names: Sequence[Any],
+        group_names: Sequence[Any],
+        groups_by: Mapping[str, Sequence[Any]],
+        **loading: Any,
+    ) -> None:
+        super().__init__({"train": columns, "test": columns}, **loading)
+        self.class_names, self.group_names = [str(name) for name in class_names], [str(name) for name in group_names]
+        self._rows = {"train": rows, "test": rows}
+        self._groups_by = {column: list(values) for column, values in groups_by.items()}
+
+
+class NamedArrays(NamedTensors):
+    """Samples as scikit-learn's estimators are given them, whose groups are the values of ``group``.
 
     Args:
         columns: ``x`` and ``y``, of n samples.
         rows: the sensitive features by name, among them ``group``, and the labels as ``y``, as they were given.
         batches: how training batches are drawn.
         seed: of the batches.
-        groups: of another sample, see :attr:`groups`; values that it lacks are of no group.
-        classes: of another sample, the labels 0, 1, ...; None for those of this one.
+        groups: of other samples, see :attr:`groups`; values that these do not have are of no group.
+        classes: of other samples, the labels 0, 1, ...; None for those of these.
     """
 
     def __init__(
         self,
-        columns: dict[str, Tensor],
+        columns: Mapping[str, Tensor],
         rows: pd.DataFrame,
         batches: UniformSampling | CellSampling = UniformSampling(),  # noqa: B008 - frozen
         seed: int = 0,
@@ -42,8 +69,6 @@ class LabelledSample(TensorDataModule):
     ) -> None:
         known = dict(groups or {})
         values = known.pop("group", None)
-        self.group_names: list[str] = []
-        self.class_names = [str(value) for value in (np.unique(rows["y"]) if classes is None else classes)]
         if "group" in rows:
             cells = rows["group"]
             coded = (
@@ -51,12 +76,12 @@ class LabelledSample(TensorDataModule):
                 if values is None
                 else pd.Categorical(cells.where(cells.isin(values)), values)
             )
-            columns = columns | {"group": torch.from_numpy(coded.codes.astype(np.int64))}
+            columns = {**columns, "group": torch.from_numpy(coded.codes.astype(np.int64))}
             values = list(coded.categories)
-            self.group_names = [str(value) for value in values]
-        super().__init__({"train": columns, "test": columns}, batches=batches, seed=seed)
-        self._rows, self._values = {"train": rows, "test": rows}, values or []
-        self._groups_by = {column: list(of) for column, of in known.items()}
+        self._values, classes = values or [], np.unique(rows["y"]) if classes is None else classes
+        super().__init__(
+            columns, rows, classes, self._values if "group" in rows else [], known, batches=batches, seed=seed
+        )
         self.updates = max(1, len(columns["y"]) // batches.batch_size)
 
     @property
@@ -84,32 +109,7 @@ class LabelledSample(TensorDataModule):
         return {"train": super().evaluation_loaders()["train"]}
 
 
-class LaterTable(TensorDataModule):
-    """Labelled rows that are only evaluated, whose classes and groups are those of a training split that is not here.
-
-    Args:
-        columns: ``y`` and others, of n rows, as :class:`~fcco_lightning.data.roles.Roles` reads them.
-        rows: the table.
-        class_names: of the labels 0, 1, ...
-        group_names: of the groups 0, 1, ...
-        groups_by: column -> its values in training, for columns by which constraints group.
-    """
-
-    def __init__(
-        self,
-        columns: Mapping[str, Tensor],
-        rows: pd.DataFrame,
-        class_names: Sequence[str],
-        group_names: Sequence[str],
-        groups_by: Mapping[str, Sequence[str]],
-    ) -> None:
-        self.class_names, self.group_names = list(class_names), list(group_names)
-        super().__init__({"train": columns, "test": columns})
-        self._rows = {"train": rows, "test": rows}
-        self._groups_by = {column: list(values) for column, values in groups_by.items()}
-
-
-def of_no_group(rows: pd.DataFrame, groups: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+def counts_of_no_group(rows: pd.DataFrame, groups: Mapping[str, Sequence[Any]]) -> dict[str, int]:
     """Count the rows that are of no group, with the reason: an empty cell, or a value that training does not have.
 
     Args:
