@@ -104,6 +104,17 @@ def test_an_empty_combination_names_its_columns(data):
         empty.subsets(data.sampling()["target"].columns)
 
 
+def test_every_condition_of_an_empty_combination_has_its_own_count(data):
+    columns = data.sampling()["target"].columns
+    empty = Subset({"age": "<25", "y": [0, 1], "race": "Black", "group": 7})
+    empty.adapt(data)
+    positions = {name: i for i, name in enumerate(empty.conditions)}
+    assert list(positions) == ["age<25", "y", "race=Black", "group"]
+    young, black = (int(data.tables["train"].columns[name].sum()) for name in ("age<25", "race=Black"))
+    with pytest.raises(DataError, match=rf"{young} have age<25, {len(columns['y'])} have y=.*, {black} have race=Black"):
+        empty.of_split(data.tables["train"].columns)
+
+
 @pytest.mark.parametrize("condition", [[], None, {"a": 1}])
 def test_a_condition_is_a_value_or_values(condition):
     with pytest.raises(ConfigError, match="give a value, a list of values"):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.data.batches import CellSampling, UniformSampling
 from fcco_lightning.data.columns import listed, text_of
-from fcco_lightning.data.conditions import Condition, Where, values_of
+from fcco_lightning.data.conditions import Condition, values_of
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.grouping import Grouping, Groups
 from fcco_lightning.errors import DataError
@@ -89,20 +89,13 @@ class NamedArrays(NamedTensors):
         """The values that are the groups 0, 1, ... of ``group``, and of columns by which constraints group."""
         return {"group": list(self._values), **self._groups_by}
 
-    def add_subset(self, where: Where) -> Where:
-        """Return a subset in which columns have the values that were given as one that batches can be asked for.
-
-        Of a label or a group that is a text a number means its place among them, as elsewhere.
-
-        Raises:
-            DataError: if there is no such column or value.
-        """
+    def _asks_batches(self, column: str, condition: Condition) -> bool:
+        """Whether it is on a label or a group that is a text, by a number, which means its place; else on values."""
         rows = self._rows["train"]
-        by_value = [
-            column for column, condition in where.items() if column in rows and _speaks_of(rows[column], condition)
-        ]
-        others = {column: condition for column, condition in where.items() if column not in by_value}
-        return super().add_subset(others) | {self._marked(column, where[column]): 1 for column in by_value}
+        if column not in rows:
+            return super()._asks_batches(column, condition)
+        numbers = all(isinstance(value, bool | int | float) for value in values_of(condition, column))
+        return numbers and column in ("y", "group") and not pd.api.types.is_numeric_dtype(rows[column])
 
     def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
         """Of the training split."""
@@ -189,9 +182,3 @@ def _require_groups(name: str, column: pd.Series) -> None:
             f"the sensitive feature {name!r} has one group only, {str(values[0])!r}, so there is nothing to compare. "
             "Give another column, or leave the constraints out."
         )
-
-
-def _speaks_of(column: pd.Series, condition: Condition) -> bool:
-    """Whether a condition is on values of the column, rather than on their places."""
-    numbers = all(isinstance(value, bool | int | float) for value in values_of(condition, str(column.name)))
-    return not numbers or column.name not in ("y", "group") or pd.api.types.is_numeric_dtype(column)

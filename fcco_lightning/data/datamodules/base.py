@@ -266,10 +266,21 @@ class SplitDataModule(LightningDataModule):
             >>> data.tables["test"].columns["age<35"].sum()
             tensor(3)
         """
-        present = self._table("train").columns.keys() - self._added - INPUTS
-        marked = [column for column in where if self._rows and column not in present]
-        known = {column: self._numbered(column, where[column]) for column in where if column not in marked}
-        return known | {self._marked(column, where[column]): 1 for column in marked}
+        self._table("train")
+        found: Where = {}
+        for column, condition in where.items():
+            if self._asks_batches(column, condition):
+                found[column] = self._numbered(column, condition)
+                continue
+            train = self._rows["train"]
+            require_columns(train, {"where": [column]}, "the table")
+            holds = condition_on(train[column], condition)
+            found[self._with_column(described({column: condition}), column, holds)] = 1
+        return found
+
+    def _asks_batches(self, column: str, condition: Condition) -> bool:  # noqa: ARG002
+        """Whether a condition is on a column of the batches, rather than on one of the table."""
+        return not self._rows or column in self.tables["train"].columns.keys() - self._added - INPUTS
 
     def add_groups(self, column: str) -> tuple[str, list[str]]:
         """Return the column of a batch that numbers the groups of ``column``, and the names of the groups 0, 1, ...
@@ -331,12 +342,6 @@ class SplitDataModule(LightningDataModule):
             require_filled(frame[column], "feasible.clusters", f"the {split} split")
         values = pd.concat([text_of(frame[column]) for frame in frames.values()]).unique()
         return self._with_column(f"cluster of {column}", column, partial(places, values))
-
-    def _marked(self, column: str, condition: Condition) -> str:
-        """Return the name of a column of all splits, int64, that is 1 where the condition holds."""
-        train = self._rows["train"]
-        require_columns(train, {"where": [column]}, "the table")
-        return self._with_column(described({column: condition}), column, condition_on(train[column], condition))
 
     def _with_column(self, name: str, column: str, made: Callable[[pd.Series], Tensor]) -> str:
         """Add to the batches of every split what is made of a column of its table, and return the name of it."""
