@@ -105,14 +105,21 @@ def test_an_empty_combination_names_its_columns(data):
 
 
 def test_every_condition_of_an_empty_combination_has_its_own_count(data):
-    columns = data.sampling()["target"].columns
     empty = Subset({"age": "<25", "y": [0, 1], "race": "Black", "group": 7})
     empty.adapt(data)
-    positions = {name: i for i, name in enumerate(empty.conditions)}
-    assert list(positions) == ["age<25", "y", "race=Black", "group"]
-    young, black = (int(data.tables["train"].columns[name].sum()) for name in ("age<25", "race=Black"))
-    with pytest.raises(DataError, match=rf"{young} have age<25, {len(columns['y'])} have y=.*, {black} have race=Black"):
-        empty.of_split(data.tables["train"].columns)
+    assert list(empty.conditions) == ["age<25", "y", "race=Black", "group"]
+    columns = data.tables["train"].columns
+    young, black = int(columns["age<25"].sum()), int(columns["race=Black"].sum())
+    message = rf"{young} have age<25, {len(columns['y'])} have y=.*, {black} have race=Black"
+    with pytest.raises(DataError, match=message):
+        empty.of_split(columns)
+
+
+def test_a_refused_subset_adds_no_column(data):
+    before = set(data.tables["train"].columns)
+    with pytest.raises(DataError, match="not a value of column 'race'"):
+        data.add_subset({"age": "<25", "race": "Purple"})
+    assert set(data.tables["train"].columns) == before
 
 
 @pytest.mark.parametrize("condition", [[], None, {"a": 1}])

@@ -268,14 +268,16 @@ class SplitDataModule(LightningDataModule):
         """
         self._table("train")
         found: Where = {}
+        marks: dict[str, tuple[str, Callable[[pd.Series], Tensor]]] = {}  # added when all conditions are understood
         for column, condition in where.items():
             if self._asks_batches(column, condition):
                 found[column] = self._numbered(column, condition)
                 continue
-            train = self._rows["train"]
+            train, name = self._rows["train"], described({column: condition})
             require_columns(train, {"where": [column]}, "the table")
-            holds = condition_on(train[column], condition)
-            found[self._with_column(described({column: condition}), column, holds)] = 1
+            found[name], marks[name] = 1, (column, condition_on(train[column], condition))
+        for name, mark in marks.items():
+            self._with_column(name, *mark)
         return found
 
     def _asks_batches(self, column: str, condition: Condition) -> bool:  # noqa: ARG002
