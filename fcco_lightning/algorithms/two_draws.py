@@ -24,7 +24,7 @@ from fcco_lightning.outer import Smoothing
 Jacobian = Literal["halves", "part", "old", "reuse"]
 
 
-class TwoDraws(Estimation, ABC):
+class IndependentDraws(Estimation, ABC):
     r"""Outer gradients and Jacobians from the draws of samples that ``jacobian`` names.
 
     Terms whose estimator takes no dual steps (an averaged objective that is not convex) are measured on the whole
