@@ -7,7 +7,6 @@ are.  This module says where the two draws come from.
 
 import copy
 from abc import ABC
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fcco_lightning.algorithms.estimation import Estimation
 from fcco_lightning.checks import one_of
-from fcco_lightning.engine import Engine, Estimate, Outputs
+from fcco_lightning.engine import Engine, Estimate, Outputs, read
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.models.batch import DUAL, IN_HALVES, Batch, Columns, dual_of
@@ -61,14 +60,17 @@ class IndependentDraws(Estimation, ABC):
         self.constraint_share = half
         self.objective_share = half if self.objective_estimator.convex_only else 1.0
 
+    def start(self, engine: Engine) -> None:
+        super().start(engine)
+        self._objective = engine.problem.objective
+
     def check(self, outputs: Outputs) -> None:
         if self.jacobian == "halves":
             _check_copies(outputs)
+            for half in _halves(outputs) if self.objective_share < 1 else ():
+                self._objective.check(*read(half.now, half.columns, self._objective))
         elif self.jacobian == "part":
             _dual_names(outputs)
-
-    def measured_apart(self, outputs: Outputs) -> Sequence[Outputs]:
-        return _halves(outputs) if self.objective_share < 1 else ()
 
     def estimate(self, engine: Engine, batch: Batch) -> Estimate:
         """Measure a batch and let a step on it follow, or on two draws, the first of which moves y."""

@@ -142,10 +142,6 @@ class Algorithm(ABC):
             ConfigError: naming what the algorithm needs.
         """
 
-    def measured_apart(self, outputs: Outputs) -> Sequence[Outputs]:  # noqa: ARG002
-        """The parts of a batch on each of which the objective is measured alone; none where it is the whole batch."""
-        return ()
-
     def close(self, engine: "Engine") -> None:  # noqa: B027
         """End what is left open where an epoch ends without a usable batch."""
 
@@ -678,8 +674,6 @@ class Engine:
         """Let objective, constraints and algorithm look at a batch and refuse what they would misread."""
         check(self.problem, outputs)
         self.algorithm.check(outputs)
-        for own in self.algorithm.measured_apart(outputs):
-            self.problem.objective.check(*read(own.now, own.columns, self.problem.objective))
 
     def explain(self, error: Exception) -> None:
         """Name the cause of an error in a step, if it is an index, a number of a group or class, or a frozen layer.

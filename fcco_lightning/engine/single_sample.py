@@ -24,8 +24,8 @@ def require_single(engine: Engine, outputs: Outputs) -> None:
         try:
             now = engine.functions.outputs(cut(engine.given))
             single = Outputs(now, cut(outputs.columns), None, None, now)
-            for own in (single, *engine.algorithm.measured_apart(single)):
-                engine.measure(own)
+            engine.measure(single)
+            engine.algorithm.check(single)
         except (DataError, ConfigError, ValueError) as error:
             raise ConfigError(
                 f"the last batch of every epoch holds one sample, and one alone does not do: {error} Leave that batch "
