@@ -73,7 +73,7 @@ class Compiled:
         estimate.value = value
         estimate.new = [NewRows(self._states[number], *rest) for number, *rest in new]
         estimate.counted = [(self._problem.all_terms[number], *rest) for number, *rest in counted]
-        estimate.parts.parts = [Part(name, total, rows=rows) for name, total, rows in parts]
+        estimate.parts = [Part(name, total, rows=rows) for name, total, rows in parts]
         estimate.gradients = found
         return estimate
 
@@ -101,7 +101,7 @@ class Compiled:
                 value = value.detach()
             new = [(n.state.number, n.rows, n.values, n.decay, n.finite) for n in estimate.new]
             counted = [(term.number, rows, share) for term, rows, share in estimate.counted]
-            parts = [(one.name, *one.summed()) for one in estimate.parts.parts]
+            parts = [(one.name, *one.summed()) for one in estimate.parts]
             return value, gradients, new, counted, parts
 
         return run

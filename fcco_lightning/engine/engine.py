@@ -529,7 +529,7 @@ class Engine:
             self.problem.committed()
         if self._estimated is None:
             return
-        self._estimates = self._estimated.parts
+        self._estimates = Estimates(self._estimated.parts)
         for term, rows, share in self._estimated.counted:
             term.count(rows, share)
         if self.averages is not None:

@@ -127,7 +127,7 @@ class Estimate:
     """
 
     def __init__(self, g0: Tensor | None) -> None:
-        self._value, self.parts = g0, Estimates()
+        self._value, self.parts = g0, list[Part]()
         self.new: list[NewRows] = []
         self.counted: list[tuple[Term, Tensor | None, Tensor]] = []
         self.gradients: Sequence[Tensor | None] | None = None
@@ -161,12 +161,12 @@ class Estimate:
             inverse = torch.as_tensor(seen.inverse_inclusion, dtype=rows.dtype, device=rows.device)
             rows = rows * inverse.view(-1)
             weights = rows * seen.relevance
-        self.parts.parts.append(Part(seen.term.name, values.detach(), seen.term.share, weights, rows))
+        self.parts.append(Part(seen.term.name, values.detach(), seen.term.share, weights, rows))
 
     def note(self, name: str, value: Tensor) -> None:
         """Let a number be logged as a part of F."""
         moves = torch.compiler.is_compiling() or value.is_leaf or value._is_view()  # with a parameter
-        self.parts.parts.append(Part(name, value.detach().clone() if moves else value.detach()))
+        self.parts.append(Part(name, value.detach().clone() if moves else value.detach()))
 
     def count(self, seen: Seen) -> None:
         """Let the rows of the batch count, for estimates of how likely a batch contains them."""

@@ -181,7 +181,7 @@ class Criterion(nn.Module):
             engine.explain(error)
             raise
         self._backend.value = estimate.value
-        self.estimates = estimate.parts
+        self.estimates = Estimates(estimate.parts)
         engine.arrivals.learn(self.estimates, last_batch=False)
         engine.descend(estimate)
         value = self._backend.value
