@@ -313,7 +313,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         images.append(Subset(train.images, chosen.tolist()))
         of_class = [self.classes.captions_of(name) for name in self._class_names]
         captions.append([of_class[y] for y in train.columns["y"][chosen].tolist()])
-        self._check_captions(captions)
+        self._remember_captions(captions)
         shown: Any = ConcatDataset(images)
         texts: Any = ConcatDataset(captions)
         return PairTable(
@@ -343,7 +343,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         rows = drawn[: self.pairs.limit].sort().values.tolist()
         return [Subset(ConcatDataset(images), rows)], [Subset(ConcatDataset(captions), rows)]
 
-    def _check_captions(self, captions: Sequence[Any]) -> None:
+    def _remember_captions(self, captions: Sequence[Any]) -> None:
         """Refuse to be without pairs, and remember what the captions are."""
         size, cells = sum(map(len, captions)), itertools.chain.from_iterable(captions)
         if size == 0:
