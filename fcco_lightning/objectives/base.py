@@ -111,6 +111,8 @@ class Objective(nn.Module, Measurable, ABC):
         most: the largest numbers of samples of its :meth:`kinds` in a batch, while it is trained on batches of a plan
             that knows them; empty elsewhere, where batches may hold any number.
         num_samples: n, the size of the training split, known from :meth:`prepare` on.
+        recommended_pretraining: the share of the epochs, in [0, 1), that are better spent on cross-entropy before the
+            objective proper, as measured; :class:`~fcco_lightning.FCCOModule` does so unless it is told otherwise.
     """
 
     against_overflow: str = "Scale the scores or the features down."
@@ -121,6 +123,7 @@ class Objective(nn.Module, Measurable, ABC):
     most: tuple[int, ...] = ()
     sample_parameters: SampleParameters | None = None
     num_samples: int | None = None
+    recommended_pretraining: float = 0.0
 
     def rows_of(self, batch: Any) -> Tensor | None:
         """The samples of the batch, or of the first part of several; see :meth:`Measurable.rows_of`."""

@@ -40,7 +40,7 @@ class Baseline(Callback):
     its own part of a batch, and the gradients are averaged.  The random streams are put back after each batch, so that
     the run is the same, bit for bit, with and without it.  :class:`Report` shows its figures beside the model's.  It
     costs one more forward and backward pass per batch, and the memory of one more network and optimizer; its state is
-    part of every checkpoint.
+    part of every checkpoint.  While a seamless pretraining lasts the copy, too, is trained on its objective.
 
     Args:
         enabled: whether to do so; a run without penalised constraints has no such copy.
@@ -98,10 +98,10 @@ class Baseline(Callback):
 
     def _copy(self, module: FCCOModule) -> None:
         objective = module.objective
-        if module.phases.pretrain is not None:
+        if module.phases.pretrain is not None and not module.phases.seamless:
             raise ConfigError(
-                "after pretraining there is no model without constraints to compare with. Set --baseline.enabled to "
-                "false, or leave out pretrain."
+                "after pretraining with a new head and optimizer there is no model without constraints to compare "
+                "with. Set --baseline.enabled to false, or --model.pretrain.seamless to true, or leave out pretrain."
             )
         if objective.sample_parameters is not None or (objective.outer is not None and objective.outer.coupled):
             raise ConfigError(
@@ -139,7 +139,8 @@ class Baseline(Callback):
             return
         began = time.perf_counter()
         with isolate_rng(), torch.enable_grad(), pl_module.processes.guard():
-            loss = objective_on_batch(self._objective, self.network.train(), batch)
+            objective = self._objective if not pl_module.phases.pretraining else pl_module.phases.present.objective
+            loss = objective_on_batch(objective, self.network.train(), batch)
             if loss is not None and loss.requires_grad and bool(torch.isfinite(loss)):
                 loss.backward()  # type: ignore[no-untyped-call]  # adds to the gradients of the batches before
                 self._batches += 1

@@ -247,7 +247,7 @@ def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None
         return list(module.problem.multipliers().values())
     smoothing = getattr(module.algorithm, "smoothing", None)
     last = module.trainer.fit_loop.epoch_progress.current.ready - 1  # the current epoch may be one that never begins
-    epoch = max(0, last - module.phases.start)
+    epoch = max(0, last - module.phases.schedule_start)
     return penalty_multipliers(penalty, module.constraints, samples, epoch, smoothing)
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from fcco_lightning.algorithms import Algorithm, DoubleLoop, default_algorithm
+from fcco_lightning.algorithms import PDSCA, Algorithm, DoubleLoop, default_algorithm
 from fcco_lightning.checks import non_negative
 from fcco_lightning.constraints import Constraint, DecisionRule, Decisions, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
@@ -59,7 +59,7 @@ from fcco_lightning.training.posing import (
     what_is_solved,
 )
 from fcco_lightning.training.precisions import WholeColumns, require_wide
-from fcco_lightning.training.pretraining import Phase, Phases, Pretraining
+from fcco_lightning.training.pretraining import Phase, Phases, Pretraining, batches_per_update, recommended_by
 from fcco_lightning.training.progress_line import OneLine
 from fcco_lightning.training.resuming.continuing import Continuation
 from fcco_lightning.training.resuming.progress import RESULTS, LoopProgress, epoch_is_whole
@@ -96,7 +96,8 @@ class FCCOModule(EvaluatingModule):
         evaluation: what is reported of a split; by default the evaluation that fits the type of the objective, see
             :func:`~fcco_lightning.evaluation.default_evaluation`.
         pretrain: a first phase of training on another objective, such as cross-entropy before average precision; None
-            for none.
+            for none.  By default, "auto", a seamless one where the objective recommends it
+            (:attr:`~fcco_lightning.Objective.recommended_pretraining`), and none elsewhere.
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
         execution: in which parts, on which processes and by which code all of this is computed.
@@ -125,7 +126,7 @@ class FCCOModule(EvaluatingModule):
         schedule: Schedule = _CONSTANT,
         clipping: Clipping = _UNCLIPPED,
         evaluation: Evaluation | None = None,
-        pretrain: Pretraining | None = None,
+        pretrain: Pretraining | Literal["auto"] | None = "auto",
         average: WeightAverage | None = None,
         execution: Execution = _PLAIN,
         decisions: Literal["balanced"] | Decisions | None = None,
@@ -144,6 +145,8 @@ class FCCOModule(EvaluatingModule):
         self.average, self.execution = average, execution
         self.rule = DecisionRule(as_decisions(decisions), proper=self.objective.proper)
         self.margin: float | Literal["auto"] = margin if margin == "auto" else non_negative("margin", margin)
+        if pretrain == "auto":
+            pretrain = None if isinstance(self.algorithm, PDSCA) else recommended_by(self.objective)
         self.phases = Phases(pretrain, self._main_phase, network)
         if self.phases.first is not None:  # its parameters are moved to the device, and saved, with all others
             self.pretraining_objective = self.phases.first.objective
@@ -249,7 +252,7 @@ class FCCOModule(EvaluatingModule):
         phase.objective.adapt(datamodule_of(self.trainer))
         split = None if sampling is None else next(iter(sampling.values())).columns
         self.rule.costs = cost_classes(phase.objective, self.rule.decisions, split)
-        if self.problem is None and (said := of_rare_positives(self.objective, self.rule.decisions, split)):
+        if self._engine is None and (said := of_rare_positives(self.objective, self.rule.decisions, split)):
             rank_zero_info(said)
         self.rule.known |= self.objective.classifies and self.rule.decisions.mistakes  # at a score of 0
         problem = phase.algorithm.pose(
@@ -286,9 +289,8 @@ class FCCOModule(EvaluatingModule):
 
         One update of w per K batches is what Lightning knows as accumulation; its counters then agree.
         """
-        algorithm = self.phases.present.algorithm
         if self._trainer is not None:
-            self.trainer.accumulate_grad_batches = algorithm.K if isinstance(algorithm, DoubleLoop) else 1
+            self.trainer.accumulate_grad_batches = batches_per_update(self.phases.present.algorithm)
         made = self._stepping = self.phases.stepping(self.network, self.schedule, self._trainer)
         self._groups = len(made.optimizer.param_groups)
         return (
@@ -349,6 +351,7 @@ class FCCOModule(EvaluatingModule):
         """
         trainer = self.trainer
         stepping = _set_up(self._stepping)
+        self.phases.announce(trainer)
         said = {
             "number of training batches": trainer.num_training_batches,
             "validation": [bool(number) for number in trainer.num_val_batches],
@@ -358,7 +361,7 @@ class FCCOModule(EvaluatingModule):
         require_same_everywhere(self.processes, {name: str(value) for name, value in said.items()})
         if self._continuation.stored is not None:
             # in the middle of an epoch its start is not repeated
-            _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.start)
+            _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
             again = partial(self.phases.stepping, self.network, self.schedule, trainer)
             self._continuation.go_on(trainer, _set_up(self._stepping), again)
             self.backend.continued = True
@@ -376,9 +379,9 @@ class FCCOModule(EvaluatingModule):
 
     def on_train_epoch_start(self) -> None:
         """Let rho follow its schedule, and the engine any change of what is frozen; end the pretraining."""
-        if self.phases.is_over(self.current_epoch):
+        if self.phases.is_over(self.current_epoch, self.trainer):
             self._end_pretraining()
-        _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.start)
+        _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
         self._begin_means()
         if self.engine.follow_parameters() and self.processes.size > 1:
             raise ConfigError(
@@ -387,28 +390,42 @@ class FCCOModule(EvaluatingModule):
             )
 
     def _end_pretraining(self) -> None:
-        """Go over to the second phase: new rows, optimizer and schedule, and perhaps a new head."""
-        phases, stop_asked = self.phases, self.engine.stop_asked
+        """Go over to the second phase: new rows, and unless it is seamless a new optimizer and perhaps a new head."""
+        phases, stop_asked, before = self.phases, self.engine.stop_asked, _set_up(self.problem)
+        if not phases.seamless:
+            self._require_own_groups()
+        phases.pretraining, phases.start, self.problem = False, self.current_epoch, None
+        self._pose()
+        _set_up(self.problem).to(self.device)
+        if phases.seamless:
+            _set_up(self.problem).take_constraints(before)
+            self.trainer.accumulate_grad_batches = batches_per_update(self.algorithm)
+        else:
+            self._begin_anew()
+        self._start_engine()
+        self.engine.stop_asked = stop_asked
+        if self.current_epoch > 0:
+            rank_zero_info(
+                f"Pretraining is over after {self.current_epoch} epochs; from now on {type(self.objective).__name__} "
+                f"is trained by {self.algorithm.name}."
+            )
+
+    def _require_own_groups(self) -> None:
         if len(self.trainer.optimizers[0].param_groups) != self._groups:
             raise ConfigError(
                 "a callback has added groups of parameters to the optimizer, and the pretraining's end makes another "
                 f"one. Unfreeze layers when epoch {self.current_epoch + 1} starts or later, or leave `pretrain` out."
             )
-        phases.pretraining, phases.start, self.problem = False, self.current_epoch, None
-        self._pose()
-        _set_up(self.problem).to(self.device)
-        if phases.pretrain is not None and phases.pretrain.new_head:
-            renew(head_of(self.network, phases.pretrain.head), self.processes.everyone(seed_of_head())[0])
+
+    def _begin_anew(self) -> None:
+        """A new head, where it is wanted, another optimizer and an average of their own for the second phase."""
+        pretrain = self.phases.pretrain
+        if pretrain is not None and pretrain.renews_head:
+            renew(head_of(self.network, pretrain.head), self.processes.everyone(seed_of_head())[0])
         if self.average is not None:
             self.average.forget()
             self.average.begin(self.network)
         self.trainer.strategy.setup_optimizers(self.trainer)
-        self._start_engine()
-        self.engine.stop_asked = stop_asked
-        rank_zero_info(
-            f"Pretraining is over after {self.current_epoch} epochs; from now on {type(self.objective).__name__} is "
-            f"trained by {self.algorithm.name}."
-        )
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """One batch of the algorithm."""

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from fcco_lightning.algorithms import SGD, Algorithm
-from fcco_lightning.checks import at_least
+from fcco_lightning.algorithms import SGD, Algorithm, DoubleLoop
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.models import head_of
@@ -47,43 +46,74 @@ class Pretraining:
     optimizer, its schedule, the penalty's schedule and the rows of the dual state start afresh; random streams,
     batch statistics, the number of the epoch and the number of updates go on.
 
+    A ``seamless`` pretraining changes nothing but the objective.  The last layer, the optimizer with its moments, the
+    schedule of the learning rate and the constraints go on through both phases, as if there were one: constraints count
+    from the first update, and keep their rows and multipliers.  Only the objective's own rows begin with the second
+    phase.  ``Pretraining(objective.recommended_pretraining, seamless=True)`` is what
+    :class:`~fcco_lightning.FCCOModule` does where nothing else is said.
+
     During the first phase the estimates of its objective are logged as ``pretrain_objective``, in place of
     ``train_objective``; validation reports what it always reports.
 
     Args:
-        epochs: length of the first phase, >= 1; the trainer's ``max_epochs`` counts both phases.
+        epochs: length of the first phase, a whole number >= 1, or a share in (0, 1) of all epochs, rounded down; the
+            trainer's ``max_epochs`` or ``max_steps`` count both phases.
         objective: of the first phase, on the outputs of the same network; None for :class:`CrossEntropy`.
-        algorithm: of the first phase; None for :class:`SGD`, which is plain training.
+        algorithm: of the first phase; None for :class:`SGD`, which is plain training, or for that of the second where
+            constraints go on.
         optimizer: of the first phase; None for the one of the second.
         scheduler: of the first phase's learning rate; None for a constant one.
         constraints: whether the constraints are penalised in the first phase, too; it needs an algorithm that does so.
-        new_head: whether the network's last layer starts afresh with the second phase.
+        new_head: whether the network's last layer starts afresh with the second phase; it does by default, unless the
+            pretraining is seamless.
         head: name of that layer among the network's submodules (for example "fc"); None for the one that the network
             says is its head, as TabularMLP and TimmModel do.
+        seamless: whether nothing changes with the second phase but the objective.
 
     Raises:
-        ConfigError: if ``epochs`` is not a whole number >= 1, or ``constraints`` asks for what the algorithm ignores.
+        ConfigError: if ``epochs`` is neither a whole number >= 1 nor a share in (0, 1), ``constraints`` asks for what
+            the algorithm ignores, or ``seamless`` stands beside what the first phase would have of its own.
     """
 
-    epochs: int
+    epochs: int | float
     objective: Objective | None = None
     algorithm: Algorithm | None = None
     optimizer: OptimizerCallable | None = None
     scheduler: LRSchedulerCallable | None = None
     constraints: bool = False
-    new_head: bool = True
+    new_head: bool | None = None
     head: str | None = None
+    seamless: bool = False
 
     def __post_init__(self) -> None:
-        at_least("epochs", self.epochs, 1)
+        known = isinstance(self.epochs, int | float) and not isinstance(self.epochs, bool)
+        if not known or not (0 < self.epochs < 1 or (self.epochs >= 1 and self.epochs % 1 == 0)):
+            raise ConfigError(
+                f"pretrain.epochs must be a whole number >= 1, or a share of all epochs in (0, 1), got {self.epochs!r}."
+            )
+        own = {name: getattr(self, name) for name in ("algorithm", "optimizer", "scheduler", "new_head", "head")}
+        given = [name for name, value in own.items() if value]
+        if self.seamless and given:
+            raise ConfigError(
+                f"pretrain.seamless goes on with all parts of the run, and pretrain.{given[0]} gives the first phase "
+                "one of its own. Leave one of them out."
+            )
+
+    @property
+    def renews_head(self) -> bool:
+        """Whether the network's last layer starts afresh with the second phase."""
+        return not self.seamless if self.new_head is None else self.new_head
 
     def before(self, main: Phase, network: nn.Module) -> Phase:
         """The phase that comes before ``main``.
 
         Raises:
-            ConfigError: if the constraints are asked for and ignored, or the network's head is not known.
+            ConfigError: if the constraints are asked for and ignored, the network's head is not known, or a seamless
+                pretraining has an objective with parameters, which the optimizer of the second phase has not.
         """
-        if self.new_head:
+        if self.seamless:
+            return self._alike(main)
+        if self.renews_head:
             head_of(network, self.head)
         algorithm = self.algorithm or SGD()
         asked = main.constraints if self.constraints else ()
@@ -95,6 +125,23 @@ class Pretraining:
             )
         optimizer = self.optimizer or main.optimizer
         return Phase(objective, constraints, algorithm, optimizer, self.scheduler, "pretrain")
+
+    def _alike(self, main: Phase) -> Phase:
+        constrained = main.algorithm.posed(main.objective, main.constraints)[1]
+        algorithm = main.algorithm if constrained else SGD()
+        objective, constraints = algorithm.posed(self.objective or CrossEntropy(), main.constraints)
+        if any(parameter.requires_grad for parameter in objective.parameters()):
+            raise ConfigError(
+                f"pretrain.objective={type(objective).__name__} has parameters of its own, which the optimizer of a "
+                "seamless pretraining does not train. Set pretrain.seamless to false."
+            )
+        return main._replace(objective=objective, constraints=constraints, algorithm=algorithm, prefix="pretrain")
+
+
+def recommended_by(objective: Objective) -> Pretraining | None:
+    """The pretraining that an objective recommends for itself."""
+    share = objective.recommended_pretraining
+    return Pretraining(share, seamless=True) if share else None
 
 
 class Phases:
@@ -128,6 +175,16 @@ class Phases:
         others = self.all[1:] if self.pretraining else self.all[:-1]
         return [p for phase in others for p in phase.objective.parameters() if p.requires_grad]
 
+    @property
+    def seamless(self) -> bool:
+        """Whether nothing changes with the phases but the objective."""
+        return self.pretrain is not None and self.pretrain.seamless
+
+    @property
+    def schedule_start(self) -> int:
+        """Number of the epoch from which the schedules of the present phase count."""
+        return 0 if self.seamless else self.start
+
     def require_time_for_all(self, max_epochs: int | None) -> None:
         """Warn of a run that ends before the phase proper begins."""
         if self.pretraining and self.pretrain is not None and 0 <= (max_epochs or -1) <= self.pretrain.epochs:
@@ -136,9 +193,41 @@ class Phases:
                 "the constraints: the run ends with pretraining. Raise --trainer.max_epochs."
             )
 
-    def is_over(self, epoch: int) -> bool:
+    def announce(self, trainer: Trainer) -> None:
+        """Say what comes first, and how to do without."""
+        if not self.pretraining or self.first is None:
+            return
+        first, proper = type(self.first.objective).__name__, type(self._main().objective).__name__
+        length = self.first_epochs(trainer)
+        if length == 0:
+            rank_zero_info(
+                f"{proper} would be preceded by {first}, for a share of the epochs that is none here: the run is "
+                "trained on it from the first update on. Give it more epochs (--trainer.max_epochs) for that."
+            )
+        else:
+            rank_zero_info(
+                f"Pretraining: the first {length} epochs minimise {first}, the others {proper} (without: "
+                "--model.pretrain null, pretrain=None)."
+            )
+
+    def first_epochs(self, trainer: Trainer) -> int:
+        """Number of epochs of pretraining; of a run without a known end a share is none."""
+        if self.pretrain is None or self.first is None:
+            return 0
+        if self.pretrain.epochs >= 1:
+            return int(self.pretrain.epochs)
+        share, ends = self.pretrain.epochs, []
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+            ends.append(float(trainer.max_epochs))
+        if trainer.max_steps >= 0:
+            per_batch = share / batches_per_update(self.first.algorithm)
+            per_batch += (1 - share) / batches_per_update(self._main().algorithm)
+            ends.append(trainer.max_steps / (per_batch * trainer.num_training_batches))
+        return int(share * min(ends, default=0.0) * (1 + 1e-12))  # .7 * 10 may be a little less than 7
+
+    def is_over(self, epoch: int, trainer: Trainer) -> bool:
         """Whether pretraining ends before this epoch."""
-        return self.pretraining and self.pretrain is not None and epoch >= self.pretrain.epochs
+        return self.pretraining and epoch >= self.first_epochs(trainer)
 
     def stepping(self, network: nn.Module, schedule: Schedule, trainer: Trainer | None) -> Stepping:
         """Optimizer and learning-rate schedule of the present phase; the trainer knows how long that is.
@@ -146,7 +235,7 @@ class Phases:
         Raises:
             ConfigError: if the optimizer or the schedule cannot be used.
         """
-        phase = self.present
+        phase = self._main() if self.seamless else self.present
         optimizer = build_optimizer(phase.optimizer, network, phase.objective, schedule.objective_lr)
         typed = typed_hyperparameters(optimizer)
         length = partial(self._length, trainer, by_step=schedule.interval == "step")
@@ -155,29 +244,30 @@ class Phases:
         return Stepping(optimizer, typed, scheduler, kind)
 
     def _length(self, trainer: Trainer | None, *, by_step: bool) -> int:
-        """Length of the present phase, in steps or epochs."""
+        """Length of the schedule in steps or epochs: that of the present phase, or of the run where it is seamless."""
         if trainer is None:
             raise ConfigError("the schedule needs to know the end of training: pass the module to Trainer.fit.")
         total: float | None = trainer.estimated_stepping_batches if by_step else trainer.max_epochs
-        part = self.pretraining or self.start > 0  # of the run, in epochs
-        if self.pretraining and self.pretrain is not None:
-            total = self.pretrain.epochs
+        part = not self.seamless and (self.pretraining or self.start > 0)  # of the run, in epochs
+        if part and self.pretraining:
+            total = self.first_epochs(trainer)
         elif total is not None and part:
             total = -1 if trainer.max_epochs is None else trainer.max_epochs - self.start
         if total is None or not 0 <= total < float("inf"):
             raise ConfigError("the schedule needs to know the end of training: set --trainer.max_epochs.")
-        if by_step and part:
-            total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         if not by_step:
             return int(total)
-        algorithm = self.present.algorithm
-        updates = algorithm.updates_in(int(total))
-        if updates is None:
-            raise ConfigError(
-                f"how many updates of w {algorithm.name} makes is not known beforehand, so a schedule of the whole run "
-                "cannot follow them. Set --model.schedule.interval epoch."
+        if part:
+            total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+        elif self.first is not None and self.seamless and (trainer.max_epochs or -1) >= 0:
+            first = self.first_epochs(trainer) if self.pretraining else self.start
+            lengths = [(self.first.algorithm, first), (self._main().algorithm, trainer.max_epochs - first)]
+            both = sum(
+                _updates(algorithm, epochs * math.ceil(trainer.num_training_batches / batches_per_update(algorithm)))
+                for algorithm, epochs in lengths
             )
-        return updates
+            return both if trainer.max_steps < 0 else min(both, trainer.max_steps)
+        return _updates(self.present.algorithm, int(total))
 
     def description(self) -> dict[str, str]:
         """What must be the same on all processes, by name."""
@@ -217,3 +307,23 @@ class Phases:
                 f"the checkpoint was written by {stored['algorithm']}, this run uses {own}: their states mean "
                 f"different things. Use --model.algorithm {stored['algorithm']}, or start without --ckpt_path."
             )
+
+
+def batches_per_update(algorithm: Algorithm) -> int:
+    """How many batches an update of w takes, which Lightning knows as accumulation; its counters then agree."""
+    return algorithm.K if isinstance(algorithm, DoubleLoop) else 1
+
+
+def _updates(algorithm: Algorithm, steps: int) -> int:
+    """Number of updates of w in so many steps that a Trainer counts.
+
+    Raises:
+        ConfigError: if it is not known.
+    """
+    updates = algorithm.updates_in(steps)
+    if updates is None:
+        raise ConfigError(
+            f"how many updates of w {algorithm.name} makes is not known beforehand, so a schedule of the whole run "
+            "cannot follow them. Set --model.schedule.interval epoch."
+        )
+    return updates

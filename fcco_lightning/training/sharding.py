@@ -98,7 +98,7 @@ def require_divisible(trainer: Trainer, module: Any) -> None:
         return
     refused = {
         "average": module.average is not None,
-        "pretrain": module.phases.pretrain is not None,
+        "pretrain": module.phases.pretrain is not None and not module.phases.seamless,
         "execution.compiled": module.execution.compiled,
         f"algorithm {module.algorithm.name}": not isinstance(module.algorithm, _SHARING),
     }

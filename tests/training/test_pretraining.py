@@ -1,20 +1,26 @@
 """Two phases of training in one run: another objective first, then the objective proper."""
 
+import logging
 import warnings
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
+from sklearn.datasets import make_classification
+from sklearn.metrics import average_precision_score
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from fcco_lightning import (
     ALEXR2,
+    AUC,
+    PDSCA,
     SGD,
     SONEX,
     SOX,
     AdamType,
+    AveragePrecision,
     CheckpointError,
     ConfigError,
     CrossEntropy,
@@ -27,7 +33,9 @@ from fcco_lightning import (
     Schedule,
     StepAtFractions,
     TabularMLP,
+    TensorDataModule,
     UniformSampling,
+    WeightAverage,
 )
 from fcco_lightning.algorithms import ICPPAC
 from fcco_lightning.models import head_of, renew
@@ -240,7 +248,19 @@ def test_a_run_without_pretraining_is_continued_in_the_second_phase(make_module,
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Pretraining(0), "epochs must be a whole number >= 1, got 0"),
+        (lambda: Pretraining(0), r"epochs must be a whole number >= 1, or a share .* in \(0, 1\), got 0"),
+        (lambda: Pretraining(1.5), "epochs must be a whole number >= 1, .*, got 1.5"),
+        (lambda: Pretraining(True), "epochs must be a whole number >= 1, .*, got True"),
+        (
+            lambda: Pretraining(0.5, seamless=True, new_head=True),
+            r"pretrain\.seamless goes on with all parts of the run, and pretrain\.new_head",
+        ),
+        (
+            lambda: FCCOModule(
+                TabularMLP([4]), pretrain=Pretraining(1, CVaRGroupDRO(0.5, num_groups=2), seamless=True)
+            ),
+            "pretrain.objective=CVaRGroupDRO has parameters of its own",
+        ),
         (
             lambda: FCCOModule(nn.Linear(3, 1), pretrain=Pretraining(1)),
             r"Linear does not say which of its layers is the head. Name it \(head: fc\)",
@@ -327,3 +347,149 @@ def test_layers_are_unfrozen_after_the_pretraining(epoch, make_module, make_trai
         return
     trainer.fit(module, make_data())
     assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [0.05, 1e-3]
+
+
+# ------------------------------------------------------------------------------------------------ seamless pretraining
+
+
+def seamless(**changes):
+    """What an objective that recommends a start does by default, with constraints, momentum and a schedule."""
+    return ranked(pretrain=Pretraining(0.5, seamless=True)) | changes
+
+
+def fitted(make_module, make_trainer, parts, *, ckpt_path=None, callbacks=(), epochs=4, **given):
+    torch.manual_seed(3 if ckpt_path is None else 99)
+    trainer = make_trainer(max_epochs=epochs, callbacks=list(callbacks), **given)
+    trainer.fit(make_module(**parts), make_data(), ckpt_path=ckpt_path)
+    return trainer
+
+
+@pytest.mark.parametrize("kind", ["rows", "inner loop", "no constraints", "averaged"])
+def test_a_seamless_run_continues_bit_for_bit_from_either_phase(kind, make_module, make_trainer, tmp_path):
+    changes = {
+        "rows": {},
+        "inner loop": {"algorithm": ALEXR2(K=4, objective_gamma=0.5)},
+        "no constraints": {"constraints": [], "optimizer": lambda p: AdamType(p, lr=0.01)},
+        "averaged": {"average": WeightAverage(decay=0.9), "penalty": None},
+    }[kind]
+    at = [(0, 4), (1, 9), (2, 3), (3, 2)]
+    saving = [jobs.save_at(*place, tmp_path / f"{place}.ckpt") for place in at]
+    whole = fitted(make_module, make_trainer, seamless(**changes), callbacks=saving)
+    assert "problem.terms.0.state.rows" in jobs.everything(whole)
+    for place in at:
+        continued = fitted(make_module, make_trainer, seamless(**changes), ckpt_path=tmp_path / f"{place}.ckpt")
+        jobs.require_same(continued, whole)
+
+
+def test_nothing_but_the_objective_changes(make_module, make_trainer):
+    """With the objective itself in the first phase it is the run without: head, moments, rates, rows of constraints."""
+    plain = {"objective": CrossEntropy(), "optimizer": lambda p: AdamType(p, lr=0.01), "algorithm": SOX(0.5)}
+    expected = fitted(make_module, make_trainer, ranked(**plain, pretrain=None))
+    found = fitted(make_module, make_trainer, seamless(**plain))
+    assert not found.lightning_module.phases.pretraining
+    jobs.require_same(found, expected)
+
+
+def test_constraints_and_their_multipliers_go_on(make_module, make_trainer):
+    seen = []
+
+    def look(trainer, module):
+        seen.append((module.phases.pretraining, module.multipliers()))
+
+    ends = LambdaCallback(on_train_epoch_end=look)
+    fitted(make_module, make_trainer, seamless(penalty=None), callbacks=[first_batches(look), ends])
+    phases = [pretraining for pretraining, _ in seen]
+    assert phases == [True] * 4 + [False] * 4
+    start, before, after = seen[0][1], seen[3][1], seen[4][1]
+    assert before.keys() == after.keys()
+    assert before != start
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    ("length", "epochs"),
+    [({"max_epochs": 10}, 7), ({"max_epochs": -1, "max_steps": 35}, 2), ({"max_epochs": 3, "max_steps": 1000}, 2)],
+)
+def test_a_share_is_one_of_the_run(length, epochs, make_module, make_trainer):
+    """Ten batches make an epoch."""
+    module = make_module(objective=CrossEntropy(), constraints=[], pretrain=Pretraining(0.7, seamless=True))
+    trainer = make_trainer(**length)
+    trainer.fit(module, make_data(train=make_frame(160, 0), batches=UniformSampling(16)))
+    assert trainer.num_training_batches == 10
+    assert module.phases.start == epochs
+
+
+def test_a_schedule_of_updates_counts_those_of_both_phases(make_module, make_trainer):
+    parts = seamless(
+        algorithm=ALEXR2(K=3), objective=CrossEntropy(), constraints=[], schedule=Schedule(LinearWarmUp, "step")
+    )
+    trainer = fitted(make_module, make_trainer, parts)
+    batches = trainer.num_training_batches
+    assert trainer.global_step == 2 * batches + 2 * -(-batches // 3)
+    assert trainer.lr_scheduler_configs[0].scheduler.total == trainer.global_step
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0
+
+
+# ----------------------------------------------------------------------------------------- what objectives recommend
+
+
+class Said(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def said():
+    handler, logger = Said(), logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logger.addHandler(handler)
+    yield handler.lines
+    logger.removeHandler(handler)
+
+
+def test_average_precision_begins_with_cross_entropy(make_module, make_trainer, said):
+    parts = {"objective": AveragePrecision(), "constraints": [], "algorithm": None}
+    fitted(make_module, make_trainer, parts)
+    assert any("the first 3 epochs minimise CrossEntropy, the others AveragePrecision" in line for line in said)
+    first = fitted(make_module, make_trainer, parts | {"objective": CrossEntropy(), "algorithm": SGD()}, epochs=3)
+    by_default = fitted(make_module, make_trainer, parts, max_steps=first.global_step)
+    assert by_default.global_step == first.global_step
+
+
+@pytest.mark.parametrize("algorithm", [SOX, lambda: PDSCA(alpha=0.1)], ids=["switched off", "PDSCA"])
+def test_the_start_is_switched_off(algorithm, make_module, make_trainer, said):
+    """By one argument, and where the algorithm takes its features from cross-entropy by itself."""
+    given = {} if algorithm is not SOX else {"pretrain": None}
+    module = make_module(objective=AveragePrecision(), constraints=[], algorithm=algorithm(), **given)
+    assert module.phases.pretrain is None
+
+
+@pytest.mark.parametrize("objective", [AUC(), CrossEntropy()], ids=lambda o: type(o).__name__)
+def test_other_objectives_recommend_nothing(objective, make_module):
+    assert make_module(objective=objective, constraints=[]).phases.pretrain is None
+
+
+def test_a_run_too_short_for_a_start_is_the_run_without(make_module, make_trainer, said):
+    parts = {"objective": AveragePrecision(), "constraints": [], "algorithm": SOX(0.5)}
+    found = fitted(make_module, make_trainer, parts, epochs=1)
+    assert any("AveragePrecision would be preceded by CrossEntropy" in line for line in said)
+    jobs.require_same(found, fitted(make_module, make_trainer, parts | {"pretrain": None}, epochs=1))
+
+
+def test_average_precision_by_default_is_not_far_behind_cross_entropy(make_trainer):
+    """On a small table with a tenth of positives, where raw scores from random weights are .1 behind."""
+    x, y = make_classification(1500, 20, n_informative=6, weights=[0.9], random_state=0)
+    columns = {"x": torch.tensor(x).float(), "y": torch.tensor(y)}
+    train, test = ({name: column[rows] for name, column in columns.items()} for rows in (slice(750), slice(750, None)))
+    data = TensorDataModule({"train": train, "test": test}, batches=UniformSampling(64))
+    reached = []
+    for objective in (AveragePrecision(), CrossEntropy()):
+        torch.manual_seed(0)
+        module = FCCOModule(TabularMLP([32]), objective, optimizer=lambda p: torch.optim.Adam(p, lr=3e-3))
+        make_trainer(max_epochs=20).fit(module, data)
+        with torch.no_grad():
+            reached.append(average_precision_score(test["y"], module.network(test["x"])))
+    assert reached[0] > reached[1] - 0.02

@@ -34,14 +34,17 @@ class AveragePrecision(RankingObjective):
     Balanced batches without weights estimate the ranks in a population with the batches' share of positives, which is
     then "the data" below, and leave i itself its weight 1/n.
 
-    Start from a network that was trained with cross-entropy: from scratch the ratio is hard to optimise.
+    From random weights the ratio is hard to optimise, so three quarters of a training's epochs are better spent on
+    cross-entropy first, with the same optimizer and schedule.  :class:`~fcco_lightning.FCCOModule` does so by itself
+    (``pretrain=None`` switches it off); in a loop of your own around an Engine or a Criterion train on
+    :class:`CrossEntropy` first.
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
         prevalence: pi.  "data" takes that of the training split, a number in (0, 1) another one, for example 0.5 if the
             average precision is wanted on balanced data.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
-            :class:`BinaryObjective`.
+            :class:`BinaryObjective`.  False for the outputs themselves.
 
     Raises:
         ConfigError: if ``prevalence`` is neither, or l(0) is not positive.
@@ -49,11 +52,12 @@ class AveragePrecision(RankingObjective):
 
     width = 2
     outer = Ratio()
+    recommended_pretraining = 0.75
     needs_partner = False  # without a negative g_i2 has an estimate too, which is right on average
     _class_changes = (1.0, 1.0)  # how much a negative and a positive count for the prevalence that is asked for
 
     def __init__(
-        self, loss: PairLoss | None = None, prevalence: Literal["data"] | float = "data", *, sigmoid: bool = False
+        self, loss: PairLoss | None = None, prevalence: Literal["data"] | float = "data", *, sigmoid: bool = True
     ) -> None:
         super().__init__(loss, sigmoid=sigmoid)
         require_own_loss(self.loss, self.itself)
