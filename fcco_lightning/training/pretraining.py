@@ -206,7 +206,7 @@ class Phases:
             )
         else:
             rank_zero_info(
-                f"Pretraining: the first {length} epochs minimise {first}, the others {proper} (without: "
+                f"Pretraining: {first} is minimised until epoch {length} begins, then {proper} (without: "
                 "--model.pretrain null, pretrain=None)."
             )
 

@@ -453,7 +453,7 @@ def said():
 def test_average_precision_begins_with_cross_entropy(make_module, make_trainer, said):
     parts = {"objective": AveragePrecision(), "constraints": [], "algorithm": None}
     fitted(make_module, make_trainer, parts)
-    assert any("the first 3 epochs minimise CrossEntropy, the others AveragePrecision" in line for line in said)
+    assert any("CrossEntropy is minimised until epoch 3 begins, then AveragePrecision" in line for line in said)
     first = fitted(make_module, make_trainer, parts | {"objective": CrossEntropy(), "algorithm": SGD()}, epochs=3)
     by_default = fitted(make_module, make_trainer, parts, max_steps=first.global_step)
     assert by_default.global_step == first.global_step
