@@ -259,7 +259,7 @@ class Phases:
             return int(total)
         if part:
             total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
-        elif self.first is not None and self.seamless and (trainer.max_epochs or -1) >= 0:
+        elif self.first is not None and self.seamless and trainer.max_epochs is not None and trainer.max_epochs >= 0:
             first = self.first_epochs(trainer) if self.pretraining else self.start
             lengths = [(self.first.algorithm, first), (self._main().algorithm, trainer.max_epochs - first)]
             both = sum(

@@ -1,0 +1,158 @@
+"""Do AveragePrecision and AUC, with their defaults, pay on imbalanced tables?
+
+All methods have the same perceptron, Adam, uniform batches and steps of the rate at half and three quarters, and differ
+in what they minimise and how they begin.  Runs of a table and a seed follow each other, and differences to
+cross-entropy are taken run by run::
+
+    uv run python examples/benchmarks/tables_pay.py --data ../shared/data
+
+``--tables choose`` takes the tables and validation parts on which defaults were chosen, ``--tables test`` (the default)
+the others and their test parts.  Tables of files that the folder lacks are left out, and said.  A run takes some
+seconds; with ``--kept`` every result is a line of that file at once, and runs that are there are not carried out again.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from imbalanced_tables import CHOOSE, TEST, Source, splits_of, tables
+from runs import Job, arguments, quiet_trainer, run_all, value
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch.optim import Adam
+
+from fcco_lightning import (
+    AUC,
+    AveragePrecision,
+    CrossEntropy,
+    FCCOModule,
+    Pretraining,
+    Schedule,
+    StepAtFractions,
+    TabularMLP,
+    TensorDataModule,
+    UniformSampling,
+)
+
+BASELINE = "cross-entropy"
+METHODS: dict[str, Callable[[], dict[str, Any]]] = {  # arguments of FCCOModule
+    BASELINE: lambda: {"objective": CrossEntropy()},
+    "AveragePrecision()": lambda: {"objective": AveragePrecision()},
+    "no pretraining": lambda: {"objective": AveragePrecision(), "pretrain": None},
+    "no pretraining, sigmoid=False": lambda: {"objective": AveragePrecision(sigmoid=False), "pretrain": None},
+    "sigmoid=False": lambda: {"objective": AveragePrecision(sigmoid=False)},
+    "Pretraining(0.5)": lambda: {"objective": AveragePrecision(), "pretrain": Pretraining(0.5)},
+    "AUC()": lambda: {"objective": AUC()},
+}
+FIGURES = {"average precision": "average_precision", "AUC": "auc"}
+PARTS = {"choose": (CHOOSE, "val"), "test": (TEST, "test")}
+
+
+def source(job: Job) -> Source:
+    """The table of a job."""
+    return PARTS[job["tables"]][0][job["table"]]
+
+
+def train(job: Job) -> Job:
+    """One run; the job with the figures of all splits."""
+    torch.set_num_threads(1)
+    splits = splits_of(source(job), Path(job["data"]), job["seed"])
+    rows = len(splits["train"]["y"])
+    batch = min(128, rows // 2)
+    torch.manual_seed(job["seed"])
+    module = FCCOModule(
+        TabularMLP([64, 64]),
+        optimizer=lambda params: Adam(params, lr=job["lr"]),
+        schedule=Schedule(StepAtFractions, "step"),
+        **METHODS[job["label"]](),
+    )
+    data = TensorDataModule(
+        {name: splits[name] for name in ("train", "test")}, batches=UniformSampling(batch), seed=job["seed"]
+    )
+    start = time.perf_counter()
+    quiet_trainer(max_epochs=math.ceil(job["steps"] / (rows // batch)), limit_val_batches=0).fit(module, data)
+    seconds = round(time.perf_counter() - start, 2)
+    figures = {}
+    with torch.no_grad():
+        for name, columns in splits.items():
+            scores = module.network(columns["x"])
+            figures[name] = {
+                "average_precision": float(average_precision_score(columns["y"], scores)),
+                "auc": float(roc_auc_score(columns["y"], scores)),
+            }
+    return {**job, **figures, "overrides": {"table": job["table"]}, "seconds": seconds}
+
+
+def differences(results: Sequence[Job], label: str, column: str) -> dict[str, list[float]]:
+    """By table the differences of a method to the baseline, seed by seed."""
+    found: dict[tuple[str, str, int], float] = {(r["label"], r["table"], r["seed"]): value(r, column) for r in results}
+    by_table: dict[str, list[float]] = {}
+    for (name, table, seed), figure in found.items():
+        if name == label:
+            by_table.setdefault(table, []).append(figure - found[BASELINE, table, seed])
+    return by_table
+
+
+def compared(results: Sequence[Job], labels: Sequence[str], split: str) -> str:
+    """Markdown: mean over tables +- standard error of the tables' mean differences, and the worst single run."""
+    head = [f"{name}, to {BASELINE} | worst run | tables ahead" for name in FIGURES]
+    lines = [f"| method | {' | '.join(head)} | s |", "|---" * (2 + 3 * len(FIGURES)) + "|"]
+    for label in labels:
+        cells = []
+        for figure in FIGURES.values():
+            by_table = differences(results, label, f"{split}.{figure}")
+            means = [statistics.fmean(of) for of in by_table.values()]
+            error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+            cells.append(f"{statistics.fmean(means):+.4f} +- {error:.4f}")
+            cells.append(f"{min(min(of) for of in by_table.values()):+.3f}")
+            cells.append(f"{sum(mean > 0 for mean in means)} of {len(means)}")
+        times = [r["seconds"] for r in results if r["label"] == label]
+        lines.append(f"| {label} | {' | '.join(cells)} | {statistics.median(times):.1f} |")
+    return "\n".join(lines)
+
+
+def by_table(results: Sequence[Job], labels: Sequence[str], split: str) -> str:
+    """Markdown: every table's average precision of the baseline, and what the methods add to it."""
+    lines = [f"| table | {BASELINE} | {' | '.join(labels)} |", "|---" * (2 + len(labels)) + "|"]
+    for table in dict.fromkeys(r["table"] for r in results):
+        column = f"{split}.average_precision"
+        plain = [value(r, column) for r in results if r["table"] == table and r["label"] == BASELINE]
+        cells = [f"{statistics.fmean(differences(results, label, column)[table]):+.3f}" for label in labels]
+        lines.append(f"| {table} | {statistics.fmean(plain):.3f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Parse the arguments, run and print."""
+    parser = arguments(__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the tables of files")
+    parser.add_argument("--tables", choices=PARTS, default="test")
+    parser.add_argument("--only", nargs="+", default=[], help="tables whose names begin so")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--kept", type=Path)
+    given = parser.parse_args()
+    sources, split = PARTS[given.tables]
+    sources = {name: of for name, of in sources.items() if not given.only or name.startswith(tuple(given.only))}
+    known = list(tables(sources, given.data))
+    if missing := sources.keys() - known:
+        print(f"left out, as {given.data} has no such files: {', '.join(sorted(missing))}", flush=True)
+    methods = list(dict.fromkeys([BASELINE, *given.methods]))
+    common = {"tables": given.tables, "steps": given.steps, "lr": given.lr, "data": str(given.data)}
+    jobs = [
+        {"label": label, "table": table, "seed": seed, **common}
+        for table in known
+        for seed in range(given.seeds)
+        for label in methods
+    ]
+    results = run_all(jobs, given.jobs, [f"{split}.{name}" for name in FIGURES.values()], train, given.kept)
+    others = [label for label in methods if label != BASELINE]
+    print(f"\n{compared(results, others, split)}\n\n{by_table(results, others, split)}")
+
+
+if __name__ == "__main__":
+    main()
