@@ -132,7 +132,7 @@ def loss_of(job: Job, data: TensorDataModule) -> Loss:
         theirs = libauc_losses.made("APLoss", data.num_train, int(columns["y"].sum()))
         return lambda scores, batch: libauc_losses.value(theirs, scores.sigmoid(), batch)
     algorithm = ALGORITHMS[method](**job.get("algorithm", {}))
-    objective = AveragePrecision(PAIR_LOSSES.get(job.get("loss", "")), **job.get("objective", {}))
+    objective = AveragePrecision(PAIR_LOSSES.get(job.get("loss", "")), **{"sigmoid": False, **job.get("objective", {})})
     return Criterion(objective, algorithm, num_samples=data.num_train, sampling=data.sampling())
 
 

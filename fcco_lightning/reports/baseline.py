@@ -139,8 +139,7 @@ class Baseline(Callback):
             return
         began = time.perf_counter()
         with isolate_rng(), torch.enable_grad(), pl_module.processes.guard():
-            objective = self._objective if not pl_module.phases.pretraining else pl_module.phases.present.objective
-            loss = objective_on_batch(objective, self.network.train(), batch)
+            loss = objective_on_batch(self._present_objective(pl_module), self.network.train(), batch)
             if loss is not None and loss.requires_grad and bool(torch.isfinite(loss)):
                 loss.backward()  # type: ignore[no-untyped-call]  # adds to the gradients of the batches before
                 self._batches += 1
@@ -148,6 +147,17 @@ class Baseline(Callback):
             self._updates = trainer.global_step
             self._update(pl_module)
         self.seconds += time.perf_counter() - began
+
+    def _present_objective(self, module: FCCOModule) -> Objective:
+        """That of the phase; a copy from before the second phase is told what the objective now knows of the data."""
+        own, posed = self._objective, module.phases.present.objective
+        assert own is not None  # noqa: S101 - there is a copy
+        if module.phases.pretraining:
+            return posed
+        if own.num_samples is None:
+            members = vars(nn.Module())
+            vars(own).update({name: value for name, value in vars(posed).items() if name not in members})
+        return own
 
     def _update(self, module: FCCOModule) -> None:
         optimizer = self._optimizer

@@ -139,7 +139,7 @@ def several(make, *, missing):
 
 CASES = {
     "average precision": binary(
-        AveragePrecision,
+        lambda: AveragePrecision(sigmoid=False),
         lambda s, c: average_precision(s, c["y"]),
         "classes redrawn",
         "some classes",
@@ -147,13 +147,11 @@ CASES = {
         "events",
     ),
     "average precision of balanced data": binary(
-        lambda: AveragePrecision(LogisticPair(), prevalence=0.5),
+        lambda: AveragePrecision(LogisticPair(), prevalence=0.5, sigmoid=False),
         lambda s, c: average_precision(s, c["y"], logistic_pair, 0.5),
         "some classes",
     ),
-    "average precision of sigmoids": binary(
-        lambda: AveragePrecision(sigmoid=True), of_sigmoids(lambda s, c: average_precision(s, c["y"]))
-    ),
+    "average precision of sigmoids": binary(AveragePrecision, of_sigmoids(lambda s, c: average_precision(s, c["y"]))),
     "mean average precision": several(MeanAveragePrecision, missing=False),
     "mean average precision, labels missing": several(lambda: MeanAveragePrecision(missing=MISSING), missing=True),
     "p-norm push": binary(lambda: PNormPush(3.0), push(3.0, over_negatives=True)),

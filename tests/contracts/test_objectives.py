@@ -382,7 +382,7 @@ def test_a_batch_without_owners_says_nothing():
 def test_a_positive_itself_has_a_weight_of_its_own_also_under_another_prevalence(way, loss):
     """``pi l(0) / n_+``, whatever the others of the batch weigh; with pi the data's prevalence that is ``l(0) / n``."""
     for pi in (3 / N, 0.5, 0.1):
-        case = replace(AP, make=lambda pi=pi: AveragePrecision(loss, "data" if pi == 3 / N else pi))
+        case = replace(AP, make=lambda pi=pi: AveragePrecision(loss, "data" if pi == 3 / N else pi, sigmoid=False))
         bench, index = Bench(case, WAYS[way]()), [0, 1, 2, 4]
         columns, s = bench.batch(index)["target"], case.outputs[index]
         others = {"uniform": [8 / N / 3] * 2, "balanced": [2 / N, 6 / N / 2]}[

@@ -36,7 +36,8 @@ WAITS = [
 N = 256
 STEPS = {  # objective, algorithm, constraints; operators beyond a plain step
     "AUC": (AUC, SGD, [], 22),
-    "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 77),
+    "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 81),
+    "AP of raw scores, SOX": (lambda: AveragePrecision(sigmoid=False), lambda: SOX(0.1), [], 77),
     "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 72),
     "partial AUC, own thresholds": (lambda: CVaRPartialAUC(0.3), SGD, [], 63),
     "AUC, 14 ROC constraints, SOX": (AUC, lambda: SOX(0.1), [ROCFairness()], 104),

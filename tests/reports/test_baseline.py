@@ -7,10 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 
-from fcco_lightning import AUC, SGD, Clipping, ConfigError, CVaRGroupDRO, HeavyBall, Schedule
+from fcco_lightning import (
+    AUC,
+    SGD,
+    AveragePrecision,
+    Clipping,
+    ConfigError,
+    CVaRGroupDRO,
+    FCCOModule,
+    HeavyBall,
+    HingePenalty,
+    Pretraining,
+    ROCFairness,
+    Schedule,
+    TabularMLP,
+)
 from fcco_lightning.ambiguity import CappedSimplex
 from fcco_lightning.cli import run
 from fcco_lightning.evaluation import summarise
@@ -18,9 +32,11 @@ from fcco_lightning.outer import WorstCase
 from fcco_lightning.reports import Baseline, Report
 from fcco_lightning.reports.baseline import objective_on_batch
 from tests import jobs
+from tests.conftest import QUIET
 from tests.contracts.registry_objectives import CASES
 from tests.contracts.sampled import Bench, N
 from tests.launch import launch, values
+from tests.tables import make_data
 
 CONFIG = Path(__file__).parents[2] / "configs/roc_fairness/synthetic_alexr2.yaml"
 
@@ -234,3 +250,28 @@ def _kept(on_fit_end, found):
         on_fit_end(self, trainer, pl_module)
 
     return both
+
+
+def test_the_copy_is_pretrained_along_where_that_is_seamless(tmp_path):
+    """Where constraints hold by far it is the run itself while both are trained on cross-entropy, and then goes on."""
+    torch.manual_seed(0)
+    module = FCCOModule(
+        TabularMLP([8]),
+        AveragePrecision(),
+        [ROCFairness(kappa=2.0)],
+        HingePenalty(4.0),
+        optimizer=lambda p: HeavyBall(p, lr=0.05),
+        pretrain=Pretraining(0.5, seamless=True),
+    )
+    baseline, apart = Baseline(enabled=True), []
+
+    def look(trainer, module):
+        pairs = zip(module.network.parameters(), baseline.network.parameters(), strict=True)
+        apart.append(max(float((own - copied).detach().abs().max()) for own, copied in pairs))
+
+    callbacks = [baseline, LambdaCallback(on_train_epoch_end=look)]
+    Trainer(max_epochs=4, default_root_dir=tmp_path, callbacks=callbacks, accelerator="cpu", **QUIET).fit(
+        module, make_data()
+    )
+    assert max(apart[:2]) < 1e-5
+    assert 0 < apart[3] < 0.1

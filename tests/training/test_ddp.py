@@ -85,9 +85,12 @@ def test_averaged_weights_of_two_processes(tmp_path):
     assert any((whole[0]["weights"][k] != v).any() for k, v in run({"batch_norm": True}, 2)[0]["weights"].items())
 
 
-def test_pretraining_and_what_follows_on_two_processes():
+@pytest.mark.parametrize(
+    "pretrain", [Pretraining(1, head="3"), Pretraining(0.5, seamless=True)], ids=["anew", "seamless"]
+)
+def test_pretraining_and_what_follows_on_two_processes(pretrain):
     """The second objective has a threshold, which DistributedDataParallel waits for in the first phase too."""
-    job = {"epochs": 2, "module": {"pretrain": Pretraining(1, head="3")}}
+    job = {"epochs": 2, "module": {"pretrain": pretrain}}
     one = run(job, 1, jobs.fit_groups)
     assert_same(run(job, 2, jobs.fit_groups), one, **CLOSE)
     assert one[0]["weights"]["threshold"].item() != 0
