@@ -258,7 +258,7 @@ def test_the_copy_is_pretrained_along_where_that_is_seamless(tmp_path):
     module = FCCOModule(
         TabularMLP([8]),
         AveragePrecision(),
-        [ROCFairness(kappa=2.0)],
+        [ROCFairness(kappa=0.99)],
         HingePenalty(4.0),
         optimizer=lambda p: HeavyBall(p, lr=0.05),
         pretrain=Pretraining(0.5, seamless=True),
