@@ -71,7 +71,8 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 3000, [], {"--trainer.max_epochs": "63", "--data.batches.batch_size": "512"}),
         (["yes", "no"] * 3000, [], {"--model.optimizer.weight_decay": "2.31", "--model.schedule.interval": "step"}),
         (["yes", "no"] * 3000, ["--model.optimizer.lr", "0.1"], {"--model.optimizer": None}),
-        (["yes", "no"] * 3000, ["--model.objective", "AveragePrecision"], {"--trainer.max_epochs": "20"}),
+        (["yes", "no"] * 3000, ["--model.objective", "PNormPush"], {"--trainer.max_epochs": "20"}),
+        (["yes", "no"] * 3000, ["--model.objective", "AveragePrecision"], {"--model.optimizer": "AdamW"}),
         (
             (["no"] * 19 + ["yes"]) * 200,  # of which 1,600 by 20 count as 3,200 * 4 * .05 * .95
             ["--decisions", "balanced"],
@@ -96,8 +97,8 @@ def test_other_options_stay_as_they_are():
         (["approved", "denied"] * 4, ["--data.columns.positive", "approved"], {"--data.columns.positive": None}),
         ([1, 0] * 4, [], {"--data.columns.positive": None}),
         (["yes", "no"] * 75, [], {"--data.batches": "UniformSampling", "--data.batches.batch_size": "30"}),
-        (["yes", "no"] * 128, ["--model.objective", "AveragePrecision"], {"--data.batches": None}),
-        (["yes", "no"] * 75, ["--model.objective", "AveragePrecision"], {"--data.batches.batch_size": "37"}),
+        (["yes", "no"] * 128, ["--model.objective", "PNormPush"], {"--data.batches": None}),
+        (["yes", "no"] * 75, ["--model.objective", "PNormPush"], {"--data.batches.batch_size": "37"}),
         (["yes", "no"] * 128, [], {"--data.batches.batch_size": "46", "--data.splits.val_fraction": "0.1"}),
         (["yes"] * 99 + ["no"] * 200, [], {"--data.splits.val_fraction": None}),  # too few to hold some out
         (["yes", "no"] * 128, ["--data.splits.val_fraction", "0.2"], {"--data.splits.val_fraction": "0.2"}),
