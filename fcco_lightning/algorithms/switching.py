@@ -59,7 +59,8 @@ class Switching(SingleLoop):
         return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+, with the slope of h
 
     def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
-        estimate, found = Estimate(g0), list[Tensor]()
+        estimate = Estimate(g0)
+        found: list[Tensor] = []
         for seen in terms:
             values = self.track(estimate, seen)
             if seen.term.name == "objective":

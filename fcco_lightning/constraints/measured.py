@@ -245,7 +245,8 @@ def pair_losses(loss: PairLoss, scores: Tensor, of_positives: Tensor, of_negativ
         return ((of_positives @ loss(scores.unsqueeze(1) - scores)) * of_negatives).sum(1)
     order = of_positives.sum(0).argsort(descending=True)
     s, v, w = (t.index_select(-1, order) for t in (scores, of_positives, of_negatives))
-    rows, sums = max(1, _AT_ONCE // size), list[Tensor]()
+    rows = max(1, _AT_ONCE // size)
+    sums: list[Tensor] = []  # torch.compile does not know how to call list[Tensor]
     for i in range(0, size, rows):
         losses = loss(s[i : i + rows].unsqueeze(1) - s[i:])
         sums.append(((v[:, i : i + rows] @ losses) * w[:, i:]).sum(1))

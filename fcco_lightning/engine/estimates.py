@@ -127,7 +127,8 @@ class Estimate:
     """
 
     def __init__(self, g0: Tensor | None) -> None:
-        self._value, self.parts = g0, list[Part]()
+        self._value = g0
+        self.parts: list[Part] = []
         self.new: list[NewRows] = []
         self.counted: list[tuple[Term, Tensor | None, Tensor]] = []
         self.gradients: Sequence[Tensor | None] | None = None

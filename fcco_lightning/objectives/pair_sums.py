@@ -338,7 +338,8 @@ class _PairSums(torch.autograd.Function):
         if not any(ctx.needs_input_grad) or pairs.number > _MOST_KEPT:
             ctx.save_for_backward(*given[2:])
             return pairs.sums()
-        parts, kept = list[Tensor](), list[Tensor | None]()
+        parts: list[Tensor] = []
+        kept: list[Tensor | None] = []
         for some in pairs.blocks():
             sums, *slopes = pairs.with_slopes(some)
             parts.append(sums)
