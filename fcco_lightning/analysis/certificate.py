@@ -236,7 +236,7 @@ def _sample_parameters(objective: Objective, columns: Columns) -> dict[str, Tens
 def _prepared(objective: Objective, columns: Columns, max_values: float) -> Objective:
     """A copy that belongs to this split and this process alone."""
     own, count = copy.deepcopy(objective), len(columns["index"])
-    own.prepare(count)
+    own.num_samples = count
     own.join(Processes(alone=True))
     if own.outer is not None:
         domain = own.row_domain(count, columns)

@@ -105,7 +105,7 @@ class Problem(nn.Module):
             self._require_weighing(part)
         self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
         self._sides: list[tuple[Constraint, Any]] = []  # how those that they compare are spread over them
-        objective.prepare(num_samples)
+        objective.num_samples = num_samples
         objective.join(self.processes)
         terms: list[Term] = []
         self.compositional = objective.outer is not None

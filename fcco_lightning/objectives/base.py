@@ -110,9 +110,9 @@ class Objective(nn.Module, Measurable, ABC):
             samples and not with its square.
         most: the largest numbers of samples of its :meth:`kinds` in a batch, while it is trained on batches of a plan
             that knows them; empty elsewhere, where batches may hold any number.
-        num_samples: n, the size of the training split, known from :meth:`prepare` on.
         recommended_pretraining: the share of the epochs, in [0, 1), that are better spent on cross-entropy before the
             objective proper, as measured; :class:`~fcco_lightning.FCCOModule` does so unless it is told otherwise.
+        num_samples: n, the size of the training split; None before the problem is posed, which sets it.
     """
 
     against_overflow: str = "Scale the scores or the features down."
@@ -128,10 +128,6 @@ class Objective(nn.Module, Measurable, ABC):
     def rows_of(self, batch: Any) -> Tensor | None:
         """The samples of the batch, or of the first part of several; see :meth:`Measurable.rows_of`."""
         return required_column(batch[self.part[0]] if isinstance(self.part, tuple) else batch, "index", self)
-
-    def prepare(self, num_samples: int) -> None:
-        """Take n, the size of the training split, before the first batch."""
-        self.num_samples = num_samples
 
     def join(self, processes: Processes) -> None:
         """Take the processes that share every batch, before the first one.

@@ -231,7 +231,7 @@ def _strata(batch: Columns, num_samples: int) -> tuple[Tensor, Tensor]:
 
 def _known(num_samples: int | None) -> int:
     if num_samples is None:
-        raise ConfigError("the weight 1/n of a sample itself needs the number of samples n: call prepare(n) first.")
+        raise ConfigError("the weight 1/n of a sample itself needs the number of samples n: pose the problem first.")
     if num_samples < 2:
         raise ConfigError(f"num_samples must be a whole number >= 2, got {num_samples!r}: samples are compared.")
     return num_samples

@@ -43,18 +43,13 @@ class _AboveKappa(OuterFunction):
         super().__post_init__()
         finite("kappa", self.kappa)
 
-
-@dataclass(frozen=True)
-class _Steep(_AboveKappa):
-    """A penalty whose slope is rho far above the tolerance, and at most that everywhere."""
-
     @property
     def lipschitz(self) -> float:
-        """C_f = rho, per coordinate."""
+        """C_f = rho, per coordinate: the slope far above the tolerance, which is nowhere larger."""
         return self.rho
 
 
-class Hinge(_Steep):
+class Hinge(_AboveKappa):
     r"""``f(u) = rho sum_j [u_j - kappa]_+``: the exact penalty of ``u <= kappa`` (SONEX paper, eq. (8)).
 
     With ``rho = 1/r`` it is the CVaR outer function (ALEXR paper, F.1; SONEX paper, eq. (10)).  The slope at the kink
@@ -76,7 +71,7 @@ class Hinge(_Steep):
 
 
 @dataclass(frozen=True)
-class SmoothedHinge(_Steep):
+class SmoothedHinge(_AboveKappa):
     r"""The Moreau envelope of :class:`Hinge`: ``max over 0 <= y <= rho of sum_j y_j (u_j - kappa) - lam y_j^2 / 2``.
 
     It is the smoothed hinge of eq. (9) of the SONEX paper, quadratic from kappa to ``kappa + lam rho`` and linear with
@@ -102,7 +97,7 @@ class SmoothedHinge(_Steep):
 
 
 @dataclass(frozen=True)
-class AveragedHinge(_Steep):
+class AveragedHinge(_AboveKappa):
     r"""``E rho sum_j [u_j + sigma z_j - kappa]_+``: :class:`Hinge` under Gaussian noise.
 
     In closed form ``rho sigma sum_j (x_j Phi(x_j) + phi(x_j))`` with ``x = (u - kappa) / sigma``, phi the density and
@@ -146,6 +141,7 @@ class SquaredHinge(_AboveKappa):
     """
 
     smooth = True
+    lipschitz = math.inf
 
     def __call__(self, u: Tensor) -> Tensor:
         above = u - self.kappa

@@ -141,7 +141,7 @@ def test_away_from_the_optimum_the_residuals_are_the_formulas():
 def test_the_gradient_of_any_objective_is_that_of_finite_differences(make):
     w, objective = np.array([0.5, -0.3, 0.2]), make().double()
     found = certified(functions(w, objective, []))
-    objective.prepare(N)
+    objective.num_samples = N
     domain = objective.row_domain(N, BATCH)
 
     def value(w):

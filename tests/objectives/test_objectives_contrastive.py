@@ -61,7 +61,7 @@ def test_no_temperature_overflows(tau, dtype):
     image = torch.stack([sign, torch.zeros(4)], 1).to(dtype).requires_grad_()
     text = (-image).detach().clone().requires_grad_()
     objective = GlobalContrastive(tau)
-    objective.prepare(4)
+    objective.num_samples = 4
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
         values = objective.measure(Embeddings(image, text), {"index": torch.arange(4)})[1].values
     assert torch.isfinite(values).all()
@@ -296,7 +296,7 @@ def test_inner_values_are_bounded_below_by_what_they_can_be():
         ({"positive": "dataset", "learn": "per_sample"}, 1 / 50),
     ):
         objective = GlobalContrastive(0.05, **arguments)
-        objective.prepare(50)
+        objective.num_samples = 50
         assert objective.outer.floor == pytest.approx(least)
 
 
@@ -385,7 +385,7 @@ def test_the_least_inner_value_of_views_is_attained_where_all_others_are_far():
     """By the formula it is 1/(2n - 1), the share of the view's own partner, and not 1/n as of pairs."""
     n, tau = 6, 0.02
     objective = ViewContrastive(tau)
-    objective.prepare(n)
+    objective.num_samples = n
     views = torch.eye(n, dtype=torch.float64)
     _, rows = objective.measure(Embeddings(views, views), {"index": torch.arange(n)})
     least = objective.row_domain(n, None).range.least

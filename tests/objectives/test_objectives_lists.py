@@ -20,7 +20,7 @@ from tests.plans import GroupBatches
 def full_value(objective, outputs, **columns):
     """F and the rows of the whole data, of which some may own none."""
     n = len(outputs)
-    objective.prepare(n)
+    objective.num_samples = n
     columns["index"] = torch.arange(n)
     domain = objective.row_domain(n, columns)
     _, rows = objective.measure(outputs, columns)
@@ -194,7 +194,7 @@ def test_one_sample_of_a_class_says_nothing_of_the_others(replacement):
     plan = GroupBatches(y, 2, 1, replacement=replacement, prevalence="data")
     chosen = {name: column[[0, 3]] for name, column in (columns | plan.columns()).items()}
     objective = NeighbourhoodComponents()
-    objective.prepare(5)
+    objective.num_samples = 5
     with pytest.raises(DataError, match=r"one sample of stratum 0 .* which has 3, .* they draw two or more of each"):
         objective.check(torch.zeros(2, 2), chosen)
     assert objective.measure(torch.zeros(2, 2), chosen)[1].values.isnan().any()  # so that the engine asks

@@ -265,7 +265,7 @@ def test_ratios_of_means_are_warned_of(make):
     """Where samples of one class have different weights, and the objective takes a mean over that class."""
     objective = make()
     batch = {"y": torch.tensor([1, 0, 0, 1]), "weight": torch.tensor([1.0, 2.0, 2.0, 1.0]), "index": torch.arange(4)}
-    objective.prepare(4)
+    objective.num_samples = 4
     objective.check(torch.zeros(4), batch)
     batch["weight"][1] = 1.5
     if make is AveragePrecision:  # it compares with single samples, each of which must be known

@@ -173,7 +173,7 @@ class GlobalContrastive(PairObjective):
         )
         self.rho = above_zero("rho", rho)
         # the smallest value that unit embeddings can have without the pair itself
-        self._floor = math.exp(-2 / (tau_min if self.learnt else self.tau))
+        self._without_itself = math.exp(-2 / (tau_min if self.learnt else self.tau))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -183,11 +183,16 @@ class GlobalContrastive(PairObjective):
         tau = torch.tensor(self.tau) if self.temperature is None else self.temperature()
         return LogWithTemperature(tau, self.rho, floor=self._floor)
 
-    def prepare(self, num_samples: int) -> None:
-        """Take n: where pair i is among its own negatives, g_i >= 1/n."""
-        super().prepare(num_samples)
-        if self.positive == "dataset":
-            self._floor = 1 / num_samples
+    @property
+    def _floor(self) -> float:
+        """The least inner value of unit embeddings: 1 over the number of negatives, if the pair itself is one."""
+        if self.positive == "dataset" and self.num_samples is not None:
+            return 1 / self._compared(self.num_samples)
+        return self._without_itself
+
+    def _compared(self, num_samples: int) -> int:
+        """With how many values an image or a text is compared, its own pair's among them."""
+        return num_samples
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every pair."""

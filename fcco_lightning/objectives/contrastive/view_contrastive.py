@@ -43,11 +43,9 @@ class ViewContrastive(GlobalContrastive):
         ConfigError: if an argument is out of range.
     """
 
-    def prepare(self, num_samples: int) -> None:
-        """Take n: where a view's partner is among what it is compared with, g_i >= 1/m."""
-        super().prepare(num_samples)
-        if self.positive == "dataset":
-            self._floor = 1 / (2 * num_samples - 1)
+    def _compared(self, num_samples: int) -> int:
+        """The views of all others, and the view's partner."""
+        return 2 * num_samples - 1
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         # the views of a sample are neighbours, so that those of a process are consecutive

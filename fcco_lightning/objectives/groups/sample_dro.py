@@ -6,7 +6,7 @@ import torch
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty, Simplex
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import Objective
+from fcco_lightning.objectives.base import Objective, RowDomain
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
 from fcco_lightning.outer import OuterFunction, WorstCase
@@ -37,9 +37,10 @@ class SampleDRO(Objective):
         self.ambiguity, self.penalty, self.loss = ambiguity or Simplex(), penalty, loss or CrossEntropyLoss()
         self.outer: OuterFunction = WorstCase(self.ambiguity)
 
-    def prepare(self, num_samples: int) -> None:
-        super().prepare(num_samples)
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:
+        """One row for every sample, of which there must be as many as the weights are for."""
         self.ambiguity.check(num_samples)
+        return super().row_domain(num_samples, columns)
 
     def check(self, outputs: Any, batch: Columns) -> None:
         self.loss.check(outputs, batch)

@@ -8,6 +8,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.auc.pairwise import PairLoss
+from fcco_lightning.objectives.base import RowDomain
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.ranking.ranking import RankingObjective, sums_over_data
 from fcco_lightning.outer import Hinge, OuterFunction
@@ -47,14 +48,14 @@ class RecallAtK(RankingObjective):
         n = self.num_samples or self.k + 1
         return Hinge(rho=n / self.k, kappa=self.k / n)
 
-    def prepare(self, num_samples: int) -> None:
-        """Take n."""
+    def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:
+        """One row for every positive, if there are more samples than k."""
         if self.k >= num_samples:
             raise ConfigError(
                 f"k={self.k} is not less than the number of training samples, {num_samples}: all positives are among "
                 "the first k of them. Lower k."
             )
-        super().prepare(num_samples)
+        return super().row_domain(num_samples, columns)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
         """Estimates of ``rank_i / n``."""
