@@ -146,7 +146,7 @@ def largest(constraint: Constraint, outputs: Tensor, columns: Columns) -> float:
 def excesses(constraint: Constraint, outputs: Tensor, batch: Columns) -> Tensor:
     """Every side's h on a mini-batch, shape (rows * sides,); 0 for rows that the batch does not measure."""
     _, rows = constraint.measure(outputs, batch)
-    h = excess(constraint.number()(rows.values).unsqueeze(1), constraint.kappa, constraint.sides)
+    h = excess(constraint.number(rows.values).unsqueeze(1), constraint.kappa, constraint.sides)
     return torch.where(rows.weight.unsqueeze(1), h, 0.0).flatten()
 
 

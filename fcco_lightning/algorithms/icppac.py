@@ -182,7 +182,7 @@ def _signed(seen: Seen) -> Tensor:
     """``h + kappa`` of a constraint with one side, s of ``|s| <= kappa``, with graph, (m, 1)."""
     constraint = seen.term.part
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
-    return constraint.number()(seen.g).unsqueeze(1)
+    return constraint.number(seen.g).unsqueeze(1)
 
 
 def _contained(seen: Seen, values: Tensor, other: Tensor | float) -> Tensor:

@@ -172,7 +172,7 @@ def penalty_multipliers(
     for c in constraints:
         values = _whole(c, samples)
         outer = (smoothing or NoSmoothing())(c.outer(penalty.outer(penalty.weight(epoch), c.kappa)))
-        along = outer_slopes(c.number(), values)
+        along = outer_slopes(c.number, values)
         slope = (outer_slopes(outer, values) * along).sum(1) / along.square().sum(1)
         slopes += (slope.abs() / total).tolist()
     return slopes
@@ -284,7 +284,7 @@ def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor
     numbers, signs, exceeded = [like.new_zeros(0)], [like.new_zeros(0)], [like.new_zeros(0)]
     for c in constraints:
         values = _whole(c, samples)
-        outer = c.number()
+        outer = c.number
         s = outer(values)
         numbers.append(s)
         exceeded.append(excess(s.detach().unsqueeze(1), c.kappa, c.sides).flatten())

@@ -154,7 +154,7 @@ def _rows(
         return {}
     if decisions:
         inner = constraint.decided(wide, known).index_select(0, index)
-    of_numbers = slopes(constraint.number(), inner)
+    of_numbers = slopes(constraint.number, inner)
     subsets = constraint.subsets(known)
     found: dict[int, _Means] = {}
     for i, values, slope in zip(index.tolist(), inner, of_numbers, strict=True):
@@ -225,7 +225,7 @@ def _influence(value: Tensor, weight: Tensor) -> Tensor:
 
 def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
     tail, rates = (1 - level) / 2, len(means.sizes) > 0
-    s = float(constraint.number()(means.values.unsqueeze(0)))
+    s = float(constraint.number(means.values.unsqueeze(0)))
     below, above = _of_rates(means, tail) if rates else (means.quantile(tail) * means.error,) * 2
     low, high = s - below, s + above
     noise = math.nan

@@ -3,6 +3,7 @@
 import math
 from abc import ABC
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, Self
 
@@ -153,6 +154,7 @@ class Constraint(Measurable, ABC):
         """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""
         return self.comparison.signed(phi)
 
+    @cached_property
     def number(self) -> OuterFunction:
         """The number s_i as a function of the inner values: (b, k) -> (b,).
 
@@ -175,7 +177,7 @@ class Constraint(Measurable, ABC):
 
     def violation(self, values: Tensor) -> Tensor:
         """h_i at the :attr:`tolerance` from inner values: (b, k) -> (b,).  Positive where it is violated."""
-        s = self.number()(values)
+        s = self.number(values)
         return (s if self.sides == 1 else s.abs()) - self.tolerance
 
     @property

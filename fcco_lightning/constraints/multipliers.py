@@ -56,14 +56,15 @@ class Multipliers(ABC):
         """
         return (0.0,)
 
-    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
+    def outer(self, memory: Tensor, kappa: Tensor | float, unit: Tensor) -> Multiplied:
         """L_i as an outer function of ``t = h + kappa``, or of s for two sides; ``nu_i h_i`` unless a rule has another.
 
         Args:
             memory: what is remembered of b rows, shape (b, values, sides).
             kappa: tolerance of the constraint, or of each of the rows, shape (b, 1).
+            unit: of the objective, >= 0, in which multipliers, curvature and cap are measured; without dimensions.
         """
-        return Multiplied(memory[:, 0], kappa)
+        return Multiplied(unit * memory[:, 0], kappa)
 
     @abstractmethod
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
@@ -147,8 +148,8 @@ class AugmentedLagrangian(Multipliers):
         self.curvature, self.rate = positive("curvature", curvature), fraction("rate", rate)
         self.decisions = decisions
 
-    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
-        return Multiplied(memory[:, 0], kappa, self.curvature)
+    def outer(self, memory: Tensor, kappa: Tensor | float, unit: Tensor) -> Multiplied:
+        return Multiplied(unit * memory[:, 0], kappa, unit * self.curvature)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         pressure = (memory + self.curvature * excess.unsqueeze(1)).clamp(min=0)
@@ -193,8 +194,8 @@ class AdaptivePenalty(Multipliers):
     def begin(self, together: int) -> tuple[float, ...]:
         return (self.start / together,)
 
-    def outer(self, memory: Tensor, kappa: Tensor | float) -> Multiplied:
-        nu = memory[:, 0]
+    def outer(self, memory: Tensor, kappa: Tensor | float, unit: Tensor) -> Multiplied:
+        nu = unit * memory[:, 0]
         return Multiplied(nu, kappa, nu / self.width, 2 * nu)
 
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:

@@ -98,7 +98,7 @@ class MultiplierRows(nn.Module):
     def outer_of(self, noted: Tensor) -> OuterFunction:
         """L_i as it was when this was :meth:`noted`."""
         memory = noted[:, :-1].reshape(len(noted), -1, self.constraint.sides)
-        return self.constraint.signed(self.rule.outer(memory, self.constraint.limit).scaled(noted[0, -1]))
+        return self.constraint.signed(self.rule.outer(memory, self.constraint.limit, noted[0, -1]))
 
     def moved(self, values: Tensor) -> Tensor:
         """What the rows hold next, shape (n, numbers), from their inner values u_i (n, k)."""
@@ -124,8 +124,8 @@ class MultiplierRows(nn.Module):
         return rows.view(len(rows), -1, self.constraint.sides)
 
     def _of_sides(self) -> Multiplied:
-        return self.rule.outer(self._memory(), self.constraint.limit).scaled(self.unit.nan_to_num(0.0))
+        return self.rule.outer(self._memory(), self.constraint.limit, self.unit.nan_to_num(0.0))
 
     def _signed(self, values: Tensor) -> Any:
         """``h + kappa``, or s of two sides, shape (n, 1)."""
-        return self.constraint.number()(values.to(widest(values))).unsqueeze(1)
+        return self.constraint.number(values.to(widest(values))).unsqueeze(1)

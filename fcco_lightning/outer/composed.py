@@ -11,7 +11,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import finite
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import Composed, OuterFunction, known_at, slopes
 
@@ -34,10 +33,8 @@ class Linear(Composed):
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for weight in self.weights:
-            finite("weights", weight)
-        if not any(self.weights):
-            raise ConfigError(f"weights must not all be 0, got {self.weights!r}: f would be constant.")
+        if not any(self.weights) or not all(map(math.isfinite, self.weights)):
+            raise ConfigError(f"weights must be finite numbers that are not all 0, got {self.weights!r}.")
 
     @property
     def monotone(self) -> bool:  # type: ignore[override]

@@ -57,15 +57,6 @@ class Multiplied(OuterFunction):
         """Of one side: the slope is never negative."""
         return self.multiplier.shape[1] == 1
 
-    def scaled(self, factor: Tensor) -> "Multiplied":
-        """``factor f``: multipliers, curvature and cap in another unit of f.
-
-        Args:
-            factor: a number >= 0 as a tensor without dimensions.
-        """
-        cap = None if self.cap is None else factor * self.cap
-        return Multiplied(factor * self.multiplier, self.kappa, factor * self.curvature, cap)
-
     def __call__(self, u: Tensor) -> Tensor:
         x, nu, c = self._excess(u), known_at(self.multiplier, u), self._curvature(u)
         y = self._bounded(nu + c * x.detach())

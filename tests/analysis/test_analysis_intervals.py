@@ -79,7 +79,7 @@ def test_normal_intervals_have_the_width_of_a_bootstrap(name):
         index = torch.from_numpy(rng.integers(0, len(outputs), len(outputs)))
         rows = bench.part.measure(outputs[index], {k: v[index] for k, v in columns.items()})[1]
         assert bool(rows.weight.all())
-        values.append(bench.part.number()(rows.values))
+        values.append(bench.part.number(rows.values))
     spread = torch.stack(values).std(0)
     for one, sd in zip(found, spread.tolist(), strict=True):
         assert one.method == "normal"

@@ -211,12 +211,12 @@ def test_the_gradient_takes_the_slope_at_the_multiplier_of_the_step(name, rule, 
     for step in range(12):
         unit = term.multipliers.unit.nan_to_num(0.0)
         memory = term.multipliers.state.gather(None).view(1, -1, 1)
-        slope = slopes(term.multipliers.rule.outer(memory, kappa).scaled(unit), value.detach().view(1, 1))
+        slope = slopes(term.multipliers.rule.outer(memory, kappa, unit), value.detach().view(1, 1))
         engine.train_batch({"x": x, "y": y, "index": torch.arange(40)}, optimizer)
         expected = of_objective + slope.item() * of_rate
         torch.testing.assert_close(network.weight.grad, expected, rtol=1e-6, atol=1e-9, msg=f"step {step}")
     assert slope > 0
-    told = term.multipliers.rule.outer(term.multipliers.state.gather(None).view(1, -1, 1), kappa).scaled(unit)
+    told = term.multipliers.rule.outer(term.multipliers.state.gather(None).view(1, -1, 1), kappa, unit)
     (reported,) = problem.multipliers().values()
     assert reported == pytest.approx(slopes(told, value.detach().view(1, 1)).item(), rel=1e-6)
 

@@ -338,7 +338,7 @@ def test_an_adaptive_penalty_pushes_by_what_is_left_of_a_width(excess, share):
     """``y = nu (1 + clamp(h / width, -1, 1))``."""
     nu = torch.tensor([[0.3], [1.7]])
     t = torch.full((2, 1), 0.1 + excess)
-    slope = slopes(AdaptivePenalty(width=0.02).outer(nu.unsqueeze(1), 0.1), t)
+    slope = slopes(AdaptivePenalty(width=0.02).outer(nu.unsqueeze(1), 0.1, torch.ones(())), t)
     torch.testing.assert_close(slope, share * nu, rtol=1e-4, atol=1e-6)
 
 

@@ -10,6 +10,7 @@ from fcco_lightning.outer import (
     ChiSquare,
     DiscountedGain,
     Hinge,
+    Linear,
     Log,
     LogRatio,
     LogSumExp,
@@ -181,6 +182,12 @@ def test_numbers_out_of_range_are_refused(make, good, bad, message):
     for value in bad:
         with pytest.raises(ConfigError, match=message):
             make(value)
+
+
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (1.0, float("nan")), (float("inf"), 1.0)])
+def test_weights_of_a_sum_are_finite_and_not_all_zero(weights):
+    with pytest.raises(ConfigError, match="weights must be finite numbers that are not all 0"):
+        Linear(Hinge(), weights)
 
 
 @pytest.mark.parametrize(

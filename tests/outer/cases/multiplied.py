@@ -22,7 +22,7 @@ CASES = [
     case(Multiplied(rows(0.75), 2.0, rows(0.5), rows(1.0)), 0.5, 2.5, dual=(0.0, 1.0)),
     case(BOTH, 0.25, 1.5, dual=(-np.inf, np.inf)),
     case(Multiplied(rows(0.25, 2.0), rows(0.5), 1.0), 0.25, 1.5, dual=(-np.inf, np.inf)),  # a kappa of its own
-    case(BOTH.scaled(torch.tensor(3.0)), 0.25, 1.5, dual=(-np.inf, np.inf)),
+    case(Multiplied(rows(0.75, 6.0), 0.5, torch.tensor(3.0)), 0.25, 1.5, dual=(-np.inf, np.inf)),
     case(Multiplied(rows(0.25, 2.0), 0.5, 1.0, rows(1.0, 2.5)), -1.0, 0.25, 1.25, 1.5, dual=(-2.5, 1.0)),
     case(Multiplied(rows(0.5, 2.0), 0.5, rows(0.0, 1.0)), 1.5, dual=(-np.inf, 0.5)),
 ]
