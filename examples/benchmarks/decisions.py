@@ -38,6 +38,7 @@ from peers import SOURCES, Cell, Cells, advantage, arguments_of, cells_of, data
 from runs import Job, run_all, value
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
 from torch.optim.lr_scheduler import PolynomialLR
 
 from fcco_lightning import ConstrainedClassifier, DemographicParity, EqualizedOdds, TabularMLP
@@ -92,6 +93,15 @@ def ours(job: Job, split: Columns) -> Decide:
     model = ConstrainedClassifier(constraints=[constraint], random_state=job["seed"])
     model.fit(split["x"], split["y"], sensitive_features=split["group"])
     return lambda columns: model.predict(columns["x"]).astype(float)
+
+
+def on_trees(job: Job, split: Columns) -> Decide:
+    """The same with one column more: the scores of boosted trees, in training of samples that they have not seen."""
+    trees, x = ESTIMATORS["trees"](), split["x"]
+    unseen = cross_val_predict(trees, x, split["y"], cv=5, method="decision_function")
+    decide = ours(job, split | {"x": np.column_stack([x, unseen])})
+    trees.fit(x, split["y"])
+    return lambda columns: decide({"x": np.column_stack([columns["x"], trees.decision_function(columns["x"])])})
 
 
 def reduced(estimator: str, job: Job, split: Columns) -> Decide:
@@ -163,7 +173,8 @@ def dual(name: str, job: Job, split: Columns) -> Decide:
     return decide
 
 
-METHODS: dict[str, Callable[[Job, Columns], Decide]] = {OURS: ours}
+ON_TREES = f"{OURS}, scores of trees"
+METHODS: dict[str, Callable[[Job, Columns], Decide]] = {OURS: ours, ON_TREES: on_trees}
 FAIRLEARN: list[str] = []
 for _name in ESTIMATORS:
     METHODS[f"reduction, {_name}"] = functools.partial(reduced, _name)
@@ -286,11 +297,12 @@ def ahead(one: list[Job], other: list[Job], column: str) -> int:
 
 def available() -> list[str]:
     """This project, and the methods of the libraries that are installed."""
-    libraries = {name: name.split(",")[0] if name in DUAL else "fairlearn" for name in METHODS if name != OURS}
+    of_others = [*FAIRLEARN, *DUAL]
+    libraries = {name: name.split(",")[0] if name in DUAL else "fairlearn" for name in of_others}
     missing = sorted({home for home in libraries.values() if importlib.util.find_spec(home) is None})
     if missing:
         print(f"Not installed, so left out: {', '.join(missing)} ({peer_methods.INSTALL})")
-    return [OURS, *(name for name, home in libraries.items() if home not in missing)]
+    return [OURS, ON_TREES, *(name for name, home in libraries.items() if home not in missing)]
 
 
 def main() -> None:
