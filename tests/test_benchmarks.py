@@ -244,6 +244,22 @@ def test_text_groups_tunes_and_writes_its_tables(command, runs, tmp_path, monkey
     assert "| alexr2, beta 0.3 | 1 |" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore")  # of runs of a few steps
+def test_tables_pay_compares_run_by_run(command, runs, tmp_path, capsys):
+    module, kept = script("tables_pay"), tmp_path / "kept.jsonl"
+    arguments = ["--data", tmp_path, "--seeds", 2, "--steps", 4, "--methods", "AveragePrecision()", "--kept", kept]
+    command(module, *arguments, "--only", "wine", "linear", "German")
+    assert len(kept.read_text().splitlines()) == 2 * 2 * 2  # tables that are there, seeds, methods
+    printed = capsys.readouterr().out
+    assert "left out, as" in printed
+    assert "German credit 15%" in printed
+    assert "| wine 15% |" in printed
+    found = [json.loads(line)["done"] for line in kept.read_text().splitlines()]
+    of_wine = [run["test"]["average_precision"] for run in found if run["table"] == "wine 15%"]
+    by_seed = module.differences(found, "AveragePrecision()", "test.average_precision")["wine 15%"]
+    assert by_seed == [of_wine[1] - of_wine[0], of_wine[3] - of_wine[2]]
+
+
 def images_of_digits(path, count):
     """A `datasets` table of grey images, the brighter the larger the digit."""
     import io

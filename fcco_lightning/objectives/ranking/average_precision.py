@@ -37,7 +37,8 @@ class AveragePrecision(RankingObjective):
     From random weights the ratio is hard to optimise, so three quarters of a training's epochs are better spent on
     cross-entropy first, with the same optimizer and schedule.  :class:`~fcco_lightning.FCCOModule` does so by itself
     (``pretrain=None`` switches it off); in a loop of your own around an Engine or a Criterion train on
-    :class:`CrossEntropy` first.
+    :class:`CrossEntropy` first.  On 14 imbalanced tables the average precision of runs with these defaults was that of
+    cross-entropy, +.0010 ± .0015 (``examples/benchmarks/tables_pay.py``).
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
