@@ -85,9 +85,9 @@ class ProtectedTasks(Constraint, ABC):
         if isinstance(outputs, Tensor):
             outputs = only_of(member, outputs)
         change = self.change(outputs, batch, old.nan_to_num())
-        shares, known = shares_of(member, batch, change.dtype)
+        shares, totals = shares_of(member, batch, change.dtype)
         means = shares @ only_of(shares, change)
-        return None, Rows(nan_where((task >= len(self.names)).any(), means.unsqueeze(1)), known)
+        return None, Rows(nan_where((task >= len(self.names)).any(), means.unsqueeze(1)), totals > 0)
 
     def _of_tasks(self, task: Tensor) -> Tensor:
         """The samples of every task, shape (m, B), bool."""

@@ -11,7 +11,7 @@ _FEW = 30  # samples, below which the bias of a ratio is worth a warning
 
 
 def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What every sample of a batch counts in the mean over each subset, and of which subsets the batch has samples.
+    """What every sample of a batch counts in the mean over each subset, and how much of each subset the batch has.
 
     Samples count alike, or by the column ``weight`` where they are not drawn uniformly.
 
@@ -20,13 +20,12 @@ def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tenso
         batch: columns.
         dtype: of the shares.
 
-    Returns: shares of sum 1, or 0 where there is no sample, shape (..., B), and a mask (...,), bool.
+    Returns: shares of sum 1, or 0 where there is no sample, shape (..., B), and the numbers of samples or sums of their
+    weights, (...,), 0 where there is none.
     """
-    counts = member.to(dtype)
-    if "weight" in batch:
-        counts = counts * batch["weight"].to(dtype)
-    total = counts.sum(-1, keepdim=True)
-    return counts.div_(total.clamp(min=torch.finfo(dtype).tiny)), total.squeeze(-1) > 0
+    counts = member * batch["weight"].to(dtype) if "weight" in batch else member.to(dtype)
+    total = counts.sum(-1)
+    return counts.div_(total.clamp(min=torch.finfo(dtype).tiny).unsqueeze(-1)), total
 
 
 def only_of(shares: Tensor, values: Tensor) -> Tensor:

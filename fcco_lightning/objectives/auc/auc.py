@@ -104,8 +104,8 @@ class AUCMargin(BinaryObjective):
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows]:
         """The mean squared distances from a and b, and the mean scores; nothing of a batch that lacks a class."""
         scores, is_positive = self.scores(outputs), one_label_each(batch, self) == 1
-        shares, classes = shares_of(torch.stack([~is_positive, is_positive]), batch, scores.dtype)
-        known = classes.all()
+        shares, totals = shares_of(torch.stack([~is_positive, is_positive]), batch, scores.dtype)
+        known = totals.all()
         scores = scores.where(known, 0.0)
         centres = torch.stack([self.b, self.a]).unsqueeze(1)
         spread = ((scores - centres).square() * (shares * known)).sum()

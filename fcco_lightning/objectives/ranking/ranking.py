@@ -105,8 +105,8 @@ class RankingObjective(BinaryObjective, ABC):
     def _classes(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Owners, if a batch holds both classes; and shares in means over owners and over the others, (B,) each."""
         owners = self._owners(batch)
-        (others, own), known = shares_of(torch.stack([~owners, owners]), batch, dtype)
-        return owners & known.all(), own, others
+        (others, own), totals = shares_of(torch.stack([~owners, owners]), batch, dtype)
+        return owners & totals.all(), own, others
 
     def _means(
         self, loss: PairLoss, scores: Tensor, owners: Tensor, share: Tensor, thresholds: Tensor | None = None
