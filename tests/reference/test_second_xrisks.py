@@ -131,7 +131,7 @@ class Case(NamedTuple):
 ANY = (uniform, balanced, repeats, groups, redrawn, classes_redrawn, copies)
 CLASSES = (uniform, balanced, repeats)
 CASES = {
-    "average precision": Case(AveragePrecision, lambda t: second.average_precision(t.y), ANY),
+    "average precision": Case(lambda: AveragePrecision(sigmoid=False), lambda t: second.average_precision(t.y), ANY),
     "recall": Case(lambda: RecallAtK(2), lambda t: second.recall_at(2, t.y), ANY),
     "KL partial AUC": Case(lambda: KLPartialAUC(0.7), lambda t: second.kl_partial_auc(0.7, t.y), CLASSES),
     "push": Case(lambda: PNormPush(1.5), lambda t: second.p_norm_push(1.5, t.y), CLASSES),

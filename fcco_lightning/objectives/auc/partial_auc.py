@@ -13,7 +13,7 @@ from fcco_lightning.objectives.auc.pairwise import ExponentialOf, PairLoss
 from fcco_lightning.objectives.base import SampleParameters, mean_over_data, required_column
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.ranking.ranking import RankingObjective, both_classes
-from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, Range, Shifted
+from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Range, Shifted
 
 
 class CVaRPartialAUC(RankingObjective):
@@ -76,7 +76,11 @@ class CVaRPartialAUC(RankingObjective):
         if min_tpr > 0:
             self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
             self._tail = Hinge(rho=1 / (1 - min_tpr))
-            self.outer = Shifted(self._tail, self.threshold)
+
+    @property
+    def outer(self) -> OuterFunction | None:  # type: ignore[override]
+        """``[u - c]_+ / (1 - min_tpr)``, with c at its present value; None without ``min_tpr``."""
+        return Shifted(self._tail, self.threshold) if self.min_tpr else None
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:
         """Both classes where F is a mean over pairs."""
@@ -91,7 +95,7 @@ class CVaRPartialAUC(RankingObjective):
         scores = self.scores(outputs)
         owners, share, negatives = self._classes(batch, scores.dtype)
         if self.max_fpr == 1:
-            return self.threshold, Rows(self._means(self.loss, scores, owners, negatives), owners)
+            return self.threshold, Rows(self._means(self.loss, scores, owners, negatives), owners, self.outer)
         thresholds = self._thresholds(batch, scores.dtype)
         excess = self._means(self.loss, scores, owners, negatives, thresholds) / self.max_fpr
         if self.min_tpr:
@@ -151,7 +155,6 @@ class KLPartialAUC(RankingObjective):
         super().__init__(loss, sigmoid=sigmoid)
         self.lam = positive("lam", lam)
         self.tau = None if tau is None else positive("tau", tau)
-        self.outer = Log(self.lam, floor=1.0)
         self.against_overflow = f"Raise lam (it is {lam:g}), which divides the losses in an exponent."
         if tau is not None:
             self.against_overflow = (
@@ -159,13 +162,19 @@ class KLPartialAUC(RankingObjective):
                 f"`threshold` near F (it is {threshold:g})."
             )
             self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
-            self.outer = KullbackLeiblerOfLog(self.lam, tau, self.threshold, floor=1.0)
+
+    @property
+    def outer(self) -> OuterFunction:  # type: ignore[override]
+        """``lam log u``, or ``tau (exp((lam log u - c)/tau) - 1)`` with c at its present value."""
+        if self.tau is None:
+            return Log(self.lam, floor=1.0)
+        return KullbackLeiblerOfLog(self.lam, self.tau, self.threshold, floor=1.0)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows]:
         """C, where there is one, and ``mean_j exp(l_ij / lam)`` of the batch's positives."""
         owners, _, others = self._classes(batch, self.dtype)
         means = self._means(ExponentialOf(self.loss, self.lam), self.scores(outputs), owners, others)
-        return None if self.tau is None else self.threshold, Rows(means, owners)
+        return (None, Rows(means, owners)) if self.tau is None else (self.threshold, Rows(means, owners, self.outer))
 
     def _range(self) -> Range:
         """Losses are not negative."""

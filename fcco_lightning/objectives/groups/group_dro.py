@@ -161,11 +161,17 @@ class _ShiftedGroupObjective(GroupObjective):
     ) -> None:
         super().__init__(loss, num_groups)
         self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
-        self.outer = Shifted(base, self.threshold, scale)
+        self._base, self._scale = base, scale
+
+    @property
+    def outer(self) -> OuterFunction:  # type: ignore[override]
+        """f, at the present threshold: a module that moves to another device may get another parameter."""
+        return Shifted(self._base, self.threshold, self._scale)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
         """C, and R_i as in :meth:`GroupObjective.measure`."""
-        return self.threshold, super().measure(outputs, batch)[1]
+        _, rows = super().measure(outputs, batch)
+        return self.threshold, None if rows is None else rows._replace(outer=self.outer)
 
 
 class CVaRGroupDRO(_ShiftedGroupObjective):
@@ -212,7 +218,7 @@ class WorstGroupDRO(_ShiftedGroupObjective):
 
     def _set_num_groups(self, num_groups: int) -> None:
         self.ambiguity = CappedSimplex(1 / num_groups)
-        self.outer = Shifted(Hinge(rho=float(num_groups)), self.threshold)
+        self._base = Hinge(rho=float(num_groups))
         super()._set_num_groups(num_groups)
 
     def max_form(self) -> Objective:
