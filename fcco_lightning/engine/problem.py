@@ -152,9 +152,11 @@ class Problem(nn.Module):
         return states
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """The objective, which is no submodule, moves along with the rows."""
+        """The objective, which is no submodule, moves along with the rows; f is of the parameters it has then."""
         self.objective._apply(fn, recurse)  # type: ignore[no-untyped-call]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.objective.outer is not None:
+            self.all_terms[0].take(self.objective.outer)
         return self
 
     @property

@@ -138,8 +138,7 @@ class Term(nn.Module):
 
     def take(self, outer: OuterFunction) -> None:
         """Let f be another function from now on."""
-        same = self.multipliers is None and not outer.parameters()
-        self.outer, self.smoothed = outer, self._smoothing(outer) if same else None
+        self.outer, self.smoothed = outer, self._smoothing(outer) if self.multipliers is None else None
 
     def smooth(self, smoothing: Callable[[OuterFunction], OuterFunction]) -> None:
         """Let :attr:`smoothed` be what an algorithm makes of f."""

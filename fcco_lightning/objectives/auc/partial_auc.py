@@ -95,7 +95,7 @@ class CVaRPartialAUC(RankingObjective):
         scores = self.scores(outputs)
         owners, share, negatives = self._classes(batch, scores.dtype)
         if self.max_fpr == 1:
-            return self.threshold, Rows(self._means(self.loss, scores, owners, negatives), owners, self.outer)
+            return self.threshold, Rows(self._means(self.loss, scores, owners, negatives), owners)
         thresholds = self._thresholds(batch, scores.dtype)
         excess = self._means(self.loss, scores, owners, negatives, thresholds) / self.max_fpr
         if self.min_tpr:
@@ -174,7 +174,7 @@ class KLPartialAUC(RankingObjective):
         """C, where there is one, and ``mean_j exp(l_ij / lam)`` of the batch's positives."""
         owners, _, others = self._classes(batch, self.dtype)
         means = self._means(ExponentialOf(self.loss, self.lam), self.scores(outputs), owners, others)
-        return (None, Rows(means, owners)) if self.tau is None else (self.threshold, Rows(means, owners, self.outer))
+        return None if self.tau is None else self.threshold, Rows(means, owners)
 
     def _range(self) -> Range:
         """Losses are not negative."""

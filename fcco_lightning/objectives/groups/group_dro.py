@@ -165,13 +165,12 @@ class _ShiftedGroupObjective(GroupObjective):
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
-        """f, at the present threshold: a module that moves to another device may get another parameter."""
+        """f of the threshold, which is another parameter where a move to another device replaces it."""
         return Shifted(self._base, self.threshold, self._scale)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
         """C, and R_i as in :meth:`GroupObjective.measure`."""
-        _, rows = super().measure(outputs, batch)
-        return self.threshold, None if rows is None else rows._replace(outer=self.outer)
+        return self.threshold, super().measure(outputs, batch)[1]
 
 
 class CVaRGroupDRO(_ShiftedGroupObjective):
