@@ -459,6 +459,17 @@ def test_average_precision_begins_with_cross_entropy(make_module, make_trainer, 
     assert by_default.global_step == first.global_step
 
 
+def test_the_start_of_average_precision_is_cross_entropy(make_module, make_trainer):
+    """Its weights, when epoch 3 of 4 begins, are those of three epochs of cross-entropy."""
+    parts, at_epochs = {"constraints": [], "algorithm": None}, {}
+    look = first_batches(lambda trainer, module: at_epochs.update({trainer.current_epoch: weights(module)}))
+    alone = fitted(make_module, make_trainer, parts | {"objective": CrossEntropy()}, epochs=3)
+    whole = fitted(make_module, make_trainer, parts | {"objective": AveragePrecision()}, callbacks=[look])
+    for name, expected in weights(alone.lightning_module).items():
+        torch.testing.assert_close(at_epochs[3][name], expected, rtol=0, atol=0)
+        assert not torch.equal(weights(whole.lightning_module)[name], expected)
+
+
 @pytest.mark.parametrize("algorithm", [SOX, lambda: PDSCA(alpha=0.1)], ids=["switched off", "PDSCA"])
 def test_the_start_is_switched_off(algorithm, make_module, make_trainer, said):
     """By one argument, and where the algorithm takes its features from cross-entropy by itself."""

@@ -165,7 +165,7 @@ class _ShiftedGroupObjective(GroupObjective):
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
-        """f of the threshold, which is another parameter where a move to another device replaces it."""
+        """The function f of the threshold, which is another parameter where a move to another device replaces it."""
         return Shifted(self._base, self.threshold, self._scale)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
