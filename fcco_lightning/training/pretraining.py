@@ -53,7 +53,9 @@ class Pretraining:
     :class:`~fcco_lightning.FCCOModule` does where nothing else is said.
 
     During the first phase the estimates of its objective are logged as ``pretrain_objective``, in place of
-    ``train_objective``; validation reports what it always reports.
+    ``train_objective``; of a seamless one they are ``train_objective``, so that callbacks find it in every epoch.  (One
+    that stops early may then stop before the second phase; let it go by a figure of the validation, which reports what
+    it always reports.)
 
     Args:
         epochs: length of the first phase, a whole number >= 1, or a share in (0, 1) of all epochs, rounded down; the
@@ -135,7 +137,7 @@ class Pretraining:
                 f"pretrain.objective={type(objective).__name__} has parameters of its own, which the optimizer of a "
                 "seamless pretraining does not train. Set pretrain.seamless to false."
             )
-        return main._replace(objective=objective, constraints=constraints, algorithm=algorithm, prefix="pretrain")
+        return main._replace(objective=objective, constraints=constraints, algorithm=algorithm)
 
 
 def recommended_by(objective: Objective) -> Pretraining | None:

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback, LearningRateMonitor
+from lightning.pytorch.callbacks import BaseFinetuning, EarlyStopping, LambdaCallback, LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from sklearn.datasets import make_classification
 from sklearn.metrics import average_precision_score
@@ -468,6 +468,15 @@ def test_the_start_of_average_precision_is_cross_entropy(make_module, make_train
     for name, expected in weights(alone.lightning_module).items():
         torch.testing.assert_close(at_epochs[3][name], expected, rtol=0, atol=0)
         assert not torch.equal(weights(whole.lightning_module)[name], expected)
+
+
+def test_callbacks_find_the_objective_in_both_phases(make_module, make_trainer):
+    parts = {"objective": AveragePrecision(), "constraints": [], "algorithm": None}
+    seen = []
+    look = LambdaCallback(on_train_epoch_end=lambda t, _: seen.append(float(t.callback_metrics["train_objective"])))
+    trainer = fitted(make_module, make_trainer, parts, callbacks=[look, EarlyStopping("train_objective")])
+    assert trainer.current_epoch == 4
+    assert min(seen[:3]) > 0 > seen[3]  # cross-entropy, and minus an average precision
 
 
 @pytest.mark.parametrize("algorithm", [SOX, lambda: PDSCA(alpha=0.1)], ids=["switched off", "PDSCA"])
