@@ -155,8 +155,9 @@ class Problem(nn.Module):
         """The objective, which is no submodule, moves along with the rows; f is of the parameters it has then."""
         self.objective._apply(fn, recurse)  # type: ignore[no-untyped-call]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.objective.outer is not None:
-            self.all_terms[0].take(self.objective.outer)
+        self.own()
+        if (outer := self.objective.outer) is not None:
+            self.all_terms[0].take(outer)
         return self
 
     @property
