@@ -87,7 +87,7 @@ class ProtectedTasks(Constraint, ABC):
         change = self.change(outputs, batch, old.nan_to_num())
         shares, totals = shares_of(member, batch, change.dtype)
         means = shares @ only_of(shares, change)
-        return None, Rows(nan_where((task >= len(self.names)).any(), means.unsqueeze(1)), totals > 0)
+        return None, Rows(nan_where((task >= len(self.names)).any(), means.unsqueeze(1)), totals.squeeze(-1) > 0)
 
     def _of_tasks(self, task: Tensor) -> Tensor:
         """The samples of every task, shape (m, B), bool."""

@@ -159,14 +159,14 @@ class OverSides(Constraint):
         """
         members = self.over.members(batch, self)
         if self.strata is None or KNOWN_STRATUM not in batch:
-            shares, total = shares_of(members, batch, dtype)
-            return shares, total > 0
+            shares, totals = shares_of(members, batch, dtype)
+            return shares, totals.squeeze(-1) > 0
         found, known = self.strata.shares(members, batch[KNOWN_STRATUM], dtype, batch.get(SAMPLE_WEIGHT))
         if self.strata.some is None:
             return found, known
-        ratios, total = shares_of(members, batch, dtype)
+        ratios, totals = shares_of(members, batch, dtype)
         some = self.strata.some.like(members)
-        return torch.where(some.unsqueeze(1), found, ratios), torch.where(some, known, total > 0)
+        return torch.where(some.unsqueeze(1), found, ratios), torch.where(some, known, totals.squeeze(-1) > 0)
 
     def _of_rows(self, table: Tensor) -> Tensor:
         """What belongs to the sides of every row of a class, (c, p, k, ...), from that of all sides, (c, s, ...)."""

@@ -21,11 +21,11 @@ def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tenso
         dtype: of the shares.
 
     Returns: shares of sum 1, or 0 where there is no sample, shape (..., B), and the numbers of samples or sums of their
-    weights, (...,), 0 where there is none.
+    weights, (..., 1), 0 where there is none.
     """
     counts = member * batch["weight"].to(dtype) if "weight" in batch else member.to(dtype)
-    total = counts.sum(-1)
-    return counts.div_(total.clamp(min=torch.finfo(dtype).tiny).unsqueeze(-1)), total
+    totals = counts.sum(-1, keepdim=True)
+    return counts.div_(totals.clamp(min=torch.finfo(dtype).tiny)), totals
 
 
 def only_of(shares: Tensor, values: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ WAITS = [
 ]
 N = 256
 STEPS = {  # objective, algorithm, constraints; operators beyond a plain step
-    "AUC": (AUC, SGD, [], 23),
+    "AUC": (AUC, SGD, [], 22),
     "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 81),
     "AP of raw scores, SOX": (lambda: AveragePrecision(sigmoid=False), lambda: SOX(0.1), [], 77),
     "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 72),
