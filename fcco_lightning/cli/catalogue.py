@@ -83,7 +83,7 @@ def use_of(name: str) -> str:
         >>> use_of("HingePenalty")
         '; it goes to model.penalty'
     """
-    places = [found.place for kind, found in KINDS.items() if name in members(kind)]
+    places = [kind_of_part.place for kind, kind_of_part in KINDS.items() if name in members(kind)]
     if places:
         return f"; it goes to {' or '.join(places)}"
     if public_names().get(name) == f"{ROOT.name}.dro":
@@ -100,12 +100,12 @@ class _Header(NamedTuple):
 @functools.cache
 def _headers(folder: str) -> list[_Header]:
     """The headers of all classes with bases in the files of a folder."""
-    found = []
+    headers = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         for name, bases, summary in _CLASS.findall(path.read_text(encoding="utf-8")):
             listed = tuple(re.sub(r"\[.*", "", base).strip().rpartition(".")[2] for base in bases.split(","))
-            found.append(_Header(name, listed, summary))
-    return found
+            headers.append(_Header(name, listed, summary))
+    return headers
 
 
 def _plain(summary: str) -> str:

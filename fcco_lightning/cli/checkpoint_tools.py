@@ -131,7 +131,7 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 def _described(name: str, state: StoredRows) -> dict[str, Any]:
     (n, k), values = state.rows.shape, state.rows[state.seen].double()
-    found = [of(values).item() if len(values) else math.nan for of in (torch.min, torch.mean, torch.max, torch.norm)]
+    stats = [of(values).item() if len(values) else math.nan for of in (torch.min, torch.mean, torch.max, torch.norm)]
     return {
         "name": name,
         "rows": n,
@@ -140,7 +140,7 @@ def _described(name: str, state: StoredRows) -> dict[str, Any]:
         "files": state.files,
         "bytes": state.rows.nbytes,
         "seen": len(values) / n,
-        **{figure: v if math.isfinite(v) else None for figure, v in zip(_OF_ROWS, found, strict=True)},
+        **{figure: v if math.isfinite(v) else None for figure, v in zip(_OF_ROWS, stats, strict=True)},
         "verified": True,  # or read_checkpoint() has raised
     }
 

@@ -119,42 +119,42 @@ def run(args: Sequence[str] | None = None) -> int:
 
     Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
     """
-    given = list(sys.argv[1:] if args is None else args)
-    if given in ([], ["-h"], ["--help"]):
+    words = list(sys.argv[1:] if args is None else args)
+    if words in ([], ["-h"], ["--help"]):
         sys.stdout.write(_HELP)
-    elif given in (["fit", "-h"], ["fit", "--help"]):
+    elif words in (["fit", "-h"], ["fit", "--help"]):
         sys.stdout.write(_HELP_OF_FIT)
-    elif given == ["--version"]:
+    elif words == ["--version"]:
         _say(f"fcco_lightning {__version__}")
-    elif given == ["--print_completion"]:
+    elif words == ["--print_completion"]:
         from fcco_lightning.cli.completion import completion  # noqa: PLC0415
 
         names = sorted({*_OF_LIGHTNING, *_TOOLS})
         sys.stdout.write(completion({name: _options(name) if name in _TOOLS else [] for name in names}))
-    elif given[0] in _TOOLS and not _takes_a_split(given):
-        return _run_tool(*given)
-    elif not given[0].startswith("-") and given[0] not in _OF_LIGHTNING:
+    elif words[0] in _TOOLS and not _takes_a_split(words):
+        return _run_tool(*words)
+    elif not words[0].startswith("-") and words[0] not in _OF_LIGHTNING:
         commands = [*_OF_LIGHTNING, *(name for name in _TOOLS if name not in _OF_LIGHTNING)]
-        close = difflib.get_close_matches(given[0], commands, n=1)
+        close = difflib.get_close_matches(words[0], commands, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        sys.stderr.write(f"fcco: {given[0]!r} is no command.{hint} The commands are {', '.join(commands)}.\n")
+        sys.stderr.write(f"fcco: {words[0]!r} is no command.{hint} The commands are {', '.join(commands)}.\n")
         return 2
     else:
-        return _run_of_lightning(given)
+        return _run_of_lightning(words)
     return 0
 
 
-def _run_of_lightning(given: Sequence[str]) -> int:
+def _run_of_lightning(typed: Sequence[str]) -> int:
     """Carry out a command of Lightning's; what is wrong with files and tables is said before it is loaded."""
     from fcco_lightning.cli.shorthands import written_out  # noqa: PLC0415
 
-    if given[1:] == ["--help", "all"]:
-        given = given[:2]
+    if typed[1:] == ["--help", "all"]:
+        typed = typed[:2]
     words: list[str] = []
-    status = _status(lambda _: words.extend(written_out(given)), Namespace())
+    status = _status(lambda _: words.extend(written_out(typed)), Namespace())
     if status:
         return status
-    if given[0] == "fit" and len(words) == len(given):  # else what is assumed has been said
+    if typed[0] == "fit" and len(words) == len(typed):  # else what is assumed has been said
         sys.stderr.write("Loading PyTorch and Lightning.\n")
         sys.stderr.flush()
     with quick_loading():
@@ -163,10 +163,10 @@ def _run_of_lightning(given: Sequence[str]) -> int:
     return explained(lambda: start(words))
 
 
-def _takes_a_split(given: Sequence[str]) -> bool:
+def _takes_a_split(words: Sequence[str]) -> bool:
     """Whether it is ``fcco predict`` or ``fcco test`` for the test split of a datamodule, not for a table."""
     of_a_run = ("-c", "--config", "--ckpt_path", "--print_config", "--data", "--model", "--trainer")
-    return given[0] in ("predict", "test") and any(re.split("[=.]", word)[0] in of_a_run for word in given[1:])
+    return words[0] in ("predict", "test") and any(re.split("[=.]", word)[0] in of_a_run for word in words[1:])
 
 
 def _options(name: str) -> list[str]:
@@ -179,20 +179,20 @@ def _options(name: str) -> list[str]:
 def _run_tool(name: str, *args: str) -> int:
     parser = ArgumentParser(f"fcco {name}", description=_TOOLS[name].__doc__, allow_abbrev=False)
     work = _TOOLS[name](parser)
-    given, of_fit = parser.parse_known_args(args)
+    options, of_fit = parser.parse_known_args(args)
     if of_fit and name not in ("front", "tune"):
         parser.error(f"unrecognized arguments: {' '.join(of_fit)}")
-    return _status(work, Namespace(**vars(given), of_fit=of_fit))
+    return _status(work, Namespace(**vars(options), of_fit=of_fit))
 
 
-def _status(work: Work, given: Namespace) -> int:
+def _status(work: Work, options: Namespace) -> int:
     """Do the work: 0, 1 for an error, 2 for a mistake in the arguments, 130 when interrupted."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            if "ckpt" in given:  # before libraries are loaded that read it
-                checkpoint_file(given.ckpt)
-            work(given)
+            if "ckpt" in options:  # before libraries are loaded that read it
+                checkpoint_file(options.ckpt)
+            work(options)
     except FCCOError as error:
         if os.environ.get("FCCO_DEBUG"):
             raise
@@ -219,11 +219,11 @@ def _list(parser: ArgumentParser) -> Work:
     parser.add_argument("kinds", metavar="KIND", nargs="*", type=_kind, help=f"one or more of: {', '.join(_LISTED)}")
     parser.add_argument("--copy", metavar="CONFIG", help="copy a configuration into this folder, to be edited")
 
-    def work(given: Namespace) -> None:
-        if given.copy is not None:
-            _say(copy_config(given.copy, Path()))
+    def work(options: Namespace) -> None:
+        if options.copy is not None:
+            _say(copy_config(options.copy, Path()))
             return
-        for kind in given.kinds or _LISTED:
+        for kind in options.kinds or _LISTED:
             _list_kind(kind)
         _say(
             "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Parts that do not go together are "
@@ -260,10 +260,10 @@ def _inspect(parser: ArgumentParser) -> Work:
     _add_checkpoint(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
-    def work(given: Namespace) -> None:
+    def work(options: Namespace) -> None:
         from fcco_lightning.cli.checkpoint_tools import print_description  # noqa: PLC0415 - loads torch
 
-        print_description(given.ckpt, as_json=given.json)
+        print_description(options.ckpt, as_json=options.json)
 
     return work
 
@@ -278,10 +278,10 @@ def _convert(parser: ArgumentParser) -> Work:
     parser.add_argument("out", metavar="OUT", help="NAME.safetensors or NAME.npz")
     parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
 
-    def work(given: Namespace) -> None:
+    def work(options: Namespace) -> None:
         from fcco_lightning.cli.checkpoint_tools import convert  # noqa: PLC0415 - loads torch
 
-        _say(convert(given.ckpt, given.out, force=given.force))
+        _say(convert(options.ckpt, options.out, force=options.force))
 
     return work
 
@@ -301,12 +301,12 @@ def _predict(parser: ArgumentParser) -> Work:
     )
     _add_trusted(parser)
 
-    def work(given: Namespace) -> None:
+    def work(options: Namespace) -> None:
         from fcco_lightning.inference import load, write_table  # noqa: PLC0415 - loads torch
 
-        model = load(given.ckpt, trusted=given.trusted)
-        write_table(model.predict(given.table, id_column=given.id_column, threshold=given.threshold), given.out)
-        _say(given.out)
+        model = load(options.ckpt, trusted=options.trusted)
+        write_table(model.predict(options.table, id_column=options.id_column, threshold=options.threshold), options.out)
+        _say(options.out)
 
     return work
 
@@ -326,13 +326,13 @@ def _test(parser: ArgumentParser) -> Work:
     )
     _add_trusted(parser)
 
-    def work(given: Namespace) -> None:
+    def work(options: Namespace) -> None:
         from fcco_lightning.reports import report_on  # noqa: PLC0415 - loads torch
 
-        report = report_on(given.ckpt, given.table, trusted=given.trusted, importances=given.importances)
-        report.write(given.out)
+        report = report_on(options.ckpt, options.table, trusted=options.trusted, importances=options.importances)
+        report.write(options.out)
         report.show()
-        _say(f"Report and pictures: {given.out} (report.html shows all)")
+        _say(f"Report and pictures: {options.out} (report.html shows all)")
 
     return work
 
@@ -350,10 +350,10 @@ def _export(parser: ArgumentParser) -> Work:
     parser.add_argument("--shape", type=int, nargs="+", help="of one input, for networks of other things than tables")
     _add_trusted(parser)
 
-    def work(given: Namespace) -> None:
+    def work(options: Namespace) -> None:
         from fcco_lightning.inference import export  # noqa: PLC0415 - loads torch
 
-        _say(export(given.ckpt, given.out, shape=given.shape, trusted=given.trusted))
+        _say(export(options.ckpt, options.out, shape=options.shape, trusted=options.trusted))
 
     return work
 
@@ -364,10 +364,10 @@ def _compare(parser: ArgumentParser) -> Work:
     parser.add_argument("--out", help="CSV file for the table")
     parser.add_argument("--picture", default="comparison.png", help="PNG file to write")
 
-    def work(given: Namespace) -> None:
+    def work(options: Namespace) -> None:
         from fcco_lightning.cli.comparison import print_comparison  # noqa: PLC0415 - loads rich and matplotlib
 
-        print_comparison(given.runs, given.out, given.picture)
+        print_comparison(options.runs, options.out, options.picture)
 
     return work
 
@@ -392,11 +392,11 @@ def _front(parser: ArgumentParser) -> Work:
     )
     parser.add_argument("--out", default="runs/front", help="folder for the points and the front (default %(default)s)")
 
-    def work(given: Namespace) -> None:
+    def work(options: Namespace) -> None:
         from fcco_lightning.cli.front import print_front  # noqa: PLC0415 - loads rich and matplotlib
 
-        configs = [part for name in given.config for part in ("--config", name)]
-        print_front([*configs, *given.of_fit], given.kappas, given.factors, given.out)
+        configs = [part for name in options.config for part in ("--config", name)]
+        print_front([*configs, *options.of_fit], options.kappas, options.factors, options.out)
 
     return work
 
@@ -424,12 +424,12 @@ def _tune(parser: ArgumentParser) -> Work:
     parser.add_argument("--seed", type=int, default=0, help="of the sampler")
     parser.add_argument("--full", action="store_true", help="end no trial early (successive halving otherwise does)")
 
-    def work(given: Namespace) -> None:
+    def work(options: Namespace) -> None:
         with quick_loading():
             from fcco_lightning.cli.lightning_cli import explained  # noqa: PLC0415 - loads torch and lightning
             from fcco_lightning.cli.tuning import print_search  # noqa: PLC0415
 
-        settings = vars(given)
+        settings = vars(options)
         fit = settings.pop("of_fit")
         status = explained(lambda: print_search(fit, **settings))
         if status:

@@ -54,9 +54,9 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
     rows = []
     names = Counter(folder.name for folder in reports)
     for folder, figures in reached.items():
-        told = {short[key]: settings[folder].get(key) for key in differing}
+        differences = {short[key]: settings[folder].get(key) for key in differing}
         name = folder.name if names[folder.name] == 1 else str(folder)
-        rows.append({"run": name, **told, **figures})
+        rows.append({"run": name, **differences, **figures})
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
 

@@ -91,18 +91,20 @@ def completion(commands: Mapping[str, list[str]]) -> str:
     Args:
         commands: of ``fcco``, each with its options beside those of ``fit``.
     """
-    found, known = options(), public_names()
-    classes = {name: getattr(fcco_lightning, name) for values in found.values() for name in values if name in known}
+    values_of, public = options(), public_names()
+    classes = {
+        name: getattr(fcco_lightning, name) for values in values_of.values() for name in values if name in public
+    }
     taken = {name: [option.name for option in options_of(classes[name])] for name in sorted(classes)}
-    sections = {f"{path.partition('.')[0]}." for path in found if "." in path}
+    sections = {f"{path.partition('.')[0]}." for path in values_of if "." in path}
     return _SCRIPT.format(
         commands=" ".join(commands),
         own=_cases({name: own for name, own in commands.items() if own}),
         configs=" ".join([*named_configs(), *_short_configs()]),
         searches=" ".join(named_searches()),
         kinds=" ".join([*KINDS, "configs", "searches"]),
-        options=" ".join(f"--{path}" for path in sorted([*found, *sections])),
-        values=_cases({f"--{path}": values for path, values in found.items() if values}),
+        options=" ".join(f"--{path}" for path in sorted([*values_of, *sections])),
+        values=_cases({f"--{path}": values for path, values in values_of.items() if values}),
         arguments=_cases({name: names for name, names in taken.items() if names}),
     )
 
@@ -113,9 +115,9 @@ def _short_configs() -> list[str]:
     return [name for name, count in counts.items() if count == 1]
 
 
-def _cases(found: dict[str, list[str]]) -> str:
+def _cases(words_of: dict[str, list[str]]) -> str:
     """Branches of a ``case`` statement that set the words found; names with the same words share a branch."""
     same: dict[str, list[str]] = {}
-    for name, words in found.items():
+    for name, words in words_of.items():
         same.setdefault(" ".join(words), []).append(name)
     return "\n".join(f'        {"|".join(names)}) _fcco_found="{words}" ;;' for words, names in same.items())

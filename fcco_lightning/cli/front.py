@@ -68,27 +68,27 @@ def points(config: Mapping[str, Any], kappas: Sequence[float] | None, factors: S
         ConfigError: if no constraint has a kappa, their kappas differ or are 0 where that matters, a number is out of
             range, or there are no checkpoints from which to go on.
     """
-    own = [c["init_args"]["kappa"] for c in config["model"].get("constraints") or [] if "kappa" in c["init_args"]]
-    if not own:
+    present = [c["init_args"]["kappa"] for c in config["model"].get("constraints") or [] if "kappa" in c["init_args"]]
+    if not present:
         raise ConfigError("a front varies kappa, and no constraint of the configuration has one. Add a constraint.")
     if config["trainer"].get("enable_checkpointing") is False:
         raise ConfigError(
             "trainer.enable_checkpointing=False leaves nothing from which the next point could begin. Leave it out."
         )
-    if kappas is not None and len(set(own)) > 1:
+    if kappas is not None and len(set(present)) > 1:
         raise ConfigError(
-            f"--kappas gives all constraints one kappa, and theirs are {own}: they do not mean the same. Use "
+            f"--kappas gives all constraints one kappa, and theirs are {present}: they do not mean the same. Use "
             "--factors, which multiplies every one."
         )
-    if kappas is None and 0 in own:
+    if kappas is None and 0 in present:
         raise ConfigError(
-            f"--factors multiplies kappa, and a constraint has kappa 0 ({own}). Give --kappas, or another kappa."
+            f"--factors multiplies kappa, and a constraint has kappa 0 ({present}). Give --kappas, or another kappa."
         )
     if kappas is None:
         factors = sorted({positive("factors", f) for f in factors}, reverse=True)
-        return {f"factor_{f:.12g}": _with_kappa(config, [f * kappa for kappa in own]) for f in factors}
+        return {f"factor_{f:.12g}": _with_kappa(config, [f * kappa for kappa in present]) for f in factors}
     kappas = sorted({non_negative("kappas", kappa) for kappa in kappas}, reverse=True)
-    return {f"kappa_{kappa:.12g}": _with_kappa(config, [kappa] * len(own)) for kappa in kappas}
+    return {f"kappa_{kappa:.12g}": _with_kappa(config, [kappa] * len(present)) for kappa in kappas}
 
 
 def _with_kappa(config: Mapping[str, Any], kappas: Sequence[float]) -> dict[str, Any]:
@@ -113,14 +113,14 @@ def train_point(folder: Path, config: Mapping[str, Any], before: Path | None) ->
         ConfigError: if the folder holds a point that was told something else.
         FCCOError: if training has failed.
     """
-    own = copy.deepcopy(dict(config))
+    point = copy.deepcopy(dict(config))
     checkpoints = folder / "checkpoints"
-    own["trainer"]["default_root_dir"] = str(folder)
-    own["checkpoint"] = {**(own.get("checkpoint") or {}), "dirpath": str(checkpoints), "save_last": True}
-    own["report"] = {**(own.get("report") or {}), "enabled": True, "folder": str(folder)}
+    point["trainer"]["default_root_dir"] = str(folder)
+    point["checkpoint"] = {**(point.get("checkpoint") or {}), "dirpath": str(checkpoints), "save_last": True}
+    point["report"] = {**(point.get("report") or {}), "enabled": True, "folder": str(folder)}
     if before is not None:  # the model beside the run would begin with these weights, too
-        own["warm_start"], own["baseline"] = {"ckpt": str(before)}, {"enabled": False}
-    path, text = folder / "point.yaml", yaml.safe_dump(own, sort_keys=False)
+        point["warm_start"], point["baseline"] = {"ckpt": str(before)}, {"enabled": False}
+    path, text = folder / "point.yaml", yaml.safe_dump(point, sort_keys=False)
     finished = read_report(folder) is not None
     trained = finished or checkpoints.is_dir()
     if trained and path.is_file() and path.read_text() != text:
@@ -149,12 +149,12 @@ def front(folders: Sequence[Path]) -> list[Row]:
     missing = [str(folder) for folder, report in reports.items() if not (report and report.get("kappas"))]
     if missing:
         raise DataError(f"{missing[0]} holds no report of a run under constraints. Train the point.")
-    known = {folder: report for folder, report in reports.items() if report is not None}
-    kappas = [report["kappas"] for report in known.values()]
+    finished = {folder: report for folder, report in reports.items() if report is not None}
+    kappas = [report["kappas"] for report in finished.values()]
     if any(one.keys() != other.keys() for one, other in pairwise(kappas)):
         raise DataError(f"the points of {folders[0].parent} have different constraints. Name another folder by --out.")
     tightest = kappas[-1]
-    return [_row(folder, report, tightest) for folder, report in known.items()]
+    return [_row(folder, report, tightest) for folder, report in finished.items()]
 
 
 def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float]) -> Row:
@@ -165,10 +165,10 @@ def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float])
     row[HOLDS] = reached.get(HOLDS)
     for split in ("train", "val", "test"):
         values = report.get(split, {})
-        found = values.get("constraints", {}) | (values.get("decided", {}) if report.get("decisions") else {})
-        shifts = {name: report["kappas"][name] - tightest[name] for name in found}
-        if found:
-            row[f"{split} violation"] = max(h + shifts[name] for name, h in found.items())
+        constraints = values.get("constraints", {}) | (values.get("decided", {}) if report.get("decisions") else {})
+        shifts = {name: report["kappas"][name] - tightest[name] for name in constraints}
+        if constraints:
+            row[f"{split} violation"] = max(h + shifts[name] for name, h in constraints.items())
         figures = {k: v for k, v in report.get(split, {}).items() if f"test_{k}" in reached}
         row |= {f"{split} {name}": figure for name, figure in figures.items()}
     return row

@@ -168,15 +168,15 @@ class FCCOCLI(LightningCLI):
         """
         command = self.config["subcommand"]
         folders = checkpoint_folders(self.config[command])
-        found = find_own(folders, _job_of(self._typed()))
-        if found.path is None and (which == "last" or command != "fit"):
+        search = find_own(folders, _job_of(self._typed()))
+        if search.path is None and (which == "last" or command != "fit"):
             looked = " or ".join(str(folder.resolve()) for folder in folders)
             raise CheckpointError(
-                f"--ckpt_path {which}: no last.ckpt of this job below {looked}{found.others}. Give the path, or what "
+                f"--ckpt_path {which}: no last.ckpt of this job below {looked}{search.others}. Give the path, or what "
                 "the job was given: its seed, model and data, or its --name."
             )
-        rank_zero_info(f"--ckpt_path {which}: {found}")
-        return None if found.path is None else str(found.path)
+        rank_zero_info(f"--ckpt_path {which}: {search}")
+        return None if search.path is None else str(search.path)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Carry out the command; the folder of a run that failed before it wrote anything is not left behind.
@@ -341,8 +341,8 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
     resume = "resume with --ckpt_path auto, or name a checkpoint of the run."
     cause: BaseException | None = None if os.environ.get("FCCO_DEBUG") else error
     while cause is not None:
-        if (said := _said_by_a_part(cause)) is not None:
-            return 1, said
+        if (sentence := _said_by_a_part(cause)) is not None:
+            return 1, sentence
         if isinstance(cause, SIGTERMException):
             return 128 + signal.SIGTERM, f"told to end{_and_saved(cause)}"
         if isinstance(cause, KeyboardInterrupt):
@@ -372,12 +372,12 @@ def _said_by_a_part(error: BaseException) -> str | None:
     """
     if isinstance(error, FCCOError):
         # of a worker process torch hands over the error with its traceback as the message
-        own = str(error).rpartition(f"\n{type(error).__module__}.{type(error).__name__}: ")[2]
-        return f"{type(error).__name__}: {own.rstrip()}"
-    head, _, said = str(error).partition("\nErrors:\n")
+        message = str(error).rpartition(f"\n{type(error).__module__}.{type(error).__name__}: ")[2]
+        return f"{type(error).__name__}: {message.rstrip()}"
+    head, _, errors = str(error).partition("\nErrors:\n")
     if not isinstance(error, ValueError) or not head.startswith("Does not validate against any of the Union"):
         return None
-    lines = said.partition("\nGiven value type:")[0].removeprefix("  - ").split("\n  - ")
+    lines = errors.partition("\nGiven value type:")[0].removeprefix("  - ").split("\n  - ")
     others = ("Expected a ", "Expected an instantiatable class", "Import path ", "Does not validate")
     meant = [line for line in lines if not line.startswith(others)]
     return f"{ConfigError.__name__}: {meant[0]}" if len(meant) == 1 else None

@@ -33,13 +33,13 @@ def find_config(name: str) -> Path:
     Raises:
         ConfigError: if there is none, or several folders have one of that name.
     """
-    known, asked = named_configs(), name.removesuffix(".yaml").removeprefix("configs/")
-    found = [full for full in known if asked in (full, full.partition("/")[2])]
-    if len(found) == 1:
-        return known[found[0]]
-    if found:
-        raise ConfigError(f"--config {name}: there are {' and '.join(found)}. Name one of them.")
-    every = [*known, *(full.partition("/")[2] for full in known)]
+    paths, asked = named_configs(), name.removesuffix(".yaml").removeprefix("configs/")
+    matches = [full for full in paths if asked in (full, full.partition("/")[2])]
+    if len(matches) == 1:
+        return paths[matches[0]]
+    if matches:
+        raise ConfigError(f"--config {name}: there are {' and '.join(matches)}. Name one of them.")
+    every = [*paths, *(full.partition("/")[2] for full in paths)]
     close = list(dict.fromkeys(difflib.get_close_matches(asked, every, n=2, cutoff=0.6)))
     raise ConfigError(
         f"--config {name}: there is no such file, and no configuration of that name.{did_you_mean(close)} "
@@ -53,17 +53,17 @@ def with_files(args: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: if one is neither a file nor a name.
     """
-    found, value_of_config = [], False
+    words, value_of_config = [], False
     for arg in args:
         option, equals, value = arg.partition("=")
         if value_of_config:
-            found.append(_file(arg))
+            words.append(_file(arg))
         elif option in ("--config", "-c") and equals:
-            found.append(f"{option}={_file(value)}")
+            words.append(f"{option}={_file(value)}")
         else:
-            found.append(arg)
+            words.append(arg)
         value_of_config = arg in ("--config", "-c")
-    return found
+    return words
 
 
 def copy_config(name: str, folder: Path) -> Path:

@@ -44,26 +44,26 @@ def options() -> dict[str, list[str]]:
         >>> "SONEX" in found["model.algorithm"], found["trainer.barebones"], "data.splits.val_fraction" in found
         (True, ['true', 'false'], True)
     """
-    found: dict[str, list[str]] = {name: [] for name in OF_FIT}
-    found["logger"] = ["tensorboard", "wandb"]
-    found["data"] = [*members("data")]
+    values_of: dict[str, list[str]] = {name: [] for name in OF_FIT}
+    values_of["logger"] = ["tensorboard", "wandb"]
+    values_of["data"] = [*members("data")]
     sections = {section: getattr(fcco_lightning, name) for section, name in SECTIONS.items()}
     for section, cls in {"model": FCCOModule, "trainer": Trainer, **sections}.items():
-        _add(found, section, cls)
-    for name in found["data"]:
-        _add(found, "data", getattr(fcco_lightning, name))
-    return found
+        _add(values_of, section, cls)
+    for name in values_of["data"]:
+        _add(values_of, "data", getattr(fcco_lightning, name))
+    return values_of
 
 
-def _add(found: dict[str, list[str]], path: str, cls: type) -> None:
+def _add(values_of: dict[str, list[str]], path: str, cls: type) -> None:
     """Add the options of a class, and of the classes that these may be."""
     for option in options_of(cls):
         place = f"{path}.{option.name}"
-        values = [*found.get(place, []), *(choice.__name__ for choice in option.classes), *option.values]
-        found[place] = list(dict.fromkeys(values))
+        values = [*values_of.get(place, []), *(choice.__name__ for choice in option.classes), *option.values]
+        values_of[place] = list(dict.fromkeys(values))
         if option.single and place.count(".") < _DEEPEST:
             for choice in option.classes:
-                _add(found, place, choice)
+                _add(values_of, place, choice)
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def _parts(hint: Any) -> Iterator[Any]:
 
 def _choices(base: type) -> list[type]:
     """The classes of this package that go where a class is asked for."""
-    kinds = [kind for kind, found in KINDS.items() if base.__name__ in found.roots]
+    kinds = [kind for kind, entry in KINDS.items() if base.__name__ in entry.roots]
     if kinds:
         return [getattr(fcco_lightning, name) for kind in kinds for name in members(kind)]
     public = public_names()

@@ -131,13 +131,13 @@ class ArgumentParser(LightningArgumentParser):
         values = config.as_dict() if isinstance(config, Namespace) else config
         if not isinstance(values, dict) or "class_path" in values or self._subcommands_action is not None:
             return
-        known = {action.dest for action in self._actions}
+        destinations = {action.dest for action in self._actions}
         for name, value in values.items():
             key = f"{parent}{name}"
             for one in value if isinstance(value, list) else [value]:
                 self._require_arguments_below(one, key)
-            group = any(other.startswith(f"{key}.") for other in known)
-            if not (key in known or group) and _is_empty(value):
+            group = any(other.startswith(f"{key}.") for other in destinations)
+            if not (key in destinations or group) and _is_empty(value):
                 self.error(f"Option '{key}' is not accepted")
             if group:
                 self._require_known(value, f"{key}.")
@@ -153,10 +153,10 @@ class ArgumentParser(LightningArgumentParser):
 
 def _of_no_class(message: str) -> str:
     """Name what a class may have been meant by, where a name is none of a class that goes there."""
-    found = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
-    if found is None:
+    match = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
+    if match is None:
         return message
-    key, name = _below_classes(found[1]), found[2]
+    key, name = _below_classes(match[1]), match[2]
     elsewhere = [other for module in (optim, lr_scheduler, callbacks, loggers) for other in module.__all__]
     if name in public_names():
         return f"--{key}: {name} is a class of this package, but not of the kind that goes here{use_of(name)}."
@@ -165,67 +165,67 @@ def _of_no_class(message: str) -> str:
 
 def _below_no_class(message: str) -> str:
     """Ask for the class whose argument was given."""
-    found = re.search(r'Parser key "([\w.]+)".* is abstract.*NestedArg\(key=\'([\w.]+)\'', message, _ANY)
-    if found is None:
+    match = re.search(r'Parser key "([\w.]+)".* is abstract.*NestedArg\(key=\'([\w.]+)\'', message, _ANY)
+    if match is None:
         return message
-    key = _below_classes(found[1])
-    return f"--{key}.{found[2]}: no class is named that has this argument. Put --{key} CLASS before it."
+    key = _below_classes(match[1])
+    return f"--{key}.{match[2]}: no class is named that has this argument. Put --{key} CLASS before it."
 
 
-def _unrecognized(message: str, known: Sequence[str]) -> str:
+def _unrecognized(message: str, options: Sequence[str]) -> str:
     """Name the whole option, and those that are spelt alike."""
-    found = re.search(r"unrecognized arguments: (--[\w.]+)", message)
-    if found is None:
+    match = re.search(r"unrecognized arguments: (--[\w.]+)", message)
+    if match is None:
         return message
-    above = found[1].rpartition(".")[0]  # of an argument of a class, whose option may be misspelt
-    words = known if "." in found[1] else [*SHORT, *known]
-    near = get_close_matches(found[1], words, cutoff=0.75) or get_close_matches(above, known, cutoff=0.75)
+    above = match[1].rpartition(".")[0]  # of an argument of a class, whose option may be misspelt
+    words = options if "." in match[1] else [*SHORT, *options]
+    near = get_close_matches(match[1], words, cutoff=0.75) or get_close_matches(above, options, cutoff=0.75)
     near = [name if name in SHORT else _whole(name) for name in near if not name.endswith((".help", "+"))]
-    return message.replace(found[1], f"--{_below_classes(found[1].removeprefix('--'))}", 1) + f".{did_you_mean(near)}"
+    return message.replace(match[1], f"--{_below_classes(match[1].removeprefix('--'))}", 1) + f".{did_you_mean(near)}"
 
 
 def _required(message: str) -> str:
     """Name the whole option that is missing, and where those of a finished run are."""
-    found = re.search(r"arguments are required: ([\w.]+)", message)
-    if found is None:
+    match = re.search(r"arguments are required: ([\w.]+)", message)
+    if match is None:
         return message
-    if found[1].split(".")[0] in ("test", "validate"):
+    if match[1].split(".")[0] in ("test", "validate"):
         return f"{message}.{_OF_RUNS}"
-    if found[1].startswith("fit."):
+    if match[1].startswith("fit."):
         return f"{message}.{_TO_FIT}"
-    whole = _below_classes(found[1])
-    return message if whole == found[1] else f"the option --{whole} is required"
+    whole = _below_classes(match[1])
+    return message if whole == match[1] else f"the option --{whole} is required"
 
 
 def _null(message: str) -> str:
     """Say what stands for nothing in a list."""
-    found = re.search(r'Parser key "([\w.]+)":.*Sequence.*Got value: None$', message, _ANY)
-    return message if found is None else f"--{_below_classes(found[1])}: null is no list. Leave it out, or give []."
+    match = re.search(r'Parser key "([\w.]+)":.*Sequence.*Got value: None$', message, _ANY)
+    return message if match is None else f"--{_below_classes(match[1])}: null is no list. Leave it out, or give []."
 
 
 def _of_no_mapping(message: str) -> str:
     """Say what a mapping lacks that was read as a text."""
-    found = re.search(r"(?:Given value: |Unable to load config ['\"])(\{\w+:\S.*?\})", message)
+    match = re.search(r"(?:Given value: |Unable to load config ['\"])(\{\w+:\S.*?\})", message)
     key = re.search(r'Parser key "([\w.]+)"', message)
-    if found is None or key is None:
+    if match is None or key is None:
         return message
-    return f"--{_below_classes(key[1])}: {found[1]} is no mapping. Put a blank behind each colon, as in '{{a: b}}'."
+    return f"--{_below_classes(key[1])}: {match[1]} is no mapping. Put a blank behind each colon, as in '{{a: b}}'."
 
 
 def _of_another_type(message: str) -> str:
     """Say in words what the value of an option may be."""
-    found = re.search(
+    match = re.search(
         r'Parser key "([\w.]+)":\s+(?:Expected a|.*Subtypes:) (.*?)\.?\s+(?:Errors:.*Given|Got) value: (.*)$',
         message,
         _ANY,
     )
-    types = [] if found is None else re.findall(_TYPE, found[2].removeprefix("[").removesuffix("]"))
-    if found is None or not types or not all(values or name in _IN_WORDS for values, name, _ in types):
+    types = [] if match is None else re.findall(_TYPE, match[2].removeprefix("[").removesuffix("]"))
+    if match is None or not types or not all(values or name in _IN_WORDS for values, name, _ in types):
         return message
     words = [word for values, name, _ in types for word in (values.split(", ") if values else [_IN_WORDS[name]])]
     *others, last = dict.fromkeys(words)
     allowed = f"{', '.join(others)} or {last}" if others else last
-    return f"--{_below_classes(found[1])} must be {allowed}, got {found[3].strip()!r}."
+    return f"--{_below_classes(match[1])} must be {allowed}, got {match[3].strip()!r}."
 
 
 def _is_empty(value: Any) -> bool:

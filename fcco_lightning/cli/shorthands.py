@@ -71,14 +71,14 @@ def written_out(args: Sequence[str]) -> list[str]:
         path = Path(word.rpartition("=")[2])
         if path.suffix in _CONFIGS and path.is_file():
             require_text(path, str(path))
-    given = list(_with_nulls(_with_constraints(_with_decisions(with_files(_in_full(args))))))
-    table = _options(given).get("--data", "")
+    words = list(_with_nulls(_with_constraints(_with_decisions(with_files(_in_full(args))))))
+    table = _options(words).get("--data", "")
     if table.endswith(_TABLES):
         way = f"is given by --data.train {table}, from which the datamodule follows."
-        if given[:1] == ["predict"]:
+        if words[:1] == ["predict"]:
             way = f"is predicted by fcco predict CKPT {table}."
         raise ConfigError(f"--data {table} names no datamodule: a table {way}")
-    return [*_of_a_table(given)] if given[:1] == ["fit"] else _of_a_run(given)
+    return [*_of_a_table(words)] if words[:1] == ["fit"] else _of_a_run(words)
 
 
 def _in_full(args: Sequence[str]) -> list[str]:
@@ -96,13 +96,13 @@ def _full(word: str) -> str:
 
 def _with_nulls(args: Iterable[str]) -> Iterator[str]:
     """The arguments, with ``null`` for a field of a record of the data, which the parser would take for a text."""
-    found: list[str] = []
+    words: list[str] = []
     for word in args:
-        if word in _NULLS and found and _FIELD.fullmatch(found[-1]):
-            found[-1] += f"={word}"
+        if word in _NULLS and words and _FIELD.fullmatch(words[-1]):
+            words[-1] += f"={word}"
         else:
-            found.append(word)
-    for word in found:
+            words.append(word)
+    for word in words:
         name, _, value = word.partition("=")
         field = _FIELD.fullmatch(name) if value in _NULLS else None
         yield word if field is None else f"--data.{field[1]}={json.dumps({field[2]: None})}"
@@ -110,14 +110,14 @@ def _with_nulls(args: Iterable[str]) -> Iterator[str]:
 
 def _joined(args: Iterable[str], option: str) -> list[str]:
     """The arguments, with options that begin so and their values in one word."""
-    found: list[str] = []
+    joined: list[str] = []
     for word in args:
-        waiting = bool(found) and found[-1].startswith(option) and "=" not in found[-1].rstrip("=")
+        waiting = bool(joined) and joined[-1].startswith(option) and "=" not in joined[-1].rstrip("=")
         if waiting and not word.startswith("--"):
-            found[-1] = f"{found[-1].rstrip('=')}={word}"
+            joined[-1] = f"{joined[-1].rstrip('=')}={word}"
         else:
-            found.append(word)
-    return found
+            joined.append(word)
+    return joined
 
 
 def _with_decisions(args: Iterable[str]) -> Iterator[str]:
@@ -145,8 +145,8 @@ def _with_constraints(args: Iterable[str]) -> Iterator[str]:
         if named:
             yield f"{option}={json.dumps(named[0] if option.endswith('+') else named)}"
             named = []
-        if name in (_CONSTRAINTS, f"{_CONSTRAINTS}+") and (found := _classes(value)):
-            option, named = name, found
+        if name in (_CONSTRAINTS, f"{_CONSTRAINTS}+") and (classes := _classes(value)):
+            option, named = name, classes
         elif word:
             yield word
 
@@ -164,8 +164,8 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
         yield from args
         return
     assumed = {name: value for name, value in _assumed(options) if name not in options}
-    said = [f"{name} {shlex.quote(value)}" for name, value in assumed.items()]
-    print(printable_lines(f"Assumed, as nothing else is said: {' '.join(said)}"), file=sys.stderr)  # noqa: T201 - the program's output
+    assumptions = [f"{name} {shlex.quote(value)}" for name, value in assumed.items()]
+    print(printable_lines(f"Assumed, as nothing else is said: {' '.join(assumptions)}"), file=sys.stderr)  # noqa: T201 - the program's output
     words = [*_with_constraints(f"{name}={value}" for name, value in assumed.items())]
     args = list(_by_each(args, _named(options.get(_SENSITIVE, ""))))
     inside = [word for word in words if word.startswith("--model.network.")]  # of a class that may be named later
@@ -194,33 +194,33 @@ def _of_a_run(args: list[str]) -> list[str]:
 
 def _options(args: Sequence[str]) -> dict[str, str]:
     """The options by name, with their values as typed; empty where they have none of their own."""
-    found = {}
+    values = {}
     for word, following in zip(args, [*args[1:], ""], strict=True):
         if word.startswith("-"):
             name, equals, value = word.partition("=")
-            found[name] = value if equals else "" if following.startswith("--") else following
-    return found
+            values[name] = value if equals else "" if following.startswith("--") else following
+    return values
 
 
 def _of_configs(args: Sequence[str]) -> dict[str, str]:
     """What the configurations of a command line say, as options."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in _joined(_joined(args, "--config"), "-c"):
         option, _, file = word.partition("=")
         if option in ("--config", "-c") and file:
-            found |= _flat(read_yaml(Path(file), file) or {})
-    return found
+            values |= _flat(read_yaml(Path(file), file) or {})
+    return values
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
     """Settings as options, ``--model.optimizer SGD`` and ``--model.optimizer.lr 0.1`` of a class and its argument."""
     if not isinstance(value, Mapping):
         return {name: value if isinstance(value, str) else json.dumps(value, default=str)}
-    own = {name: str(value["class_path"]).rpartition(".")[2]} if "class_path" in value else {}
-    inside = (value.get("init_args") or {}) if own else value
+    flat = {name: str(value["class_path"]).rpartition(".")[2]} if "class_path" in value else {}
+    inside = (value.get("init_args") or {}) if flat else value
     for key, inner in inside.items():
-        own |= _flat(inner, f"{name}.{key}" if name else f"--{key}")
-    return own
+        flat |= _flat(inner, f"{name}.{key}" if name else f"--{key}")
+    return flat
 
 
 def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -379,8 +379,8 @@ def _is_to_be_calibrated(
     objective: str, labels: "pd.Series | None", groups: "pd.Series | None", options: dict[str, str]
 ) -> bool:
     """Whether scores of two classes are probabilities only by rows held out, and there are enough of them."""
-    said = {"--data.groups", *(f"--data.splits{of}" for of in ("", ".val_fraction", ".whole", ".remove_positives"))}
-    if labels is None or labels.nunique() != 2 or objective in ("CrossEntropy", _OF_NUMBERS) or said & options.keys():
+    splits = {"--data.groups", *(f"--data.splits{of}" for of in ("", ".val_fraction", ".whole", ".remove_positives"))}
+    if labels is None or labels.nunique() != 2 or objective in ("CrossEntropy", _OF_NUMBERS) or splits & options.keys():
         return False
     return _rarest(labels, groups) >= _ENOUGH
 
@@ -429,8 +429,8 @@ def _has_gaps(frame: "pd.DataFrame", options: dict[str, str]) -> bool:
 
 def _named(words: str) -> list[str]:
     """The columns that are named, one or a list."""
-    found = load_yaml(words, "columns") if words.startswith("[") else [words] if words else []
-    return [str(name) for name in found]
+    names = load_yaml(words, "columns") if words.startswith("[") else [words] if words else []
+    return [str(name) for name in names]
 
 
 def _by_each(args: Iterable[str], columns: Sequence[str]) -> Iterator[str]:
@@ -440,10 +440,10 @@ def _by_each(args: Iterable[str], columns: Sequence[str]) -> Iterator[str]:
         if len(columns) < 2 or name not in (_CONSTRAINTS, f"{_CONSTRAINTS}+") or not value.startswith(("[{", "{")):
             yield word
             continue
-        given = load_yaml(value, name)
+        items = load_yaml(value, name)
         each = [
             one | {"init_args": {**one.get("init_args", {}), "by": column}} if column else one
-            for one in (given if isinstance(given, list) else [given])
+            for one in (items if isinstance(items, list) else [items])
             for column in (columns if _compares(one) else [""])
         ]
         yield from [f"{name}={json.dumps(each)}"] if name == _CONSTRAINTS else (f"{name}={json.dumps(c)}" for c in each)
@@ -454,8 +454,8 @@ def _compares(one: Any) -> bool:
     from fcco_lightning import constraints  # noqa: PLC0415 - loads torch
 
     named = str(one.get("class_path", "")) if isinstance(one, dict) else ""
-    found = getattr(constraints, named.rpartition(".")[2], None)
-    return found is not None and "by" in inspect.signature(found).parameters and "by" not in one.get("init_args", {})
+    cls = getattr(constraints, named.rpartition(".")[2], None)
+    return cls is not None and "by" in inspect.signature(cls).parameters and "by" not in one.get("init_args", {})
 
 
 def _table(options: dict[str, str]) -> "pd.DataFrame":

@@ -54,28 +54,28 @@ class Option:
     def __init__(self, path: str, values: object) -> None:
         if not isinstance(values, Mapping) or len(values) != 1:
             raise ConfigError(f"search: {path}: {values!r} is no set of values. Give {_KINDS}.")
-        ((kind, found),) = values.items()
+        ((kind, content),) = values.items()
         self.path = path
         self.kind: str = one_of(f"search: kind of {path}", kind, ("log", "uniform", "int", "choice"))
-        self.values: list[Any] = [_number(value) for value in found] if isinstance(found, list) else []
+        self.values: list[Any] = [_number(value) for value in content] if isinstance(content, list) else []
         if kind == "choice":
-            self._check_choices(found)
+            self._check_choices(content)
         else:
-            self._check_range(found)
+            self._check_range(content)
 
-    def _check_choices(self, found: object) -> None:
+    def _check_choices(self, value: object) -> None:
         if not self.values or not all(v is None or isinstance(v, bool | int | float | str) for v in self.values):
             raise ConfigError(
-                f"search: choice of {self.path} must be a list of numbers, texts, true, false or null, got {found!r}."
+                f"search: choice of {self.path} must be a list of numbers, texts, true, false or null, got {value!r}."
             )
 
-    def _check_range(self, found: object) -> None:
+    def _check_range(self, value: object) -> None:
         numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
         fits = len(self.values) == len(numbers) == 2 and numbers[0] < numbers[1]
         if not fits or (self.kind == "log" and numbers[0] <= 0):
             above = "0 < " if self.kind == "log" else ""
             raise ConfigError(
-                f"search: {self.kind} of {self.path} must be [LOW, HIGH] with {above}LOW < HIGH, got {found!r}."
+                f"search: {self.kind} of {self.path} must be [LOW, HIGH] with {above}LOW < HIGH, got {value!r}."
             )
 
     def suggest(self, trial: "optuna.Trial") -> Any:
@@ -121,10 +121,10 @@ def read_search(path: str | Path) -> list[Option]:
             f"--search {path}: there is no such file, and no search of that name; fcco list searches names them. A "
             f"search has a line for every option, such as `model.optimizer.lr: {{log: [1e-3, 1]}}`; others {_KINDS}."
         )
-    found = read_yaml(file, f"--search {path}")
-    if not isinstance(found, Mapping) or not found:
-        raise ConfigError(f"--search {path}: must map paths of options to values, {_KINDS}; it holds {found!r}.")
-    return [Option(str(option), values) for option, values in found.items()]
+    search = read_yaml(file, f"--search {path}")
+    if not isinstance(search, Mapping) or not search:
+        raise ConfigError(f"--search {path}: must map paths of options to values, {_KINDS}; it holds {search!r}.")
+    return [Option(str(option), values) for option, values in search.items()]
 
 
 def rank(value: float, violation: float | None, vacuous: object = False) -> float:
@@ -211,9 +211,9 @@ class Judge(Callback):
     def keep(self) -> None:
         """Write the figures that count into the trial."""
         value, violation, vacuous = self.validations[self.chosen]
-        found = {"figure": self.figure, "value": self._sign * value, "violation": violation, "epoch": self.chosen}
-        found |= {"vacuous": vacuous}
-        for name, content in found.items():
+        attributes = {"figure": self.figure, "value": self._sign * value, "violation": violation, "epoch": self.chosen}
+        attributes |= {"vacuous": vacuous}
+        for name, content in attributes.items():
             self.trial.set_user_attr(name, content)
 
     @property
@@ -376,25 +376,25 @@ def _arguments(params: Mapping[str, Any]) -> list[str]:
 
 
 def _say(study: "optuna.Study", trial: "optuna.trial.FrozenTrial") -> None:  # noqa: ARG001 - Optuna's signature
-    said = {"COMPLETE": "ended", "PRUNED": "ended early", "FAIL": "failed"}[trial.state.name]
+    outcome = {"COMPLETE": "ended", "PRUNED": "ended early", "FAIL": "failed"}[trial.state.name]
     figures = _figures(trial) if "value" in trial.user_attrs else ""
-    Console().print(f"trial {trial.number} {said}{figures}", highlight=False, soft_wrap=True)
+    Console().print(f"trial {trial.number} {outcome}{figures}", highlight=False, soft_wrap=True)
 
 
 def _figures(trial: "optuna.trial.FrozenTrial") -> str:
-    found = trial.user_attrs
-    violation = "" if found["violation"] is None else f", largest h {found['violation']:+.4f}"
-    violation += ", constraints vacuous" if found.get("vacuous") else ""
-    return f": validation {found['figure']} {found['value']:.4f}{violation} (epoch {found['epoch']})"
+    attributes = trial.user_attrs
+    violation = "" if attributes["violation"] is None else f", largest h {attributes['violation']:+.4f}"
+    violation += ", constraints vacuous" if attributes.get("vacuous") else ""
+    return f": validation {attributes['figure']} {attributes['value']:.4f}{violation} (epoch {attributes['epoch']})"
 
 
 def _row(trial: "optuna.trial.FrozenTrial") -> dict[str, Any]:
     """Of the table: what was tried, and what it has reached."""
-    found = trial.user_attrs
+    attributes = trial.user_attrs
     violation = {}
-    if found["violation"] is not None:
-        violation = {"largest h": found["violation"], "vacuous": "yes" if found.get("vacuous") else "no"}
-    return {"trial": trial.number, **trial.params, found["figure"]: found["value"]} | violation
+    if attributes["violation"] is not None:
+        violation = {"largest h": attributes["violation"], "vacuous": "yes" if attributes.get("vacuous") else "no"}
+    return {"trial": trial.number, **trial.params, attributes["figure"]: attributes["value"]} | violation
 
 
 def _conclusion(best: "optuna.trial.FrozenTrial", edges: Sequence[str]) -> str:

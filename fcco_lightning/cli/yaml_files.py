@@ -47,15 +47,15 @@ def require_harmless(text: str, where: str) -> None:
     built, and nothing is written out, before it is known to be small.
     """
     try:
-        found = _Found(where)
+        content = _Found(where)
         for event in yaml.parse(text, Loader=_LOADER):
-            found.take(event)
+            content.take(event)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1},"
         tab = " Indent with blanks instead of tabs." if "\t" in text else ""
-        told = (getattr(error, name, None) for name in ("context", "problem", "reason"))
-        what = " ".join(filter(None, told)) or str(error)
+        reasons = (getattr(error, name, None) for name in ("context", "problem", "reason"))
+        what = " ".join(filter(None, reasons)) or str(error)
         raise ConfigError(f"{where}{line} cannot be read as YAML: {what}.{tab}") from error
 
 

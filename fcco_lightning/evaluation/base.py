@@ -163,8 +163,8 @@ class Evaluation(ABC):
         return _name(self.label_names, label)
 
 
-def _name(known: Sequence[str], number: int) -> str:
-    return str(known[number]) if number < len(known) else str(number)
+def _name(names: Sequence[str], number: int) -> str:
+    return str(names[number]) if number < len(names) else str(number)
 
 
 def direction(figure: str) -> Literal["max", "min"]:
@@ -179,8 +179,8 @@ def direction(figure: str) -> Literal["max", "min"]:
 
 def shown_split(names: Iterable[str]) -> str:
     """Return the split that stands for all where only one is shown: "test", or else the last; empty without any."""
-    known = [*names]
-    return "test" if "test" in known else next(reversed(known), "")
+    splits = [*names]
+    return "test" if "test" in splits else next(reversed(splits), "")
 
 
 def require_columns(batch: Columns, *names: str, figures: str) -> None:

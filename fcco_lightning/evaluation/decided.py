@@ -66,15 +66,15 @@ def decision_details(
     weight = columns["weight"].cpu().double().numpy() if "weight" in columns else None
     names = [str(name) for name in classes] if len(classes) == 2 else ["0", "1"]
     of_all = _Confusion(positive, decided.cpu().numpy(), weight)
-    found: dict[str, Any] = {"confusion_matrix": of_all.records(names), "rates_by_group": [of_all.rates("all")]}
+    details: dict[str, Any] = {"confusion_matrix": of_all.records(names), "rates_by_group": [of_all.rates("all")]}
     if "group" in columns and columns["group"].dim() == 1:
         groups = columns["group"].cpu().numpy()
         rates = [of_all.part(groups == g).rates(group_name(int(g))) for g in np.unique(groups)]
-        found["rates_by_group"] += sorted(rates, key=lambda record: np.nan_to_num(record["tpr"], nan=2.0))
+        details["rates_by_group"] += sorted(rates, key=lambda record: np.nan_to_num(record["tpr"], nan=2.0))
     if probabilities is not None:
         p = (probabilities[:, 1] if several else probabilities).cpu().numpy()
-        found |= _of_probabilities(positive, p, weight)
-    return found
+        details |= _of_probabilities(positive, p, weight)
+    return details
 
 
 class _Confusion:
@@ -129,8 +129,8 @@ def _of_probabilities(positive: npt.NDArray[np.bool_], p: FloatArray, weight: Fl
     )
     kept = mass > 0
     records = [
-        {"samples": int(n), "predicted": float(said), "observed": float(true)}
-        for n, said, true in zip(count[kept], predicted[kept] / mass[kept], observed[kept] / mass[kept], strict=True)
+        {"samples": int(n), "predicted": float(mean), "observed": float(share)}
+        for n, mean, share in zip(count[kept], predicted[kept] / mass[kept], observed[kept] / mass[kept], strict=True)
     ]
     return {
         "brier_loss": float(brier_score_loss(positive, p, sample_weight=weight)),

@@ -166,8 +166,8 @@ def _sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:
     """
     require_columns(batch, "y", "group", figures="figures by group")
     correct, losses = correct_and_loss(outputs, batch["y"])
-    known = batch["group"] != -1
-    correct, losses, group = correct[known], losses[known], batch["group"][known]
+    in_group = batch["group"] != -1
+    correct, losses, group = correct[in_group], losses[in_group], batch["group"][in_group]
     size = max(1, int(group.max()) + 1) if len(group) else 1
     weight = batch["weight"].double() if "weight" in batch else torch.ones_like(losses)
     sums = [group_sums(weight * values, group, size)[0] for values in (torch.ones_like(losses), correct, losses)]

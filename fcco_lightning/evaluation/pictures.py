@@ -60,8 +60,8 @@ _BESIDE: dict[str, Any] = {
 
 def line_of(records: History, key: str) -> "pd.Series[float]":
     """The values of ``key`` by epoch, NaN where they are not finite; empty without any finite one."""
-    known = [record for record in records if record.get(key) is not None]
-    line = pd.Series([record[key] for record in known], [record["epoch"] for record in known], dtype=float)
+    recorded = [record for record in records if record.get(key) is not None]
+    line = pd.Series([record[key] for record in recorded], [record["epoch"] for record in recorded], dtype=float)
     line = line.where(np.isfinite(line)).sort_index(kind="stable")  # an infinity would stretch the axis beyond use
     return line if line.notna().any() else line.iloc[:0]
 
@@ -281,9 +281,9 @@ def _plot_lines(
 
 def _ordered(keys: Iterable[str]) -> list[_Constraint]:
     """True positive rates first, each kind by its thresholds."""
-    found = {key: re.fullmatch(r"(\w+)@([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", key.partition("/")[2]) for key in keys}
+    matches = {key: re.fullmatch(r"(\w+)@([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", key.partition("/")[2]) for key in keys}
     parts = [
-        _Constraint(key, m[1].lower(), float(m[2])) if m else _Constraint(key, "", None) for key, m in found.items()
+        _Constraint(key, m[1].lower(), float(m[2])) if m else _Constraint(key, "", None) for key, m in matches.items()
     ]
     return sorted(parts, key=lambda c: (c.rate != "tpr", c.rate, c.threshold or 0.0))
 
@@ -491,10 +491,10 @@ def plot_roc_by_group(
         widest = int(rates.gaps.argmax())
         fpr, tpr = rates.fpr[:, widest].tolist(), rates.tpr[:, widest].tolist()
         for k, (color, dashes) in enumerate(((BLUE, "-"), (VERMILION, "--"))):
-            own = scores[group == k], y[group == k]
-            curve = (rate.tolist() for rate in roc_curve(*own))
+            of_group = scores[group == k], y[group == k]
+            curve = (rate.tolist() for rate in roc_curve(*of_group))
             axes.plot(
-                *curve, dashes, color=color, linewidth=1.6, label=f"{shown(names[k])}: AUC {auc(*own).item():.3f}"
+                *curve, dashes, color=color, linewidth=1.6, label=f"{shown(names[k])}: AUC {auc(*of_group).item():.3f}"
             )
             axes.plot(fpr[k], tpr[k], MARKERS[k], color=color, markeredgecolor="0.25", markersize=7, zorder=4)
         gap = f"hard gap {float(rates.gaps[widest]):.3f}, at one threshold"
@@ -613,11 +613,11 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], figure: str, violation: s
         violation: key of the largest constraint value.
         path: see the module.
     """
-    known = [row for row in rows if row.get(figure) is not None]
-    if not known:
+    complete = [row for row in rows if row.get(figure) is not None]
+    if not complete:
         return None
-    constrained = [row for row in known if row.get(violation) is not None]
-    canvas = new_figure(7, 4.2 if constrained else 1.4 + 0.3 * len(known))
+    constrained = [row for row in complete if row.get(violation) is not None]
+    canvas = new_figure(7, 4.2 if constrained else 1.4 + 0.3 * len(complete))
     axes = canvas.subplots()
     quiet_frame(axes)
     for row in constrained:
@@ -628,8 +628,8 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], figure: str, violation: s
         axes.axvline(0, color="0.5", linewidth=1)
         axes.set(xlabel=f"{shown(violation)} in training (constraints hold left of 0)", ylabel=shown(figure))
     else:
-        axes.plot([row[figure] for row in known], range(len(known)), "o", color=BLUE)
-        axes.set_yticks(range(len(known)), [shown(row["run"]) for row in known])
+        axes.plot([row[figure] for row in complete], range(len(complete)), "o", color=BLUE)
+        axes.set_yticks(range(len(complete)), [shown(row["run"]) for row in complete])
         axes.invert_yaxis()
         axes.set(xlabel=shown(figure))
     return save(canvas, path)
@@ -646,13 +646,13 @@ def plot_front(points: Sequence[Mapping[str, Any]], figure: str, path: Path) -> 
     """
     lines = {split: [(point.get(f"{split} violation"), point.get(f"{split} {figure}")) for point in points]
              for split in _SPLITS}  # fmt: skip
-    known = {split: line for split, line in lines.items() if all(None not in place for place in line)}
-    if not known:
+    complete = {split: line for split, line in lines.items() if all(None not in place for place in line)}
+    if not complete:
         return None
     canvas = new_figure(7, 4.2)
     axes = canvas.subplots()
     quiet_frame(axes)
-    for split, line in known.items():
+    for split, line in complete.items():
         axes.plot(*zip(*line, strict=True), label=split, **split_style(split))
         for point, place in zip(points, line, strict=True):
             _annotate(axes, point["point"], place)

@@ -63,8 +63,8 @@ class BinaryEvaluation(Evaluation):
         }
         scores, y, group, weight = _of_groups(scores, y, batch)
         if _both(group):
-            given = (scores, y, group, self.num_thresholds, weight)
-            figures["roc_gap"] = float(roc_gap(*given)) if _two_groups(group, y) else math.nan
+            samples = (scores, y, group, self.num_thresholds, weight)
+            figures["roc_gap"] = float(roc_gap(*samples)) if _two_groups(group, y) else math.nan
         return figures
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
@@ -80,13 +80,13 @@ class BinaryEvaluation(Evaluation):
         }
 
     def _draw_groups(self, final: Final, path: Path) -> Path | None:
-        known = self.group_names
-        names = (str(known[0]), str(known[1])) if len(known) > 1 else ("group 0", "group 1")
-        found = {
+        all_names = self.group_names
+        names = (str(all_names[0]), str(all_names[1])) if len(all_names) > 1 else ("group 0", "group 1")
+        of_groups = {
             split: _of_groups(_scores(outputs), one_label_each(batch, self), batch)[:3]
             for split, (outputs, batch) in final.items()
         }
-        splits = {split: (scores, y, group) for split, (scores, y, group) in found.items() if _two_groups(group, y)}
+        splits = {split: (scores, y, group) for split, (scores, y, group) in of_groups.items() if _two_groups(group, y)}
         return plot_roc_by_group(splits, path, names=names, num_thresholds=self.num_thresholds)
 
 
@@ -194,10 +194,10 @@ class RankingEvaluation(Evaluation):
             partial_auc(scores, y, min_tpr=self.min_tpr, weight=weight),
             partial_auc(scores, y, self.max_fpr, self.min_tpr, weight),
         ]
-        found = dict(zip(_WHOLE_LISTS, values, strict=True))
+        figures = dict(zip(_WHOLE_LISTS, values, strict=True))
         for k in self.top:
-            found[f"precision_at_{k}"], found[f"recall_at_{k}"] = precision_recall_at(scores, y, k, weight)
-        return {name: float(value) for name, value in found.items()}
+            figures[f"precision_at_{k}"], figures[f"recall_at_{k}"] = precision_recall_at(scores, y, k, weight)
+        return {name: float(value) for name, value in figures.items()}
 
     def _lists(self, outputs: Tensor, batch: Columns) -> list[_List]:
         """Scores and labels of every label, where they are known, and what the samples count."""
@@ -214,11 +214,11 @@ class RankingEvaluation(Evaluation):
             )
         pairs = [(scores, y)] if y.dim() == 1 else zip(scores.unbind(1), y.unbind(1), strict=True)
         weight, lists = batch.get("weight"), []
-        for own, values in pairs:
-            known = torch.ones_like(values, dtype=torch.bool) if self.missing is None else values != self.missing
+        for of_label, values in pairs:
+            labelled = torch.ones_like(values, dtype=torch.bool) if self.missing is None else values != self.missing
             if weight is not None:
-                known &= weight > 0
-            lists.append((own[known], values[known], None if weight is None else weight[known]))
+                labelled &= weight > 0
+            lists.append((of_label[labelled], values[labelled], None if weight is None else weight[labelled]))
         for t, (_, values, _) in enumerate(lists):
             rule, remedy = f"label {t} must be 0 or 1", "Map them, or name the value of unknown labels by `missing`."
             require((values == 0) | (values == 1), values, rule, remedy)
@@ -275,8 +275,8 @@ def _scores(outputs: Tensor) -> Tensor:
 def _of_groups(scores: Tensor, y: Tensor, batch: Columns) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the scores, labels, groups and weights of the samples that are of a group; of none without groups."""
     group, weight = batch.get("group", torch.full_like(y, -1)), batch.get("weight")
-    known = group >= 0
-    return scores[known], y[known], group[known], None if weight is None else weight[known]
+    in_group = group >= 0
+    return scores[in_group], y[in_group], group[in_group], None if weight is None else weight[in_group]
 
 
 def _two_groups(group: Tensor, y: Tensor) -> bool:

@@ -78,9 +78,9 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
     decided: dict[str, float] = {}
     outputs, names = outputs.double(), unique_names(constraints)
     for c in constraints:
-        own, names = names[: c.num_rows], names[c.num_rows :]
+        row_names, names = names[: c.num_rows], names[c.num_rows :]
         index, inner = inner_values(c, outputs, batch)
-        rows = [own[i] for i in index.tolist()]
+        rows = [row_names[i] for i in index.tolist()]
         smooth |= {f"h/{name}": h for name, h in zip(rows, c.violation(inner).tolist(), strict=True)}
         if c.smooths:
             of_decisions = c.violation(c.decided(outputs, batch)[index])
@@ -121,8 +121,8 @@ def concatenate(parts: Sequence[Split], processes: Processes) -> Split:
     with processes.guard():
         if not parts:
             raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
-        own = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
-        leaves, structure = pytree.tree_flatten(own)
+        local = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
+        leaves, structure = pytree.tree_flatten(local)
     whole: Split = pytree.tree_unflatten(processes.gather(leaves).tensors, structure)
     index = whole.columns.get("index")
     if processes.size > 1 and index is not None and torch.unique(index).numel() < len(index):

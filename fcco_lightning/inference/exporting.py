@@ -113,7 +113,7 @@ def _write_graph(model: Predictor, out: Path, example: Tensor) -> None:
 def _example(model: Predictor, shape: Sequence[int] | None) -> Tensor:
     if shape is None and model.encoder is None:
         raise ConfigError("the shape of an input is not known: pass --shape, for example --shape 3 224 224.")
-    known = [len(model.encoder.feature_names)] if isinstance(model.encoder, TabularEncoder) else []
-    if known and shape is not None and list(shape) != known:
-        raise ConfigError(f"shape must be that of the table's features, {known}, got {list(shape)}. Leave it out.")
-    return torch.zeros(2, *(known or shape or []))
+    width = [len(model.encoder.feature_names)] if isinstance(model.encoder, TabularEncoder) else []
+    if width and shape is not None and list(shape) != width:
+        raise ConfigError(f"shape must be that of the table's features, {width}, got {list(shape)}. Leave it out.")
+    return torch.zeros(2, *(width or shape or []))

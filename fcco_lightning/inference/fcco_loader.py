@@ -52,12 +52,12 @@ class Exported:
             return table
         rule = self.told["decisions"]
         if kind == "labels":
-            found = _sigmoid(scores) if rule["proper"] else None
+            probability = _sigmoid(scores) if rule["proper"] else None
             decided = _named("decision", ends, 1 * (scores > 0))
         else:
-            found = probabilities(rule, scores)
+            probability = probabilities(rule, scores)
             decided = {"decision": [names[k] for k in decisions(rule, scores)]}
-        return table | ({} if found is None else _named("probability", ends, found)) | decided
+        return table | ({} if probability is None else _named("probability", ends, probability)) | decided
 
 
 def features(encoding: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Any:
@@ -178,5 +178,5 @@ def _onnx(path: str | Path) -> Callable[[Any], Any]:
     import onnxruntime  # noqa: PLC0415
 
     session = onnxruntime.InferenceSession(path)
-    (given,) = session.get_inputs()
-    return lambda x: session.run(None, {given.name: x})[0]
+    (argument,) = session.get_inputs()
+    return lambda x: session.run(None, {argument.name: x})[0]

@@ -70,11 +70,11 @@ def network_of(
         ConfigError: if a class is not in the list, or a trusted one is no class of networks.
         CheckpointError: if the description makes no network, or one that is larger than the weights.
     """
-    known = _names(NETWORKS, "fcco_lightning", "fcco_lightning.models") | _names(LAYERS, "torch.nn")
-    known |= {name: found for one in trusted for name, found in _trusted(one).items()}
+    classes = _names(NETWORKS, "fcco_lightning", "fcco_lightning.models") | _names(LAYERS, "torch.nn")
+    classes |= {name: cls for one in trusted for name, cls in _trusted(one).items()}
     size = 4 * sum(weight.numel() for weight in weights.values()) + _SPARE
     way_out = "Pass network=..., of the architecture that was trained."
-    made: nn.Module = _bounded(lambda: _made(described, known, set(trusted), file), size, file, "a network", way_out)
+    made: nn.Module = _bounded(lambda: _made(described, classes, set(trusted), file), size, file, "a network", way_out)
     return made
 
 
@@ -113,10 +113,10 @@ def part_of(described: Mapping[str, Any] | str, trusted: Sequence[str], file: st
         CheckpointError: if the description makes no part.
     """
     described = {"class_path": described} if isinstance(described, str) else described
-    known = _names(parts(), "fcco_lightning", *(package.__name__ for package in _OF_PARTS))
-    known |= {name: found for one in trusted for name, found in _trusted(one).items()}
+    classes = _names(parts(), "fcco_lightning", *(package.__name__ for package in _OF_PARTS))
+    classes |= {name: cls for one in trusted for name, cls in _trusted(one).items()}
     way_out = "Use the version of this package that wrote it."
-    return _bounded(lambda: _made(described, known, set(trusted), file), _SPARE, file, "a part", way_out)
+    return _bounded(lambda: _made(described, classes, set(trusted), file), _SPARE, file, "a part", way_out)
 
 
 def _bounded(make: Callable[[], Any], values: int, file: str, what: str, way_out: str) -> Any:
@@ -140,32 +140,32 @@ def _trusted(name: str) -> dict[str, type]:
     """The class of that name, under it and under the one of its home."""
     module, _, last = name.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), last, None) if module else None
+        cls = getattr(importlib.import_module(module), last, None) if module else None
     except ImportError:
-        found = None
-    if not (isinstance(found, type) and issubclass(found, _KINDS)):
+        cls = None
+    if not (isinstance(cls, type) and issubclass(cls, _KINDS)):
         raise ConfigError(
             f"trusted={name!r} must be the full name of a class of networks, objectives or constraints that can be "
             "imported here, such as my_package.MyNetwork; a package, a function or another class makes none."
         )
-    return {name: found, f"{found.__module__}.{found.__qualname__}": found}
+    return {name: cls, f"{cls.__module__}.{cls.__qualname__}": cls}
 
 
-def _made(described: Mapping[str, Any], known: Mapping[str, type], trusted: set[str], file: str) -> Any:
+def _made(described: Mapping[str, Any], classes: Mapping[str, type], trusted: set[str], file: str) -> Any:
     name = described["class_path"]
-    if not isinstance(name, str) or name not in known:
+    if not isinstance(name, str) or name not in classes:
         raise ConfigError(
             f"{file} asks for {name!r}, which is none of this package's networks, and the layers and parts that may "
             f"come from a file. If it is a class of yours, pass trusted=[{name!r}] (--trusted {name}); of a network "
             "also network=..., of the architecture that was trained."
         )
-    kind, arguments = known[name], {**(described.get("init_args") or {}), **(described.get("dict_kwargs") or {})}
+    kind, arguments = classes[name], {**(described.get("init_args") or {}), **(described.get("dict_kwargs") or {})}
     listed = kind in NETWORKS + LAYERS and name not in trusted
 
     def value_of(value: Any, key: str) -> Any:
         if isinstance(value, Mapping):
             if "class_path" in value:
-                return _made(value, known, trusted, file)
+                return _made(value, classes, trusted, file)
             return {k: value_of(v, f"{key}.{k}") for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [value_of(member, key) for member in value]

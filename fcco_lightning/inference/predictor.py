@@ -248,8 +248,8 @@ def _described(data: Mapping[str, Any] | None, classes: Sequence[str]) -> tuple[
 
 def _arguments(part: Any) -> Mapping[str, Any]:
     """What a part of a configuration is made with; nothing where it has no arguments."""
-    found = part.get("init_args") if isinstance(part, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    arguments = part.get("init_args") if isinstance(part, Mapping) else None
+    return arguments if isinstance(arguments, Mapping) else {}
 
 
 def _decided_elsewhere(constraints: Sequence[Any]) -> Iterator[str]:
@@ -259,16 +259,16 @@ def _decided_elsewhere(constraints: Sequence[Any]) -> Iterator[str]:
         for rate in (arguments.get("rate"), arguments.get("quantity")):
             if not isinstance(rate, Mapping):
                 continue
-            own, name = _arguments(rate), str(constraint["class_path"]).rpartition(".")[2]
-            score = own.get("threshold")
+            args, name = _arguments(rate), str(constraint["class_path"]).rpartition(".")[2]
+            score = args.get("threshold")
             if isinstance(score, int | float) and score != 0:
                 probability = (1 + math.tanh(score / 2)) / 2
                 yield (
                     f"{name} was enforced on decisions for scores above {score:g}, and a row is decided positive here "
                     f"above a score of 0. --threshold {probability:.4g} (threshold=) takes the same."
                 )
-            elif isinstance(own.get("share"), int | float):
+            elif isinstance(args.get("share"), int | float):
                 yield (
-                    f"{name} was enforced on decisions for the highest {own['share']:g} of the scores, and a row is "
+                    f"{name} was enforced on decisions for the highest {args['share']:g} of the scores, and a row is "
                     "decided positive here above a score of 0. Take the highest scores of the table instead."
                 )

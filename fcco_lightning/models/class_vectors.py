@@ -33,9 +33,9 @@ class ClassVectorNetwork(BatchNetwork):
 
     def adapt(self, datamodule: Any) -> None:
         """Make sure that the data has as many classes."""
-        found = getattr(datamodule, "num_classes", None)
-        if found and found != self.vectors.num_embeddings:
-            raise ConfigError(f"num_classes={self.vectors.num_embeddings} of the network, but the data has {found}.")
+        count = getattr(datamodule, "num_classes", None)
+        if count and count != self.vectors.num_embeddings:
+            raise ConfigError(f"num_classes={self.vectors.num_embeddings} of the network, but the data has {count}.")
 
     def forward(self, batch: Any) -> Any:
         """ClassVectors by part, or all logits of a batch of samples alone."""
@@ -50,8 +50,8 @@ class ClassVectorNetwork(BatchNetwork):
         if not others:
             return {target: features @ self.vectors.weight.T}
         classes = {name: self.vectors(_numbers(part, self.vectors.num_embeddings)) for name, part in others}
-        own = ClassVectors(features, self.vectors(_numbers(columns, self.vectors.num_embeddings, "y")))
-        return {target: own} | {name: ClassVectors(vector, vector) for name, vector in classes.items()}
+        target_vectors = ClassVectors(features, self.vectors(_numbers(columns, self.vectors.num_embeddings, "y")))
+        return {target: target_vectors} | {name: ClassVectors(vector, vector) for name, vector in classes.items()}
 
 
 def with_one(features: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def with_one(features: Tensor) -> Tensor:
 def _numbers(columns: Columns, count: int, name: str = "index") -> Tensor:
     if name not in columns:
         raise DataError(f"ClassVectorNetwork needs the column `{name}`, the batch has {sorted(columns)}.")
-    found = columns[name]
-    if found.numel() and (int(found.min()) < 0 or int(found.max()) >= count):
-        raise DataError(f"`{name}` must lie in 0..{count - 1}, got {int(found.min())}..{int(found.max())}.")
-    return found
+    numbers = columns[name]
+    if numbers.numel() and (int(numbers.min()) < 0 or int(numbers.max()) >= count):
+        raise DataError(f"`{name}` must lie in 0..{count - 1}, got {int(numbers.min())}..{int(numbers.max())}.")
+    return numbers

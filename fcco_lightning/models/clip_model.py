@@ -133,8 +133,8 @@ class CLIPModel(BatchNetwork):
             ConfigError: if its images or texts are prepared for another architecture, or the prompts have another form.
         """
         # of weights in a file nobody knows what images they were trained on
-        known = () if self._from_file else ("mean", "std", "interpolation", "resize_mode")
-        for name in ("image_size", "context_length", *known):
+        preprocessing = () if self._from_file else ("mean", "std", "interpolation", "resize_mode")
+        for name in ("image_size", "context_length", *preprocessing):
             theirs, ours = getattr(datamodule, name, None), getattr(self.config, name)
             if theirs is not None and theirs != ours:
                 raise ConfigError(_another(name, theirs, self.config))
@@ -330,10 +330,10 @@ def _network_of(path: str) -> dict[str, Tensor]:
     put_back(content, rows_folder(path))
     state = content["state_dict"]
     prefix = "network.model."
-    found = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    if not found:
+    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    if not weights:
         raise ValueError(f"its network is no CLIPModel (no '{prefix}*', but {', '.join(list(state)[:3])}, ...).")
-    return found
+    return weights
 
 
 def _is_image(name: str) -> bool:
@@ -355,7 +355,7 @@ def _depths(model: Any) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _ranked(names: list[str]) -> dict[str, int]:
-    blocks = {name: int(found[1]) for name in names if (found := _BLOCK.search(name))}
+    blocks = {name: int(match[1]) for name in names if (match := _BLOCK.search(name))}
     order = sorted(set(blocks.values()), reverse=True)
     aside = {name: 0 if _TOP.match(name) else len(order) + 1 for name in names}
     return aside | {name: 1 + order.index(block) for name, block in blocks.items()}

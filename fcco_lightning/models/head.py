@@ -32,10 +32,10 @@ def head_of(network: nn.Module, name: str | None = None) -> nn.Module:
         try:
             head = network.get_submodule(name)
         except AttributeError as error:
-            known = [n for n, module in network.named_modules() if n and hasattr(module, "reset_parameters")]
+            resettable = [n for n, module in network.named_modules() if n and hasattr(module, "reset_parameters")]
             raise ConfigError(
                 f"head={name!r} is no part of {type(network).__name__}. Its last layers are "
-                f"{', '.join(known[-8:]) or 'none'}."
+                f"{', '.join(resettable[-8:]) or 'none'}."
             ) from error
     elif isinstance(network, HasHead):
         head = network.head()

@@ -35,13 +35,13 @@ class LatentMixture(BatchNetwork):
     def forward(self, batch: Any) -> Any:
         """LatentVectors by part, or the log-odds of samples alone."""
         (target, columns), *others = batch.items()
-        found = self.features(columns["x"])
-        if found.dim() != 2 or found.shape[1] != 2 * self.dim:
+        features = self.features(columns["x"])
+        if features.dim() != 2 or features.shape[1] != 2 * self.dim:
             raise ConfigError(
-                f"features must have shape (B, 2 dim) = (B, {2 * self.dim}), got {tuple(found.shape)}. Give the "
+                f"features must have shape (B, 2 dim) = (B, {2 * self.dim}), got {tuple(features.shape)}. Give the "
                 "network 2 dim outputs."
             )
-        samples = LatentVectors(with_one(found[:, : self.dim]), with_one(found[:, self.dim :]))
+        samples = LatentVectors(with_one(features[:, : self.dim]), with_one(features[:, self.dim :]))
         if not others:
             return {target: self._log_odds(samples)}
         parts = {name: LatentVectors(*self.vectors(part["index"]).chunk(2, 1)) for name, part in others}

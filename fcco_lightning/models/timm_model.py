@@ -87,8 +87,8 @@ class TimmModel(nn.Module):
 
     def head(self) -> nn.Module:
         """The classifier that timm names, or its classifiers."""
-        found = self.model.get_classifier()  # type: ignore[operator]
-        return nn.ModuleList(found if isinstance(found, tuple) else [found])
+        classifier = self.model.get_classifier()  # type: ignore[operator]
+        return nn.ModuleList(classifier if isinstance(classifier, tuple) else [classifier])
 
 
 def _require_known(name: str) -> None:

@@ -150,14 +150,14 @@ class Baseline(Callback):
 
     def _present_objective(self, module: FCCOModule) -> Objective:
         """That of the phase; a copy from before the second phase is told what the objective now knows of the data."""
-        own, posed = self._objective, module.phases.present.objective
-        assert own is not None  # noqa: S101 - there is a copy
+        copied, posed = self._objective, module.phases.present.objective
+        assert copied is not None  # noqa: S101 - there is a copy
         if module.phases.pretraining:
             return posed
-        if own.num_samples is None:
+        if copied.num_samples is None:
             members = vars(nn.Module())
-            vars(own).update({name: value for name, value in vars(posed).items() if name not in members})
-        return own
+            vars(copied).update({name: value for name, value in vars(posed).items() if name not in members})
+        return copied
 
     def _update(self, module: FCCOModule) -> None:
         optimizer = self._optimizer
@@ -206,8 +206,8 @@ def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[
     r_i is the relevance of row i, 1 by default; the mean is over the rows that the batch contains, None if it has none.
     The outer function must act on single rows; of several parts of a batch the first is the objective's.
     """
-    given = usable(as_batch(batch), network)
-    outputs, columns = read(outputs_of(network, given), given, objective)
+    usable_batch = usable(as_batch(batch), network)
+    outputs, columns = read(outputs_of(network, usable_batch), usable_batch, objective)
     with in_full(next(network.parameters()).device.type):
         return value_of(objective, outputs, columns)
 

@@ -175,9 +175,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.features_ = PiecewiseFeatures(1 if self.pieces == "auto" and linear else self.pieces).fit(X)
         columns = {"x": torch.from_numpy(self.features_.transform(X)).float(), "y": torch.from_numpy(labels)}
         if sample_weight is not None:
-            given = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            columns[SAMPLE_WEIGHT] = torch.from_numpy(given)
-            counted = np.unique(labels[given > 0])
+            weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            columns[SAMPLE_WEIGHT] = torch.from_numpy(weight)
+            counted = np.unique(labels[weight > 0])
             if len(counted) < 2:
                 raise DataError(
                     f"all samples but those of the class {str(self.classes_[counted[0]])!r} have sample_weight 0: this "
@@ -213,9 +213,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             AttributeError: for an objective of which they are not, such as one of ranking.
         """
         scores = torch.from_numpy(self.decision_function(X))  # which looks whether there is a network
-        found = self.rule_.probabilities(scores)
-        assert found is not None  # noqa: S101 - else there is no such method
-        return (torch.stack([1 - found, found], dim=1) if found.dim() == 1 else found).numpy()
+        p = self.rule_.probabilities(scores)
+        assert p is not None  # noqa: S101 - else there is no such method
+        return (torch.stack([1 - p, p], dim=1) if p.dim() == 1 else p).numpy()
 
     def predict(self, X: Any) -> Any:
         """The classes that are decided, shape (n,).
@@ -263,8 +263,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         groups = groups_of_samples(sensitive_features, len(y), later=True)
         columns = {"y": torch.from_numpy(np.searchsorted(self.classes_, y))}
         if sample_weight is not None:
-            given = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            columns["weight"] = of_mean_one(torch.from_numpy(given), "the samples")
+            weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            columns["weight"] = of_mean_one(torch.from_numpy(weight), "the samples")
         data = NamedArrays(columns, groups.assign(y=y), groups=self._groups, classes=self.classes_)
         module = FCCOModule(self.network_, constraints=copy.deepcopy(list(self.constraints)), **self._parts())
         module.rule = self.rule_
@@ -345,8 +345,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             )
         if self.class_weight == "balanced":
             return Decisions(costs="balanced")
-        known = isinstance(self.class_weight, Mapping) and set(self.class_weight) == set(self.classes_.tolist())
-        if not known:
+        complete = isinstance(self.class_weight, Mapping) and set(self.class_weight) == set(self.classes_.tolist())
+        if not complete:
             raise ConfigError(
                 "class_weight must be 'balanced', or name a cost for each of the classes "
                 f"{self.classes_.tolist()}, got {self.class_weight!r}."

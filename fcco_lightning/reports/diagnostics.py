@@ -126,8 +126,8 @@ class Diagnostics(Callback):
         if trainer.state.fn == "validate":
             self.on_fit_end(trainer, pl_module)
         elif self.every_epoch and not trainer.sanity_checking and self._applies(pl_module):
-            own = self._certificates(trainer, pl_module, own_only=True).get("own")
-            self._log(trainer, {} if own is None else {"own": own})
+            residuals = self._certificates(trainer, pl_module, own_only=True).get("own")
+            self._log(trainer, {} if residuals is None else {"own": residuals})
 
     def _applies(self, module: LightningModule) -> TypeGuard[FCCOModule]:
         return self.enabled and isinstance(module, FCCOModule)
@@ -139,10 +139,10 @@ class Diagnostics(Callback):
     def _check(self, trainer: Trainer, module: FCCOModule) -> None:
         loaders = self._loaders(trainer)
         module.objective.adapt(getattr(trainer, "datamodule", None))
-        own = module.objective.sample_parameters
-        if own is not None and (trainer.state.fn != "fit" or self.split != "train"):
+        kept = module.objective.sample_parameters
+        if kept is not None and (trainer.state.fn != "fit" or self.split != "train"):
             raise ConfigError(
-                f"a certificate of {type(module.objective).__name__} takes the {own.name} of every training sample, "
+                f"a certificate of {type(module.objective).__name__} takes the {kept.name} of every training sample, "
                 "which the algorithm keeps while it trains. Take --diagnostics.split train with fcco fit; for a "
                 "checkpoint, fcco fit --ckpt_path with as many epochs as it has."
             )
@@ -196,16 +196,16 @@ class Diagnostics(Callback):
         if not trainer.is_global_zero:
             return {}
         smoothing = getattr(module.algorithm, "smoothing", None)
-        own = smoothing.lam if isinstance(smoothing, MoreauSmoothing) else None
-        return diagnose(module.objective, jacobian_of_all, own if self.lam is None else self.lam, remembered)
+        smoothing_lam = smoothing.lam if isinstance(smoothing, MoreauSmoothing) else None
+        return diagnose(module.objective, jacobian_of_all, smoothing_lam if self.lam is None else self.lam, remembered)
 
     def _certificates(self, trainer: Trainer, module: FCCOModule, *, own_only: bool = False) -> dict[str, Any]:
         """The residuals with the run's own multipliers, if they are known, and with the best ones."""
         loaders = self._loaders(trainer)
         with torch.inference_mode(False):  # these tensors are going to be parts of graphs
             samples = _samples(module, loaders)
-            own = _own_multipliers(module, samples)
-            found = {
+            run_multipliers = _own_multipliers(module, samples)
+            certificates = {
                 name: certificate(
                     _functions(module),
                     samples,
@@ -214,12 +214,12 @@ class Diagnostics(Callback):
                     module.processes,
                     self.max_values,
                 )
-                for name, multipliers in (("own", own), ("best", None))
+                for name, multipliers in (("own", run_multipliers), ("best", None))
                 if (name == "best" and not own_only) or multipliers is not None
             }
         names = unique_names(module.constraints)
-        residuals = {k: {n: v for n, v in c._asdict().items() if isinstance(v, float)} for k, c in found.items()}
-        return residuals | {"constraints": _records(names, found)}
+        residuals = {k: {n: v for n, v in c._asdict().items() if isinstance(v, float)} for k, c in certificates.items()}
+        return residuals | {"constraints": _records(names, certificates)}
 
 
 def _functions(module: FCCOModule) -> InnerFunctions:
@@ -228,12 +228,12 @@ def _functions(module: FCCOModule) -> InnerFunctions:
 
 def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samples:
     """The outputs and columns of whole data sets, on the module's device, with parameters of samples as a column."""
-    found = {part: module.evaluate(loader) for part, loader in loaders.items()}
-    moved = pytree.tree_map(lambda leaf: leaf.to(module.device), found)
+    splits = {part: module.evaluate(loader) for part, loader in loaders.items()}
+    moved = pytree.tree_map(lambda leaf: leaf.to(module.device), splits)
     columns: Batch = {part: c for part, (_, c) in moved.items()}
-    own = None if module.problem is None else module.problem.row_parameters
+    row_parameters = None if module.problem is None else module.problem.row_parameters
     outputs = {part: o for part, (o, _) in moved.items()}
-    return Samples(outputs, columns if own is None else own.attach(columns))
+    return Samples(outputs, columns if row_parameters is None else row_parameters.attach(columns))
 
 
 def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None:
@@ -251,11 +251,11 @@ def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None
     return penalty_multipliers(penalty, module.constraints, samples, epoch, smoothing)
 
 
-def _records(names: Sequence[str], found: Mapping[str, Certificate]) -> list[dict[str, Any]]:
+def _records(names: Sequence[str], certificates: Mapping[str, Certificate]) -> list[dict[str, Any]]:
     """One for every constraint, those with the largest multipliers first."""
-    some = next(iter(found.values()), None)
+    some = next(iter(certificates.values()), None)
     records = [
-        {"constraint": name, "h": h} | {f"{kind} multiplier": c.multipliers[i] for kind, c in found.items()}
+        {"constraint": name, "h": h} | {f"{kind} multiplier": c.multipliers[i] for kind, c in certificates.items()}
         for i, (name, h) in enumerate(zip(names, some.values if some else (), strict=False))
     ]
     return sorted(records, key=lambda record: -float(list(record.values())[-1]))

@@ -184,8 +184,8 @@ class BestFeasible(Callback):
                 "or figures than are asked for now: they are left out of the choice."
             )
             self.chosen, self._weights, self._margins = {}, {}, []
-        kept, own = ({k: v.shape for k, v in of.items()} for of in (self._weights, module.network.state_dict()))
-        if self.chosen and kept != own:
+        kept, present = ({k: v.shape for k, v in of.items()} for of in (self._weights, module.network.state_dict()))
+        if self.chosen and kept != present:
             raise CheckpointError(
                 "the weights that the checkpoint has kept as the best so far are incomplete, or of another network. "
                 "Use another checkpoint, or set --feasible.enabled to false."
@@ -238,28 +238,28 @@ class BestFeasible(Callback):
         loader = trainer.datamodule.evaluation_loaders()["val"]  # type: ignore[attr-defined]
         number = sum(c.num_rows for c in module.constraints)
         level = 1 - 2 * (1 - self.confidence) / (number * _planned_validations(trainer))
-        known = module.last_summaries.get("train", module.last_summaries["val"])
+        summary = module.last_summaries.get("train", module.last_summaries["val"])
         outputs, columns = module.evaluate(loader)
         decisions = follows_decisions(module.penalty)
         ends = intervals(module.constraints, outputs, columns, level, self.clusters_in(columns), decisions=decisions)
-        found = list(ends.items())
-        if len(found) < number:
+        bounds = list(ends.items())
+        if len(bounds) < number:
             names = unique_names(module.constraints)
-            lacking = next(name for name in names if name not in dict(found))
+            lacking = next(name for name in names if name not in dict(bounds))
             at_least = "" if self.clusters is None else " (it takes two clusters)"
             raise DataError(
-                f"feasible.margin='auto': the validation split has samples of {len(found)} of the {number} rows of the "
-                f"constraints only, not of {lacking!r}, so nothing can be said of the others{at_least}. Use a larger "
-                "validation split, or merge small groups."
+                f"feasible.margin='auto': the validation split has samples of {len(bounds)} of the {number} rows of "
+                f"the constraints only, not of {lacking!r}, so nothing can be said of the others{at_least}. Use a "
+                "larger validation split, or merge small groups."
             )
-        rows, self._margins = iter(found), []
+        rows, self._margins = iter(bounds), []
         for constraint in module.constraints:
             name, one = max((next(rows) for _ in constraint.names), key=lambda row: row[1].high)
-            enforced = known.get(f"decided/{name}") if decisions else None
-            self._margins.append(max(0.0, one.high - (known[f"h/{name}"] if enforced is None else enforced)))
+            enforced = summary.get(f"decided/{name}") if decisions else None
+            self._margins.append(max(0.0, one.high - (summary[f"h/{name}"] if enforced is None else enforced)))
             constraint.tighten(self._margins[-1])
             self._warn_of_noise(constraint, name, one)
-        bound = max(one.high for _, one in found)
+        bound = max(one.high for _, one in bounds)
         return {"bound": bound, "confidence": self.confidence, "constraints": number}
 
     def _warn_of_noise(self, constraint: Constraint, name: str, one: Interval) -> None:

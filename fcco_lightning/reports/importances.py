@@ -95,10 +95,10 @@ def importances_of(
     if evaluation.separable and n > MOST_ROWS:
         rows = np.sort(np.random.default_rng(_SEED).choice(n, MOST_ROWS, replace=False))
     places = np.repeat(rows[:, None], len(measured.names), axis=1)
-    found = permutation_importance(measured, places, rows, n_repeats=REPEATS, random_state=_SEED)
+    result = permutation_importance(measured, places, rows, n_repeats=REPEATS, random_state=_SEED)
     records = [
         {"column": name, "change": float(mean), "std": float(std)}
-        for name, mean, std in zip(measured.names, found.importances_mean, found.importances_std, strict=True)
+        for name, mean, std in zip(measured.names, result.importances_mean, result.importances_std, strict=True)
     ]
     return {
         "figure": measured.figure,

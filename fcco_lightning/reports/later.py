@@ -74,17 +74,17 @@ def report_on(
     with in_words(f"{file}: its objective, constraints and evaluation"):
         module = _module_of(config.get("model") or {}, predictor.network, predictor.rule, trusted, file)
     with in_words(f"{file}: what the columns of its table mean"):
-        known = _Known(content, config, file)
-    frame, left_out = predictor.read(table, known.texts), LeftOut()
-    rows, lost = known.read(frame, f"the table {shown(table)}", left_out)
-    data = NamedTensors(rows.columns, rows.table, known.class_names, known.group_names, known.groups_by)
+        meaning = _Known(content, config, file)
+    frame, left_out = predictor.read(table, meaning.texts), LeftOut()
+    rows, lost = meaning.read(frame, f"the table {shown(table)}", left_out)
+    data = NamedTensors(rows.columns, rows.table, meaning.class_names, meaning.group_names, meaning.groups_by)
     about = {
         "table": shown(table).strip("'"),
         "checkpoint": str(Path(path).absolute()),
         "config": config,
         "clusters": (config.get("feasible") or {}).get("clusters"),
     }
-    lost |= counts_of_no_group(rows.table, known.groups)
+    lost |= counts_of_no_group(rows.table, meaning.groups)
     outputs = predictor.outputs_of(rows.table)
     if not importances:
         return report_of(module, data, outputs, lost, left_out, about)
@@ -129,14 +129,14 @@ def report_of(
     if features is not None:
         asked = (about.get("config", {}).get("feasible") or {}).get("figure")
         measure = partial(importances_of, features, split.columns, module.evaluation, asked)
-        found = left_out.make("importances", measure, None)
-        figures |= {} if found is None else {"importances": found}
-    told = [{"what": what, "lost": count, "of": len(outputs)} for what, count in lost.items()]
+        importances = left_out.make("importances", measure, None)
+        figures |= {} if importances is None else {"importances": importances}
+    lost_records = [{"what": what, "lost": count, "of": len(outputs)} for what, count in lost.items()]
     report = {_SPLIT: figures, "kappas": kappas_of(module), "decisions": follows_decisions(module.penalty), **about}
-    report = {name: value for name, value in {**report, "lost": told}.items() if value}
+    report = {name: value for name, value in {**report, "lost": lost_records}.items() if value}
     bar = module.evaluation.bar
     line = {"verdict": verdict(report, (*bar, "roc_gap")), "headline": headline(report, bar)}
-    report |= next(({name: said} for name, said in line.items() if said), {})
+    report |= next(({name: sentence} for name, sentence in line.items() if sentence), {})
     title = " judged by ".join(Path(about[name]).name for name in ("table", "checkpoint") if about.get(name))
     return SplitReport(report, [], module.evaluation, {_SPLIT: split}, left_out, title or "Later samples")
 
@@ -200,15 +200,15 @@ class _Known:
     @property
     def groups(self) -> dict[str, list[str]]:
         """Column -> those of its values that are groups, where not any value is of one."""
-        own = self._columns.sensitive
-        listed = isinstance(own, str) and not (self.group_names and self.group_names[0].startswith("not "))
-        return {**({str(own): self.group_names} if listed else {}), **self.groups_by}
+        sensitive = self._columns.sensitive
+        listed = isinstance(sensitive, str) and not (self.group_names and self.group_names[0].startswith("not "))
+        return {**({str(sensitive): self.group_names} if listed else {}), **self.groups_by}
 
     @property
     def texts(self) -> list[str]:
         """The columns of labels and groups that held texts in training."""
-        own = {self._columns.label: self.class_names} if isinstance(self._columns.label, str) else {}
-        return [name for name, values in {**own, **self.groups}.items() if not all(map(is_value, values))]
+        classes = {self._columns.label: self.class_names} if isinstance(self._columns.label, str) else {}
+        return [name for name, values in {**classes, **self.groups}.items() if not all(map(is_value, values))]
 
     def read(self, frame: pd.DataFrame, where: str, left_out: LeftOut) -> tuple[Rows, dict[str, int]]:
         """The rows with their labels and groups, and how many were of no group by ``groups.by``, which are taken out.
@@ -234,10 +234,10 @@ class _Known:
         rows = Rows(frame, read)
         if groups is None:
             return rows, {}
-        known = rows.columns["group"] >= 0
-        if not bool(known.any()):
+        in_group = rows.columns["group"] >= 0
+        if not bool(in_group.any()):
             raise DataError(f"no row of {where} is of a group of training, which are {self.group_names}.")
-        return rows.take(known.nonzero().flatten()), {"rows of no group of training": int((~known).sum())}
+        return rows.take(in_group.nonzero().flatten()), {"rows of no group of training": int((~in_group).sum())}
 
 
 def _there(frame: pd.DataFrame, what: str, columns: Sequence[str], where: str) -> bool:

@@ -139,8 +139,8 @@ class Report(Callback):
             return
         multipliers = {f"nu/{name}": value for name, value in pl_module.multipliers().items()}
         for split, summary in pl_module.last_summaries.items():
-            found = multipliers if split == "train" else {}
-            self.history.append({"epoch": trainer.current_epoch, "split": split, **summary, **found})
+            logged = multipliers if split == "train" else {}
+            self.history.append({"epoch": trainer.current_epoch, "split": split, **summary, **logged})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate every split with the final weights and write the report."""
@@ -163,14 +163,14 @@ class Report(Callback):
             with pl_module.where_trained():
                 self._measure_importances(trainer, pl_module, final, choice.figure)
         self.report |= {"seconds": round(seconds, 3), "config": self.config}
-        known = {
+        entries = {
             "kappas": kappas_of(pl_module),
             "unconstrained": {name: self._unconstrained(pl_module, name, *found) for name, found in beside.items()},
             "clusters": choice.clusters,
             "selected": choice.chosen,
             "decisions": follows_decisions(pl_module.penalty),
         }
-        self.report |= {name: value for name, value in known.items() if value}
+        self.report |= {name: value for name, value in entries.items() if value}
         lost = getattr(trainer.datamodule, "lost", None)  # type: ignore[attr-defined]
         self.report |= {} if lost is None else _lost(pl_module.processes.everyone(lost()))
         logs = Path(trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
@@ -189,21 +189,21 @@ class Report(Callback):
         order = final[name].columns["index"].argsort()  # the same however many processes there are
         columns = {key: column[order] for key, column in final[name].columns.items()}
         inputs = data.tables[name].__getitems__(columns["index"].tolist()) | columns  # which makes features, too
-        own, size = module.processes, data.eval_batch_size
+        processes, size = module.processes, data.eval_batch_size
 
         def outputs(x: Tensor, rows: Tensor) -> Any:
             batches = (
                 {**{key: column[rows[share]] for key, column in inputs.items()}, "x": x[share], "index": share}
-                for share in torch.split(torch.arange(own.rank, len(rows), own.size), size)
+                for share in torch.split(torch.arange(processes.rank, len(rows), processes.size), size)
             )
-            found = module.evaluate(batches)
-            places = found.columns["index"].argsort()
-            return pytree.tree_map(lambda leaf: leaf[places], found.outputs)
+            evaluated = module.evaluate(batches)
+            places = evaluated.columns["index"].argsort()
+            return pytree.tree_map(lambda leaf: leaf[places], evaluated.outputs)
 
         features = Features(inputs["x"], columns_of_features(data.encoder, "report.importances"), outputs)
         measure = partial(importances_of, features, columns, module.evaluation, figure)
-        found = self.left_out.make(f"importances ({name})", measure, None)
-        self.report[name] |= {} if found is None else {"importances": found}
+        importances = self.left_out.make(f"importances ({name})", measure, None)
+        self.report[name] |= {} if importances is None else {"importances": importances}
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
         """Write the page, now that the other callbacks have drawn and measured, too."""
@@ -309,14 +309,14 @@ def figures_of(
     """
 
     def bounds() -> dict[str, Any]:
-        found = intervals(
+        by_name = intervals(
             module.constraints,
             split.outputs,
             split.columns,
             clusters=clusters_in(split.columns),
             decisions=follows_decisions(module.penalty),
         )
-        return {constraint: one._asdict() for constraint, one in found.items()}
+        return {constraint: one._asdict() for constraint, one in by_name.items()}
 
     def details() -> dict[str, Any]:
         return as_json(module.details(split))
@@ -351,10 +351,10 @@ def unseen_rows(problem: Problem) -> list[str]:
     ]
 
 
-def _lost(found: Sequence[Mapping[str, tuple[list[int], int]]]) -> dict[str, Any]:
+def _lost(of_processes: Sequence[Mapping[str, tuple[list[int], int]]]) -> dict[str, Any]:
     """What of the data could not be read, by the processes together."""
-    sizes = {what: of for one in found for what, (_, of) in one.items()}
-    rows = {what: {row for one in found for row in one.get(what, ([], 0))[0]} for what in sizes}
+    sizes = {what: of for one in of_processes for what, (_, of) in one.items()}
+    rows = {what: {row for one in of_processes for row in one.get(what, ([], 0))[0]} for what in sizes}
     lost = [{"what": what, "lost": len(rows[what]), "of": of} for what, of in sizes.items()]
     return {"lost": lost} if lost else {}
 
@@ -364,11 +364,11 @@ def _checkpoint(trainer: Trainer, module: FCCOModule, folder: Path, *, chosen: b
     saver = trainer.checkpoint_callback
     if not isinstance(saver, ModelCheckpoint) or not saver.dirpath:
         return {}
-    own = FEASIBLE if chosen else RECOVERED if getattr(module.algorithm, "recovery_steps", 0) else None
+    special = FEASIBLE if chosen else RECOVERED if getattr(module.algorithm, "recovery_steps", 0) else None
     of_the_end = saver.last_model_path
     if not of_the_end and saver._last_global_step_saved == trainer.global_step:
         of_the_end = saver._last_checkpoint_saved
-    saved = Path(of_the_end) if own is None else Path(saver.dirpath) / own
+    saved = Path(of_the_end) if special is None else Path(saver.dirpath) / special
     return {"checkpoint": os.path.relpath(saved, folder)} if saved.is_file() else {}
 
 

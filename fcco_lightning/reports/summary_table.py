@@ -174,7 +174,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     if not splits:
         return "", []
     last = shown_split(splits)
-    values, known = splits[last]["constraints"], splits[last].get("intervals", {})
+    values, bounds = splits[last]["constraints"], splits[last].get("intervals", {})
     multipliers: Mapping[str, float] = splits[last].get("multipliers", {})
     decided: Mapping[str, float] = splits[last].get("decided", {})
     every = dict.fromkeys(name for part in splits.values() for name in part["constraints"])
@@ -185,10 +185,10 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
         record |= {f"h {split}": part["constraints"].get(name) for split, part in splits.items()}
         if decided:
             record["h of decisions"] = decided.get(name)
-        if known:
-            record |= {_INTERVAL: _ends(known.get(name)), "noise floor": known.get(name, {}).get("noise")}
+        if bounds:
+            record |= {_INTERVAL: _ends(bounds.get(name)), "noise floor": bounds.get(name, {}).get("noise")}
         records.append(record | ({"multiplier": multipliers.get(name)} if multipliers else {}))
-    methods = dict.fromkeys(_METHODS[one["method"]] for one in known.values())
+    methods = dict.fromkeys(_METHODS[one["method"]] for one in bounds.values())
     title = f"Constraints{', largest multipliers first' if multipliers else ''}"
     shown = f" ({len(records)} of {len(every):,})" if len(records) < len(every) else ""
     of_clusters = f", by clusters of {report['clusters']}" if report.get("clusters") else ""
@@ -239,10 +239,10 @@ def report_pictures(report: Mapping[str, Any]) -> Pictures:
     if calibration := {name: part["calibration"] for name, part in splits.items() if part.get("calibration")}:
         pictures["calibration.png"] = partial(plot_calibration, calibration)
     split = shown_split(splits)
-    if found := splits.get(split, {}).get("importances"):
+    if measured := splits.get(split, {}).get("importances"):
         title = f"Importance of columns ({split})"
-        label = f"{_change_of(found['figure'])} where it is shuffled"
-        pictures["importances.png"] = partial(plot_importances, found["columns"], label=label, title=title)
+        label = f"{_change_of(measured['figure'])} where it is shuffled"
+        pictures["importances.png"] = partial(plot_importances, measured["columns"], label=label, title=title)
     return pictures
 
 
@@ -254,21 +254,21 @@ def _called(figure: str) -> str:
     return TITLES.get(figure, figure.replace("_", " "))
 
 
-def _importances(found: Mapping[str, Any] | None, split: str, most: int | None) -> Table | None:
-    if not found:
+def _importances(measured: Mapping[str, Any] | None, split: str, most: int | None) -> Table | None:
+    if not measured:
         return None
-    change = f"{_change_of(found['figure'])} where it is shuffled"
+    change = f"{_change_of(measured['figure'])} where it is shuffled"
     rows = [
         {"column": record["column"], change: _cell("change", record["change"], record["std"])}
-        for record in found["columns"][:most]
+        for record in measured["columns"][:most]
     ]
-    part = f": the first {len(rows)} of {len(found['columns']):,}" if len(rows) < len(found["columns"]) else ""
-    told = (
-        f"{_called(found['figure'])} is {found['value']:.4f} on {found['rows']:,} rows. Shown is how much worse it is "
-        "where the cells of one column are shuffled among them, as mean ± standard deviation of 5 shuffles. Columns "
-        "that tell the same share their importance, so that each may look like little."
+    part = f": the first {len(rows)} of {len(measured['columns']):,}" if len(rows) < len(measured["columns"]) else ""
+    caption = (
+        f"{_called(measured['figure'])} is {measured['value']:.4f} on {measured['rows']:,} rows. Shown is how much "
+        "worse it is where the cells of one column are shuffled among them, as mean ± standard deviation of 5 "
+        "shuffles. Columns that tell the same share their importance, so that each may look like little."
     )
-    return render_records(f"Importance of columns ({split}){part}", rows, Text(told, style="dim not italic"))
+    return render_records(f"Importance of columns ({split}){part}", rows, Text(caption, style="dim not italic"))
 
 
 def _in_words(name: str) -> str:
@@ -305,8 +305,8 @@ def _of_width(title: str, records: Sequence[Mapping[str, Any]], width: int | Non
             break
         left_out = columns[:count]
         kept = [{key: value for key, value in record.items() if key not in left_out} for record in records]
-        told = Text(f"Too wide here: {', '.join(left_out)} (report.html has all).", style="dim not italic")
-        table = render_records(title, kept, told if left_out else None, narrow=True)
+        caption = Text(f"Too wide here: {', '.join(left_out)} (report.html has all).", style="dim not italic")
+        table = render_records(title, kept, caption if left_out else None, narrow=True)
     return table
 
 

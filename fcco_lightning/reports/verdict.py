@@ -48,8 +48,8 @@ def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     """
     splits = splits_of(report)
     shown = "test" if "test" in splits else next(iter(splits), "")
-    found = _comparison(splits.get(shown, {}), {}, figures)
-    return f"On the {shown} split: {found}.{_not_learnt(splits[shown], shown)}" if found else None
+    comparison = _comparison(splits.get(shown, {}), {}, figures)
+    return f"On the {shown} split: {comparison}.{_not_learnt(splits[shown], shown)}" if comparison else None
 
 
 def _not_learnt(results: Mapping[str, Any], split: str) -> str:
@@ -155,19 +155,19 @@ def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None
         'No weights were found that meet all constraints; those of epoch 0 come nearest, and miss one by \
 0.03: kappa would have to be larger by as much, or some constraints contradict each other or the data.'
     """
-    known = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
-    if not known or is_feasible(known[-1]["worst_violation"], known[-1].get("vacuous")):
+    validations = [r for r in history if not math.isnan(r.get("worst_violation", math.nan))]
+    if not validations or is_feasible(validations[-1]["worst_violation"], validations[-1].get("vacuous")):
         return None
-    best = max(known, key=lambda record: _standing(record, figure))
+    best = max(validations, key=lambda record: _standing(record, figure))
     h, level = best["worst_violation"], _standing(best, figure).level
     if level == 2:
         chooser = "the callback BestFeasible (--feasible.enabled true) with a validation split"
         return f"All of them held in epoch {best['epoch']}: {chooser} chooses such weights."
     if level == 0:
-        held = known[-1]["worst_violation"] <= 0  # then the verdict says why
-        reason = "" if held else known[-1].get("vacuous_because", "")
+        held = validations[-1]["worst_violation"] <= 0  # then the verdict says why
+        reason = "" if held else validations[-1].get("vacuous_because", "")
         return f"They were vacuous in every epoch{reason and f': {reason}'}."
-    where = " and are not vacuous" if any(record.get("vacuous") for record in known) else ""
+    where = " and are not vacuous" if any(record.get("vacuous") for record in validations) else ""
     return (
         f"No weights were found that meet all constraints{where}; those of epoch {best['epoch']} come nearest, and "
         f"miss one by {h:.2g}: kappa would have to be larger by as much, or some constraints contradict each other or "
@@ -203,14 +203,14 @@ weights of epoch 0 had 0.740.'
     for split, history in histories.items():
         needed = ("worst_violation", "auc")
         rows = [*history, unconstrained.get(split, {})]
-        known = [row for row in rows if not any(math.isnan(row.get(name, math.nan)) for name in needed)]
-        if len(known) > 1 and history and history[-1] in known:
-            compared[split] = history[-1]["auc"], max(known, key=lambda row: row["auc"]), known
+        candidates = [row for row in rows if not any(math.isnan(row.get(name, math.nan)) for name in needed)]
+        if len(candidates) > 1 and history and history[-1] in candidates:
+            compared[split] = history[-1]["auc"], max(candidates, key=lambda row: row["auc"]), candidates
     lost = [(best["auc"] - final, _RUINED * (best["auc"] - 0.5)) for final, best, _ in compared.values()]
     if not compared or any(by <= max(0.0, most) for by, most in lost):
         return None
-    split, (final, best, known) = next(iter(compared.items()))
-    half = [row for row in known if row["auc"] >= (final + best["auc"]) / 2]
+    split, (final, best, candidates) = next(iter(compared.items()))
+    half = [row for row in candidates if row["auc"] >= (final + best["auc"]) / 2]
     looser = min(half, key=lambda row: row["worst_violation"])
     h = looser["worst_violation"]
     at = "At this kappa" if h <= 0 else f"With kappa larger by {h:.2g}"

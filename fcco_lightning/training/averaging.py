@@ -127,8 +127,8 @@ def _marks(network: nn.Module) -> list[float]:
     """A few numbers that tell other weights, and are the same on every device."""
     weights = [t.detach() for t in network.parameters() if t.numel()]
     marks = [mark.double() for t in weights for mark in (t.min(), t.max(), t.flatten()[0], t.flatten()[-1])]
-    found: list[float] = torch.stack(marks).tolist() if marks else []  # read at once, as every validation asks
-    return found
+    values: list[float] = torch.stack(marks).tolist() if marks else []  # read at once, as every validation asks
+    return values
 
 
 def exchange(weights: dict[str, Any], state: dict[str, Any]) -> None:

@@ -182,8 +182,8 @@ class LightningBackend(Backend):
         Straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so.
         An estimate of what the batch said nothing about is NaN, and left out; ``others`` are for the loggers only.
         """
-        found = {f"{prefix}_{name}": value.item() for name, value in estimates.items()}
-        values = {name: value for name, value in found.items() if not math.isnan(value)}
+        logged = {f"{prefix}_{name}": value.item() for name, value in estimates.items()}
+        values = {name: value for name, value in logged.items() if not math.isnan(value)}
         self.of_steps |= values.keys() | of_epoch.keys()
         self.module.log_dict({**of_epoch, **values}, prog_bar=True, logger=False, batch_size=1)
         for logger in self.module.trainer.loggers if updated else ():
@@ -191,8 +191,8 @@ class LightningBackend(Backend):
 
     def figures_of_epoch(self, prefix: str, averages: Averages | None) -> dict[str, Tensor]:
         """The means of the estimates of training steps, as callbacks know them; none of a part that no batch had."""
-        found = {} if averages is None else averages.values()
-        return {f"{prefix}_{name}": value for name, value in found.items() if not bool(value.isnan())}
+        means = {} if averages is None else averages.values()
+        return {f"{prefix}_{name}": value for name, value in means.items() if not bool(value.isnan())}
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """Training batches on their device, without end: those of the epochs after the last that has begun."""

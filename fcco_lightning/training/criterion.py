@@ -189,8 +189,8 @@ class Criterion(nn.Module):
         if value.requires_grad:
             value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
             self._waits = True
-        known = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # a batch may give none of one
-        total = sum((estimate.to(value.dtype) for estimate in known), torch.zeros_like(value))
+        estimates = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # a batch may give none of one
+        total = sum((estimate.to(value.dtype) for estimate in estimates), torch.zeros_like(value))
         return value + (total - value).detach()
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -287,8 +287,8 @@ class Criterion(nn.Module):
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Write the rows between the backward pass, which may be the closure's, and the step."""
-        own = [a for a in args if a is not optimizer]
-        closure: Callable[[], Any] | None = own[0] if own else kwargs.get("closure")
+        positional = [a for a in args if a is not optimizer]
+        closure: Callable[[], Any] | None = positional[0] if positional else kwargs.get("closure")
         if closure is None:
             overflow = getattr(optimizer, "found_inf", None)  # of a fused one, which drops the step by itself
             self._end(write=overflow is None or not bool(overflow))
@@ -299,7 +299,7 @@ class Criterion(nn.Module):
             self._end(write=True)
             return loss
 
-        return args[: len(args) - len(own)], {**kwargs, "closure": differentiate}
+        return args[: len(args) - len(positional)], {**kwargs, "closure": differentiate}
 
 
 class _Outputs(BatchNetwork):

@@ -131,9 +131,9 @@ class EasedDecay(Callback):
                     f"numbers, and this one gave {type(outputs).__name__}. Leave it out."
                 )
             scores = outputs.reshape(len(outputs), -1).double()
-            found = torch.stack([torch.ones_like(scores), scores, scores * scores]).sum(1)
-            found = torch.where(found.isfinite().all(), found, 0.0)  # of a batch that was skipped
-            self._sums = found if self._sums is None else self._sums + found
+            sums = torch.stack([torch.ones_like(scores), scores, scores * scores]).sum(1)
+            sums = torch.where(sums.isfinite().all(), sums, 0.0)  # of a batch that was skipped
+            self._sums = sums if self._sums is None else self._sums + sums
         self._outputs.clear()
 
     def _total(self) -> Tensor | None:

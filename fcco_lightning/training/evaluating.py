@@ -95,8 +95,8 @@ class EvaluatingModule(LightningModule):
         columns = columns_of(batch)
         outputs = outputs_of_columns(self.network, columns)
         self._keep_pace(batch, batch_idx, self.trainer.num_predict_batches)
-        found = {"index": columns["index"], "output": outputs}
-        return found | ({"scores": outputs} | self._decided(outputs) if isinstance(outputs, Tensor) else {})
+        prediction = {"index": columns["index"], "output": outputs}
+        return prediction | ({"scores": outputs} | self._decided(outputs) if isinstance(outputs, Tensor) else {})
 
     def _decided(self, scores: Tensor) -> dict[str, Tensor]:
         """Probabilities and decisions, as far as there are any."""
@@ -104,12 +104,12 @@ class EvaluatingModule(LightningModule):
         if several and not isinstance(self.objective, CrossEntropy):  # scores of something else
             return {}
         probabilities = self.rule.probabilities(scores)
-        found = {} if probabilities is None else {"probabilities": probabilities}
+        decided = {} if probabilities is None else {"probabilities": probabilities}
         if several:
-            found["decisions"] = scores.argmax(1)
+            decided["decisions"] = scores.argmax(1)
         elif self.rule.known:
-            found["decisions"] = self.rule.decided(scores).long()
-        return found
+            decided["decisions"] = self.rule.decided(scores).long()
+        return decided
 
     def _keep_pace(self, batch: Any, done: int, batches: Sequence[float], loader: int = 0) -> None:
         """Behind the last batch, evaluate it again until all processes have had as many as the one with most.
@@ -161,8 +161,8 @@ class EvaluatingModule(LightningModule):
             for loader, parts in sorted(collected.items())
         }
         self.fit_rule(splits)
-        for split, found in splits.items():
-            summary = self.summarise(split, found)
+        for split, split_outputs in splits.items():
+            summary = self.summarise(split, split_outputs)
             self.last_summaries[split] = dict(summary)
             bar = {f"{split}_{k}": summary.pop(k) for k in (*self.evaluation.bar, "worst_violation") if k in summary}
             rest = {f"{split}_{k}": v for k, v in summary.items()}
@@ -187,10 +187,10 @@ class EvaluatingModule(LightningModule):
 
     def details(self, split: Split) -> dict[str, Any]:
         """What the evaluation and the decisions of the rule say of a split beyond its figures, in plain numbers."""
-        told, evaluation = (split.outputs, split.columns), self.evaluation
+        samples, evaluation = (split.outputs, split.columns), self.evaluation
         classes, classifies = evaluation.class_names, self.objective.classifies
-        decided = decision_details(self.rule, *told, classes, evaluation.group_name, classifies=classifies)
-        return {**evaluation.details(*told), **decided}
+        decided = decision_details(self.rule, *samples, classes, evaluation.group_name, classifies=classifies)
+        return {**evaluation.details(*samples), **decided}
 
     def summarise(self, name: str, split: Split) -> dict[str, float]:
         """All figures of a split; warns when its constraints have become vacuous.

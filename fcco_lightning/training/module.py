@@ -182,11 +182,11 @@ class FCCOModule(EvaluatingModule):
             )
         if self.average is not None:
             require_wide(trainer.precision)
-        own: list[Callback] = [OwnSettings(trainer, self), WithoutAdvice()] if trainer.state.fn == "fit" else []
-        if self.schedule.decay_spread is not None and own:
+        extra: list[Callback] = [OwnSettings(trainer, self), WithoutAdvice()] if trainer.state.fn == "fit" else []
+        if self.schedule.decay_spread is not None and extra:
             self._eased_decay = EasedDecay(self.schedule.decay_spread, lambda: _set_up(self._stepping))
-            own.append(self._eased_decay)
-        callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), *own]
+            extra.append(self._eased_decay)
+        callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), *extra]
         kinds = {
             Announce,
             Continuation,
@@ -220,8 +220,8 @@ class FCCOModule(EvaluatingModule):
             several = None if self.execution.micro_batch is None else True
             self.network.compile(options={"fallback_random": True}, dynamic=several)
         if self.problem is not None and stage == "fit":
-            said = description(self.problem, self.num_samples, self.network, self.constraints, datamodule)
-            require_same_everywhere(self.processes, said | self.phases.description())
+            posed = description(self.problem, self.num_samples, self.network, self.constraints, datamodule)
+            require_same_everywhere(self.processes, posed | self.phases.description())
         else:
             self._old_model.know()
 
@@ -252,8 +252,8 @@ class FCCOModule(EvaluatingModule):
         phase.objective.adapt(datamodule_of(self.trainer))
         split = None if sampling is None else next(iter(sampling.values())).columns
         self.rule.costs = cost_classes(phase.objective, self.rule.decisions, split)
-        if self._engine is None and (said := of_rare_positives(self.objective, self.rule.decisions, split)):
-            rank_zero_info(said)
+        if self._engine is None and (advice := of_rare_positives(self.objective, self.rule.decisions, split)):
+            rank_zero_info(advice)
         self.rule.known |= self.objective.classifies and self.rule.decisions.mistakes  # at a score of 0
         problem = phase.algorithm.pose(
             phase.objective,
@@ -352,13 +352,13 @@ class FCCOModule(EvaluatingModule):
         trainer = self.trainer
         stepping = _set_up(self._stepping)
         self.phases.announce(trainer)
-        said = {
+        settings = {
             "number of training batches": trainer.num_training_batches,
             "validation": [bool(number) for number in trainer.num_val_batches],
             "optimizer": (type(stepping.optimizer).__name__, stepping.typed),
             "schedule": stepping.kind,
         }
-        require_same_everywhere(self.processes, {name: str(value) for name, value in said.items()})
+        require_same_everywhere(self.processes, {name: str(value) for name, value in settings.items()})
         if self._continuation.stored is not None:
             # in the middle of an epoch its start is not repeated
             _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
@@ -580,8 +580,8 @@ class FCCOModule(EvaluatingModule):
             return
         # evaluation needs the weights only
         weights = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("problem.")}
-        own = {} if self.problem is None else self.problem.state_dict()
-        checkpoint["state_dict"] = weights | {f"problem.{name}": value for name, value in own.items()}
+        problem_state = {} if self.problem is None else self.problem.state_dict()
+        checkpoint["state_dict"] = weights | {f"problem.{name}": value for name, value in problem_state.items()}
         if self._trainer is not None:
             self._old_model.know()  # before the workers of the loaders copy the data
 

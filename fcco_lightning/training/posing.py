@@ -149,11 +149,11 @@ def training_split(
         ConfigError: if the number is not known, or the data have another one.
     """
     datamodule = datamodule_of(trainer)
-    found = getattr(datamodule, "num_train", None)
-    if found is None and loader is not None:
-        found = sized_len(loader.dataset)
-    n = known or found
-    _require_one_number(known, found, loader)
+    size = getattr(datamodule, "num_train", None)
+    if size is None and loader is not None:
+        size = sized_len(loader.dataset)
+    n = known or size
+    _require_one_number(known, size, loader)
     if n is None:
         raise ConfigError(
             "num_samples is not known: pass execution=Execution(num_samples=len(train_split)), or use a datamodule."
@@ -174,16 +174,16 @@ def ends_with_one(trainer: Trainer) -> bool:
     return loader is not None and size is not None and (sized_len(loader.sampler) or 0) % size == 1 < size
 
 
-def _require_one_number(known: int | None, found: int | None, loader: DataLoader[Any] | None) -> None:
+def _require_one_number(asked: int | None, size: int | None, loader: DataLoader[Any] | None) -> None:
     """Refuse a number of samples that is not that of the data.
 
     A data set of one's own may give a sample several times, or whole batches, and have another length for that.
     """
-    if known is None or found is None or known == found:
+    if asked is None or size is None or asked == size:
         return
-    if loader is None or isinstance(loader.dataset, IndexedDataset) or (known > found and loader.batch_sampler):
+    if loader is None or isinstance(loader.dataset, IndexedDataset) or (asked > size and loader.batch_sampler):
         raise ConfigError(
-            f"execution.num_samples={known}, and the training split has {found} samples: the objective is a mean over "
+            f"execution.num_samples={asked}, and the training split has {size} samples: the objective is a mean over "
             "them, and each has a row. Leave num_samples out."
         )
 
@@ -223,15 +223,15 @@ def contents_of_some(loader: DataLoader[Any], num_samples: int) -> dict[str, str
     places = sorted({i * (num_samples - 1) // (_LOOKED_AT - 1) for i in range(_LOOKED_AT)})
     before, of_loader = random_streams(), loader_streams([loader])
     try:
-        given = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[i] for i in places]
-        found = contents_of_samples(given)
+        samples = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[i] for i in places]
+        contents = contents_of_samples(samples)
     except Exception:  # whatever a data set of one's own cannot do, it need not for this
         return {}
     finally:
         drawn = not _same((random_streams(), loader_streams([loader])), (before, of_loader))
         set_random_streams(before)
         set_loader_streams([loader], of_loader)
-    return {} if drawn else {f"{len(places)} samples that were looked at": found}
+    return {} if drawn else {f"{len(places)} samples that were looked at": contents}
 
 
 def _same(streams: Any, others: Any) -> bool:
@@ -244,13 +244,13 @@ def description(
 ) -> dict[str, str]:
     """What must be the same on all processes, by name."""
     penalty, identity = problem.penalty, getattr(datamodule, "identity", None)
-    said = {
+    properties = {
         "num_samples": str(num_samples),
         "penalty": f"{type(penalty).__name__} {plain_values(penalty)}",
         "constraints": str([(type(c).__name__, c.names, c.kappa) for c in constraints]),
         "network": str([(name, tuple(p.shape)) for name, p in network.named_parameters()]),
     }
-    return said | {"data": str(problem.data if identity is None else identity())}
+    return properties | {"data": str(problem.data if identity is None else identity())}
 
 
 def plain_values(part: object) -> dict[str, Any]:
@@ -277,11 +277,11 @@ def require_same_problem(stored: Mapping[str, Any], now: Mapping[str, Any]) -> N
     Raises:
         CheckpointError: naming what differs.
     """
-    for what, own in now.items():
-        if stored[what] != own:
+    for what, here in now.items():
+        if stored[what] != here:
             raise CheckpointError(
-                f"the checkpoint was written with the {what} {_told(stored[what])}, this run has {_told(own)}. Use the "
-                "same, or start without --ckpt_path."
+                f"the checkpoint was written with the {what} {_told(stored[what])}, this run has {_told(here)}. Use "
+                "the same, or start without --ckpt_path."
             )
 
 

@@ -78,8 +78,8 @@ def _of_inputs(convert: Callable[[Any], Any], network: nn.Module) -> Callable[[A
     """``convert`` for the network's inputs, wherever they are in a batch; all else stays as it is."""
     inputs = network.inputs if isinstance(network, BatchNetwork) else ("x",)
 
-    def converted(given: Any) -> Any:
-        batch = fields_of(given)
+    def converted(raw: Any) -> Any:
+        batch = fields_of(raw)
         if not isinstance(batch, Mapping):
             return batch
         if batch and all(isinstance(part, Mapping) for part in batch.values()):

@@ -104,9 +104,9 @@ class Preemption(Temporary):
         usual = saver.dirpath if isinstance(saver, ModelCheckpoint) else None
         path = Path(self.folder or usual or trainer.default_root_dir) / INTERRUPTED
         trainer.save_checkpoint(path)
-        told = "Interrupted" if self._interrupted else "Told to end"
+        event = "Interrupted" if self._interrupted else "Told to end"
         rank_zero_info(
-            f"{told}: saved {path}. Continue with --ckpt_path auto, or in Python with trainer.fit(..., ckpt_path=...)."
+            f"{event}: saved {path}. Continue with --ckpt_path auto, or in Python with trainer.fit(..., ckpt_path=...)."
         )
         if self._interrupted:
             raise KeyboardInterrupt(SAVED)

@@ -88,16 +88,16 @@ class Pretraining:
     seamless: bool = False
 
     def __post_init__(self) -> None:
-        known = isinstance(self.epochs, int | float) and not isinstance(self.epochs, bool)
-        if not known or not (0 < self.epochs < 1 or (self.epochs >= 1 and self.epochs % 1 == 0)):
+        is_number = isinstance(self.epochs, int | float) and not isinstance(self.epochs, bool)
+        if not is_number or not (0 < self.epochs < 1 or (self.epochs >= 1 and self.epochs % 1 == 0)):
             raise ConfigError(
                 f"pretrain.epochs must be a whole number >= 1, or a share of all epochs in (0, 1), got {self.epochs!r}."
             )
-        own = {name: getattr(self, name) for name in ("algorithm", "optimizer", "scheduler", "new_head", "head")}
-        given = [name for name, value in own.items() if value]
-        if self.seamless and given:
+        parts = {name: getattr(self, name) for name in ("algorithm", "optimizer", "scheduler", "new_head", "head")}
+        named = [name for name, value in parts.items() if value]
+        if self.seamless and named:
             raise ConfigError(
-                f"pretrain.seamless goes on with all parts of the run, and pretrain.{given[0]} gives the first phase "
+                f"pretrain.seamless goes on with all parts of the run, and pretrain.{named[0]} gives the first phase "
                 "one of its own. Leave one of them out."
             )
 
@@ -303,10 +303,10 @@ class Phases:
         Raises:
             CheckpointError: naming both.
         """
-        own = self.present.algorithm.name
-        if stored["algorithm"] != own:
+        name = self.present.algorithm.name
+        if stored["algorithm"] != name:
             raise CheckpointError(
-                f"the checkpoint was written by {stored['algorithm']}, this run uses {own}: their states mean "
+                f"the checkpoint was written by {stored['algorithm']}, this run uses {name}: their states mean "
                 f"different things. Use --model.algorithm {stored['algorithm']}, or start without --ckpt_path."
             )
 

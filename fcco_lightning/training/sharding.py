@@ -54,8 +54,8 @@ class ShardedWeights(ModelParallelStrategy):
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Take this process's part of every weight."""
         assert self.lightning_module is not None  # noqa: S101
-        own = self.lightning_module.state_dict()
-        stored = {k: divided_as(v, own.get(k)) for k, v in checkpoint["state_dict"].items()}
+        present = self.lightning_module.state_dict()
+        stored = {k: divided_as(v, present.get(k)) for k, v in checkpoint["state_dict"].items()}
         self.lightning_module.load_state_dict(stored, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -102,8 +102,8 @@ def require_divisible(trainer: Trainer, module: Any) -> None:
         "execution.compiled": module.execution.compiled,
         f"algorithm {module.algorithm.name}": not isinstance(module.algorithm, _SHARING),
     }
-    for what, given in refused.items():
-        if given:
+    for what, refuses in refused.items():
+        if refuses:
             raise ConfigError(
                 f"{what} needs whole weights on every process, which ModelParallelStrategy divides. Leave it out or "
                 "choose another one, or use --trainer.strategy ddp, with --model.execution.micro_batch where memory is "
@@ -128,9 +128,9 @@ def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
         return
     processes.patience = _PATIENCE
     processes.copy_first_([*network.parameters(), *network.buffers()])
-    own = getattr(network, "shard", None)
-    if callable(own):
-        own(mesh)
+    shard = getattr(network, "shard", None)
+    if callable(shard):
+        shard(mesh)
     else:
         single = {p for p in network.parameters() if p.dim() == 0}
         for unit in [*blocks_of(network), network]:

@@ -65,7 +65,7 @@ def begin_together(trainer: Trainer, module: Any) -> None:
     Raises:
         ConfigError: then, if they were told different things.
     """
-    said, strategy = settings(trainer, module), trainer.strategy
+    present, strategy = settings(trainer, module), trainer.strategy
     join = type(strategy).setup_environment
 
     def joined() -> None:
@@ -74,7 +74,7 @@ def begin_together(trainer: Trainer, module: Any) -> None:
             module.processes = Processes.apart()
         if module.processes.watch is not None:
             module.processes.watch.start()
-            require_same_everywhere(module.processes, said)
+            require_same_everywhere(module.processes, present)
 
     strategy.setup_environment = joined  # type: ignore[method-assign]
 
@@ -93,26 +93,26 @@ def joined_by_failure(trainer: Trainer, module: Any) -> Iterator[None]:
 
 def settings(trainer: Trainer, module: Any) -> dict[str, str]:
     """What a Trainer and a module were told that decides which steps and exchanges there are, by name."""
-    said = {name: str(getattr(trainer, name)) for name in _SETTINGS}
-    said |= {
+    values = {name: str(getattr(trainer, name)) for name in _SETTINGS}
+    values |= {
         "command": str(trainer.state.fn),
         "strategy": type(trainer.strategy).__name__,
         "ckpt_path": "given" if trainer.ckpt_path else "none",
         "validation": str(trainer.enable_validation),
     }
     callbacks = [c for c in trainer.callbacks if not isinstance(c, ProgressBar)]  # type: ignore[attr-defined]
-    said["callbacks"] = str([type(c).__name__ for c in callbacks])
+    values["callbacks"] = str([type(c).__name__ for c in callbacks])
     for name in ("algorithm", "objective", "evaluation", "average"):
         part = getattr(module, name)
-        said[name] = "None" if part is None else f"{type(part).__name__} {_arguments(part)}"
-    said["decisions"] = str(module.rule.state()["asked"])
+        values[name] = "None" if part is None else f"{type(part).__name__} {_arguments(part)}"
+    values["decisions"] = str(module.rule.state()["asked"])
     for name in ("execution", "clipping", "schedule"):
-        said |= {f"{name}.{key}": value for key, value in _arguments(getattr(module, name)).items()}
+        values |= {f"{name}.{key}": value for key, value in _arguments(getattr(module, name)).items()}
     for number, callback in enumerate(callbacks):
         if type(callback).__module__.partition(".")[0] in ("lightning", "fcco_lightning"):
             which = f"callback {number} ({type(callback).__name__})"
-            said |= {f"{which}.{key}": value for key, value in _arguments(callback).items()}
-    return said
+            values |= {f"{which}.{key}": value for key, value in _arguments(callback).items()}
+    return values
 
 
 def _arguments(part: object) -> dict[str, str]:

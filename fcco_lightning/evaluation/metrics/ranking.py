@@ -214,7 +214,9 @@ def group_rates(
         wanted = (2 * k + 1) / (2 * levels) * filled[-1] * (1 + 1e-12)  # so that rounding decides on no quantile
         thresholds = ranked[torch.searchsorted(filled, wanted, right=True).clamp(max=len(ranked) - 1)]
     classes = [[positive & of for of in (~favoured, favoured)], [~positive & of for of in (~favoured, favoured)]]
-    tpr, fpr = (torch.stack([_share_at_least(scores[own], count[own], thresholds) for own in two]) for two in classes)
+    tpr, fpr = (
+        torch.stack([_share_at_least(scores[part], count[part], thresholds) for part in two]) for two in classes
+    )
     return GroupRates(thresholds, tpr, fpr)
 
 
@@ -230,7 +232,7 @@ def _counted(weight: Tensor | None, positive: Tensor) -> Tensor:
         return torch.ones_like(positive, dtype=torch.float64)
     same_rows(weight=weight, labels=positive)
     counted = weight.double()
-    lacking = [label for label, own in ((1, positive), (0, ~positive)) if not bool(counted[own].any())]
+    lacking = [label for label, members in ((1, positive), (0, ~positive)) if not bool(counted[members].any())]
     if lacking:
         raise DataError(f"all samples with the label {lacking[0]} have the weight 0. Give some of them a weight > 0.")
     return counted

@@ -99,8 +99,8 @@ def concordance(time: Tensor, event: Tensor, risk: Tensor, weight: Tensor | None
     """
     right = total = torch.zeros((), dtype=torch.float64, device=time.device)
     for rows in event.nonzero().squeeze(1).split(_CHUNK):  # type: ignore[no-untyped-call]
-        own = time[rows].unsqueeze(1)
-        counts = (own < time) | ((own == time) & ~event)
+        time_of_event = time[rows].unsqueeze(1)
+        counts = (time_of_event < time) | ((time_of_event == time) & ~event)
         ahead = risk[rows].unsqueeze(1) - risk
         share = counts * ((ahead > 0) + 0.5 * (ahead == 0)).double()
         by = torch.ones_like(rows, dtype=torch.float64) if weight is None else weight[rows].double()

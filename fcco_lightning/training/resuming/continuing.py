@@ -74,10 +74,10 @@ class Continuation(Callback):
         """
         if self.stored is None:
             return
-        stored, own = self.stored["optimizer"]["class"], type(stepping.optimizer).__name__
-        if stored != own:
+        stored, present = self.stored["optimizer"]["class"], type(stepping.optimizer).__name__
+        if stored != present:
             raise CheckpointError(
-                f"the checkpoint holds the state of {stored}, this run uses {own}. Use --model.optimizer {stored}, "
+                f"the checkpoint holds the state of {stored}, this run uses {present}. Use --model.optimizer {stored}, "
                 "or start without --ckpt_path."
             )
         engine.load_state_dict(self.stored["engine"] | {"data": None})  # which was compared when it was loaded

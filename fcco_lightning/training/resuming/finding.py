@@ -28,8 +28,8 @@ class Found(NamedTuple):
     passed_over: dict[Path, str]
 
     def __str__(self) -> str:
-        found = "nothing of this job to continue, starting afresh" if self.path is None else f"continuing {self.path}"
-        return found + self.others
+        outcome = "nothing of this job to continue, starting afresh" if self.path is None else f"continuing {self.path}"
+        return outcome + self.others
 
     @property
     def others(self) -> str:
@@ -68,9 +68,9 @@ def find_own(folders: Sequence[Path], job: str) -> Found:
     """The checkpoint below the folders that this job, of that name or identity, wrote last."""
     passed_over: dict[Path, str] = {}
     for path in by_age(folders):
-        if (found := _job_of(path)) == job:
+        if (job_of_file := _job_of(path)) == job:
             return Found(path, passed_over)
-        passed_over[path] = "cannot be read" if found is None else _OTHER
+        passed_over[path] = "cannot be read" if job_of_file is None else _OTHER
     return Found(None, passed_over)
 
 

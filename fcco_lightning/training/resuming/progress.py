@@ -249,7 +249,7 @@ def _forgetful(loader: Any) -> str | None:
         return name
     for part in ("batch_sampler", "sampler"):
         sampler = getattr(loader, part, None)
-        known = hasattr(sampler, "load_state_dict") or type(sampler).__module__.startswith(("torch.", "torchdata."))
-        if not known and generators_of([sampler]):
+        exact = hasattr(sampler, "load_state_dict") or type(sampler).__module__.startswith(("torch.", "torchdata."))
+        if not exact and generators_of([sampler]):
             return f"{name}, whose {part} {type(sampler).__name__} has no load_state_dict,"
     return None

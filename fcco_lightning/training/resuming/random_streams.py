@@ -52,19 +52,19 @@ _Generator = torch.Generator | np.random.Generator | np.random.RandomState | ran
 
 def generators_of(loaders: Iterable[Any]) -> list[_Generator]:
     """Generators that are attributes of a loader, of its samplers or of its data sets, each once."""
-    todo, seen, found = list(loaders), set[int](), []
+    todo, seen, owners = list(loaders), set[int](), []
     while todo:
         owner = todo.pop(0)
         if id(owner) in seen:
             continue
         seen.add(id(owner))
         if isinstance(owner, _Generator):
-            found.append(owner)
+            owners.append(owner)
             continue
         inside = vars(owner) if hasattr(owner, "__dict__") else {}
         todo += [inside[name] for name in ("batch_sampler", "sampler", "dataset") if name in inside]
         todo += [value for value in inside.values() if isinstance(value, _Generator)]
-    return found
+    return owners
 
 
 def _state(generator: _Generator) -> Any:
