@@ -28,17 +28,17 @@ class Weights(NamedTuple):
     multiplier: Tensor | float = 0.0
 
 
-def wide(given: Tensor) -> Tensor:
+def wide(values: Tensor) -> Tensor:
     """In float64, or as it is on Apple's GPUs, which have none.
 
     In float32 a small distance from the uniform weights would be lost in the rounding of its terms.
     """
-    return given if given.device.type == "mps" else given.double()
+    return values if values.device.type == "mps" else values.double()
 
 
-def type_of_weights(given: Tensor) -> torch.dtype:
+def type_of_weights(values: Tensor) -> torch.dtype:
     """The type of the weights that belong to losses: that of the losses, but at least float32."""
-    return torch.promote_types(given.dtype, torch.float32)
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 def on_host(method: Callable[[Any, Tensor], W]) -> Callable[[Any, Tensor], W]:
@@ -48,9 +48,9 @@ def on_host(method: Callable[[Any, Tensor], W]) -> Callable[[Any, Tensor], W]:
     """
 
     @wraps(method)
-    def there(self: Any, given: Tensor) -> W:
-        found, dtype = method(self, wide(given.cpu())), type_of_weights(given)
-        back: W = pytree.tree_map_only(Tensor, lambda t: t.to(dtype).to(given.device, non_blocking=True), found)
+    def there(self: Any, values: Tensor) -> W:
+        response, dtype = method(self, wide(values.cpu())), type_of_weights(values)
+        back: W = pytree.tree_map_only(Tensor, lambda t: t.to(dtype).to(values.device, non_blocking=True), response)
         return back
 
     return there

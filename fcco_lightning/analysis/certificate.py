@@ -130,12 +130,12 @@ def certificate(
     with undisturbed(functions):
         outputs = pytree.tree_map(lambda leaf: leaf.detach().clone().double().requires_grad_(), samples.outputs)
         wide = Samples(outputs, samples.batch)
-        value, own = _of_objective(functions.objective, wide, max_values)
+        value, of_parameters = _of_objective(functions.objective, wide, max_values)
         numbers, sides = _signed(functions.constraints, wide)
         values = torch.full_like(numbers, -torch.inf).scatter_reduce(0, sides.row, sides.excess, "amax")
         scalars = [value, *_lagrangian(numbers, sides, values, multipliers)]
         rows = _gradients_by_weights(functions, scalars, wide, batches, processes or Processes())
-    gradient, others = torch.cat([rows[0], own]), torch.nn.functional.pad(rows[1:], (0, len(own)))
+    gradient, others = torch.cat([rows[0], of_parameters]), torch.nn.functional.pad(rows[1:], (0, len(of_parameters)))
     if not bool(gradient.isfinite().all() and others.isfinite().all()):
         raise NonFiniteError("a gradient on the split is not finite: the weights diverged, or the data holds NaN.")
     values = values.cpu()
@@ -235,18 +235,18 @@ def _sample_parameters(objective: Objective, columns: Columns) -> dict[str, Tens
 
 def _prepared(objective: Objective, columns: Columns, max_values: float) -> Objective:
     """A copy that belongs to this split and this process alone."""
-    own, count = copy.deepcopy(objective), len(columns["index"])
-    own.num_samples = count
-    own.join(Processes(alone=True))
-    if own.outer is not None:
-        domain = own.row_domain(count, columns)
+    copied, count = copy.deepcopy(objective), len(columns["index"])
+    copied.num_samples = count
+    copied.join(Processes(alone=True))
+    if copied.outer is not None:
+        domain = copied.row_domain(count, columns)
         rows = domain.num_rows if domain.owners is None else int(domain.owners.sum())
-        if domain.per_sample and not own.by_blocks and rows * count > max_values:
+        if domain.per_sample and not copied.by_blocks and rows * count > max_values:
             raise ConfigError(
-                f"{type(own).__name__} may compare {rows:,} samples with {count:,} at once, max_values is "
+                f"{type(copied).__name__} may compare {rows:,} samples with {count:,} at once, max_values is "
                 f"{max_values:,.0f}. Raise max_values if the memory is there, or take a smaller split."
             )
-    return own
+    return copied
 
 
 def _of_objective(objective: Objective, samples: Samples, max_values: float) -> tuple[Tensor, Tensor]:
@@ -255,27 +255,27 @@ def _of_objective(objective: Objective, samples: Samples, max_values: float) -> 
     Raises:
         DataError: if F is not finite for what the data holds.
     """
-    own = _prepared(objective, samples.of(objective)[1], max_values)
-    outputs, columns = samples.of(own)
-    rows = _sample_parameters(own, columns)
-    value = value_of(own, outputs, {**columns, **rows})
+    copied = _prepared(objective, samples.of(objective)[1], max_values)
+    outputs, columns = samples.of(copied)
+    rows = _sample_parameters(copied, columns)
+    value = value_of(copied, outputs, {**columns, **rows})
     if value is not None and not bool(value.isfinite()):
-        own.check(outputs, {**columns, **rows})
+        copied.check(outputs, {**columns, **rows})
     value = torch.zeros((), dtype=torch.float64) if value is None else value
-    return value, _own_gradient(value, own, rows)
+    return value, _own_gradient(value, copied, rows)
 
 
 def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Tensor]) -> Tensor:
     """The gradient of F by the objective's own parameters and then by those of single samples, on the CPU."""
     parameters, rows = [p for p in objective.parameters() if p.requires_grad], list(own_rows.values())
-    found = gradient(value, [*parameters, *rows])
+    gradients = gradient(value, [*parameters, *rows])
     if objective.sample_parameters is None:
-        return found
+        return gradients
     least, most = objective.sample_parameters.least, objective.sample_parameters.most
     values = flat(rows)
-    slope = found[len(found) - len(values) :]
+    slope = gradients[len(gradients) - len(values) :]
     slope[(values <= least) & (slope > 0) | (values >= most) & (slope < 0)] = 0
-    return found
+    return gradients
 
 
 def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor, _Sides]:
@@ -348,10 +348,10 @@ def _gradients_by_weights(
             slopes = [gradients(number, leaves) for number in scalars]  # none of a part on which it does not depend
             depending, ordered = [k for k, slope in enumerate(slopes) if slope], index.argsort()
             for batch in loader if depending else ():
-                found = pytree.tree_leaves(outputs_of_columns(functions.network, batch))
+                outputs = pytree.tree_leaves(outputs_of_columns(functions.network, batch))
                 at = ordered[torch.searchsorted(index[ordered], batch["index"])]
                 for k in depending:
-                    products = [(s[at].to(o.dtype) * o).sum() for s, o in zip(slopes[k], found, strict=True)]
+                    products = [(s[at].to(o.dtype) * o).sum() for s, o in zip(slopes[k], outputs, strict=True)]
                     total[k] += gradient(torch.stack(products).sum(), weights)
     device = next(iter(samples.batch.values()))["index"].device
     for row in total if processes.size > 1 else ():

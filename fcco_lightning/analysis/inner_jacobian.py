@@ -199,10 +199,12 @@ def gradients(number: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of a scalar, whose graph is kept; none if it does not depend on any of the tensors."""
     if not tensors or not number.requires_grad:
         return []
-    found = torch.autograd.grad(number, list(tensors), retain_graph=True, allow_unused=True)
-    if all(gradient is None for gradient in found):
+    partials = torch.autograd.grad(number, list(tensors), retain_graph=True, allow_unused=True)
+    if all(gradient is None for gradient in partials):
         return []
-    return [torch.zeros_like(t) if gradient is None else gradient for t, gradient in zip(tensors, found, strict=True)]
+    return [
+        torch.zeros_like(t) if gradient is None else gradient for t, gradient in zip(tensors, partials, strict=True)
+    ]
 
 
 def gradient(number: Tensor, tensors: Sequence[Tensor]) -> Tensor:

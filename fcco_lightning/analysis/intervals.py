@@ -129,15 +129,15 @@ def intervals(
             f"clusters must be one number for every sample, shape ({len(outputs)},), got {tuple(clusters.shape)}. Give "
             "the column of the split that says which samples belong together."
         )
-    found: dict[str, Interval] = {}
+    by_name: dict[str, Interval] = {}
     codes = None if clusters is None else torch.unique(clusters, return_inverse=True)[1]
     names = unique_names(constraints)
     with torch.inference_mode(False), torch.enable_grad():
         for c in constraints:
-            own, names = names[: c.num_rows], names[c.num_rows :]
+            row_names, names = names[: c.num_rows], names[c.num_rows :]
             rows = _rows(c, outputs, columns, codes, decisions=decisions and c.smooths)
-            found |= {own[i]: _interval(c, means, level) for i, means in rows.items()}
-    return found
+            by_name |= {row_names[i]: _interval(c, means, level) for i, means in rows.items()}
+    return by_name
 
 
 def _rows(
@@ -145,26 +145,26 @@ def _rows(
 ) -> dict[int, _Means]:
     """The rows of which the split has samples, of more than one cluster."""
     wide = outputs.detach().clone().double()
-    known = {name: column.clone() for name, column in columns.items()}
+    counted = {name: column.clone() for name, column in columns.items()}
     weight = torch.ones(len(wide), dtype=torch.float64, device=wide.device, requires_grad=True)
-    weighed = "weight" in known
-    known["weight"] = weight * known.get("weight", 1)
-    index, inner = inner_values(constraint, wide, known)
+    weighed = "weight" in counted
+    counted["weight"] = weight * counted.get("weight", 1)
+    index, inner = inner_values(constraint, wide, counted)
     if not len(index):
         return {}
     if decisions:
-        inner = constraint.decided(wide, known).index_select(0, index)
+        inner = constraint.decided(wide, counted).index_select(0, index)
     of_numbers = slopes(constraint.number, inner)
-    subsets = constraint.subsets(known)
-    found: dict[int, _Means] = {}
+    subsets = constraint.subsets(counted)
+    rows: dict[int, _Means] = {}
     for i, values, slope in zip(index.tolist(), inner, of_numbers, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
         members = influence != 0 if subsets is None else torch.stack(list(subsets[i]))
         rates = not weighed and subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
         means = _means(values.detach(), slope, influence, members.double() if rates else None)
         clustered = means if codes is None else _with_clusters(means, influence, members, codes.to(influence.device))
-        found |= {} if clustered is None else {i: clustered}
-    return found
+        rows |= {} if clustered is None else {i: clustered}
+    return rows
 
 
 def _means(values: Tensor, slopes: Tensor, influence: Tensor, members: Tensor | None) -> _Means:
@@ -203,9 +203,11 @@ def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Ten
     totals = influence.new_zeros(len(influence), shape).index_add(1, codes, influence)
     error = math.sqrt(c / (c - 1)) * float((means.slopes @ totals).norm())
     if len(means.sizes):
-        own = totals.square().sum(1) * numbers / (numbers - 1)
+        of_clusters = totals.square().sum(1) * numbers / (numbers - 1)
         equal = sizes.square().sum(1) / sizes.sum(1)  # of clusters whose samples are all equal
-        means = means._replace(designs=torch.where(means.variances > 0, own / means.variances, equal).clamp(min=1))
+        means = means._replace(
+            designs=torch.where(means.variances > 0, of_clusters / means.variances, equal).clamp(min=1)
+        )
     larger = error / means.error if means.error > 0 else 1.0
     return means._replace(error=error, error_of_equals=larger * means.error_of_equals, clusters=c)
 

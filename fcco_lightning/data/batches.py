@@ -306,8 +306,8 @@ class BatchPlan:
         if len(drawn) == 1:
             return drawn[unit[0]]
         rows = torch.empty(self._slots, dtype=torch.int64)
-        for stratum, own in drawn.items():
-            rows[self._even if self._positive[stratum] else ~self._even] = own
+        for stratum, drawn_rows in drawn.items():
+            rows[self._even if self._positive[stratum] else ~self._even] = drawn_rows
         return rows
 
     def _cycle(self, stratum: int, cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Iterator[Tensor]:
@@ -334,8 +334,8 @@ class BatchPlan:
         drawn = None if inner is None else self._at_rows(inner)
         if self.sample_weight is None:
             return drawn
-        own = self._times()
-        return (own if drawn is None else drawn * own).float()
+        times = self._times()
+        return (times if drawn is None else drawn * times).float()
 
     def population(self, share: float = 1.0) -> Tensor | None:
         r"""Return for how many rows m_i of the population that a batch stands for a row of the data counts.
@@ -370,14 +370,14 @@ class BatchPlan:
             return columns
         strata = self.strata if "weight" in columns else None  # which those of samples do not tell apart
         every = torch.zeros(self.num_rows, dtype=torch.int64)
-        told = {} if "stratum" in columns else _strata_columns(every if strata is None else strata)
-        return columns | {"weight": weights} | told
+        extra = {} if "stratum" in columns else _strata_columns(every if strata is None else strata)
+        return columns | {"weight": weights} | extra
 
     def _times(self) -> Tensor:
         """How often every row counts in the data, (n,), float64, so that as many as before are drawn of it."""
         assert self.sample_weight is not None  # noqa: S101 - asked for where there are some
-        drawn, given = self._drawn_population(1.0), self.sample_weight.double()
-        return given * (len(given) / (given if drawn is None else given * drawn).sum())
+        drawn, weight = self._drawn_population(1.0), self.sample_weight.double()
+        return weight * (len(weight) / (weight if drawn is None else weight * drawn).sum())
 
     def _drawn_population(self, share: float) -> Tensor | None:
         """The :meth:`population` of samples that count alike."""
@@ -546,21 +546,21 @@ class BatchPlan:
             DataError: if ``counts`` has another shape, or counts more rows than a stratum has.
         """
         counts = self._checked(counts)
-        own = self.drawn * (counts > 0)  # where rows may come twice, all draws may be of one that is marked
+        at_most = self.drawn * (counts > 0)  # where rows may come twice, all draws may be of one that is marked
         if self.certain and not self.replacement:
-            own = torch.where(self.drawn <= self._sizes, torch.minimum(self.drawn, counts), own)
-        of_unit = torch.zeros(len(self._units), dtype=torch.int64).index_add(0, self._unit, own)
+            at_most = torch.where(self.drawn <= self._sizes, torch.minimum(self.drawn, counts), at_most)
+        of_unit = torch.zeros(len(self._units), dtype=torch.int64).index_add(0, self._unit, at_most)
         of_kinds = (int(of_unit[members].topk(count).values.sum()) for members, count in self._choices)
         return min(self._copies * sum(of_kinds), self.batch_size)
 
     def _absence(self, counts: Tensor) -> float:
         """Product over the kinds of units of the mean over all choices of the product of the chosen ones' absences."""
         if self.replacement:
-            own = ((1 - counts / self._sizes.double()) ** self.drawn).numpy()
+            none = ((1 - counts / self._sizes.double()) ** self.drawn).numpy()
         else:
-            own = none_drawn(self._sizes.numpy(), counts.numpy(), self.drawn.numpy())
+            none = none_drawn(self._sizes.numpy(), counts.numpy(), self.drawn.numpy())
         absences = np.ones(len(self._units))
-        np.multiply.at(absences, self._unit.numpy(), own)
+        np.multiply.at(absences, self._unit.numpy(), none)
         return float(np.prod([mean_product(absences[members.numpy()], count) for members, count in self._choices]))
 
     @property
@@ -907,8 +907,8 @@ class CellSampling(Sampling):
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return union batches of ``batch_size`` rows of each process."""
         named = [name for name in self.columns if name in columns] or list(self.columns[:1])
-        found = torch.stack([_required_column(columns, name, "cells").reshape(-1) for name in named])
-        number, cells = torch.unique(found, dim=1, return_inverse=True)
+        values = torch.stack([_required_column(columns, name, "cells").reshape(-1) for name in named])
+        number, cells = torch.unique(values, dim=1, return_inverse=True)
         count = number.shape[1]
         drawn = max(1, self.batch_size // count) * world_size
         return BatchPlan(

@@ -91,8 +91,8 @@ def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], wh
                 continue
             close = difflib.get_close_matches(name, available, n=1, cutoff=0.5)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            known = listed_in_order(available)
-            raise DataError(f"{argument}={name!r} is not a column of {where}.{hint} Its columns are {known}.")
+            listed = listed_in_order(available)
+            raise DataError(f"{argument}={name!r} is not a column of {where}.{hint} Its columns are {listed}.")
 
 
 def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.DataFrame:
@@ -187,8 +187,8 @@ def marked(column: pd.Series, values: Iterable[object]) -> "Tensor":
 
     wanted = set[str | float]().union(*map(_meanings, values))
     text = text_of(column)
-    found = [cell for cell in text.dropna().unique() if number_or_text(cell) in wanted]
-    return torch.from_numpy(text.isin(found).to_numpy().astype(np.int64))
+    cells = [cell for cell in text.dropna().unique() if number_or_text(cell) in wanted]
+    return torch.from_numpy(text.isin(cells).to_numpy().astype(np.int64))
 
 
 def indicator(column: pd.Series, value: object, argument: str, where: str) -> "Tensor":
@@ -197,13 +197,13 @@ def indicator(column: pd.Series, value: object, argument: str, where: str) -> "T
     Raises:
         DataError: naming the ``argument`` and the table ``where``, and listing the values there are.
     """
-    found = marked(column, [value])
-    if not bool(found.any()):
+    equal = marked(column, [value])
+    if not bool(equal.any()):
         raise DataError(
             f"{argument}={value!r} is not a value of column {str(column.name)!r} in {where}. "
             f"Its values are {listed(text_of(column).unique())}."
         )
-    return found
+    return equal
 
 
 def condition_on(column: pd.Series, condition: Condition) -> "Callable[[pd.Series], Tensor]":
@@ -240,14 +240,14 @@ def condition_on(column: pd.Series, condition: Condition) -> "Callable[[pd.Serie
     return test
 
 
-def _require_comparison(value: object, column: pd.Series, known: str) -> None:
+def _require_comparison(value: object, column: pd.Series, values: str) -> None:
     where = f"where={{{column.name}: {value!r}}}"
     if not comparisons(value):
-        raise DataError(f"{where}: {value!r} is not a value of column {str(column.name)!r}. Its values are {known}.")
+        raise DataError(f"{where}: {value!r} is not a value of column {str(column.name)!r}. Its values are {values}.")
     if not pd.api.types.is_numeric_dtype(column.dtype):
         raise DataError(
             f"{where} compares the column {str(column.name)!r} with numbers, but it is {column.dtype}. Name one of its "
-            f"values {known}."
+            f"values {values}."
         )
 
 

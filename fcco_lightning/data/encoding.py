@@ -81,11 +81,11 @@ class NumericColumn:
 
     def beside(self, values: FloatArray) -> list[FloatArray]:
         """Return the features of pieces and of periods, of filled ``values`` (n,), shape (n, their number) each."""
-        found = [shares_below(values, np.array(self.ends))] if self.ends else []
+        features = [shares_below(values, np.array(self.ends))] if self.ends else []
         if self.periods:
             turns = 2 * np.pi * values[:, None] / np.array(self.periods)
-            found.append(np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(values), -1))
-        return found
+            features.append(np.stack([np.sin(turns), np.cos(turns)], axis=2).reshape(len(values), -1))
+        return features
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,14 @@ class CategoricalColumn:
 
     def places(self, words: Sequence[str]) -> Places:
         """Return the position of every one of some words among the categories, int32; -1 of unknown ones."""
-        found = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(words, dtype=object))
-        return found.astype(np.int32)
+        codes = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(words, dtype=object))
+        return codes.astype(np.int32)
 
     def transform(self, places: Places) -> Features:
         """Return the features, shape (n, number of categories), of cells by their :meth:`places` (n,)."""
-        known = (places >= 0).nonzero()[0]
+        seen = (places >= 0).nonzero()[0]
         hot = np.zeros((len(places), len(self.categories)), dtype=np.float32)
-        hot[known, places[known]] = 1.0
+        hot[seen, places[seen]] = 1.0
         return hot
 
 
@@ -320,12 +320,12 @@ class TabularEncoder:
         self.unknown_counts, self.imputed, self.empty = {}, [], []
         numbers = self._numbers(frame, [column.name for column in self._of_numbers], where)
         places = np.empty((len(self._of_words), len(frame)), dtype=np.int32)
-        for column, found in zip(self._of_words, places, strict=True):
+        for column, codes in zip(self._of_words, places, strict=True):
             words, of_cells = self._words(frame[column.name], where)
             if not column.of_texts:  # a text among its numbers has made texts of all
                 words = [as_value(word) for word in words]
-            found[:] = column.places(words)[of_cells]
-            if unknown := int((found < 0).sum()):
+            codes[:] = column.places(words)[of_cells]
+            if unknown := int((codes < 0).sum()):
                 self.unknown_counts[column.name] = unknown
         return Cells(numbers, places)
 
@@ -343,19 +343,19 @@ class TabularEncoder:
         return torch.from_numpy(made)
 
     def _features(self, cells: Cells) -> Features:
-        found: dict[str, list[npt.NDArray[Any]]] = {}
+        features: dict[str, list[npt.NDArray[Any]]] = {}
         # Columns to be standardised all at once: a table may have 100,000 of them.
         columns = [column for column in self._of_numbers if isinstance(column, NumericColumn)]
         if columns:  # either none of the numbers is cut into bins, or all are
             values = NumericColumn.filled(columns, cells.numbers)
             standard = NumericColumn.standardised(columns, values)[:, :, None]
             for column, row, feature in zip(columns, values, standard, strict=True):
-                found[column.name] = [feature, *column.beside(row)]
+                features[column.name] = [feature, *column.beside(row)]
         else:
             binned = [column for column in self._of_numbers if isinstance(column, BinnedColumn)]
-            found |= {c.name: [c.transform(row)] for c, row in zip(binned, cells.numbers, strict=True)}
-        found |= {c.name: [c.transform(row)] for c, row in zip(self._of_words, cells.places, strict=True)}
-        parts = [part for column in self.columns for part in found[column.name]]
+            features |= {c.name: [c.transform(row)] for c, row in zip(binned, cells.numbers, strict=True)}
+        features |= {c.name: [c.transform(row)] for c, row in zip(self._of_words, cells.places, strict=True)}
+        parts = [part for column in self.columns for part in features[column.name]]
         return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 
     @property

@@ -47,15 +47,15 @@ def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
     if isinstance(columns, Mapping):
         return {name: _short(_plain(column)) for name, column in columns.items() if name != "index"}
     numeric = columns.columns[[pd.api.types.is_numeric_dtype(kind) for kind in columns.dtypes]]
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for start in range(0, len(numeric), _AT_ONCE):
         names = numeric[start : start + _AT_ONCE]
         values = columns[names].to_numpy(dtype="<f8", na_value=np.nan).T
-        found |= {str(name): _short(np.ascontiguousarray(row)) for name, row in zip(names, values, strict=True)}
+        digests |= {str(name): _short(np.ascontiguousarray(row)) for name, row in zip(names, values, strict=True)}
     for name in columns.columns.difference(numeric, sort=False):
         cells = columns[name].astype(object).where(columns[name].notna(), None)
-        found[str(name)] = digest_of(map(str, cells))
-    return found
+        digests[str(name)] = digest_of(map(str, cells))
+    return digests
 
 
 def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -> dict[str, str]:
@@ -125,12 +125,12 @@ def require_same(
         only_times = False
     if not different:
         return
-    told = f"The checkpoint was trained on another training split. What differs: {'; '.join(different)}."
+    difference = f"The checkpoint was trained on another training split. What differs: {'; '.join(different)}."
     if allow_changed or only_times:
-        warnings.warn(f"{told} The rows of the dual state go to the samples now in their places.", stacklevel=2)
+        warnings.warn(f"{difference} The rows of the dual state go to the samples now in their places.", stacklevel=2)
         return
     choice = "" if allow_changed is None else f"; or go on all the same with {option}"
-    raise DataError(f"{told} Pass the same {identifying}, or start without the checkpoint{choice}.")
+    raise DataError(f"{difference} Pass the same {identifying}, or start without the checkpoint{choice}.")
 
 
 def require_same_where_known(
@@ -142,7 +142,7 @@ def require_same_where_known(
         DataError: naming what differs.
     """
     both = sorted(stored["contents"].keys() & here["contents"].keys())
-    there, now = ({**known, "contents": {n: known["contents"][n] for n in both}} for known in (stored, here))
+    there, now = ({**one, "contents": {n: one["contents"][n] for n in both}} for one in (stored, here))
     require_same(there, now, "samples in the same order", allow_changed=allow_changed, option="allow_changed=True")
 
 
@@ -197,7 +197,7 @@ def _files(images: Any) -> list[tuple[str, Path]] | None:
 def _stat(path: Path) -> tuple[int, int]:
     """Size and time of modification in ns; of a file that is missing -1."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return -1, -1
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns

@@ -59,23 +59,23 @@ class GroupBy:
             raise ConfigError(f"{here}: other={self.other!r} is for cells that values does not mention; give values.")
 
     @classmethod
-    def of(cls, given: "str | Mapping[str, Any] | GroupBy") -> "GroupBy":
+    def of(cls, rule: "str | Mapping[str, Any] | GroupBy") -> "GroupBy":
         """Return ``given`` as it is, or made from a column's name or from the arguments as a mapping.
 
         Raises:
             ConfigError: if a mapping lacks ``column`` or holds anything else, or ``given`` is of another type.
         """
-        if isinstance(given, cls):
-            return given
-        if isinstance(given, str):
-            return cls(given)
+        if isinstance(rule, cls):
+            return rule
+        if isinstance(rule, str):
+            return cls(rule)
         fields = {"column", "bins", "values", "other"}
-        if not isinstance(given, Mapping) or "column" not in given or not given.keys() <= fields:
+        if not isinstance(rule, Mapping) or "column" not in rule or not rule.keys() <= fields:
             raise ConfigError(
                 f"An entry of groups.by must be a column's name, a GroupBy, or a mapping with column and possibly "
-                f"bins, values and other; got {given!r}."
+                f"bins, values and other; got {rule!r}."
             )
-        return cls(**given)
+        return cls(**rule)
 
     def read(self, frame: pd.DataFrame, where: str) -> pd.Series:
         """Return the part of every row of ``frame`` as text, n of them.
@@ -96,7 +96,7 @@ class GroupBy:
                 raise DataError(
                     f"groups.by={self.column!r} has bins={list(self.bins)}, which cut numbers, but the column is "
                     f"{cells.dtype} in {where}. Repair it, or use values instead of bins. "
-                    f"{f'The column {said}.' if (said := with_commas(cells)) else ''}".rstrip()
+                    f"{f'The column {remark}.' if (remark := with_commas(cells)) else ''}".rstrip()
                 )
             names = np.array(bin_names(self.bins), dtype=object)
             return pd.Series(names[bin_of(cells.to_numpy(dtype=np.float64), self.bins)], index=cells.index)
@@ -161,7 +161,7 @@ class Groups:
     @property
     def parts(self) -> list[GroupBy]:
         """The columns with the parts that their cells are put into."""
-        return [GroupBy.of(given) for given in self.by]
+        return [GroupBy.of(rule) for rule in self.by]
 
 
 class Grouping:
@@ -227,8 +227,8 @@ class Grouping:
         if self._merged:  # they are of the group "other"
             return
         cells = pd.concat([self._cells(frame, where) for where, frame in frames.items()]).drop_duplicates()
-        found = {self._name(cell) for cell in cells.itertuples(index=False, name=None)}
-        self.unseen = sorted(found - {*self.names, *self.left_out})
+        names = {self._name(cell) for cell in cells.itertuples(index=False, name=None)}
+        self.unseen = sorted(names - {*self.names, *self.left_out})
 
     def assign(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
         """Return the group of every row, shape (n,), int64 in 0..G-1 or a number of ``unseen``; -1 for rows of none.

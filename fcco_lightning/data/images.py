@@ -169,10 +169,10 @@ class ImageTable(TensorTable):
     def _batch(self, indices: Sequence[int]) -> dict[str, Tensor] | None:
         """Return the batch of the rows that are not left out, or None if none is left."""
         with nullcontext() if self.seed is None else _random_states_kept():
-            found = [(i, views) for i, views in ((i, self._views(i)) for i in indices) if views is not None]
-        if not found:
+            read = [(i, views) for i, views in ((i, self._views(i)) for i in indices) if views is not None]
+        if not read:
             return None
-        rows, pixels = zip(*found, strict=True)
+        rows, pixels = zip(*read, strict=True)
         # in a worker torch's own function stacks into shared memory, from where no copy is made
         stacked = zip(("x", "x2"), zip(*pixels, strict=True), strict=False)
         return {name: default_collate(list(view)) for name, view in stacked} | self._columns_of(rows)

@@ -50,8 +50,8 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         self, dataset: Any, names: Sequence[str] = ("x", "y"), columns: Mapping[str, Any] | None = None
     ) -> None:
         self.dataset, self.names = dataset, tuple(names)
-        found = _known(dataset, self.names) if columns is None else columns
-        self.columns = {name: torch.as_tensor(column) for name, column in found.items()}
+        labels = _known(dataset, self.names) if columns is None else columns
+        self.columns = {name: torch.as_tensor(column) for name, column in labels.items()}
         for name, column in self.columns.items():
             if len(column) != len(self):
                 raise DataError(f"columns[{name!r}] has {len(column)} rows, the data set has {len(self)} samples.")

@@ -385,8 +385,8 @@ def _folders_in(folder: Path) -> list[str]:
 
 def _found_in(folder: Path) -> tuple[list[str], list[str]]:
     """Return the names of the subfolders and of the images of a folder, each in order."""
-    with os.scandir(folder) as found:
-        shown = sorted((entry for entry in found if not entry.name.startswith((".", "__"))), key=lambda one: one.name)
+    with os.scandir(folder) as entries:
+        shown = sorted((entry for entry in entries if not entry.name.startswith((".", "__"))), key=lambda one: one.name)
     folders = [entry.name for entry in shown if entry.is_dir()]
     return folders, [e.name for e in shown if e.name.lower().endswith(_OF_IMAGES) and not e.is_dir()]
 
@@ -501,10 +501,10 @@ def _cifar_images(train: Sequence[Path], test: Path, names: Mapping[str, Path]) 
     table = np.concatenate(tables)
     columns = {}
     for position, (kind, path) in enumerate(names.items()):
-        codes, known = table[:, position], _lines(path)
-        if codes.max() >= len(known):
-            raise DataError(f"'{path.parent}' has the label {codes.max()}, but names of {len(known)} classes.")
-        columns[kind] = np.array(known, dtype=object)[codes]
+        codes, class_names = table[:, position], _lines(path)
+        if codes.max() >= len(class_names):
+            raise DataError(f"'{path.parent}' has the label {codes.max()}, but names of {len(class_names)} classes.")
+        columns[kind] = np.array(class_names, dtype=object)[codes]
     pixels = table[:, len(names) :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return pd.DataFrame({**columns, "split": splits}), np.ascontiguousarray(pixels)
 

@@ -215,8 +215,8 @@ class _Reader:
         fields = sample.get("json")
         values = {f"json.{key}": value for key, value in fields.items()} if isinstance(fields, dict) else {}
         image, caption = self._image_among(list(sample)), self._caption_among([*sample, *values])
-        known = {extension.lower() for extension in sample}  # a second image of the first sample may be a mask
-        kinds = [image, *(kind for kind in _EXTENSIONS if self.image is None and kind not in known)]
+        extensions = {extension.lower() for extension in sample}  # a second image of the first sample may be a mask
+        kinds = [image, *(kind for kind in _EXTENSIONS if self.image is None and kind not in extensions)]
         text: Any = datasets.Value("string")
         if isinstance(values.get(caption), list):
             text = [text]

@@ -223,8 +223,8 @@ class Roles:
         self.require(frame, where)
         columns = self.columns
         if isinstance(columns.label, list):
-            known = [frame[name][~self._missing(frame[name])] for name in columns.label]
-            self._classes = [class_names(cells, columns.positive, where, _OF_SEVERAL) for cells in known]
+            cells_of_labels = [frame[name][~self._missing(frame[name])] for name in columns.label]
+            self._classes = [class_names(cells, columns.positive, where, _OF_SEVERAL) for cells in cells_of_labels]
         elif columns.target == "class":
             _refuse_numbers(frame[columns.label], columns.positive, where)
             self.class_names = class_names(frame[columns.label], columns.positive, where)
@@ -264,18 +264,16 @@ class Roles:
         columns = self.columns
         if isinstance(columns.label, list):
             each = zip(columns.label, self._classes or [[]] * len(columns.label), strict=True)
-            found = {"y": torch.stack([self._one_of_several(frame[n], classes, where) for n, classes in each], dim=1)}
+            read = {"y": torch.stack([self._one_of_several(frame[n], classes, where) for n, classes in each], dim=1)}
         else:
-            found = {"y": self._labels(frame[columns.label], where)}
+            read = {"y": self._labels(frame[columns.label], where)}
         if isinstance(columns.sensitive, str):
-            found["group"] = self._groups(frame[columns.sensitive])
+            read["group"] = self._groups(frame[columns.sensitive])
         if self.grouping is not None:
-            found["group"] = self.grouping.assign(frame, where)
+            read["group"] = self.grouping.assign(frame, where)
         if columns.weight is not None:
-            found[SAMPLE_WEIGHT] = _weights(frame[columns.weight], where)
-        return found | {
-            name: _numbers(frame[column], "columns.extra", where) for name, column in columns.extras.items()
-        }
+            read[SAMPLE_WEIGHT] = _weights(frame[columns.weight], where)
+        return read | {name: _numbers(frame[column], "columns.extra", where) for name, column in columns.extras.items()}
 
     def features(self, frame: pd.DataFrame, where: str, others: Iterable[str] = ()) -> pd.DataFrame:
         """Return the columns of ``frame`` that are features, without some ``others``.
@@ -317,8 +315,8 @@ class Roles:
         """Mark the cells of a column of labels that ``columns.missing`` says are not known."""
         missing = self.columns.missing
         values = missing if isinstance(missing, list) else [] if missing is None else [missing]
-        found = pd.Series(marked(column, values).bool().numpy(), index=column.index)
-        return found | column.isna() if "" in values else found
+        listed = pd.Series(marked(column, values).bool().numpy(), index=column.index)
+        return listed | column.isna() if "" in values else listed
 
     def _one_of_several(self, column: pd.Series, classes: list[str], where: str) -> Tensor:
         """Return one of several labels, 0 or 1, or where it is not known :data:`NOT_KNOWN`."""
@@ -399,9 +397,9 @@ def _merged_names(column: pd.Series, positive: list[Value], where: str) -> list[
 def _refuse_numbers(column: pd.Series, positive: Value | list[Value] | None, where: str) -> None:
     """Refuse labels that are numbers with decimal commas, each of which would become a class."""
     count = column.nunique()
-    if positive is None and count > _MOST_CLASSES and (said := with_commas(column)):
+    if positive is None and count > _MOST_CLASSES and (remark := with_commas(column)):
         raise DataError(
-            f"columns.label={str(column.name)!r} of {where} {said}, and set columns.target='number'. As text, its "
+            f"columns.label={str(column.name)!r} of {where} {remark}, and set columns.target='number'. As text, its "
             f"{count} values would be as many classes."
         )
 
@@ -411,8 +409,8 @@ def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
     require_filled(column, argument, where)
     if pd.api.types.is_integer_dtype(column.dtype) or pd.api.types.is_bool_dtype(column.dtype):
         return torch.from_numpy(column.to_numpy(dtype=np.int64, copy=True))
-    if said := with_commas(column):
-        raise DataError(f"{argument}={str(column.name)!r} must hold numbers, but in {where} the column {said}.")
+    if remark := with_commas(column):
+        raise DataError(f"{argument}={str(column.name)!r} must hold numbers, but in {where} the column {remark}.")
     if not is_number(column.dtype):
         raise DataError(
             f"{argument}={str(column.name)!r} must hold numbers, but is {column.dtype} in {where}. Turn it into "
@@ -421,16 +419,17 @@ def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
     return torch.from_numpy(column.to_numpy(dtype=np.float32, copy=True))
 
 
-def of_no_group(column: str, known: Any) -> str:
+def of_no_group(column: str, present: Any) -> str:
     """Say how many rows of training are of no group of a column; nothing if none is.
 
     Args:
         column: whose values are the groups.
-        known: whether a row is of a group, (n,), bool.
+        present: whether a row is of a group, (n,), bool.
     """
-    missing = int((~known).sum())
-    told = f"{missing} of {len(known)} training rows ({missing / max(1, len(known)):.1%}) have no value of {column!r}"
-    return f"{told}: constraints that compare its groups leave them out, the objective does not." if missing else ""
+    missing = int((~present).sum())
+    share = missing / max(1, len(present))
+    remark = f"{missing} of {len(present)} training rows ({share:.1%}) have no value of {column!r}"
+    return f"{remark}: constraints that compare its groups leave them out, the objective does not." if missing else ""
 
 
 def _weights(column: pd.Series, where: str) -> Tensor:

@@ -48,8 +48,8 @@ def settle_types(
     text = [pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) for kind in frame.dtypes]
     settled = with_numbers(frame, encoding.numeric, encoding, where)
     _refuse_totals(frame, where)
-    known = {*encoding.numeric, *encoding.categorical, *unused}
-    faults = [_as_mistyped_numbers(frame[name], where) for name in frame.columns[text] if name not in known]
+    named = {*encoding.numeric, *encoding.categorical, *unused}
+    faults = [_as_mistyped_numbers(frame[name], where) for name in frame.columns[text] if name not in named]
     if any(faults):
         raise DataError(" ".join(filter(None, faults)))
     return settled
@@ -72,9 +72,9 @@ def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
             f"cells are then missing, see encoding.missing) or encoding.categorical: [{name}] (a feature for each of "
             f"its {len(counts)} values)."
         )
-    if said := with_commas(column):
+    if remark := with_commas(column):
         return (
-            f"The column {name!r} of {where} {said}, or keep its {len(counts)} values as categories "
+            f"The column {name!r} of {where} {remark}, or keep its {len(counts)} values as categories "
             f"(encoding.categorical: [{name}])."
         )
     with_sign = cells.str.fullmatch(_SIGNED) & ~numbers

@@ -172,14 +172,14 @@ class ImageSplits:
         split = text_of(frame["split"]).replace("validation", "val")
         if {"0", "2"} <= set(split) <= {"0", "1", "2"}:
             split = split.replace({"0": "train", "1": "val", "2": "test"})
-        found = set(split)
-        if not {"train", "test"} <= found <= set(PARTS):
+        values = set(split)
+        if not {"train", "test"} <= values <= set(PARTS):
             raise DataError(
                 f"The column 'split' of {where} must hold 'train' and 'test', and possibly 'val', 'id_val' and "
-                f"'id_test', or 0 for training, 1 for validation and 2 for testing; got {listed(found)}. Repair it, or "
-                "set splits.by='fractions'."
+                f"'id_test', or 0 for training, 1 for validation and 2 for testing; got {listed(values)}. Repair it, "
+                "or set splits.by='fractions'."
             )
-        rows = {name: frame[split == name].head(limit).reset_index(drop=True) for name in PARTS if name in found}
+        rows = {name: frame[split == name].head(limit).reset_index(drop=True) for name in PARTS if name in values}
         return {name: (part, f"the {name} rows") for name, part in rows.items()}
 
     def kept(self, y: Tensor) -> Tensor | None:

@@ -83,8 +83,8 @@ class LabelTable(Dataset[dict[str, Tensor]]):
                 "columns (columns.label: [a, b, c])."
             )
         self.table = table
-        known = torch.ones_like(y, dtype=torch.bool) if missing is None else y != missing
-        self._sample, self._task = known.nonzero(as_tuple=True)
+        labelled = torch.ones_like(y, dtype=torch.bool) if missing is None else y != missing
+        self._sample, self._task = labelled.nonzero(as_tuple=True)
 
     def __len__(self) -> int:
         return len(self._task)
@@ -92,9 +92,9 @@ class LabelTable(Dataset[dict[str, Tensor]]):
     @property
     def columns(self) -> dict[str, Tensor]:
         """All columns but the network's input, each with first dimension N."""
-        own = {"y": self.table.columns["y"][self._sample, self._task], "task": self._task}
+        labels = {"y": self.table.columns["y"][self._sample, self._task], "task": self._task}
         others = {n: c[self._sample] for n, c in self.table.columns.items() if n not in ("x", "y", "text", "index")}
-        return {**others, **own, "index": torch.arange(len(self))}
+        return {**others, **labels, "index": torch.arange(len(self))}
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         """Return row ``i``: every column without its first dimension."""

@@ -94,11 +94,11 @@ def read_csv(path: Path, where: str, **options: Any) -> pd.DataFrame:
 
 
 @contextmanager
-def said_if_slow(said: Callable[[], str], seconds: float = 2.0) -> Iterator[None]:
+def said_if_slow(remark: Callable[[], str], seconds: float = 2.0) -> Iterator[None]:
     """Print on the standard error, in the first process of a job, how far something is, if it takes long.
 
     Args:
-        said: gives the line to be printed.
+        remark: gives the line to be printed.
         seconds: after which it is printed first; then after twice, four times, ... as many.
     """
     ended = threading.Event()
@@ -106,7 +106,7 @@ def said_if_slow(said: Callable[[], str], seconds: float = 2.0) -> Iterator[None
     def watch() -> None:
         wait = seconds
         while not ended.wait(wait):
-            print(printable_lines(said()), file=sys.stderr, flush=True)  # noqa: T201 - there may be no logger yet
+            print(printable_lines(remark()), file=sys.stderr, flush=True)  # noqa: T201 - there may be no logger yet
             wait *= 2
 
     watching = threading.Thread(target=watch, daemon=True)

@@ -127,8 +127,8 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], longest: int) -> Tokens:
     how = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     rows: list[Any] = []
     for start in range(0, len(texts), _AT_ONCE):
-        found = tokenizer(list(texts[start : start + _AT_ONCE]), **how)["input_ids"]
-        rows += [np.asarray(row, dtype=np.int32) for row in found]
+        encoded = tokenizer(list(texts[start : start + _AT_ONCE]), **how)["input_ids"]
+        rows += [np.asarray(row, dtype=np.int32) for row in encoded]
     long = [i for i, row in enumerate(rows) if len(row) > longest]
     for i in long:
         shorter = tokenizer(texts[i], truncation=True, max_length=longest, **how)["input_ids"]
@@ -213,9 +213,9 @@ class TextEncoder:
 
     def remarks(self, rows: int) -> list[str]:
         """Say what a user should know of the latest table, of so many rows: what was cut off, and what is empty."""
-        said = [f"{self._cut} of {rows} texts have more than {self.max_length} tokens, and are cut off there."]
+        cut = [f"{self._cut} of {rows} texts have more than {self.max_length} tokens, and are cut off there."]
         empty = [f"{self._empty} of {rows} texts are empty or missing: their predictions mean nothing."]
-        return [*(said if self._cut else []), *(empty if self._empty else [])]
+        return [*(cut if self._cut else []), *(empty if self._empty else [])]
 
 
 def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> list[str]:
@@ -251,14 +251,14 @@ def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
     learner = _of_words(tokenizers, {"[UNK]": 0})
     texts = [_LONG_WORD.sub(" ", learner.normalizer.normalize_str(text)) for text in texts]  # not known later either
     counts = Counter(c for text in texts for c in text if not c.isspace())
-    known = sorted(sorted(counts, key=lambda c: (-counts[c], c))[: max(size // 10, _FEWEST_CHARACTERS)])
+    alphabet = sorted(sorted(counts, key=lambda c: (-counts[c], c))[: max(size // 10, _FEWEST_CHARACTERS)])
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=size,
         # The package numbers characters within words as it meets them, in an order that differs from run to run, and
         # breaks ties by these numbers: as special tokens they get fixed ones.
-        special_tokens=[*_SPECIAL.values(), *(f"##{c}" for c in known)],
-        initial_alphabet=known,
-        limit_alphabet=len(known),
+        special_tokens=[*_SPECIAL.values(), *(f"##{c}" for c in alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
         show_progress=False,
     )
     learner.train_from_iterator(texts, trainer)

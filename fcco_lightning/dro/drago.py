@@ -99,8 +99,8 @@ class DRAGO:
                 if loop is not None and isinstance(attempt, Growth):
                     loop.run(random, attempt)
                 else:
-                    given = paces(attempt) if isinstance(attempt, Growth) else attempt
-                    self._iterate(problem, progress, random, b, given, self._patience(problem, attempt))
+                    pace = paces(attempt) if isinstance(attempt, Growth) else attempt
+                    self._iterate(problem, progress, random, b, pace, self._patience(problem, attempt))
                 failure = None
             except NonFiniteError as error:
                 failure = error
@@ -133,8 +133,8 @@ class DRAGO:
 
         The default alpha knows the curvature of KL at uniform weights only; where some become large it is less.
         """
-        known = self.alpha is not None or not isinstance(problem.penalty, KLPenalty)
-        return math.inf if known or not isinstance(attempt, Growth) else _PATIENCE / attempt.alpha
+        settled = self.alpha is not None or not isinstance(problem.penalty, KLPenalty)
+        return math.inf if settled or not isinstance(attempt, Growth) else _PATIENCE / attempt.alpha
 
     def _attempts(self, problem: LinearProblem, b: int) -> Iterator[Growth | Iterator[Pace]]:
         """Paces to try one after another, as long as the iterates blow up or the gap does not fall."""

@@ -44,8 +44,8 @@ class DualSteps:
             if q is not None:
                 apart = q - 1 / self.n  # |q|^2 - 1/n has no digits left where nu is large
                 return float(q @ losses) - self.curvature / 2 * float(apart @ apart), q
-        found = self.ambiguity.best_response(torch.from_numpy(losses), self.penalty)
-        return float(found.value), found.q.numpy()
+        response = self.ambiguity.best_response(torch.from_numpy(losses), self.penalty)
+        return float(response.value), response.q.numpy()
 
     def prox(self, v: Array, q: Array, pull: float) -> Array:
         """``argmax_p <p, v> - nu D(p, 1/n) - pull Delta(p, q)``."""

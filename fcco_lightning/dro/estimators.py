@@ -92,8 +92,8 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         with suppress(Done):
             solver.solve(problem, progress, random)
         if progress.gap > tol:
-            given = isinstance(solver, DRAGO) and solver.alpha is not None
-            slower = "give DRAGO a smaller alpha, " if given else ""
+            fixed = isinstance(solver, DRAGO) and solver.alpha is not None
+            slower = "give DRAGO a smaller alpha, " if fixed else ""
             smooth = np.isfinite(problem.loss.curvature) and problem.penalty.nu > 0 and ball is None
             other = "solver='lbfgs'" if smooth and not isinstance(solver, LBFGS) else "another solver"
             warnings.warn(

@@ -192,9 +192,9 @@ def scores(data: Data, w: Array, first: int, end: int, z: Array) -> None:
         tile = z[start - first : stop - first]
         tile[:] = 0.0
         for c in range(len(data.columns)):
-            column, own = data.columns[c, start:stop], w[c]
+            column, weight = data.columns[c, start:stop], w[c]
             for i in range(len(tile)):
-                tile[i] += column[i] * own
+                tile[i] += column[i] * weight
 
 
 def gather(data: Data, weights: Array, first: int, end: int, out: Array) -> None:
@@ -246,9 +246,9 @@ def softmax(data: Data, tables: Tables, start: int, stop: int, slopes: Array) ->
     n, d = x.shape
     z = tables.room[: k * n].reshape(k, n)
     np.dot(tables.w.reshape(k, d), x.T, z)
-    powers, whole, own = tables.sums[0], tables.sums[1, :n], tables.sums[2, :n]
+    powers, whole, labelled = tables.sums[0], tables.sums[1, :n], tables.sums[2, :n]
     whole[:] = 0.0
-    own[:] = 0.0
+    labelled[:] = 0.0
     losses[:] = z[0]
     for a in range(1, k):
         for i in range(n):
@@ -256,13 +256,13 @@ def softmax(data: Data, tables: Tables, start: int, stop: int, slopes: Array) ->
     for a in range(k):
         row, label = z[a], y[a, start:stop]
         for i in range(n):
-            own[i] += row[i] * label[i]
+            labelled[i] += row[i] * label[i]
             row[i] -= losses[i]
         exponential(row, powers)
         for i in range(n):
             whole[i] += row[i]
     for i in range(n):
-        losses[i] += math.log(whole[i]) - own[i]
+        losses[i] += math.log(whole[i]) - labelled[i]
         whole[i] = 1 / whole[i]
     for a in range(k):
         row, label, slope = z[a], y[a, start:stop], slopes[a]

@@ -98,10 +98,10 @@ def in_words(what: str) -> Iterator[None]:
     except FCCOError:
         raise
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-        said = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise CheckpointError(
-            f"{what} cannot be taken over ({type(error).__name__}: {said}): it is incomplete, or of another part. Use "
-            "another checkpoint, or start without --ckpt_path."
+            f"{what} cannot be taken over ({type(error).__name__}: {reason}): it is incomplete, or of another part. "
+            "Use another checkpoint, or start without --ckpt_path."
         ) from error
 
 
@@ -153,10 +153,10 @@ def opened(path: Path) -> dict[str, Any]:
 def _require_plain_arguments(path: Path, content: Mapping[Any, Any]) -> None:
     """Refuse hyper parameters of which Lightning would make a module by code that the file names."""
     for name in _HYPER_PARAMETERS:
-        found = content.get(name, {})
-        if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        arguments = content.get(name, {})
+        if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
             raise _foreign(path, f"its entry `{name}` is no mapping of texts")
-        if "_instantiator" in found:
+        if "_instantiator" in arguments:
             raise CheckpointError(
                 f"checkpoint {path}: its entry `{name}` names code that is to make the module. Take the entry out, and "
                 "pass the module's parts."
@@ -224,10 +224,10 @@ def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_ou
     Raises:
         CheckpointError: naming a weight that differs, if the weights are those of another network.
     """
-    own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    here, there = _shapes(own), _shapes(stored)
+    present = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    here, there = _shapes(present), _shapes(stored)
     differing = [name for name in {**there, **here} if here.get(name, _MISSING) != there.get(name, _MISSING)]
-    kept = {name: own[name].clone() for name in own if differing and not is_lazy(own[name])}  # torch loads what fits
+    kept = {n: t.clone() for n, t in present.items() if differing and not is_lazy(t)}  # torch loads what fits
     try:
         yield
     except RuntimeError as error:
@@ -236,7 +236,7 @@ def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_ou
         if not differing:
             raise CheckpointError(f"{file} holds weights that cannot be loaded: {error}.{way_out}") from error
         for name, value in kept.items():
-            own[name].copy_(value)
+            present[name].copy_(value)
         name, more = differing[0], len(differing) - 1
         raise CheckpointError(
             f"{file} holds the weights of another network: {name} {there.get(name, _MISSING)} there and "
@@ -246,8 +246,8 @@ def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_ou
 
 def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
     """The shapes of tensors in words by name; of lazy ones, which take any, none."""
-    found = {k: v for k, v in weights.items() if isinstance(v, Tensor) and not is_lazy(v)}
-    return {name: f"has shape {tuple(value.shape)}" for name, value in found.items()}
+    tensors = {k: v for k, v in weights.items() if isinstance(v, Tensor) and not is_lazy(v)}
+    return {name: f"has shape {tuple(value.shape)}" for name, value in tensors.items()}
 
 
 def structure_of(content: Mapping[str, Any]) -> dict[str, str]:
@@ -275,10 +275,10 @@ def difference(content: Mapping[str, Any]) -> str | None:
     stored = header.get(STRUCTURE, {}) if isinstance(header, Mapping) else {}
     if not isinstance(stored, Mapping):
         return f"its entry `fcco.{STRUCTURE}` is {type(stored).__name__}"
-    found = structure_of({name: value for name, value in content.items() if name in stored})
+    structure = structure_of({name: value for name, value in content.items() if name in stored})
     for path, kind in stored.items():
-        here = found.get(path, "missing")
-        if here != kind and str(path).partition(".")[0] in found:
+        here = structure.get(path, "missing")
+        if here != kind and str(path).partition(".")[0] in structure:
             return f"its entry `{path}` is {here}, and was {kind} when it was saved"
     return None
 
@@ -286,7 +286,7 @@ def difference(content: Mapping[str, Any]) -> str | None:
 def _described(path: str, value: Any) -> Iterable[tuple[str, str]]:
     """The kind of a value, then those of its members."""
     kind, members = _kind(value)
-    inside = [found for key, member in members for found in _described(f"{path}.{key}", member)]
+    inside = [entry for key, member in members for entry in _described(f"{path}.{key}", member)]
     if len(members) > _MOST_MEMBERS:
         digest = hashlib.sha256(str(inside).encode()).hexdigest()[:16]
         return [(path, f"{kind} of {len(members)} members ({digest})")]

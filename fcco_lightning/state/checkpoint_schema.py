@@ -563,9 +563,9 @@ def _of_entries(value: Mapping[Any, Any], form: Any, at: str) -> Iterator[str]:
 
 def _of_either(value: Any, kinds: tuple[Any, ...], at: str) -> Iterator[str]:
     """The misfits from the kind that comes closest: of the value's own type, if there is one, with the fewest."""
-    found = [list(_misfits(value, kind, at)) for kind in kinds]
-    if all(found):
-        near = [wrong for kind, wrong in zip(kinds, found, strict=True) if _is(value, kind)]
+    misfits = [list(_misfits(value, kind, at)) for kind in kinds]
+    if all(misfits):
+        near = [wrong for kind, wrong in zip(kinds, misfits, strict=True) if _is(value, kind)]
         yield from min(near, key=len) if near else [_told(at, value, Union[kinds])]  # noqa: UP007 - of kinds in a variable
 
 

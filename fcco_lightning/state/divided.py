@@ -39,8 +39,8 @@ def part_of(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, in the same memory and without graph; a whole tensor as it is."""
     if not is_divided(tensor):
         return tensor
-    found: Any = tensor.detach()
-    part: Tensor = found.to_local()
+    detached: Any = tensor.detach()
+    part: Tensor = detached.to_local()
     return part
 
 
@@ -135,15 +135,15 @@ def _length(tensors: Sequence[Tensor], size: int, rank: int) -> int:
 
 def without_values(checkpoint: Mapping[str, Any]) -> list[Tensor]:
     """The tensors of a checkpoint whose values lie in row files."""
-    found: list[Tensor] = []
+    meta: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
-        found.extend([tensor] if tensor.is_meta else [])
+        meta.extend([tensor] if tensor.is_meta else [])
         return tensor
 
     for name in _PLACES:
         _mapped(checkpoint.get(name), note)
-    return found
+    return meta
 
 
 def put_back(checkpoint: dict[str, Any], folder: Path, mesh: Any = None) -> None:
@@ -189,7 +189,7 @@ def _read(
     """The wanted ranges of values of tensors that ``writers`` processes have written, those of one at a time."""
     kinds = [getattr(torch, part.dtype) for part in manifest.parts if part.table == TABLE]
     dtype = kinds[0] if kinds else torch.float32
-    found = [torch.empty(stop - first, dtype=dtype) for first, stop in wanted]
+    buffers = [torch.empty(stop - first, dtype=dtype) for first, stop in wanted]
     for writer in range(writers):
         shares = [_share(t.shape, writers, writer) for t in tensors]
         if all(max(a, c) >= min(b, d) for (a, b), (c, d) in zip(shares, wanted, strict=True)):
@@ -198,11 +198,11 @@ def _read(
         block = torch.empty(rows, 1, dtype=dtype)
         read_rows(folder, manifest, TABLE, start, block, total)
         pieces = torch.split(block.squeeze(1), [stop - first for first, stop in shares])
-        for into, piece, (first, stop), (low, high) in zip(found, pieces, wanted, shares, strict=True):
+        for into, piece, (first, stop), (low, high) in zip(buffers, pieces, wanted, shares, strict=True):
             a, b = max(first, low), min(stop, high)
             if a < b:
                 into[a - first : b - first] = piece[a - low : b - low]
-    return found
+    return buffers
 
 
 def _change(checkpoint: dict[str, Any], change: Callable[[Tensor], Tensor]) -> None:

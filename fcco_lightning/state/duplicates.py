@@ -46,7 +46,7 @@ def replaced(rows: Tensor, index: Tensor | None, at: Tensor | None, by: Tensor) 
         return by if index is None else by.index_select(0, index)
     if index is None:
         return rows.index_copy(0, at, by)
-    known, order = at.sort()
-    place = torch.searchsorted(known, index).clamp(max=len(known) - 1)
-    found, chosen = known[place] == index, order[place]
-    return torch.where(found.unsqueeze(1), by.index_select(0, chosen), rows)
+    ordered, order = at.sort()
+    place = torch.searchsorted(ordered, index).clamp(max=len(ordered) - 1)
+    matches, chosen = ordered[place] == index, order[place]
+    return torch.where(matches.unsqueeze(1), by.index_select(0, chosen), rows)

@@ -126,8 +126,8 @@ class Processes:
         They are waited for ``timeout`` seconds; :attr:`patience` if it is None.
         """
         timeout = self.patience if timeout is None else timeout
-        known = (e is self._announced or isinstance(e, PeerError) or is_lost(e) for e in _causes(error))
-        if self.size == 1 or any(known):
+        announced = (e is self._announced or isinstance(e, PeerError) or is_lost(e) for e in _causes(error))
+        if self.size == 1 or any(announced):
             return
         self._announced = error
         if self.watch is not None:
@@ -183,9 +183,9 @@ class Processes:
         """The largest number of all processes: one collective."""
         if self.size == 1:
             return number
-        found = torch.tensor(number, device=self._device)
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
-        return int(found)
+        maximum = torch.tensor(number, device=self._device)
+        dist.all_reduce(maximum, dist.ReduceOp.MAX, group=self.group)
+        return int(maximum)
 
     @torch.no_grad()
     def copy_first_(self, tensors: Sequence[Tensor]) -> None:
@@ -243,8 +243,8 @@ class Processes:
             failed, needed = [rank for rank, h in enumerate(headers) if h[0]], max(h[1] for h in headers)
             if failed and not header[0]:
                 reasons = self._everyone(None)
-                told = "; ".join(f"process {rank} failed with {reasons[rank]}" for rank in failed)
-                raise PeerError(f"{told}. So this process stops too.")
+                failures = "; ".join(f"process {rank} failed with {reasons[rank]}" for rank in failed)
+                raise PeerError(f"{failures}. So this process stops too.")
             if failed or needed <= self._capacity:
                 return headers, everything
             self._capacity = needed

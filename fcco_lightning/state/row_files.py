@@ -164,10 +164,10 @@ def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
     with _named(path):
         stored = path.read_bytes()
         content = json.loads(stored)
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != _format():
+    version = content.get("format") if isinstance(content, dict) else None
+    if version != _format():
         raise CheckpointError(
-            f"`{path}` has format {found!r}, this installation reads {_format()}. Load it where it was written, or "
+            f"`{path}` has format {version!r}, this installation reads {_format()}. Load it where it was written, or "
             "with the version of fcco_lightning that wrote it."
         )
     if _manifest_bytes(content) != stored:

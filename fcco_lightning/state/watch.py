@@ -80,8 +80,8 @@ class Watch:
             error.__cause__ = reason
 
     def _told(self) -> str:
-        said = "; ".join(f"process {rank} failed with {what}" for rank, what in sorted(self.failures.items()))
-        return f"{said}. So this process stops too." if said else ""
+        failures = "; ".join(f"process {rank} failed with {what}" for rank, what in sorted(self.failures.items()))
+        return f"{failures}. So this process stops too." if failures else ""
 
     def _look(self) -> None:
         with suppress(RuntimeError):  # the store has gone with its process

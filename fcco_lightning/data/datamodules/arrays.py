@@ -67,8 +67,8 @@ class NamedArrays(NamedTensors):
         groups: Mapping[str, Sequence[Any]] | None = None,
         classes: Any = None,
     ) -> None:
-        known = dict(groups or {})
-        values = known.pop("group", None)
+        others = dict(groups or {})
+        values = others.pop("group", None)
         if "group" in rows:
             cells = rows["group"]
             coded = (
@@ -80,7 +80,7 @@ class NamedArrays(NamedTensors):
             values = list(coded.categories)
         self._values, classes = values or [], np.unique(rows["y"]) if classes is None else classes
         super().__init__(
-            columns, rows, classes, self._values if "group" in rows else [], known, batches=batches, seed=seed
+            columns, rows, classes, self._values if "group" in rows else [], others, batches=batches, seed=seed
         )
         self.updates = max(1, len(columns["y"]) // batches.batch_size)
 
@@ -151,11 +151,11 @@ def groups_of_samples(sensitive: Any, n: int, *, later: bool = False) -> pd.Data
         return table
     if len(names) == 1:
         return table.assign(group=table[names[0]])
-    known = table.dropna()
-    if known.empty:
+    complete = table.dropna()
+    if complete.empty:
         return table.assign(group=None)
-    grouping = Grouping(Groups([*names])).fit(known)
-    return table.assign(group=pd.Series(np.array(grouping.names)[grouping.assign(known).numpy()], known.index))
+    grouping = Grouping(Groups([*names])).fit(complete)
+    return table.assign(group=pd.Series(np.array(grouping.names)[grouping.assign(complete).numpy()], complete.index))
 
 
 def _one_column(sensitive: Any) -> pd.DataFrame:

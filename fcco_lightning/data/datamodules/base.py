@@ -119,8 +119,8 @@ class SplitDataModule(LightningDataModule):
             self._require_expected_split()
         if stage == "fit" and not self._announced:
             self._announced = True
-            if told := self._summary():
-                rank_zero_info(told)
+            if summary := self._summary():
+                rank_zero_info(summary)
 
     @abstractmethod
     def _make_tables(self) -> dict[str, TensorTable]:
@@ -205,12 +205,12 @@ class SplitDataModule(LightningDataModule):
 
     def sampling(self) -> dict[str, Drawn]:
         """Return what every part of a training batch is drawn from and how, in the order of the loaders."""
-        found = {}
+        drawn = {}
         for part, (name, plan) in self._plans(self._place()[1]).items():
             table = self._drawn_table(name)
             columns = {n: c for n, c in table.columns.items() if n not in INPUTS}
-            found[part] = Drawn(columns, plan, isinstance(table, ImageTable) and table.corrupt == "skip")
-        return found
+            drawn[part] = Drawn(columns, plan, isinstance(table, ImageTable) and table.corrupt == "skip")
+        return drawn
 
     def train_dataloader(self) -> ResumableLoader | CombinedLoader:
         """Return the loader of "target", or of all parts together if there are others."""
@@ -267,18 +267,18 @@ class SplitDataModule(LightningDataModule):
             tensor(3)
         """
         self._table("train")
-        found: Where = {}
+        numbered: Where = {}
         marks: dict[str, tuple[str, Callable[[pd.Series], Tensor]]] = {}  # added when all conditions are understood
         for column, condition in where.items():
             if self._asks_batches(column, condition):
-                found[column] = self._numbered(column, condition)
+                numbered[column] = self._numbered(column, condition)
                 continue
             train, name = self._rows["train"], described({column: condition})
             require_columns(train, {"where": [column]}, "the table")
-            found[name], marks[name] = 1, (column, condition_on(train[column], condition))
+            numbered[name], marks[name] = 1, (column, condition_on(train[column], condition))
         for name, mark in marks.items():
             self._with_column(name, *mark)
-        return found
+        return numbered
 
     def _asks_batches(self, column: str, condition: Condition) -> bool:  # noqa: ARG002
         """Whether a condition is on a column of the batches, rather than on one of the table."""
@@ -312,8 +312,8 @@ class SplitDataModule(LightningDataModule):
             )
         if column not in self._groups_by:
             self._groups_by[column] = values
-            if said := of_no_group(column, self._rows["train"][column].notna().to_numpy()):
-                rank_zero_info(said)
+            if remark := of_no_group(column, self._rows["train"][column].notna().to_numpy()):
+                rank_zero_info(remark)
         return self._with_column(f"group by {column}", column, partial(places, values)), values
 
     def add_clusters(self, column: str) -> str:
@@ -332,11 +332,11 @@ class SplitDataModule(LightningDataModule):
         if column in there:
             return column
         frames = {split: self._rows[split] for split in splits if split in self._rows}
-        known = {str(name) for frame in frames.values() for name in frame.columns}
-        if column not in known:
+        names = {str(name) for frame in frames.values() for name in frame.columns}
+        if column not in names:
             raise DataError(
                 f"feasible.clusters={column!r} is not a column of the data, whose columns are "
-                f"{listed(there - {'index'} | known)}. Name the one that says which samples belong together, or leave "
+                f"{listed(there - {'index'} | names)}. Name the one that says which samples belong together, or leave "
                 "it out if all of them are independent."
             )
         for split, frame in frames.items():
@@ -359,14 +359,14 @@ class SplitDataModule(LightningDataModule):
 
     def _numbered(self, column: str, condition: Condition) -> Condition:
         names, values = self._names_of(column), values_of(condition, column)
-        found: list[Value] = [_position(v, names) if isinstance(v, str) else v for v in values]
-        unknown = [v for v in found if isinstance(v, str) and not comparisons(v)]
+        numbers: list[Value] = [_position(v, names) if isinstance(v, str) else v for v in values]
+        unknown = [v for v in numbers if isinstance(v, str) and not comparisons(v)]
         if names and unknown:
             raise DataError(
                 f"where={{{column}: {condition!r}}}: {unknown[0]!r} is none of {listed_in_order(names)}, nor a number. "
                 "Use one of them."
             )
-        return found if len(found) > 1 else found[0]
+        return numbers if len(numbers) > 1 else numbers[0]
 
     def identity(self) -> dict[str, Any]:
         """What the training batches depend on: the same on all processes of a job."""
@@ -427,12 +427,12 @@ class SplitDataModule(LightningDataModule):
 
     def _ordered(self, name: str) -> DataLoader[Any]:
         table = self._evaluation_table(name)
-        own = table.columns.get(SAMPLE_WEIGHT)
+        weight = table.columns.get(SAMPLE_WEIGHT)
         return DataLoader(
             table,
             batch_size=self.eval_batch_size,
             sampler=OrderedShare(table, *self._place()),
-            collate_fn=collate if own is None else partial(collate, columns={"weight": own}),
+            collate_fn=collate if weight is None else partial(collate, columns={"weight": weight}),
             # An own generator keeps evaluation from drawing on the global random state, see ResumableLoader.
             generator=torch.Generator(),
             num_workers=self.eval_workers,

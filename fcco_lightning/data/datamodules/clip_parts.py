@@ -50,9 +50,9 @@ class Classes:
 
     def __post_init__(self) -> None:
         named = {"target": self.target, "protected": self.protected, "known": self.known}
-        for argument, given in named.items():
-            if given is not None:
-                object.__setattr__(self, argument, _distinct(f"classes.{argument}", given))
+        for argument, value in named.items():
+            if value is not None:
+                object.__setattr__(self, argument, _distinct(f"classes.{argument}", value))
         both = [name for name in self.target if name in (self.protected or [])]
         if both:
             raise ConfigError(f"target and protected share {both}: a class is either to be learnt or to be kept.")
@@ -87,21 +87,21 @@ class Classes:
         Raises:
             DataError: if no image is of a class that is mentioned, or the training images lack one.
         """
-        known = self.known or sorted(labels["train"].unique())
+        classes = self.known or sorted(labels["train"].unique())
         present = sorted(set().union(*(column.unique() for column in labels.values())))
-        for name in [*known, *self.mentioned]:
+        for name in [*classes, *self.mentioned]:
             if name not in present:
                 close = difflib.get_close_matches(name, present, n=1, cutoff=0.5)
                 hint = f" Did you mean {close[0]!r}?" if close else ""
                 raise DataError(f"No labelled image is of class {name!r}.{hint} The classes are {listed(present)}.")
-        if len(known) < 2:
-            raise DataError(f"label={self.label!r} must have at least two classes, got {known}.")
-        others = [name for name in known if name not in self.target]
+        if len(classes) < 2:
+            raise DataError(f"label={self.label!r} must have at least two classes, got {classes}.")
+        others = [name for name in classes if name not in self.target]
         protected = others if self.protected is None else self.protected
-        absent = [name for name in [*self.target, *protected] if name not in known]
+        absent = [name for name in [*self.target, *protected] if name not in classes]
         if absent:
-            raise DataError(f"The classes of the training images {listed(known)} lack {absent}.")
-        return known, protected
+            raise DataError(f"The classes of the training images {listed(classes)} lack {absent}.")
+        return classes, protected
 
     def _filled(self, templates: Sequence[str], name: str) -> list[str]:
         return [template.replace("{}", (self.names or {}).get(name, name)) for template in templates]

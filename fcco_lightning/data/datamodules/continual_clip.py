@@ -272,10 +272,10 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _image_table(self, name: str, part: pd.DataFrame, y: Tensor, images: Any) -> ImageTable:
         """Return the images of a split whose classes ``y`` (n,) are known, -1 standing for the others."""
-        known = (y >= 0).nonzero().flatten()
-        if len(known) == 0:
+        labelled = (y >= 0).nonzero().flatten()
+        if len(labelled) == 0:
             raise DataError(f"None of the {name} images is of the classes {listed(self._class_names)}.")
-        self.left_out[name], y, kept = len(y) - len(known), y[known], part.iloc[known.tolist()]
+        self.left_out[name], y, kept = len(y) - len(labelled), y[labelled], part.iloc[labelled.tolist()]
         self._rows[name] = kept.drop(columns=ROW).reset_index(drop=True)
         shown: Any = Subset(images, kept[ROW].tolist())
         if name == "train":

@@ -81,10 +81,10 @@ class GroupedImageDataModule(StoredDataModule):
     def _warn_of_files_in_training(self, splits: dict[str, Rows]) -> None:
         files = {name: {self._samples[row] for row in rows.table[ROW]} for name, rows in splits.items()}
         train = files.pop("train")
-        for name, own in files.items():
-            if again := own & train:
+        for name, paths in files.items():
+            if again := paths & train:
                 rank_zero_warn(
-                    f"{len(again)} of the {len(own)} files of the {name} split are in the train split, too (one is "
+                    f"{len(again)} of the {len(paths)} files of the {name} split are in the train split, too (one is "
                     f"{str(min(again))!r}): what is measured on it flatters the network. With "
                     "splits.by='fractions' splits.whole names a column whose rows stay together."
                 )

@@ -57,10 +57,10 @@ class LabelledImages:
     def __post_init__(self) -> None:
         at_least("images.most_pixels", self.most_pixels, 1)
         if self.layout not in get_args(Layout):
-            known = ", ".join(map(repr, get_args(Layout)))
+            layouts = ", ".join(map(repr, get_args(Layout)))
             raise ConfigError(
-                f"layout must be one of {known}, got {self.layout!r}. Any other folder of images becomes 'folder' with "
-                "a metadata.csv of files and labels, or with a subfolder for every class."
+                f"layout must be one of {layouts}, got {self.layout!r}. Any other folder of images becomes 'folder' "
+                "with a metadata.csv of files and labels, or with a subfolder for every class."
             )
         one_of("images.corrupt", self.corrupt, ("error", "blank", "skip"))
         needed, other = ("source", "root") if self.layout == "datasets" else ("root", "source")

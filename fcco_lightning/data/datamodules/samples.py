@@ -141,15 +141,15 @@ class SampleDataModule(SplitDataModule):
         rows = Rows(frame, self.roles.read(frame, where))
         if self.groups is None:
             return rows
-        known = (rows.columns["group"] >= 0).nonzero().flatten()
-        self.dropped[name] = len(rows) - len(known)
-        if len(known) == 0:
+        kept = (rows.columns["group"] >= 0).nonzero().flatten()
+        self.dropped[name] = len(rows) - len(kept)
+        if len(kept) == 0:
             raise DataError(
                 f"No row of {where} belongs to one of train's groups {listed(self.roles.group_names)}: the "
                 f"combinations of groups.by in {where} are too small there, or absent. Lower groups.min_size="
                 f"{self.groups.min_size}, or set groups.small='merge'."
             )
-        return rows.take(known)
+        return rows.take(kept)
 
     def _held_out(self, rows: Rows, share: float, argument: str) -> tuple[Rows, Rows]:
         """Return the rest and the held-out part, with its share of whole values, or of every class of every group."""
@@ -205,28 +205,28 @@ class SampleDataModule(SplitDataModule):
 
     def _summary(self) -> str:
         if self.groups is None or self.grouping is None:
-            known = self._table("train").columns.get("group", torch.zeros(0)) >= 0
-            return of_no_group(str(self.columns.sensitive), known)
+            in_group = self._table("train").columns.get("group", torch.zeros(0)) >= 0
+            return of_no_group(str(self.columns.sensitive), in_group)
         names, sizes = self.roles.group_names, self.group_sizes["train"][: self.num_groups]
         low, high = int(sizes.argmin()), int(sizes.argmax())
-        told = (
+        summary = (
             f"{len(names)} groups with {int(sizes.sum())} training rows: smallest {int(sizes[low])} "
             f"({printable(names[low])}), largest {int(sizes[high])} ({printable(names[high])}); "
             f"{sum(self.dropped.values())} rows of no group dropped"
         )
         if self.grouping.left_out:
             fate = "merged into one" if self.groups.small == "merge" else "left out"
-            told += f", {len(self.grouping.left_out)} combinations below min_size={self.groups.min_size} {fate}"
-        return f"{told}."
+            summary += f", {len(self.grouping.left_out)} combinations below min_size={self.groups.min_size} {fate}"
+        return f"{summary}."
 
     def _fingerprint(self) -> dict[str, Any]:
         """Sizes, and digests of all names, of the inputs, and of the order of labels and groups."""
-        own = {n: column for n, column in self._table("train").columns.items() if n not in {"x", *self._added}}
+        columns = {n: column for n, column in self._table("train").columns.items() if n not in {"x", *self._added}}
         features, inputs = self._inputs()
         classes, groups = list(self.class_names), list(self.roles.group_names)
-        contents = contents_of(own) | inputs
+        contents = contents_of(columns) | inputs
         return {
-            **fingerprint(own, [*features, *classes, *self.label_names, *groups], contents),
+            **fingerprint(columns, [*features, *classes, *self.label_names, *groups], contents),
             "classes": len(classes),
             "groups": len(groups),
             "names of classes": classes,
@@ -321,13 +321,13 @@ class StoredDataModule(SampleDataModule):
 
     def _summary(self) -> str:
         """Say how many samples of each class there are, too."""
-        told = [super()._summary()]
+        lines = [super()._summary()]
         for name, table in self.tables.items() if self.class_names else ():
             sizes = torch.bincount(table.columns["y"], minlength=len(self.class_names)).tolist()
             classes = [f"{size} of {of}" for size, of in zip(sizes, self.class_names, strict=True)]
             more = f" and {len(classes) - _MOST_CLASSES} more classes" if len(classes) > _MOST_CLASSES else ""
-            told.append(f"  {name}: {sum(sizes)} {self._kind}, {printable(', '.join(classes[:_MOST_CLASSES]))}{more}")
-        return "\n".join(filter(None, told))
+            lines.append(f"  {name}: {sum(sizes)} {self._kind}, {printable(', '.join(classes[:_MOST_CLASSES]))}{more}")
+        return "\n".join(filter(None, lines))
 
 
 def values_of(whole: str | None, frame: pd.DataFrame) -> Tensor | None:

@@ -119,13 +119,13 @@ class TabularDataModule(SampleDataModule):
         others = {
             name: with_features(self._table_of(name, train), train.columns) for name in self.sources if name != "train"
         }
-        given = {"test": (others.pop("test"), "the test table")} if "test" in others else {}
+        test = {"test": (others.pop("test"), "the test table")} if "test" in others else {}
         if not others:
-            return {"train": (train, "the train table"), **given}
+            return {"train": (train, "the train table"), **test}
         for name, frame in others.items():
             self._require_alike(train, frame, name)
         pooled = [train, *(frame.reindex(columns=train.columns) for frame in others.values())]
-        return {"train": (pd.concat(pooled, ignore_index=True), "the train and pool tables"), **given}
+        return {"train": (pd.concat(pooled, ignore_index=True), "the train and pool tables"), **test}
 
     def _require_alike(self, train: pd.DataFrame, frame: pd.DataFrame, name: str) -> None:
         """Refuse a table whose columns are not those of the training table."""
@@ -189,8 +189,8 @@ class TabularDataModule(SampleDataModule):
         lost = [f"  {len(rows)} of {of} {what}" for what, (rows, of) in self._lost.items()]
         groups = [name for name in self.columns.sensitive_columns if name in self.columns.unused]
         columns = described_columns(self.encoder.columns, self._unseen, self._numbering, groups)
-        told = super()._summary(), columns, *lost
-        return "\n".join(filter(None, told))
+        lines = super()._summary(), columns, *lost
+        return "\n".join(filter(None, lines))
 
     def lost(self) -> dict[str, tuple[list[int], int]]:
         """Return cells that were to be numbers and are none, and missing ones in whose place something stands."""

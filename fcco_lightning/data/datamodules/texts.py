@@ -77,9 +77,11 @@ class GroupedTextDataModule(StoredDataModule):
         self._digest = digest_of(texts["train"])
         self._samples = []  # the tokens are all that is needed from here on
         tokens = {name: tokens_of(self.tokenizer, part, self.max_length) for name, part in texts.items()}
-        self.cut = {name: len(found.cut) for name, found in tokens.items()}
+        self.cut = {name: len(of_split.cut) for name, of_split in tokens.items()}
         empty = {name: [i for i, text in enumerate(part) if not text.strip()] for name, part in texts.items()}
-        self._lost = {f"texts of {n} longer than max_length": (found.cut, len(texts[n])) for n, found in tokens.items()}
+        self._lost = {
+            f"texts of {n} longer than max_length": (of_split.cut, len(texts[n])) for n, of_split in tokens.items()
+        }
         self._lost |= {f"texts of {name} that are empty": (rows, len(texts[name])) for name, rows in empty.items()}
         self._lost = {what: (rows, of) for what, (rows, of) in self._lost.items() if rows}
         return {name: TextTable(tokens[name], split.columns) for name, split in splits.items()}
