@@ -45,7 +45,8 @@ class _Means(NamedTuple):
         values: shape (k,).
         slopes: of the number s that they make up, shape (k,).
         variances: shape (k,).
-        sizes: of the subset that each is a mean over, shape (k,); empty if they are no means of values in [0, 1].
+        sizes: of the subset that each is a mean over, by Kish where samples have weights, shape (k,); empty if they
+            are no means of values in [0, 1].
         error: standard error of s.
         error_of_equals: the same where nothing differs between the subsets.
         clusters: in the subset that has the fewest; None where all samples are independent.
@@ -81,12 +82,11 @@ def intervals(
     of one or several inner values: of a rate, or of the difference of two.  The interval of h is that of s, moved by
     kappa; of two sides it is that of all ``|s| - kappa`` for s in its own.  There are two methods:
 
-    - "binomial", where the inner values are means of quantities in [0, 1] (rates) over samples without a column
-      ``weight``: each rate has its exact interval (:func:`exact_binomial`), and several combine to that of s
-      (:func:`_of_rates`).  Smoothed rates, which vary less than 0 and 1 do, count as rates of more samples
-      (:func:`_effective_size`).
-    - "normal", for all others (losses, AUCs, ratios, weighted rates): ``s -+ z SE``, with the standard error of
-      :func:`_influence`.
+    - "binomial", where the inner values are means of quantities in [0, 1] (rates): each rate has its exact interval
+      (:func:`exact_binomial`), and several combine to that of s (:func:`_of_rates`).  Smoothed rates, which vary less
+      than 0 and 1 do, count as rates of more samples (:func:`_effective_size`).  Rates of samples with weights count
+      as those of ``(sum w)^2 / sum w^2`` samples (Kish, 1965), or of fewer if they vary more than so many do.
+    - "normal", for all others (losses, AUCs, ratios): ``s -+ z SE``, with the standard error of :func:`_influence`.
 
     Samples of one patient, camera or handwriting are alike, so that they say less than as many independent ones.  With
     ``clusters`` only the clusters are independent: standard errors are those of :func:`_with_clusters`, quantiles those
@@ -147,8 +147,8 @@ def _rows(
     wide = outputs.detach().clone().double()
     counted = {name: column.clone() for name, column in columns.items()}
     weight = torch.ones(len(wide), dtype=torch.float64, device=wide.device, requires_grad=True)
-    weighed = "weight" in counted
-    counted["weight"] = weight * counted.get("weight", 1)
+    sample_weight = counted.get("weight", torch.ones_like(weight)).double()
+    counted["weight"] = weight * sample_weight
     index, inner = inner_values(constraint, wide, counted)
     if not len(index):
         return {}
@@ -160,8 +160,9 @@ def _rows(
     for i, values, slope in zip(index.tolist(), inner, of_numbers, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
         members = influence != 0 if subsets is None else torch.stack(list(subsets[i]))
-        rates = not weighed and subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
-        means = _means(values.detach(), slope, influence, members.double() if rates else None)
+        members = members * sample_weight
+        rates = subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
+        means = _means(values.detach(), slope, influence, members if rates else None)
         clustered = means if codes is None else _with_clusters(means, influence, members, codes.to(influence.device))
         rows |= {} if clustered is None else {i: clustered}
     return rows
@@ -170,21 +171,24 @@ def _rows(
 def _means(values: Tensor, slopes: Tensor, influence: Tensor, members: Tensor | None) -> _Means:
     """Those of independent samples, from the influence of every sample on each of the k values, shape (k, n).
 
-    Means of values in [0, 1] are over subsets, whose members are given as 0 and 1, shape (k, n).
+    Means of values in [0, 1] are over subsets, given by what every sample counts in them (0 if it is no member),
+    shape (k, n).  Weights that go with the values make a mean vary more than one of as many equal samples can.
     """
     variances, error = influence.square().sum(1), float((slopes @ influence).norm())
     means = _Means(values, slopes, variances, values.new_zeros(0), error, error, None, torch.ones_like(values))
     if members is None:
         return means
-    sizes = members.sum(1)
-    share = sizes / sizes.sum()
+    totals = members.sum(1)
+    sizes, share = totals.square() / members.square().sum(1), totals / totals.sum()
     spread = share @ (sizes * variances + values.square()) - (share @ values).square()
-    equals = (spread.clamp(min=0) * (slopes / sizes @ members).square().sum()).sqrt()
-    return means._replace(sizes=sizes, error_of_equals=float(equals))
+    equals = (spread.clamp(min=0) * (slopes / totals @ members).square().sum()).sqrt()
+    most = values * (1 - values) / sizes
+    designs = torch.where(most > 0, variances / most, 1.0).clamp(min=1)
+    return means._replace(sizes=sizes, error_of_equals=float(equals), designs=designs)
 
 
 def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Tensor) -> _Means | None:
-    """The same for samples in the clusters ``codes`` (n,), 0..C-1; None if a subset, (n,) bool, has a single one.
+    """The same for samples in the clusters ``codes`` (n,), 0..C-1; None if a subset of ``members`` has a single one.
 
     The influences of the samples of a cluster add up to that of the cluster (Liang and Zeger, 1986):
     ``SE^2 = c / (c - 1) sum over clusters of (sum over its samples j of ds / d weight_j)^2``, with c the number of
@@ -195,7 +199,7 @@ def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Ten
     sample differs from another it is that of clusters whose samples are all equal.
     """
     shape = int(codes.max()) + 1
-    sizes = influence.new_zeros(len(members), shape).index_add(1, codes, members.to(influence))
+    sizes = influence.new_zeros(len(members), shape).index_add(1, codes, members)
     numbers = (sizes > 0).sum(1)
     c = int(numbers[numbers > 0].min()) if bool(numbers.any()) else 0
     if c < 2:
@@ -204,12 +208,11 @@ def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Ten
     error = math.sqrt(c / (c - 1)) * float((means.slopes @ totals).norm())
     if len(means.sizes):
         of_clusters = totals.square().sum(1) * numbers / (numbers - 1)
-        equal = sizes.square().sum(1) / sizes.sum(1)  # of clusters whose samples are all equal
-        means = means._replace(
-            designs=torch.where(means.variances > 0, of_clusters / means.variances, equal).clamp(min=1)
-        )
-    larger = error / means.error if means.error > 0 else 1.0
-    return means._replace(error=error, error_of_equals=larger * means.error_of_equals, clusters=c)
+        equal = sizes.square().sum(1) / members.square().sum(1)  # of clusters whose samples are all equal
+        larger = torch.where(means.variances > 0, of_clusters / means.variances, equal).clamp(min=1)
+        means = means._replace(designs=means.designs * larger)
+    ratio = error / means.error if means.error > 0 else 1.0
+    return means._replace(error=error, error_of_equals=ratio * means.error_of_equals, clusters=c)
 
 
 def _influence(value: Tensor, weight: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def decision_details(
     - ``rates_by_group``: a record for all samples and one for every group, those with the lowest true positive rate
       first, with the numbers of positives and negatives, and the rates of decisions among these: of true positives
       (``tpr``), of false positives (``fpr``), of positive decisions (``chosen``), and of positives among those
-      (``precision``); null where there is nothing to divide by;
+      (``precision``); null where there is nothing to divide by; samples of group -1 are of none;
     - ``brier_loss``: the mean of :math:`(p - y)^2`, scikit-learn's ``brier_score_loss``;
     - ``calibration``: a record for each of at most 10 bins of about equally many samples with similar probabilities,
       with their number, the mean of what is ``predicted`` and the share of positives that is ``observed``;
@@ -69,7 +69,8 @@ def decision_details(
     details: dict[str, Any] = {"confusion_matrix": of_all.records(names), "rates_by_group": [of_all.rates("all")]}
     if "group" in columns and columns["group"].dim() == 1:
         groups = columns["group"].cpu().numpy()
-        rates = [of_all.part(groups == g).rates(group_name(int(g))) for g in np.unique(groups)]
+        known = np.unique(groups[groups >= 0])
+        rates = [of_all.part(groups == g).rates(group_name(int(g))) for g in known]
         details["rates_by_group"] += sorted(rates, key=lambda record: np.nan_to_num(record["tpr"], nan=2.0))
     if probabilities is not None:
         p = (probabilities[:, 1] if several else probabilities).cpu().numpy()

@@ -96,7 +96,7 @@ class GroupEvaluation(Evaluation):
         columns = {
             "group": numbers,
             "name": [self.group_name(number) for number in numbers.tolist()],
-            "size": torch.bincount(batch["group"])[numbers.to(batch["group"].device)],
+            "size": [int((batch["group"] == number).sum()) for number in numbers.tolist()],
             "accuracy": correct / sizes,
             "loss": losses / sizes,
             "weight": cvar_weights(losses / sizes, self.alpha),
@@ -169,7 +169,7 @@ def _sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:
     in_group = batch["group"] != -1
     correct, losses, group = correct[in_group], losses[in_group], batch["group"][in_group]
     size = max(1, int(group.max()) + 1) if len(group) else 1
-    weight = batch["weight"].double() if "weight" in batch else torch.ones_like(losses)
+    weight = batch["weight"][known].double() if "weight" in batch else torch.ones_like(losses)
     sums = [group_sums(weight * values, group, size)[0] for values in (torch.ones_like(losses), correct, losses)]
     return torch.stack(sums, dim=1)
 

@@ -106,14 +106,40 @@ def test_samples_that_weigh_differently_do_so_in_intervals():
     """As a bootstrap of samples with their weights, by the delta method written out."""
     scores, columns = split(400, 0)
     columns["weight"] = 0.5 + 2 * columns["y"].double()
-    (rate,) = intervals([MeanAtMost(SoftRate(temperature=1.0), 0.1)], scores, columns).values()
-    (cap,) = intervals([MeanAtMost(LogisticLoss(), 0.1)], scores, columns).values()
+    (found,) = intervals([MeanAtMost(LogisticLoss(), 0.1)], scores, columns).values()
     s, w, sign = scores.double(), columns["weight"], 2 * columns["y"] - 1
-    for found, q in ((rate, torch.sigmoid(s)), (cap, torch.log1p(torch.exp(-sign * s)))):
-        mean = float((w * q).sum() / w.sum())
-        error = float((w * (q - mean)).norm() / w.sum())
-        assert found.h == pytest.approx(mean - 0.1, rel=1e-5)
-        assert found.high - found.h == pytest.approx(1.959964 * error, rel=1e-5)
+    q = torch.log1p(torch.exp(-sign * s))
+    mean = float((w * q).sum() / w.sum())
+    error = float((w * (q - mean)).norm() / w.sum())
+    assert found.h == pytest.approx(mean - 0.1, rel=1e-5)
+    assert found.high - found.h == pytest.approx(1.959964 * error, rel=1e-5)
+
+
+def test_a_weighted_rate_has_the_interval_of_the_effective_number_of_samples():
+    """A rate of 0 is not certain because none of five samples was a hit, whatever these weigh."""
+    w = torch.tensor([1.0, 1.0, 1.0, 2.0, 5.0], dtype=torch.float64)
+    size = float(w.sum() ** 2 / w.square().sum())
+    columns = {"y": torch.zeros(5).long(), "weight": w}
+    (found,) = intervals([MeanAtMost(HardRate(), 0.1)], torch.full((5,), -1.0), columns).values()
+    assert found.method == "binomial"
+    assert found[:3] == pytest.approx((-0.1, -0.1, 1 - 0.025 ** (1 / size) - 0.1))
+    again = intervals([MeanAtMost(HardRate(), 0.1)], torch.full((5,), -1.0), columns | {"weight": 3 * w})
+    assert next(iter(again.values())) == pytest.approx(found, nan_ok=True)
+
+
+@pytest.mark.parametrize(("rate", "size", "of_hits"), [(0.05, 30, 1), (0.3, 100, 4), (0.05, 200, 3)])
+def test_coverage_of_weighted_rates(rate, size, of_hits):
+    """As above, with weights of which the hits have more; normal intervals hold the first in 70 of 100 splits."""
+    rng, held = np.random.default_rng(0), []
+    true = rate * of_hits / (rate * of_hits + 1 - rate)
+    for _ in range(150):
+        hit = rng.random(size) < rate
+        weight = np.exp(rng.normal(0, 0.7, size)) * np.where(hit, of_hits, 1)
+        columns = {"y": torch.zeros(size).long(), "weight": torch.from_numpy(weight)}
+        scores = torch.from_numpy(np.where(hit, 1.0, -1.0))
+        (found,) = intervals([MeanAtMost(HardRate(), 0.0)], scores, columns).values()
+        held.append(found.low <= true <= found.high)
+    assert np.mean(held) >= 0.9
 
 
 @pytest.mark.parametrize("level", [0.0, 1.0, 1.5])

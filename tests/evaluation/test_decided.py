@@ -73,6 +73,16 @@ def test_a_weight_of_two_counts_as_two_samples():
     assert weighted["rates_by_group"][0]["positives"] == int(columns["y"].sum())
 
 
+def test_samples_of_no_group_are_in_no_record_of_a_group():
+    scores, columns = split()
+    group = torch.where(torch.arange(N) < 60, -1, columns["group"])
+    told = decision_details(RULE, scores, columns | {"group": group}, group_name="abc".__getitem__)
+    everyone, *groups = told["rates_by_group"]
+    assert sorted(one["group"] for one in groups) == ["a", "b", "c"]
+    assert sum(one["positives"] + one["negatives"] for one in groups) == N - 60
+    assert everyone["positives"] + everyone["negatives"] == N
+
+
 def test_equal_probabilities_are_one_bin():
     _, columns = split()
     told = decision_details(RULE, torch.zeros(N), columns)

@@ -47,6 +47,18 @@ def test_a_split_without_some_groups():
     assert not any(math.isnan(value) for value in got.values())
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_samples_of_no_group_count_nowhere(weighted):
+    outputs, batch = split(4)
+    batch |= {"weight": torch.rand(len(outputs)) + 0.5} if weighted else {}
+    batch["group"] = torch.where(torch.arange(len(outputs)) % 5 == 0, -1, batch["group"])
+    known = batch["group"] >= 0
+    rest = outputs[known], {name: column[known] for name, column in batch.items()}
+    evaluation = GroupEvaluation()
+    assert evaluation(outputs, batch) == evaluation(*rest)
+    assert evaluation.details(outputs, batch) == evaluation.details(*rest)
+
+
 def test_large_scores_have_finite_losses():
     _, loss = correct_and_loss(torch.tensor([1e4, -1e4]), torch.tensor([0, 1]))
     assert loss.tolist() == [1e4, 1e4]
