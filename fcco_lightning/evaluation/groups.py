@@ -169,7 +169,7 @@ def _sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:
     in_group = batch["group"] != -1
     correct, losses, group = correct[in_group], losses[in_group], batch["group"][in_group]
     size = max(1, int(group.max()) + 1) if len(group) else 1
-    weight = batch["weight"][known].double() if "weight" in batch else torch.ones_like(losses)
+    weight = batch["weight"][in_group].double() if "weight" in batch else torch.ones_like(losses)
     sums = [group_sums(weight * values, group, size)[0] for values in (torch.ones_like(losses), correct, losses)]
     return torch.stack(sums, dim=1)
 
