@@ -1,8 +1,13 @@
 """Do AveragePrecision and AUC, with their defaults, pay on imbalanced tables?
 
-All methods have the same perceptron, Adam, uniform batches and steps of the rate at half and three quarters, and differ
-in what they minimise and how they begin.  Runs of a table and a seed follow each other, and differences to
-cross-entropy are taken run by run::
+Methods differ in what they minimise and how they begin, and are all trained in one of the ways that people type:
+
+- ``--way steps``: the module in a Trainer, uniform batches of 128, Adam, steps of its rate at half and three quarters;
+- ``--way constant``: the same with the module's own optimizer at a constant rate;
+- ``--way recipe``: ``fcco fit TABLE --label y --objective NAME``, with what follows from that.
+
+All have the same perceptron.  Runs of a table and a seed follow each other, and differences to cross-entropy that is
+trained in the same way are taken run by run::
 
     uv run python examples/benchmarks/tables_pay.py --data ../shared/data
 
@@ -11,15 +16,21 @@ the others and their test parts.  Tables of files that the folder lacks are left
 seconds; with ``--kept`` every result is a line of that file at once, and runs that are there are not carried out again.
 """
 
+import contextlib
+import io
+import json
+import logging
 import math
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
-from imbalanced_tables import CHOOSE, TEST, Source, splits_of, tables
+from imbalanced_tables import CHOOSE, TEST, Source, Split, splits_of, tables
 from runs import Job, arguments, quiet_trainer, run_all, value
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch.optim import Adam
@@ -37,16 +48,40 @@ from fcco_lightning import (
     UniformSampling,
 )
 
+
+class Method(NamedTuple):
+    """What is minimised, and how it begins: as arguments of FCCOModule, and as words of ``fcco fit``."""
+
+    parts: Callable[[], dict[str, Any]]
+    words: str
+
+
 BASELINE = "cross-entropy"
-METHODS: dict[str, Callable[[], dict[str, Any]]] = {  # arguments of FCCOModule
-    BASELINE: lambda: {"objective": CrossEntropy()},
-    "AveragePrecision()": lambda: {"objective": AveragePrecision()},
-    "no pretraining": lambda: {"objective": AveragePrecision(), "pretrain": None},
-    "no pretraining, sigmoid=False": lambda: {"objective": AveragePrecision(sigmoid=False), "pretrain": None},
-    "sigmoid=False": lambda: {"objective": AveragePrecision(sigmoid=False)},
-    "Pretraining(0.5)": lambda: {"objective": AveragePrecision(), "pretrain": Pretraining(0.5)},
-    "AUC()": lambda: {"objective": AUC()},
+METHODS = {
+    BASELINE: Method(lambda: {"objective": CrossEntropy()}, "CrossEntropy"),
+    "AveragePrecision()": Method(lambda: {"objective": AveragePrecision()}, "AveragePrecision"),
+    "no pretraining": Method(
+        lambda: {"objective": AveragePrecision(), "pretrain": None}, "AveragePrecision --model.pretrain null"
+    ),
+    "no pretraining, sigmoid=False": Method(
+        lambda: {"objective": AveragePrecision(sigmoid=False), "pretrain": None},
+        "AveragePrecision --model.objective.sigmoid false --model.pretrain null",
+    ),
+    "sigmoid=False": Method(
+        lambda: {"objective": AveragePrecision(sigmoid=False)}, "AveragePrecision --model.objective.sigmoid false"
+    ),
+    "Pretraining(0.5)": Method(
+        lambda: {"objective": AveragePrecision(), "pretrain": Pretraining(0.5)},
+        "AveragePrecision --model.pretrain.epochs 0.5",
+    ),
+    "AUC()": Method(lambda: {"objective": AUC()}, "AUC"),
 }
+STEPS: dict[str, dict[str, Any]] = {  # of a way
+    "steps": {"optimizer": lambda params: Adam(params, lr=1e-3), "schedule": Schedule(StepAtFractions, "step")},
+    "constant": {},
+}
+WAYS = (*STEPS, "recipe")
+USUAL_STEPS = 1500
 FIGURES = {"average precision": "average_precision", "AUC": "auc"}
 PARTS = {"choose": (CHOOSE, "val"), "test": (TEST, "test")}
 
@@ -57,24 +92,26 @@ def source(job: Job) -> Source:
 
 
 def train(job: Job) -> Job:
-    """One run; the job with the figures of all splits."""
+    """One run; the job with the figures of the splits."""
     torch.set_num_threads(1)
     splits = splits_of(source(job), Path(job["data"]), job["seed"])
+    start = time.perf_counter()
+    figures = fitted(job, splits) if job["way"] == "recipe" else trained(job, splits)
+    seconds = round(time.perf_counter() - start, 2)
+    return {**job, **figures, "overrides": {"table": job["table"], "way": job["way"]}, "seconds": seconds}
+
+
+def trained(job: Job, splits: Split) -> dict[str, dict[str, float]]:
+    """Figures of a module that a Trainer fits."""
     rows = len(splits["train"]["y"])
     batch = min(128, rows // 2)
     torch.manual_seed(job["seed"])
-    module = FCCOModule(
-        TabularMLP([64, 64]),
-        optimizer=lambda params: Adam(params, lr=job["lr"]),
-        schedule=Schedule(StepAtFractions, "step"),
-        **METHODS[job["label"]](),
-    )
+    module = FCCOModule(TabularMLP([64, 64]), **STEPS[job["way"]], **METHODS[job["label"]].parts())
     data = TensorDataModule(
         {name: splits[name] for name in ("train", "test")}, batches=UniformSampling(batch), seed=job["seed"]
     )
-    start = time.perf_counter()
-    quiet_trainer(max_epochs=math.ceil(job["steps"] / (rows // batch)), limit_val_batches=0).fit(module, data)
-    seconds = round(time.perf_counter() - start, 2)
+    epochs = math.ceil((job["steps"] or USUAL_STEPS) / (rows // batch))
+    quiet_trainer(max_epochs=epochs, limit_val_batches=0).fit(module, data)
     figures = {}
     with torch.no_grad():
         for name, columns in splits.items():
@@ -83,7 +120,32 @@ def train(job: Job) -> Job:
                 "average_precision": float(average_precision_score(columns["y"], scores)),
                 "auc": float(roc_auc_score(columns["y"], scores)),
             }
-    return {**job, **figures, "overrides": {"table": job["table"]}, "seconds": seconds}
+    return figures
+
+
+def fitted(job: Job, splits: Split) -> dict[str, Mapping[str, float]]:
+    """Figures of ``fcco fit`` on a file of the training rows; the rows that count are its test file."""
+    from fcco_lightning.cli import run
+
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    counted = PARTS[job["tables"]][1]
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        files = {}
+        for name in ("train", counted):
+            x, y = splits[name]["x"].numpy(), splits[name]["y"].numpy()
+            files[name] = f"{folder}/{name}.parquet"
+            pd.DataFrame(x, columns=[f"x{j}" for j in range(x.shape[1])]).assign(y=y).to_parquet(files[name])
+        words = f"fit {files['train']} --test {files[counted]} --label y --objective {METHODS[job['label']].words}"
+        words += " --model.evaluation RankingEvaluation"  # the same figures of all
+        words += f" --seed {job['seed']} --report.folder {folder} --report.table false --report.pictures false"
+        words += f" --trainer.logger false --trainer.enable_progress_bar false --trainer.default_root_dir {folder}"
+        if job["steps"] is not None:
+            words += f" --trainer.max_steps {job['steps']}"
+        if status := run(words.split()):
+            raise RuntimeError(f"fcco {words} ended with status {status}")
+        report = json.loads(Path(folder, "report.json").read_text())
+    return {"train": report["train"], counted: report["test"]}
 
 
 def differences(results: Sequence[Job], label: str, column: str) -> dict[str, list[float]]:
@@ -132,8 +194,8 @@ def main() -> None:
     parser.add_argument("--tables", choices=PARTS, default="test")
     parser.add_argument("--only", nargs="+", default=[], help="tables whose names begin so")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--way", choices=WAYS, default="steps", help="how all methods are trained")
+    parser.add_argument("--steps", type=int, help=f"{USUAL_STEPS:,} by default, with the recipe what follows from it")
     parser.add_argument("--kept", type=Path)
     given = parser.parse_args()
     sources, split = PARTS[given.tables]
@@ -142,7 +204,7 @@ def main() -> None:
     if missing := sources.keys() - known:
         print(f"left out, as {given.data} has no such files: {', '.join(sorted(missing))}", flush=True)
     methods = list(dict.fromkeys([BASELINE, *given.methods]))
-    common = {"tables": given.tables, "steps": given.steps, "lr": given.lr, "data": str(given.data)}
+    common = {"tables": given.tables, "way": given.way, "steps": given.steps, "data": str(given.data)}
     jobs = [
         {"label": label, "table": table, "seed": seed, **common}
         for table in known
