@@ -317,6 +317,68 @@ def test_imbalanced_images_are_searched_run_kept_and_printed(command, runs, tmp_
     assert rare == pytest.approx(average_precision_score(y.repeat_interleave(times), scores.repeat_interleave(times)))
 
 
+def images_of_ten_classes(path, count):
+    """A `datasets` table of coloured images, the brighter the larger the class."""
+    import io
+
+    from PIL import Image
+
+    rng, images, labels = np.random.default_rng(0), [], np.arange(count) % 10
+    for label in labels:
+        png = io.BytesIO()
+        Image.fromarray(rng.integers(20 * label, 20 * label + 60, (32, 32, 3), dtype=np.uint8)).save(png, "PNG")
+        images.append({"bytes": png.getvalue(), "path": None})
+    pd.DataFrame({"image": images, "label": labels}).to_parquet(path)
+
+
+@pytest.mark.filterwarnings("ignore")  # of runs of a few steps
+def test_cifar_pays_tunes_runs_goes_on_and_prints(command, runs, tmp_path, monkeypatch, capsys):
+    s, log = script("cifar_pays"), tmp_path / "log.jsonl"
+    for part, count in (("train", 500), ("test", 100)):
+        images_of_ten_classes(tmp_path / f"cifar10_{part}.parquet", count)
+    wanted = {"ap": ["cross-entropy", "SOX", "AveragePrecision()"], "auc": [], "dro": ["average loss", "PG-SMD"]}
+    kept = {cell: {label: s.METHODS[cell][label] for label in labels} for cell, labels in wanted.items()}
+    monkeypatch.setattr(s, "METHODS", kept)
+    monkeypatch.setattr(s, "CELLS", {name: cell._replace(batch=8, rates=(0.01,)) for name, cell in s.CELLS.items()})
+    monkeypatch.setattr(s.libauc_losses, "available", lambda: False)
+    arguments = ["--data", tmp_path, "--log", log, "--out", tmp_path, "--epochs", 0.25, "--seeds"]
+    command(s, *arguments, 1)
+    done = [json.loads(line)["done"] for line in log.read_text().splitlines()]
+    tuning = [run for run in done if run["seed"] == s.TUNING_SEED]
+    assert [run["label"] for run in tuning] == ["cross-entropy", *["SOX"] * 3, "average loss", "PG-SMD"]
+    assert [run["overrides"].get("gamma") for run in tuning] == [None, 0.1, *s.GAMMAS, None, None]
+    assert not any("test" in run for run in tuning)  # nothing is picked by it
+    assert [run["label"] for run in done[len(tuning) :]] == [*wanted["ap"], *wanted["dro"]]
+    assert done[-1]["curve"][-1]["test"] == done[-1]["test"]
+    command(s, *arguments, 2)
+    assert len(log.read_text().splitlines()) == len(done) + 5  # what was there is not run again
+    capsys.readouterr()
+    command(s, "--log", log, "--page")
+    printed = capsys.readouterr().out
+    assert printed.count("| SOX | 2 |") == printed.count("| PG-SMD | 2 |") == 1
+
+    splits = s.splits_of("ap", 0, tmp_path)
+    counts = {part: np.bincount(columns["y"]).tolist() for part, columns in splits.items()}
+    assert counts == {"train": [240, 5], "val": [10, 10], "test": [50, 50]}
+
+
+def test_crops_of_cifar_are_drawn_by_their_seed_alone():
+    import torch
+
+    s = script("cifar_pays")
+    place = torch.arange(32.0)
+    x = torch.stack([place.view(-1, 1).expand(32, 32), place.expand(32, 32), torch.zeros(32, 32)]).expand(64, 3, 32, 32)
+    mean, std = (255 * torch.tensor(of).view(3, 1, 1) for of in (s.MEAN, s.STD))
+    found = s.augmented(x, 1) * std + mean
+    assert torch.equal(s.augmented(x, 1), s.augmented(x, 1))
+    rows, columns = found[:, 0, :, 0], found[:, 1, 0]
+    corners = torch.stack([rows[:, 0], columns.min(1).values]).round()
+    assert {tuple(corner) for corner in corners.T.tolist()} == {(i, j) for i in range(3) for j in range(3)}
+    steps = columns.diff(dim=1)
+    assert torch.allclose(steps, steps[:, :1].expand_as(steps), atol=1e-4)
+    assert 16 < (steps[:, 0] < 0).sum() < 48  # about half are flipped
+
+
 @pytest.mark.slow
 def test_dual_state_measures_memory_steps_files_and_training(command, tmp_path, capsys):
     module = script("dual_state")
