@@ -11,7 +11,7 @@ from fcco_lightning.engine import Algorithm, Engine, Estimate, Problem, Seen, Te
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator, copied, like_parameters, moved, trusted
 from fcco_lightning.models.batch import Batch
-from fcco_lightning.outer import NoSmoothing, OuterFunction, Smoothing, slopes
+from fcco_lightning.outer import NoSmoothing, Smoothing
 
 
 class Estimation(Algorithm, ABC):
@@ -39,11 +39,6 @@ class Estimation(Algorithm, ABC):
         """The estimator of a term."""
         return self.objective_estimator if term.name == "objective" else self.estimator
 
-    def smoothed(self, seen: Seen) -> OuterFunction:
-        """The outer function of a term, as the algorithm smooths it."""
-        fixed = seen.term.smoothed if seen.f is seen.term.outer else None
-        return fixed or self.smoothing(seen.f)
-
     def prepare(self, problem: Problem) -> None:
         for term in problem.all_terms:
             estimator = self.estimator_of(term)
@@ -62,6 +57,7 @@ class Estimation(Algorithm, ABC):
             if estimator.remembers:
                 term.remember()
             term.smooth(self.smoothing)
+            term.corrected = estimator.needs_previous
 
     def start(self, engine: Engine) -> None:
         self._params = engine.params
@@ -92,11 +88,11 @@ class Estimation(Algorithm, ABC):
 
         Returns: f of every row, (r,), see :meth:`Estimator.estimate`.
         """
-        term, estimator, outer = seen.term, self.estimator_of(seen.term), self.smoothed(seen)
+        term, estimator = seen.term, self.estimator_of(seen.term)
         rows, inner, unseen = self.held(seen, estimator)
         before = None if seen.before is None else seen.before.to(rows.dtype)
         inverse = seen.inverse_inclusion if estimator.by_chance else 1.0
-        new = moved(estimator, rows, inner, before, outer, inverse, unseen, term.range)
+        new = moved(estimator, rows, inner, before, seen.f, inverse, unseen, term.range)
         if estimator.remembers:
             estimate.remember(seen, new, estimator.decay)
         at = new if estimator.fresh else rows
@@ -110,7 +106,7 @@ class Estimation(Algorithm, ABC):
                 u, at = u + gap, at + (gap if estimator.fresh else held)
             memory = term.multipliers.state
             estimate.remember(seen, term.multipliers.moved(u), of=(memory, memory.gather(None)))
-        return estimator.estimate(outer, at, seen.g, inner)
+        return estimator.estimate(seen.f, at, seen.g, inner)
 
     def recall(self, seen: Seen) -> Tensor:
         """F of every row as it is remembered, (r,); a row never visited counts as the fresh one."""
@@ -120,7 +116,7 @@ class Estimation(Algorithm, ABC):
     def at_rows(self, seen: Seen, rows: Tensor, inner: Tensor) -> Tensor:
         """F of every row, (r,), at given rows; and at decisions as they are remembered, if multipliers follow these."""
         at = rows if seen.gap is None else rows + self._gap(seen, inner)
-        return self.estimator_of(seen.term).estimate(self.smoothed(seen), at, seen.g, inner)
+        return self.estimator_of(seen.term).estimate(seen.f, at, seen.g, inner)
 
     def _gap(self, seen: Seen, inner: Tensor) -> Tensor:
         """How far a constraint's values on decisions are from the smooth ones, as remembered, (r, k)."""
@@ -147,8 +143,7 @@ class Estimation(Algorithm, ABC):
         return torch.where(unseen, first, seen.held), inner, unseen
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
-        estimator = self.estimator_of(term)
-        return slopes(self.smoothing(term.present_outer), rows) if estimator.follows_values else rows
+        return super().duals(term, rows) if self.estimator_of(term).follows_values else rows
 
     def state_dict(self) -> dict[str, Any]:
         previous = {"copy": list(self._previous), "valid": bool(self._previous)}

@@ -393,7 +393,7 @@ class Engine:
                 if not own and not wanted:
                     continue
                 given, before = read(outputs.now, outputs.columns, term.part), None
-                if wanted and outputs.before is not None:
+                if wanted and term.corrected and outputs.before is not None:
                     (own_g0, now), before = self._now_and_before(term.part, given, outputs)
                 else:
                     own_g0, now = term.part.measure(*given)

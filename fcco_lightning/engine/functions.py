@@ -129,12 +129,9 @@ class InnerFunctions(nn.Module):
     @contextmanager
     def elsewhere(self, weights: Sequence[Tensor]) -> Iterator[None]:
         """As :meth:`at`, with the dropout masks that the next pass is going to draw again."""
-        random = RandomState(weights[0].device)
-        try:
-            with self.at(weights):
-                yield
-        finally:
-            random.set()
+        device = weights[0].device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), self.at(weights):
+            yield
 
 
 def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Seen(NamedTuple):
             mean over all rows; 0 of a row that is not present.
         of_mean: ``1/(n p_i)``, the inverse inclusion probability over n, shape (r,), or one number.
         relevance: what each row counts in the mean over all rows, shape (r,), is part of ``weight``; None for 1.
-        f: the outer function with its known parameters at their present values, not smoothed.
+        f: the outer function with its known parameters at their present values, as the algorithm smooths it.
         decided: the values on decisions, shape (r, k), without graph; None where multipliers do not follow them.
         gap: remembered means of the gap between these and the values, shape (r, k), NaN where never written, or None.
     """
@@ -78,7 +78,9 @@ class Term(nn.Module):
 
     Attributes:
         state: the rows; None until :meth:`remember`, for algorithms that keep none.
-        smoothed: f as the algorithm smooths it, where it stays the same from step to step; None otherwise.
+        smoothing: what the algorithm makes of f.
+        smoothed: f so made.
+        corrected: whether inner values are wanted at the previous weights, too, where batches are measured there.
         number: of the term in the problem.
         counts: how many batches have contained each row, and behind these the number of batches, shape (n + 1,),
             float64; None where the probabilities are known.
@@ -121,7 +123,8 @@ class Term(nn.Module):
         self.register_buffer("counts", torch.zeros(num_rows + 1, dtype=torch.float64) if estimated else None)
         self._processes, self._layout = processes, layout if domain.per_sample else "auto"
         self.state: DualState | None = None
-        self._smoothing: Callable[[OuterFunction], OuterFunction] = NoSmoothing()
+        self.smoothing: Callable[[OuterFunction], OuterFunction] = NoSmoothing()
+        self.corrected = True
         self.take(outer)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -138,11 +141,11 @@ class Term(nn.Module):
 
     def take(self, outer: OuterFunction) -> None:
         """Let f be another function from now on."""
-        self.outer, self.smoothed = outer, self._smoothing(outer) if self.multipliers is None else None
+        self.outer, self.smoothed = outer, self.smoothing(outer)
 
     def smooth(self, smoothing: Callable[[OuterFunction], OuterFunction]) -> None:
-        """Let :attr:`smoothed` be what an algorithm makes of f."""
-        self._smoothing = smoothing
+        """Let f be smoothed so from now on."""
+        self.smoothing = smoothing
         self.take(self.outer)
 
     def remember(self) -> None:
@@ -153,8 +156,8 @@ class Term(nn.Module):
 
     @property
     def present_outer(self) -> OuterFunction:
-        """The outer function of all rows, with their multipliers at the present values."""
-        return self.outer if self.multipliers is None else self.multipliers.outer()
+        """The outer function of all rows, as it is smoothed, with their multipliers at the present values."""
+        return self.smoothed if self.multipliers is None else self.smoothing(self.multipliers.outer())
 
     def multiplier_values(self) -> Tensor:
         """The multiplier nu_i of every row of a constraint, shape (n,), float64 on the CPU; empty without multipliers.
@@ -199,7 +202,7 @@ class Term(nn.Module):
         of_mean = self.mean_weight(rows, columns, share, again)
         weight = share * (of_mean if self.share == 1 else self.share * of_mean)
         weight = weight if relevance is None else weight * relevance.to(weight.dtype)
-        f = now.outer or (self.outer if self.multipliers is None else self.multipliers.outer())
+        f = self.present_outer if now.outer is None else self.smoothing(now.outer)
         held = None if self.state is None else self.state.gather(rows)
         seen = Seen(self, rows, g, was, held, present, share, weight, of_mean, relevance, f)
         if self.multipliers is None or self.multipliers.decisions is None:

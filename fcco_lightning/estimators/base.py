@@ -109,7 +109,7 @@ def moved(
     if previous is not None and unseen is not None:
         previous = torch.where(unseen, inner, previous)
     new = estimator.update(rows, inner, previous, outer, inverse)
-    if previous is not None and estimator.needs_previous and within != _ANY:  # others may leave it on purpose
+    if previous is not None:  # others may leave the interval on purpose
         new = within.project(new)
     return torch.where(unseen, inner, new) if unseen is not None and estimator.by_chance else new
 

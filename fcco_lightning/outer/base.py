@@ -189,7 +189,7 @@ class MoreauEnvelope(Composed):
     def __call__(self, u: Tensor) -> Tensor:
         fixed = u.detach()
         v, y = self.phi.prox(fixed, self.lam)
-        return self.phi(v) + summed(y * (self.lam / 2 * y + (u - fixed)))
+        return self.phi(v) + (y * (self.lam / 2 * y + (u - fixed))).sum(-1)
 
     def paired(self, y: Tensor, u: Tensor) -> Tensor:
         return self.phi.paired(y, u)
@@ -210,11 +210,6 @@ def slopes(f: OuterFunction, u: Tensor) -> Tensor:
 def widest(u: Tensor) -> torch.dtype:
     """The dtype in which outer functions are computed: float64, which Apple's GPUs have not."""
     return u.dtype if u.device.type == "mps" else torch.float64
-
-
-def summed(x: Tensor) -> Tensor:
-    """The sum over the coordinates of every row: (B, k) -> (B,)."""
-    return x.squeeze(-1) if x.shape[-1] == 1 else x.sum(-1)
 
 
 def exp_minus_one(x: Tensor) -> Tensor:

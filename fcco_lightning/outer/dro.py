@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.ambiguity import AmbiguitySet
 from fcco_lightning.numerics import increasing_root, project_to_simplex
-from fcco_lightning.outer.base import OuterFunction, exp_minus_one, summed
+from fcco_lightning.outer.base import OuterFunction, exp_minus_one
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class KullbackLeibler(_Divergence):
     """
 
     def __call__(self, u: Tensor) -> Tensor:
-        return self.lam0 * summed(exp_minus_one(u))
+        return self.lam0 * exp_minus_one(u).sum(-1)
 
     def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:
         """``u - W(lam lam0 exp(u))`` with Lambert's W, as the root of ``v + lam lam0 exp(v) = u``."""

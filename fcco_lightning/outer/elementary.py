@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import finite, positive
-from fcco_lightning.outer.base import OuterFunction, summed
+from fcco_lightning.outer.base import OuterFunction
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Hinge(_AboveKappa):
     """
 
     def __call__(self, u: Tensor) -> Tensor:
-        return self.rho * summed((u - self.kappa).relu())
+        return self.rho * (u - self.kappa).relu().sum(-1)
 
     def smoothed(self, lam: float) -> "SmoothedHinge":
         return SmoothedHinge(self.rho, self.kappa, lam)
@@ -90,7 +90,7 @@ class SmoothedHinge(_AboveKappa):
     def __call__(self, u: Tensor) -> Tensor:
         above = u - self.kappa
         y = (above.detach() / self.lam).clamp(0.0, self.rho)
-        return summed(y * torch.sub(above, y, alpha=self.lam / 2))
+        return (y * torch.sub(above, y, alpha=self.lam / 2)).sum(-1)
 
     def smoothed(self, lam: float) -> "SmoothedHinge":
         return SmoothedHinge(self.rho, self.kappa, self.lam + positive("lam", lam))
@@ -146,7 +146,7 @@ class SquaredHinge(_AboveKappa):
     def __call__(self, u: Tensor) -> Tensor:
         above = u - self.kappa
         over = above.detach().relu()  # a square would take more steps back
-        return summed(self.rho * over * torch.sub(above, over, alpha=0.5))
+        return (self.rho * over * torch.sub(above, over, alpha=0.5)).sum(-1)
 
     def smoothed(self, lam: float) -> "SquaredHinge":
         return SquaredHinge(self.rho / (1 + positive("lam", lam) * self.rho), self.kappa)

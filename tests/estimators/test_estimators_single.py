@@ -153,10 +153,9 @@ def test_outer_gradients_are_taken_at_no_less_than_a_share_of_the_fresh_value():
 
 
 def test_only_rows_that_are_corrected_stay_in_the_interval_of_the_inner_values():
-    """Another term may need previous weights; a row that is inner values times 1/p leaves [0, 1] on purpose."""
+    """A row that is inner values times 1/p leaves [0, 1] on purpose."""
     rows, inner = torch.tensor([[0.5]]), torch.tensor([[0.8]])
-    for previous in (None, inner):
-        new = moved(ScaledAverage(0.9), rows, inner, previous, Square(), 4.0, None, Range(0.0, 1.0))
-        assert new.item() == pytest.approx(0.1 * 0.5 + 0.9 * 4 * 0.8)
+    new = moved(ScaledAverage(0.9), rows, inner, None, Square(), 4.0, None, Range(0.0, 1.0))
+    assert new.item() == pytest.approx(0.1 * 0.5 + 0.9 * 4 * 0.8)
     corrected = moved(Average(0.9, 1.0), rows, inner + 5, inner - 5, Square(), 1.0, None, Range(0.0, 1.0))
     assert corrected.item() == 1.0
