@@ -135,16 +135,15 @@ def look(tensors: Sequence[Tensor], questions: Sequence[Tensor] = ()) -> tuple[b
         questions: truth values, scalars.
     """
     tensors = [t.detach() if t.requires_grad else t for t in tensors if t.numel()]
-    if not questions and tensors:
-        largest, answers = torch.stack(torch._foreach_norm(tensors)).sum(dtype=torch.float32).item(), []
+    if not questions:
+        norms = torch.stack(torch._foreach_norm(tensors)) if tensors else torch.zeros(1)
+        largest, answers = norms.sum(dtype=torch.float32).item(), list[bool]()
     else:
         numbers = [n.float() for n in torch._foreach_norm(tensors)] if tensors else []
-        asked = torch.stack([*numbers, *(question.float() for question in questions)]).tolist() if questions else []
-        largest, answers = math.fsum(asked[: len(numbers)]), asked[len(numbers) :]
-    if not math.isfinite(largest):  # a number may be too large for its square, for float32, or for the sum
-        finite = bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all())
-        return finite, [bool(a) for a in answers]
-    return True, [bool(a) for a in answers]
+        asked = torch.stack([*numbers, *(question.float() for question in questions)]).tolist()
+        largest, answers = math.fsum(asked[: len(numbers)]), list(map(bool, asked[len(numbers) :]))
+    # a number may be too large for its square, for float32, or for the sum
+    return math.isfinite(largest) or bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all()), answers
 
 
 def root(h: Callable[[float], float], tolerance: float) -> float:

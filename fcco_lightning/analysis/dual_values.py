@@ -119,7 +119,9 @@ def value_of(objective: Objective, outputs: Any, columns: Columns) -> Tensor | N
     outer = None if rows is None else rows.outer or objective.outer
     if rows is None or outer is None or not bool((rows.weight != 0).any()):
         return direct
-    names = objective.rows_of(columns)
+    names = rows.index
+    if names is None and len(columns.get("index", ())) == len(rows.values):  # the rows are those of the samples
+        names = columns["index"]
     mean = _coupled(objective, rows, names) if outer.coupled else _mean(outer, rows, names)
     return mean if direct is None else direct + mean
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fcco_lightning.engine.diagnosis import Measure
 from fcco_lightning.engine.estimates import Estimate, NewRows, Outputs, Part
-from fcco_lightning.engine.functions import InnerFunctions, RandomState
+from fcco_lightning.engine.functions import InnerFunctions, have_been_drawn, random_state
 from fcco_lightning.engine.problem import Problem
 
 _OF_CODE = {"BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "DUPLICATE_INPUT", "ID_MATCH", "MODULE_MATCH"}
@@ -65,10 +65,11 @@ class Compiled:
         key = (getattr(step, "__func__", step), whole, wanted, trained)
         if key not in self._made:
             self._made[key] = _compiled(self._function(step, whole=whole, wanted=wanted))
-        state = RandomState(params[0].device)
+        device = params[0].device
+        before = random_state(device)
         with self._traced:
             value, found, new, counted, parts = self._made[key](given)
-        self.draws = self.draws or state.has_moved()  # as where dropout begins later
+        self.draws = self.draws or have_been_drawn(before, device)  # as where dropout begins later
         estimate = Estimate(None)
         estimate.value = value
         estimate.new = [NewRows(self._states[number], *rest) for number, *rest in new]

@@ -41,10 +41,8 @@ def check(problem: Problem, outputs: Outputs) -> None:
     for part in (problem.objective, *problem.constraints):
         part.check(*read(outputs.now, outputs.columns, part))
     for term in problem.all_terms:
-        own, columns = read(outputs.now, outputs.columns, term.part)
-        term.check_index(columns)
         with torch.no_grad():
-            term.check_owners(own, columns)
+            term.check(*read(outputs.now, outputs.columns, term.part))
 
 
 def reason(

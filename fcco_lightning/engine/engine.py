@@ -18,7 +18,7 @@ from fcco_lightning.engine.batches import part_name, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, reason
 from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, NewRows, Outputs, Part
-from fcco_lightning.engine.functions import InnerFunctions, RandomState, in_full, read, unite
+from fcco_lightning.engine.functions import InnerFunctions, have_been_drawn, in_full, random_state, read, unite
 from fcco_lightning.engine.probability import Drawn
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.terms import Seen, Term
@@ -334,9 +334,9 @@ class Engine:
             return step(*self.measure(self.evaluate(batch, previous)))
         if not self.checked:  # compiled code looks at nothing, and cannot make what is made once and kept
             with self.functions.elsewhere([p.data for p in self.params]):
-                state = RandomState(self.params[0].device)
+                before = random_state(self.params[0].device)
                 step(*self.measure(self.evaluate(batch, previous)))
-                self.compiled.draws = state.has_moved()
+                self.compiled.draws = have_been_drawn(before, self.params[0].device)
         if not self.alone:
             return self.compiled(step, self.evaluate(batch, previous), whole=False, gradients=False)
         self.given, self.stop_agreed = batch, self.stop_asked
@@ -507,8 +507,10 @@ class Engine:
                 gradients.append(p.grad)
         questions = [] if asked is None else [asked]
         questions += [] if known is None else [known]
-        usable, answers = look([*values, *parts_of(gradients)], questions)
         if self.divided:  # each process sees its part of the gradient
+            gradients = parts_of(gradients)
+        usable, answers = look([*values, *gradients], questions)
+        if self.divided:
             usable = not self.processes.largest(not usable)
         self.answer = asked is not None and answers[0]
         if not usable and (scaler is None or not all_finite(values)):

@@ -253,39 +253,15 @@ def wide(outputs: Any) -> Any:
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.float() if leaf.dtype in _HALF else leaf, outputs)
 
 
-class RandomState:
-    """The random state of the CPU and of a device, as it is when this object is made.
+def random_state(device: torch.device) -> list[Tensor]:
+    """The states of the random numbers of the CPU and of a device, by which one sees whether some have been drawn."""
+    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_device]
 
-    Args:
-        device: of the parameters.
-    """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cpu = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    @contextmanager
-    def again(self) -> Iterator[None]:
-        """Inside, the random state goes on from there; afterwards it is what it was before."""
-        before = RandomState(self._device)
-        self.set()
-        try:
-            yield
-        finally:
-            before.set()
-
-    def has_moved(self) -> bool:
-        """Whether random numbers have been drawn since."""
-        now = RandomState(self._device)
-        on_device = now._cuda is not None and self._cuda is not None and not torch.equal(now._cuda, self._cuda)
-        return on_device or not torch.equal(now._cpu, self._cpu)
-
-    def set(self) -> None:
-        """Let random numbers go on from there."""
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
+def have_been_drawn(since: Sequence[Tensor], device: torch.device) -> bool:
+    """Whether random numbers have been drawn since :func:`random_state` was ``since``."""
+    return not all(map(torch.equal, since, random_state(device)))
 
 
 def unite(

@@ -5,13 +5,14 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from fcco_lightning.engine.functions import RandomState
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.probability import Inclusion, count, estimated, of_samples
 from fcco_lightning.errors import ConfigError, DataError, StateIndexError
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import Measurable, RowDomain
+from fcco_lightning.objectives.base import required_column
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import NoSmoothing, OuterFunction, widest
 from fcco_lightning.state import Copies, DualState, Layout, copies
@@ -113,6 +114,7 @@ class Term(nn.Module):
         self.name, self.num_rows, self.width = name, num_rows, part.width
         self.share, self.dtype, self.range, self.growth = share, dtype, domain.range, growth
         self.per_sample, self.repeats = domain.per_sample, repeats
+        self.num_samples = num_rows if owners is None else len(owners)
         self.num_names = num_rows if owners is None else owners.numel()
         self._row_of = None if owners is None else Known(_numbered(owners))
         self._inclusion, inverse = inclusion, inclusion.inverse(num_rows)
@@ -187,7 +189,7 @@ class Term(nn.Module):
         """
         if now.values.dim() != 2 or now.values.shape[1] != self.width:
             raise self._wrong_width(now.values)
-        names, again = self.part.rows_of(columns), None
+        names, again = self._names(now, columns), None
         rows = names if names is None or self._row_of is None else self._row(names)
         g, was = now.values, None if before is None else before.values.detach()
         alike = now.weight.dtype == torch.bool
@@ -216,33 +218,38 @@ class Term(nn.Module):
         if self.counts is not None:
             count(self.counts, rows, share)
 
-    def check_index(self, batch: Any) -> None:
+    def check_index(self, columns: Any) -> None:
+        """Look at the ``index`` of the samples of a batch, where these own the rows.
+
+        Raises:
+            StateIndexError: if one of them is none of a training sample, naming it and its position in the batch.
+        """
+        if self.per_sample:
+            self._require_named(_sample_index(self.part, columns), self.num_samples)
+
+    def check(self, outputs: Any, columns: Any) -> None:
         """Look at the rows that a batch names.
 
         Raises:
-            StateIndexError: naming one that does not exist, and its position in the batch.
+            StateIndexError: if one does not exist.
+            ConfigError: if the part names another number of rows than it measures.
+            DataError: if a sample owns a row by the columns of the batch, and had none when the rows were given out.
         """
-        names = self.part.rows_of(batch)
-        wrong = None if names is None else ((names < 0) | (names >= self.num_names)).nonzero().flatten()
-        if names is not None and wrong is not None and len(wrong):
-            raise StateIndexError(
-                f"the dual state of the {self.name} belongs to indices 0..{self.num_names - 1}, got index "
-                f"{int(names[wrong[0]])} at batch position {int(wrong[0])}. Index the training split itself from 0, "
-                "and let num_samples be its size."
-            )
-
-    def check_owners(self, outputs: Any, batch: Any) -> None:
-        """Look at the samples that have a row of their own by the columns of a batch.
-
-        Raises:
-            DataError: if one of them had none when the rows were given out.
-        """
-        names = self.part.rows_of(batch)
-        if names is None or self._row_of is None:
+        self.check_index(columns)
+        device = pytree.tree_leaves(columns)[0].device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            rows = self.part.measure(outputs, columns)[1]
+        names = None if rows is None else self._names(rows, columns)
+        if rows is None or names is None:
             return
-        with RandomState(names.device).again():
-            rows = self.part.measure(outputs, batch)[1]
-        assert rows is not None  # noqa: S101 - of a part that names rows
+        if len(names) != len(rows.values):
+            raise ConfigError(
+                f"{type(self.part).__name__} measured {len(rows.values)} rows and says of {len(names)} which these "
+                "are. Return Rows(values, weight, index=...) with one number of a row for each of them."
+            )
+        self._require_named(names, self.num_names)
+        if self._row_of is None:
+            return
         stray = ((self._row(names) == self.num_rows) & (rows.weight != 0)).nonzero().flatten()
         if len(stray):
             raise DataError(
@@ -269,6 +276,21 @@ class Term(nn.Module):
         found = of_samples(owners, self._inclusion, share, again)
         return found if self._of_mean == 1 else known * found
 
+    def _names(self, measured: Rows, columns: Any) -> Tensor | None:
+        """Which row each of those measured is, shape (r,); None for all, in their order."""
+        if measured.index is not None or not self.per_sample:
+            return measured.index
+        return _sample_index(self.part, columns)
+
+    def _require_named(self, names: Tensor, number: int) -> None:
+        wrong = ((names < 0) | (names >= number)).nonzero().flatten()
+        if len(wrong):
+            raise StateIndexError(
+                f"the dual state of the {self.name} belongs to indices 0..{number - 1}, got index "
+                f"{int(names[wrong[0]])} at batch position {int(wrong[0])}. Index the training split itself from 0, "
+                "and let num_samples be its size."
+            )
+
     def _relevant(self, rows: Tensor | None, given: Tensor, share: Tensor) -> Tensor:
         """What each entry counts in the mean over all rows, (r,), by what the part says of it, and by its owner."""
         if self._relevance is None:
@@ -292,6 +314,11 @@ class Term(nn.Module):
             f"inner values of the {self.name} must have shape (r, {self.width}), got {tuple(values.shape)}. Give the "
             "class the right `width`, or return values with two dimensions."
         )
+
+
+def _sample_index(part: Measurable, columns: Any) -> Tensor:
+    """The column ``index`` of the samples that own the rows, of the first part of several."""
+    return required_column(columns[part.part[0]] if isinstance(part.part, tuple) else columns, "index", part)
 
 
 def _mean(values: Tensor, share: Tensor, again: Copies) -> Tensor:

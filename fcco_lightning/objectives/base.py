@@ -43,9 +43,9 @@ class RowDomain(NamedTuple):
         num_rows: n, the number of rows; ignored where ``owners`` is given.
         per_sample: whether single samples own the rows (and not groups, tasks or constraints).
         owners: with ``per_sample``: which training samples own a row, shape (num_samples,), bool; None for all.  The
-            rows are numbered 0, 1, ... in the order of their owners, but :meth:`Objective.rows_of` names them by the
-            samples' ``index``.  Where a sample owns a row for each of some of T labels, shape (num_samples, T), and a
-            row is named by ``T index + label``.
+            rows are numbered 0, 1, ... in the order of their owners, but a batch names them by the samples' ``index``.
+            Where a sample owns a row for each of some of T labels, shape (num_samples, T), and a row is named by ``T
+            index + label`` (:attr:`~fcco_lightning.objectives.measurable.Rows.index`).
         range: the interval in which the inner values are known to lie, whatever the weights.
         partners: with ``owners``: samples of which a batch must hold one to measure any row, shape (num_samples,),
             bool, none of them an owner; None if a batch measures the row of every owner that it holds.
@@ -124,10 +124,6 @@ class Objective(nn.Module, Measurable, ABC):
     sample_parameters: SampleParameters | None = None
     num_samples: int | None = None
     recommended_pretraining: float = 0.0
-
-    def rows_of(self, batch: Any) -> Tensor | None:
-        """The samples of the batch, or of the first part of several; see :meth:`Measurable.rows_of`."""
-        return required_column(batch[self.part[0]] if isinstance(self.part, tuple) else batch, "index", self)
 
     def join(self, processes: Processes) -> None:
         """Take the processes that share every batch, before the first one.

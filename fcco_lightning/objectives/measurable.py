@@ -19,11 +19,14 @@ class Rows(NamedTuple):
         weight: what each row counts in the mean over all rows, without graph, shape (r,); 0 where the batch
             does not contain it.  Of type bool where all rows count alike.
         outer: f of these rows with its known parameters at their present values; None for the term's own.
+        index: which row each of them is, shape (r,), int64; None where single samples own rows for those of the batch,
+            by their column ``index``, and elsewhere for all n rows, in their order.
     """
 
     values: Tensor
     weight: Tensor
     outer: OuterFunction | None = None
+    index: Tensor | None = None  # type: ignore[assignment]  # the field hides tuple.index
 
 
 class Measurable(ABC):
@@ -72,17 +75,6 @@ class Measurable(ABC):
 
         Returns: for every row a list of masks (num_samples,), bool (a :class:`Partition` where rows are many); None if
             that is not known.
-        """
-        return None
-
-    def rows_of(self, batch: Any) -> Tensor | None:  # noqa: ARG002
-        """Which row each of the r rows of :meth:`measure` is, shape (r,), int64; None for all n rows, in their order.
-
-        Rows of samples are named by the column ``index``; where a sample has rows for several labels, r = T B, and the
-        names of all samples for one label come after those for another.
-
-        Args:
-            batch: columns of the part; with several parts, a mapping of these.
         """
         return None
 

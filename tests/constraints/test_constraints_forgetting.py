@@ -62,7 +62,7 @@ def test_bad_batches():
 
 def test_samples_that_the_old_model_could_not_see_count_nowhere():
     old = torch.tensor([0.1, 9.0, float("nan"), 9.0, 0.5, 0.7])
-    values, weight, _ = of_tasks("a", "b").measure(LOGITS, BATCH | {"protected_loss": old})[1]
+    values, weight, *_ = of_tasks("a", "b").measure(LOGITS, BATCH | {"protected_loss": old})[1]
     alone = {name: column[[0, 1, 3, 4, 5]] for name, column in BATCH.items()}
     expected, *_ = of_tasks("a", "b").measure(LOGITS[[0, 1, 3, 4, 5]], alone)[1]
     assert weight.tolist() == [True, True]

@@ -186,8 +186,10 @@ def test_a_repeated_sample_has_one_row_with_the_mean_of_its_values(name):
     bench = Bench(CASES[name])
     (reading,) = bench.measured(bench.batch([0, 3, 0, 5, 5, 1, 3]))[1]
     outputs, columns = _outputs(bench, [0, 3, 0, 5, 5, 1, 3])
-    _, (values, weight, _) = bench.objective.measure(outputs, columns)
-    names, owners = bench.objective.rows_of(columns), bench.objective.row_domain(N, bench.columns).owners
+    _, (values, weight, _, index) = bench.objective.measure(outputs, columns)
+    of_samples = columns if "index" in columns else columns[bench.name]
+    names = of_samples["index"] if index is None else index
+    owners = bench.objective.row_domain(N, bench.columns).owners
     for one in names.unique():
         copies = names == one
         assert weight[copies].bool().all() == weight[copies].bool().any()  # a batch says something of all, or of none
@@ -249,8 +251,7 @@ def test_subsets_say_of_what_a_batch_speaks(name):
     for index in combinations(range(N), 4):
         expected = [i for i, row in enumerate(subsets) if all(bool(mask[list(index)].any()) for mask in row)]
         _, rows = bench.objective.measure(*_outputs(bench, list(index)))
-        names = bench.objective.rows_of(bench.batch(index)[bench.name])
-        names = torch.arange(len(subsets)) if names is None else names
+        names = torch.arange(len(subsets)) if rows.index is None else rows.index
         assert names[rows.weight != 0].unique().tolist() == expected
         spoken.add(len(expected))
     assert len(spoken) > 1  # some batches miss a row

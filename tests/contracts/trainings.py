@@ -41,16 +41,14 @@ class LogMargins(Margins):
 class MergedMargins(Margins):
     """The same with repeated samples merged here, by a loop; in the places of copies are other rows, of weight 0."""
 
-    def rows_of(self, batch):
-        index = batch["index"].tolist()
-        others = iter(set(range(N)) - set(index))
-        return torch.tensor([next(others) if i in index[:position] else i for position, i in enumerate(index)])
-
     def measure(self, outputs, batch):
         direct, (values, *_) = super().measure(outputs, batch)
         index = batch["index"].tolist()
         means = [values[[p for p, other in enumerate(index) if other == i]].mean(0) for i in index]
-        return direct, Rows(torch.stack(means), torch.tensor([i not in index[:p] for p, i in enumerate(index)]))
+        others = iter(set(range(N)) - set(index))
+        first = [i not in index[:p] for p, i in enumerate(index)]
+        names = torch.tensor([i if own else next(others) for i, own in zip(index, first, strict=True)])
+        return direct, Rows(torch.stack(means), torch.tensor(first), index=names)
 
 
 class OwnedMargins(Margins):

@@ -90,9 +90,6 @@ class Groups(Margin):
     def row_domain(self, num_samples, columns):
         return RowDomain(2)
 
-    def rows_of(self, batch):
-        return None
-
     def measure(self, outputs, batch):
         member = (batch["group"] == torch.arange(2, device=outputs.device).unsqueeze(1)).to(outputs.dtype)
         count = member.sum(1)

@@ -17,6 +17,9 @@ from fcco_lightning import (
     RowDomain,
     SoftRate,
 )
+from fcco_lightning.algorithms import SingleLoop
+from fcco_lightning.errors import ConfigError, StateIndexError
+from fcco_lightning.estimators import Average, ScaledAverage
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Absolute, Linear, SmoothedHinge, Square
 
@@ -36,9 +39,6 @@ class Groups(Squares):
 
     def row_domain(self, num_samples, columns):
         return RowDomain(2)
-
-    def rows_of(self, batch):
-        return None
 
     def measure(self, outputs, batch):
         means = torch.stack([outputs[batch["group"] == g].mean() for g in (0, 1)]).unsqueeze(1)
@@ -145,3 +145,36 @@ def test_a_problem_of_constraints_only_needs_no_objective_function():
     problem = SOX().pose(Nothing(), constraints(), num_samples=N)
     assert isinstance(problem.constraints[0], Constraint)
     assert len(problem.states) == 2
+
+
+def test_only_terms_that_are_corrected_are_measured_at_previous_weights():
+    """An average of the objective beside corrected constraints: its rows leave the interval on purpose, or never do."""
+    algorithm = SingleLoop(Average(0.9, 0.1), objective_estimator=ScaledAverage(0.9))
+    _, engine = make(algorithm, penalty=HingePenalty(10.0))
+    previous = [p.detach() + 1 for p in engine.params]
+    _, (own, *others) = engine.measure(engine.evaluate(engine.received(full_batch()), previous))
+    assert own.before is None
+    assert all(seen.before is not None for seen in others)
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        (torch.tensor([0, 1, 2]), ConfigError, r"Named measured 2 rows and says of 3 which these are"),
+        (
+            torch.tensor([0, 2]),
+            StateIndexError,
+            r"indices 0\.\.1, got index 2 at batch position 1",
+        ),
+    ],
+)
+def test_names_of_rows_that_do_not_fit_are_refused(index, error, message):
+    class Named(Groups):
+        def measure(self, outputs, batch):
+            g0, rows = super().measure(outputs, batch)
+            return g0, rows._replace(index=index)
+
+    network, engine = make(SOX(), Named())
+    with pytest.raises(error, match=message):
+        one_step(network, engine)
+    assert bool(engine.problem.all_terms[0].state.rows.isnan().all())

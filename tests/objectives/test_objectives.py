@@ -105,13 +105,10 @@ def test_an_objective_has_a_row_for_every_sample_unless_it_says_otherwise():
         def measure(self, outputs, batch):
             return None, None
 
-    nothing, index = Nothing(), torch.tensor([3, 1])
+    nothing = Nothing()
     assert nothing.outer is None
     assert nothing.row_domain(7, None) == RowDomain(7, per_sample=True)
-    assert torch.equal(nothing.rows_of({"index": index}), index)
     assert nothing.subsets({}) is None
-    with pytest.raises(DataError, match="Nothing needs the column `index`"):
-        nothing.rows_of({"y": index})
 
 
 def test_an_objective_that_measures_nothing_is_refused():

@@ -35,8 +35,7 @@ def value(objective, risks=RISKS):
     """F at the objective's threshold."""
     outputs, groups = torch.from_numpy(risks), batch(range(len(risks)))
     direct, rows = objective.measure(outputs, groups)
-    index = objective.rows_of(groups)
-    assert index is None or index.tolist() == list(range(len(risks)))
+    assert rows.index is None or rows.index.tolist() == list(range(len(risks)))
     assert rows.weight.tolist() == [True] * len(risks)
     torch.testing.assert_close(rows.values.squeeze(1), outputs)  # rows are risks, whatever the threshold
     return (direct + (rows.outer or objective.outer)(rows.values).mean()).item()
@@ -162,8 +161,8 @@ def test_tasks_by_groups_is_the_loop():
     losses = torch.log1p(torch.exp(outputs * (1 - 2 * data["y"])))
     expected = [[losses[data["group"] == j, i].mean().item() for j in range(2)] for i in range(3)]
     objective = MultiTaskGroupDRO(3, MultiLabelLoss(), num_groups=2)
-    values, weight, _ = objective.measure(outputs, data)[1]
-    assert objective.rows_of(data) is None
+    values, weight, _, index = objective.measure(outputs, data)[1]
+    assert index is None
     assert (objective.row_domain(40, None).num_rows, objective.width) == (3, 2)
     assert weight.tolist() == [True] * 3
     assert values.tolist() == [pytest.approx(row) for row in expected]
@@ -193,7 +192,7 @@ def test_one_task_per_sample_and_incomplete_rows():
     losses = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     data = {"task": torch.tensor([0, 0, 1, 2, 2]), "group": torch.tensor([0, 1, 0, 1, 0])}
     objective = MultiTaskGroupDRO(3, Given(), "logsumexp", num_groups=2)
-    values, weight, _ = objective.measure(losses, data)[1]
+    values, weight, *_ = objective.measure(losses, data)[1]
     assert weight.tolist() == [True, False, True]  # task 1 lacks group 1
     assert values[weight].tolist() == [[1, 2], [5, 4]]
     assert values.isfinite().all()
@@ -218,5 +217,5 @@ def train_on(objective, batch):
 
 def test_a_task_that_does_not_exist_is_not_left_out_in_silence():
     data = {"group": torch.tensor([0, 1, 0]), "task": torch.tensor([0, 0, 3])}
-    values, weight, _ = MultiTaskGroupDRO(3, Given(), num_groups=2).measure(torch.ones(3), data)[1]
+    values, weight, *_ = MultiTaskGroupDRO(3, Given(), num_groups=2).measure(torch.ones(3), data)[1]
     assert values[weight != 0].isnan().any()

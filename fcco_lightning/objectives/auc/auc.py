@@ -87,9 +87,6 @@ class AUCMargin(BinaryObjective):
         """One row."""
         return RowDomain(1)
 
-    def rows_of(self, batch: Columns) -> None:
-        """The one row."""
-
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
         """A batch measures the means if it holds both classes."""
         return [self.direct_subsets(columns)]

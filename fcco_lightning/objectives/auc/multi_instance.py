@@ -116,10 +116,6 @@ class MultiInstanceAUC(Objective):
                 "split. Name the bags of both in the same way."
             )
 
-    def rows_of(self, batch: Columns) -> Tensor:
-        """The bag of every instance."""
-        return self._rows(batch)[0]
-
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
         """The means over the bag of every instance, shape (B, k), with the weight 0 if one of the classes lacks."""
         terms, (row, strange) = self.pooling.terms(outputs), self._rows(batch)
@@ -131,7 +127,7 @@ class MultiInstanceAUC(Objective):
         ones = torch.ones_like(weight)
         copies = ones.new_zeros(num_parts).index_add(0, part, ones).index_select(0, part)
         outer = PooledPairs(self.pooling, self.loss, positive, self._share.like(row).index_select(0, row), copies)
-        return None, Rows(means.index_select(0, part), compared.to(terms.dtype), outer)
+        return None, Rows(means.index_select(0, part), compared.to(terms.dtype), outer, row)
 
     def _rows(self, batch: Columns) -> tuple[Tensor, Tensor]:
         """The row of the bag of every instance, and whether it is another one's, its bag being strange; shape (B,)."""

@@ -20,10 +20,9 @@ from fcco_lightning.objectives.base import (
     agreed,
     one_label_each,
     require,
-    required_column,
 )
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.quantities import MOST_ROWS, CrossEntropyLoss, Quantity, means_by_part, parts_of
+from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity, means_by_part, parts_of
 from fcco_lightning.objectives.ratios import warn_of_ratios
 from fcco_lightning.outer import (
     ChiSquare,
@@ -105,11 +104,6 @@ class GroupObjective(Objective, ABC):
             )
         return self.num_groups
 
-    def rows_of(self, batch: Columns) -> Tensor | None:
-        """All groups, or those of the samples where these are far fewer."""
-        few = self._known_groups() <= MOST_ROWS * len(required_column(batch, "group", self))
-        return None if few else self._position(batch)
-
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
         """R_i of every group, shape (n, 1), or of that of every sample, (B, 1)."""
         losses = self.loss(outputs, batch)
@@ -121,9 +115,10 @@ class GroupObjective(Objective, ABC):
         position, weight = self._members(batch, losses)
         part, num_parts = parts_of(position, self._known_groups())
         risks, total = means_by_part(part, num_parts, weight * losses if "weight" in batch else losses, weight)
-        if part is not position:
-            risks, total = risks.index_select(0, part), total.index_select(0, part)
-        return None, Rows(risks.unsqueeze(1), total != 0)
+        if part is position:
+            return None, Rows(risks.unsqueeze(1), total != 0)
+        risks, total = risks.index_select(0, part), total.index_select(0, part)
+        return None, Rows(risks.unsqueeze(1), total != 0, index=position)
 
     def _position(self, batch: Columns) -> Tensor:
         """The group of every sample, shape (B,), int64; the nearest one for a label that is out of range."""
@@ -358,9 +353,6 @@ class MultiTaskGroupDRO(GroupObjective):
             task, last = one_label_each(batch, self, "task"), self.num_tasks - 1
             rule = f"tasks must lie in 0..{last}"
             require((task >= 0) & (task <= last), task, rule, "Number the tasks from 0, and check num_tasks.")
-
-    def rows_of(self, batch: Columns) -> None:
-        """All tasks."""
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
         """R_ij of every task and group, shape (n, m)."""

@@ -168,13 +168,6 @@ class MeanAveragePrecision(Objective):
         self._to_known = Known(num_samples / of_known)
         return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.itself / int(known.max())))
 
-    def rows_of(self, batch: Columns) -> Tensor:
-        """The samples, or all pairs of a sample and a label, one label after the other."""
-        index = required_column(batch, "index", self)
-        if self.one_label_each:
-            return index
-        return (index * self.labels + torch.arange(self.labels, device=index.device).unsqueeze(1)).flatten()
-
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         """Refuse batches that have no sample to stand for some others.
 
@@ -219,7 +212,9 @@ class MeanAveragePrecision(Objective):
         owners = holds.any(0)
         sums = sums_over_data(self.loss, scores, masks, batch, n, self.itself, owners)
         relevance = self._relevance.like(scores, scores.dtype).unsqueeze(1)
-        return Rows(sums.flatten(0, 1), (holds * relevance).flatten())
+        index = required_column(batch, "index", self) * self.labels
+        names = index + torch.arange(self.labels, device=index.device).unsqueeze(1)  # one label after the other
+        return Rows(sums.flatten(0, 1), (holds * relevance).flatten(), index=names.flatten())
 
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
         task, positive, dtype = one_label_each(batch, self, "task"), y == 1, outputs.dtype
