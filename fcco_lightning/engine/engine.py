@@ -18,7 +18,15 @@ from fcco_lightning.engine.batches import part_name, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, reason
 from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, NewRows, Outputs, Part
-from fcco_lightning.engine.functions import InnerFunctions, have_been_drawn, in_full, random_state, read, unite
+from fcco_lightning.engine.functions import (
+    InnerFunctions,
+    have_been_drawn,
+    in_full,
+    random_numbers_kept,
+    random_state,
+    read,
+    unite,
+)
 from fcco_lightning.engine.probability import Drawn
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.terms import Seen, Term
@@ -674,7 +682,8 @@ class Engine:
 
     def _check(self, outputs: Outputs) -> None:
         """Let objective, constraints and algorithm look at a batch and refuse what they would misread."""
-        check(self.problem, outputs)
+        with random_numbers_kept(self.params[0].device):
+            check(self.problem, outputs)
         self.algorithm.check(outputs)
 
     def explain(self, error: Exception) -> None:

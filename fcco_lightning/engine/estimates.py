@@ -119,7 +119,6 @@ class Estimate:
         g0: estimate of g_0 with graph, a scalar, or None.
 
     Attributes:
-        value: a scalar, with graph unless :attr:`gradients` are known; 0 of nothing.
         parts: the same by parts of F, without graph.
         new: rows to be written.
         counted: terms whose probabilities are estimated, with the rows that the batch contains and their shares.
@@ -128,7 +127,7 @@ class Estimate:
     """
 
     def __init__(self, g0: Tensor | None) -> None:
-        self.value = torch.zeros(()) if g0 is None else g0
+        self._value = g0
         self.parts: list[Part] = []
         self.new: list[NewRows] = []
         self.counted: list[tuple[Term, Tensor | None, Tensor]] = []
@@ -136,10 +135,19 @@ class Estimate:
         if g0 is not None:
             self.note("objective", g0)
 
+    @property
+    def value(self) -> Tensor:
+        """The scalar, with graph unless :attr:`gradients` are known; 0 of nothing."""
+        return torch.zeros(()) if self._value is None else self._value
+
+    @value.setter
+    def value(self, value: Tensor) -> None:
+        self._value = value
+
     def add(self, seen: Seen, values: Tensor) -> None:
         """Add a term, given ``f_i(u_i)`` of its rows with graph, (r,), see :meth:`Estimator.estimate`."""
         total = torch.dot(seen.weight.to(values.dtype), values)
-        self.value = self.value + total if self.parts else total
+        self._value = total if self._value is None else self._value + total
         self.log(seen, values)
 
     def log(self, seen: Seen, values: Tensor) -> None:

@@ -129,8 +129,7 @@ class InnerFunctions(nn.Module):
     @contextmanager
     def elsewhere(self, weights: Sequence[Tensor]) -> Iterator[None]:
         """As :meth:`at`, with the dropout masks that the next pass is going to draw again."""
-        device = weights[0].device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), self.at(weights):
+        with random_numbers_kept(weights[0].device), self.at(weights):
             yield
 
 
@@ -251,6 +250,11 @@ def _of_part(outputs: Mapping[str, Any], name: str) -> Any:
 def wide(outputs: Any) -> Any:
     """The outputs at least in float32."""
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.float() if leaf.dtype in _HALF else leaf, outputs)
+
+
+def random_numbers_kept(device: torch.device) -> AbstractContextManager[None]:
+    """A context behind which random numbers of the CPU and of a device go on as if none had been drawn inside."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def random_state(device: torch.device) -> list[Tensor]:

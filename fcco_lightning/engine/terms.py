@@ -5,7 +5,6 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.probability import Inclusion, count, estimated, of_samples
@@ -236,9 +235,7 @@ class Term(nn.Module):
             DataError: if a sample owns a row by the columns of the batch, and had none when the rows were given out.
         """
         self.check_index(columns)
-        device = pytree.tree_leaves(columns)[0].device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            rows = self.part.measure(outputs, columns)[1]
+        rows = self.part.measure(outputs, columns)[1]
         names = None if rows is None else self._names(rows, columns)
         if rows is None or names is None:
             return
