@@ -168,7 +168,8 @@ def by_chance(auc: float, y: Tensor, weight: Tensor | None = None) -> str | None
         return None
     return (
         f"the scores rank no better than chance may: their AUC is {auc:.3f}, that of random orders up to {least:.3f}. "
-        "Draw more of the rare class (--data.batches CellSampling), or allow a larger kappa"
+        "Train longer, allow a larger kappa, or draw more of the rare class (--data.batches CellSampling) if that is "
+        "not done yet"
     )
 
 

@@ -440,9 +440,12 @@ class TabularEncoder:
         kept = frame[names]
         for name, kind in zip(names, kept.dtypes, strict=True):
             if not is_number(kind):
+                wrong = kept[name].notna() & pd.to_numeric(kept[name].astype(object), errors="coerce").isna()
+                faults = f", with cells that are no numbers: {cells_of(kept[name], wrong)}" if wrong.any() else ""
                 raise DataError(
-                    f"Column {name!r} held numbers in the training split but is {kind} in {where}. "
-                    f"Repair it, or treat it as categories everywhere (encoding.categorical=[{name!r}])."
+                    f"Column {name!r} held numbers in the training split but is {kind} in {where}{faults}. Correct it, "
+                    f"or train anew with such cells as missing ones (encoding.numeric=[{name!r}]) or as categories "
+                    f"(encoding.categorical=[{name!r}])."
                 )
         values = np.ascontiguousarray(kept.to_numpy(dtype=np.float64, na_value=np.nan).T)
         bad = ~np.isfinite(values)

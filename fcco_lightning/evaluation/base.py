@@ -34,6 +34,7 @@ class Evaluation(ABC):
         group_names: The names of the groups 0, 1, ..., see :meth:`take_names`.
         label_names: The names of several labels of a sample, likewise.
         class_names: The names of the classes 0, 1, ..., likewise.
+        groups_by: Columns by which constraints group, with the names of the groups 0, 1, ... of each, likewise.
     """
 
     bar: tuple[str, ...] = ()
@@ -42,11 +43,12 @@ class Evaluation(ABC):
     group_names: Sequence[str] = ()
     label_names: Sequence[str] = ()
     class_names: Sequence[str] = ()
+    groups_by: Mapping[str, Sequence[str]] | None = None
     _warned: bool = False
 
     def take_names(self, datamodule: Any) -> None:
         """Take over the names that a datamodule knows, of groups, labels and classes; None knows none."""
-        for names in ("group_names", "label_names", "class_names"):
+        for names in ("group_names", "label_names", "class_names", "groups_by"):
             setattr(self, names, getattr(datamodule, names, getattr(self, names)))
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """What decisions between two classes and their probabilities are worth on a split."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ def decision_details(
     columns: Columns,
     classes: Sequence[str] = (),
     group_name: Callable[[int], str] = str,
+    groups_by: Mapping[str, Sequence[str]] | None = None,
     *,
     classifies: bool = True,
 ) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def decision_details(
         columns: of the split; ``y`` are classes 0 and 1.
         classes: the names of the two.
         group_name: the name of a number in the column ``group``.
+        groups_by: further columns of the split that number groups, with the names of the groups 0, 1, ... of each.
         classifies: whether the objective gives positives a score above 0, or the larger of two.
 
     Returns:
@@ -67,11 +69,14 @@ def decision_details(
     names = [str(name) for name in classes] if len(classes) == 2 else ["0", "1"]
     of_all = _Confusion(positive, decided.cpu().numpy(), weight)
     details: dict[str, Any] = {"confusion_matrix": of_all.records(names), "rates_by_group": [of_all.rates("all")]}
-    if "group" in columns and columns["group"].dim() == 1:
-        groups = columns["group"].cpu().numpy()
-        known = np.unique(groups[groups >= 0])
-        rates = [of_all.part(groups == g).rates(group_name(int(g))) for g in known]
-        details["rates_by_group"] += sorted(rates, key=lambda record: np.nan_to_num(record["tpr"], nan=2.0))
+    named = {"group": group_name} | {column: names.__getitem__ for column, names in (groups_by or {}).items()}
+    rates: list[dict[str, Any]] = []
+    for column, name_of in named.items():
+        if column in columns and columns[column].dim() == 1:
+            groups = columns[column].cpu().numpy()
+            known = np.unique(groups[groups >= 0])
+            rates += [of_all.part(groups == g).rates(name_of(int(g))) for g in known]
+    details["rates_by_group"] += sorted(rates, key=lambda record: np.nan_to_num(record["tpr"], nan=2.0))
     if probabilities is not None:
         p = (probabilities[:, 1] if several else probabilities).cpu().numpy()
         details |= _of_probabilities(positive, p, weight)

@@ -43,6 +43,8 @@ class Exported:
         """
         encoding, kind, names = self.told["encoding"], self.told["kind"], self.told["names"]
         x = np.asarray(rows, dtype=np.float32) if encoding is None else features(encoding, list(rows))
+        if not len(x):
+            raise ValueError("There are no rows to predict.")
         scores = np.asarray(self.network(x), dtype=np.float64).reshape(len(x), -1)
         several = scores.shape[1] > 1
         names = names or list(range(scores.shape[1] if several or kind != "classes" else 2))
@@ -62,7 +64,10 @@ class Exported:
 
 def features(encoding: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Any:
     """Return the features of n rows of a table, (n, d) float32."""
-    parts = []
+    parts, names = [], [column["name"] for column in encoding["columns"]]
+    for number, row in enumerate(rows):
+        if lacking := [name for name in names if name not in row]:
+            raise ValueError(f"Row {number} lacks the columns {lacking}. Give all of {names}; None is a missing cell.")
     for column in encoding["columns"]:
         cells = [row[column["name"]] for row in rows]
         if "categories" in column:

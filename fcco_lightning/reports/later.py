@@ -117,12 +117,12 @@ def report_of(
         DataError: if the evaluation has no figures of such samples.
     """
     data.setup()
-    module.evaluation.take_names(data)
     split = Split(outputs, data.tables[_SPLIT].columns)
     adapted = partial(_adapted, module=module, data=data, split=split)
     module.constraints = left_out.make_all(
         {f"constraint {k}, {type(one).__name__}": partial(adapted, one) for k, one in enumerate(module.constraints, 1)}
     )
+    module.evaluation.take_names(data)  # of the columns, too, by which constraints group
     figures = figures_of(module, _SPLIT, split, left_out, partial(_clusters, data, about.get("clusters")))
     if why := left_out.get(f"figures ({_SPLIT})"):
         raise DataError(f"there is nothing to report: {why}")

@@ -164,7 +164,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     Args:
         report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``intervals`` (name
             to low, high, noise and method) and ``multipliers`` by name; maybe ``clusters``, the column whose values the
-            intervals take as independent.
+            intervals take as independent, and ``kappas`` of all constraints.
         most: number of records at most; None for all.
 
     Returns:
@@ -178,6 +178,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     multipliers: Mapping[str, float] = splits[last].get("multipliers", {})
     decided: Mapping[str, float] = splits[last].get("decided", {})
     every = dict.fromkeys(name for part in splits.values() for name in part["constraints"])
+    every |= dict.fromkeys(report.get("kappas", {}))  # those, too, of which no split has samples
     order = sorted(every, key=lambda name: (-_number(multipliers.get(name), 0.0), -_number(values.get(name))))[:most]
     records = []
     for name in order:

@@ -18,7 +18,8 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     Args:
         report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``vacuous`` (and
             ``vacuous_because``, why) and figures; maybe ``decisions``, whether they are enforced on these; and maybe
-            ``unconstrained``, the same splits of a model trained without constraints.
+            ``unconstrained``, the same splits of a model trained without constraints; maybe ``kappas`` of all
+            constraints, of which a split lacks those that it has no samples of.
         figures: names of the figures to compare, those that the split has not are left out.
 
     Returns:
@@ -36,6 +37,8 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     shown = "test" if "test" in report else checked
     compared = _comparison(report[shown], report.get("unconstrained", {}).get(shown, {}), figures)
     held = _held(report[checked], "training" if checked == "train" else checked, decisions=report.get("decisions"))
+    unknown = len(report.get("kappas", {}).keys() - report[checked]["constraints"].keys())
+    held += f"; of {unknown} more it has no samples to judge by" if unknown else ""
     return (f"{held}; {shown} {compared}." if compared else f"{held}.") + _not_learnt(report[shown], shown)
 
 
@@ -86,7 +89,7 @@ def _held(results: Mapping[str, Any], split: str, *, decisions: bool | None) -> 
 def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: Sequence[str]) -> str:
     parts: list[str] = []
     for name in figures:
-        if name in results:
+        if name in results and not math.isnan(results[name]):
             title, comma, of = TITLES.get(name, name.replace("_", " ")).partition(", ")
             title += f" ({of})" if comma else ""  # in a list of figures a comma would divide it
             against = f" against {other[name]:.3f}" if name in other else ""

@@ -189,7 +189,8 @@ class EvaluatingModule(LightningModule):
         """What the evaluation and the decisions of the rule say of a split beyond its figures, in plain numbers."""
         samples, evaluation = (split.outputs, split.columns), self.evaluation
         classes, classifies = evaluation.class_names, self.objective.classifies
-        decided = decision_details(self.rule, *samples, classes, evaluation.group_name, classifies=classifies)
+        groups = evaluation.group_name, evaluation.groups_by
+        decided = decision_details(self.rule, *samples, classes, *groups, classifies=classifies)
         return {**evaluation.details(*samples), **decided}
 
     def summarise(self, name: str, split: Split) -> dict[str, float]:

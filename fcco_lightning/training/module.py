@@ -207,11 +207,11 @@ class FCCOModule(EvaluatingModule):
         install(self.trainer)
         self.phases.start = min(self.phases.start, self.trainer.current_epoch)  # of an earlier fit
         datamodule = datamodule_of(self.trainer)
-        self.evaluation.take_names(datamodule)
         for constraint in self.constraints:
             constraint.decide_by(self.rule.decisions)
         with self.processes.together():
             fit_to_data(self.network, self.constraints, datamodule, predict=stage == "predict")
+            self.evaluation.take_names(datamodule)  # of the columns, too, by which constraints group
             if stage == "fit":
                 tighten(self.constraints, self.margin, datamodule)
                 self._pose()

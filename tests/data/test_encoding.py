@@ -87,6 +87,8 @@ def test_state_survives_a_weights_only_checkpoint(tmp_path, quantiles, missing, 
     assert torch.equal(restored.transform(test), encoder.transform(test))
     with pytest.raises(DataError, match=r"'age' held numbers.*categorical=\['age'\]"):
         restored.transform(test.assign(age="old"))
+    with pytest.raises(DataError, match=r"cells that are no numbers: row 1: 'old'. Correct it"):
+        restored.transform(test.assign(age=["31", "old", *["7"] * (len(test) - 2)]))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

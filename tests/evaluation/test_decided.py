@@ -83,6 +83,18 @@ def test_samples_of_no_group_are_in_no_record_of_a_group():
     assert everyone["positives"] + everyone["negatives"] == N
 
 
+def test_groups_of_further_columns_have_records_beside_those_of_group():
+    scores, columns = split()
+    cities = (torch.arange(N) % 7 < 3).long() - (torch.arange(N) == 0).long()  # -1 is in none
+    by = {"group by city": ["city=Oslo", "city=Rome"], "group by job": ["job=cook"]}
+    told = decision_details(RULE, scores, columns | {"group by city": cities}, (), "abc".__getitem__, by)
+    found = {one["group"]: one for one in told["rates_by_group"]}
+    assert found.keys() == {"all", "a", "b", "c", "city=Oslo", "city=Rome"}
+    own = cities == 1
+    assert found["city=Rome"]["positives"] == int(columns["y"][own].sum())
+    assert found["city=Rome"]["chosen"] == pytest.approx(float((scores[own] > -1.5).double().mean()))
+
+
 def test_equal_probabilities_are_one_bin():
     _, columns = split()
     told = decision_details(RULE, torch.zeros(N), columns)

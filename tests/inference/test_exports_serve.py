@@ -122,6 +122,15 @@ def test_cells_without_a_value_are_refused_where_training_had_none(exported):
         network.predict([{"age": "old", "job": "cook"}])
 
 
+def test_rows_that_cannot_be_predicted_are_refused_in_words(exported):
+    encoder = TabularEncoder().fit(pd.DataFrame({"age": [1.0, 2.0], "job": ["cook", "smith"]}))
+    network = exported(Predictor(nn.Identity(), encoder))
+    with pytest.raises(ValueError, match=r"Row 1 lacks the columns \['job'\]. Give all of \['age', 'job'\]"):
+        network.predict([{"age": 1, "job": "cook"}, {"age": 1, "name": "x"}])
+    with pytest.raises(ValueError, match="no rows to predict"):
+        network.predict([])
+
+
 RULES = {
     "plain": (1, "classes", DecisionRule()),
     "costs": (1, "classes", DecisionRule(Decisions(costs=[1, 4]), [0.5, 2.0])),

@@ -50,6 +50,10 @@ def test_the_figures_are_those_of_the_predictions(checkpoint, later, tmp_path, m
     rates = {group: said_yes[y & (later["region"] == group)].mean() for group in "abcd"}
     assert report["test"]["decided"]["tpr: b - a"] == pytest.approx(abs(rates["b"] - rates["a"]) - 0.02, abs=1e-6)
     assert report["test"]["intervals"]["tpr: b - a"]["low"] < report["test"]["intervals"]["tpr: b - a"]["high"]
+    by_group = {one["group"]: one for one in report["test"]["rates_by_group"]}
+    assert by_group.keys() == {"all", "sex=f", "sex=m", *(f"region={group}" for group in "abcd")}
+    for group, rate in rates.items():
+        assert by_group[f"region={group}"]["tpr"] == pytest.approx(rate, abs=1e-6)
     gaps = int(later["region"].isna().sum())
     assert {"what": "rows without 'region', of no group", "lost": gaps, "of": 300} in report["lost"]
     assert "later.csv judged by last.ckpt" in Path("found/report.html").read_text()
@@ -66,6 +70,8 @@ def test_groups_that_training_has_not_are_counted(checkpoint, later):
     assert told["rows of no group of training: 'region' in ['z']"] == int((later["region"] == "d").sum())
     assert "tpr: b - a" in found.figures["constraints"]
     assert "tpr: d - a" not in found.figures["constraints"]
+    assert "; of 6 more it has no samples to judge by" in found._report["verdict"]
+    assert any("tpr: d - a" in str(table.columns[0]._cells) for table in found.tables)
 
 
 @pytest.mark.filterwarnings("ignore:.*missing cells, which are imputed")

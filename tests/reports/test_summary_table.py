@@ -43,6 +43,11 @@ def cells(report):
     return {name: values for name, *values in rows(printed(render_summary(report)))}
 
 
+def test_a_constraint_that_no_split_has_samples_of_is_in_the_table():
+    _, records = constraint_records({"test": {"constraints": {"a": 0.1}}, "kappas": {"a": 0.2, "b": 0.2}})
+    assert records == [{"constraint": "a", "h test": 0.1}, {"constraint": "b", "h test": None}]
+
+
 def test_a_row_a_metric_and_a_column_a_split():
     assert cells(REPORT) == {
         "AUC": ["0.9123", "0.9000"],

@@ -32,6 +32,20 @@ def test_whether_they_hold(values, expected):
     assert verdict(report(*values, **OTHER), ["auc", "roc_gap"]) == f"{expected}; {FIGURES}"
 
 
+def test_what_a_split_has_no_samples_of_is_counted():
+    line = verdict(report(-0.01, 0.018, kappas={"a": 0.1, "b": 0.1, "c": 0.1, "d": 0.2}), [])
+    assert line == (
+        "1 of 2 constraints does not hold on the training split (largest h +0.018, b); of 2 more it has no samples to "
+        "judge by."
+    )
+
+
+def test_a_figure_that_is_not_defined_is_not_told():
+    parts = report(-0.01)
+    parts["test"]["roc_gap"] = math.nan
+    assert verdict(parts, ["auc", "roc_gap"]).endswith("; test AUC 0.861.")
+
+
 @pytest.mark.parametrize(("change", "said"), [(-0.26, True), (0.0, True), (0.01, False), (math.nan, False)])
 def test_a_target_that_is_not_learnt_is_said(change, said):
     results = {"delta_target": change, "target_accuracy": 0.013}

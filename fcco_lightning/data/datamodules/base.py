@@ -284,6 +284,14 @@ class SplitDataModule(LightningDataModule):
         """Whether a condition is on a column of the batches, rather than on one of the table."""
         return not self._rows or column in self.tables["train"].columns.keys() - self._added - INPUTS
 
+    @property
+    def groups_by(self) -> dict[str, list[str]]:
+        """Column of the batches, of :meth:`add_groups`, -> "COLUMN=VALUE", what its groups 0, 1, ... are called."""
+        return {
+            _column_of_groups(column): [f"{column}={value}" for value in values]
+            for column, values in self._groups_by.items()
+        }
+
     def add_groups(self, column: str) -> tuple[str, list[str]]:
         """Return the column of a batch that numbers the groups of ``column``, and the names of the groups 0, 1, ...
 
@@ -314,7 +322,7 @@ class SplitDataModule(LightningDataModule):
             self._groups_by[column] = values
             if remark := of_no_group(column, self._rows["train"][column].notna().to_numpy()):
                 rank_zero_info(remark)
-        return self._with_column(f"group by {column}", column, partial(places, values)), values
+        return self._with_column(_column_of_groups(column), column, partial(places, values)), values
 
     def add_clusters(self, column: str) -> str:
         """Return the column of evaluation batches that numbers the clusters which samples belong to, such as "patient".
@@ -456,6 +464,10 @@ class SplitDataModule(LightningDataModule):
         if not self.tables:
             raise DataError(f"The {name} split does not exist before {type(self).__name__}.setup().")
         return self.tables[name]
+
+
+def _column_of_groups(column: str) -> str:
+    return f"group by {column}"
 
 
 def _position(text: str, names: list[str]) -> Value:
