@@ -41,6 +41,11 @@ def average_precision(s, labels, loss=squared_hinge, prevalence=None):
     return -mean(total)
 
 
+def logistic(s, labels):
+    """The mean logistic loss, -log of the probability that a sample's score gives to its label."""
+    return mean([-(one if label == 1 else -one).sigmoid().log() for one, label in zip(s, labels, strict=True)])
+
+
 def mean_average_precision(s, columns):
     every = []
     for t in range(3):
@@ -151,7 +156,15 @@ CASES = {
         lambda s, c: average_precision(s, c["y"], logistic_pair, 0.5),
         "some classes",
     ),
-    "average precision of sigmoids": binary(AveragePrecision, of_sigmoids(lambda s, c: average_precision(s, c["y"]))),
+    "average precision of sigmoids": binary(
+        lambda: AveragePrecision(cross_entropy=0), of_sigmoids(lambda s, c: average_precision(s, c["y"]))
+    ),
+    "average precision beside cross-entropy": binary(
+        AveragePrecision,
+        lambda s, c: average_precision([one.sigmoid() for one in s], c["y"]) + 10 * logistic(s, c["y"]),
+        "some classes",
+        "copies",
+    ),
     "mean average precision": several(MeanAveragePrecision, missing=False),
     "mean average precision, labels missing": several(lambda: MeanAveragePrecision(missing=MISSING), missing=True),
     "p-norm push": binary(lambda: PNormPush(3.0), push(3.0, over_negatives=True)),

@@ -330,6 +330,7 @@ def test_unknown_labels_are_refused(name):
     ("make", "message"),
     [
         (lambda: AveragePrecision(prevalence=1.5), r"prevalence must be 'data' or lie in \(0, 1\), got 1.5"),
+        (lambda: AveragePrecision(cross_entropy=-1.0), r"cross_entropy must .*, got -1.0"),
         (lambda: AveragePrecision(SquaredHingePair(1e-300)), r"l\(0\) > 0"),
         (lambda: PNormPush(1.0), "p must be a finite number > 1, got 1.0"),
         (lambda: PNormPush(push_over="all"), "push_over must be one of 'negatives', 'positives', got 'all'"),

@@ -471,7 +471,7 @@ def test_the_start_of_average_precision_is_cross_entropy(make_module, make_train
 
 
 def test_callbacks_find_the_objective_in_both_phases(make_module, make_trainer):
-    parts = {"objective": AveragePrecision(), "constraints": [], "algorithm": None}
+    parts = {"objective": AveragePrecision(cross_entropy=0), "constraints": [], "algorithm": None}
     seen = []
     look = LambdaCallback(on_train_epoch_end=lambda t, _: seen.append(float(t.callback_metrics["train_objective"])))
     trainer = fitted(make_module, make_trainer, parts, callbacks=[look, EarlyStopping("train_objective")])

@@ -5,21 +5,32 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, finite
+from fcco_lightning.checks import at_least, finite, non_negative
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import POPULATION, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.auc.pairwise import PairLoss, SquaredHingePair
-from fcco_lightning.objectives.base import Objective, RowDomain, one_label_each, one_tensor, required_column
+from fcco_lightning.objectives.base import (
+    Objective,
+    RowDomain,
+    binary_scores,
+    mean_over_data,
+    one_label_each,
+    one_tensor,
+    required_column,
+)
 from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.pair_sums import Strata, pair_sums
+from fcco_lightning.objectives.quantities import LogisticLoss
 from fcco_lightning.objectives.ranking.ranking import RankingObjective, known_labels, require_known, sums_over_data
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata
 from fcco_lightning.outer import Range, Ratio
 
+_CROSS_ENTROPY = 10.0  # found on tables other than those of the tests
+
 
 class AveragePrecision(RankingObjective):
-    r"""``-(1/n_+) sum over positives i of g_i1 / g_i2``, a surrogate of minus the average precision.
+    r"""``c g_0 - (1/n_+) sum over positives i of g_i1 / g_i2``, a surrogate of minus the average precision.
 
     Source: SOX paper, eq. (7), erratum SOX-2; SOAP (Qi et al., 2021).
 
@@ -34,6 +45,10 @@ class AveragePrecision(RankingObjective):
     Balanced batches without weights estimate the ranks in a population with the batches' share of positives, which is
     then "the data" below, and leave i itself its weight 1/n.
 
+    The mean cross-entropy g_0 of the network's outputs keeps a network from learning the order of few positives by
+    heart: the ratios alone fall as readily by scores that are extreme, and a small part of them is what new data share.
+    It is no part of the papers' objective, for which c = 0.
+
     From random weights the ratio is hard to optimise, so three quarters of a training's epochs are better spent on
     cross-entropy first, with the same optimizer and schedule.  :class:`~fcco_lightning.FCCOModule` does so by itself
     (``pretrain=None`` switches it off); in a loop of your own around an Engine or a Criterion train on
@@ -46,9 +61,11 @@ class AveragePrecision(RankingObjective):
             average precision is wanted on balanced data.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.  False for the outputs themselves.
+        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios; None for 10 where the scores are
+            sigmoids, and 0 where they are the outputs themselves.
 
     Raises:
-        ConfigError: if ``prevalence`` is neither, or l(0) is not positive.
+        ConfigError: if ``prevalence`` is neither, ``cross_entropy`` is negative or not finite, or l(0) is not positive.
     """
 
     width = 2
@@ -58,22 +75,39 @@ class AveragePrecision(RankingObjective):
     _class_changes = (1.0, 1.0)  # how much a negative and a positive count for the prevalence that is asked for
 
     def __init__(
-        self, loss: PairLoss | None = None, prevalence: Literal["data"] | float = "data", *, sigmoid: bool = True
+        self,
+        loss: PairLoss | None = None,
+        prevalence: Literal["data"] | float = "data",
+        *,
+        sigmoid: bool = True,
+        cross_entropy: float | None = None,
     ) -> None:
         super().__init__(loss, sigmoid=sigmoid)
+        usual = _CROSS_ENTROPY if sigmoid else 0.0
+        self.cross_entropy = usual if cross_entropy is None else non_negative("cross_entropy", cross_entropy)
         require_own_loss(self.loss, self.itself)
         if prevalence != "data" and not 0 < finite("prevalence", prevalence) < 1:
             raise ConfigError(f"prevalence must be 'data' or lie in (0, 1), got {prevalence!r}.")
         self.prevalence = prevalence
 
-    def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        """For every positive i the weighted sums of ``l(s_i - s_j)`` over the positives j, and over all j: eq. (7)."""
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows]:
+        """The cross-entropy, and of every positive i two weighted sums of ``l(s_i - s_j)``: over positives j, and all.
+
+        The sums are those of eq. (7).
+        """
         scores, positive = self.scores(outputs), self._owners(batch)
         among_all = self._counted(positive, scores.dtype)
         among_positives = among_all * positive
         masks = torch.stack([among_positives, among_all])
         sums = sums_over_data(self.loss, scores, masks, batch, self.num_samples, self.itself, positive, self.most)
-        return None, Rows(sums, positive)
+        return self._beside(outputs, batch), Rows(sums, positive)
+
+    def _beside(self, outputs: Any, batch: Columns) -> Tensor | None:
+        """``c g_0``, where there is such a part."""
+        if self.cross_entropy == 0:
+            return None
+        losses = LogisticLoss()(binary_scores(outputs), batch)
+        return self.cross_entropy * mean_over_data(losses, batch)
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
         """How much samples count for another prevalence than the data's, shape (B,)."""
