@@ -188,7 +188,7 @@ def ours(objective: Callable[[], Objective], algorithm: Callable[..., Algorithm]
 
 def tutorial() -> Objective:
     """Average precision with the arguments of LibAUC's tutorial."""
-    return AveragePrecision(SquaredHingePair(MARGIN), sigmoid=True)
+    return AveragePrecision(SquaredHingePair(MARGIN), sigmoid=True, cross_entropy=0)
 
 
 def libauc_precision(run: Run) -> Step:

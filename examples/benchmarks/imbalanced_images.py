@@ -132,7 +132,8 @@ def loss_of(job: Job, data: TensorDataModule) -> Loss:
         theirs = libauc_losses.made("APLoss", data.num_train, int(columns["y"].sum()))
         return lambda scores, batch: libauc_losses.value(theirs, scores.sigmoid(), batch)
     algorithm = ALGORITHMS[method](**job.get("algorithm", {}))
-    objective = AveragePrecision(PAIR_LOSSES.get(job.get("loss", "")), **{"sigmoid": False, **job.get("objective", {})})
+    given = {"sigmoid": False, "cross_entropy": 0.0, **job.get("objective", {})}
+    objective = AveragePrecision(PAIR_LOSSES.get(job.get("loss", "")), **given)
     return Criterion(objective, algorithm, num_samples=data.num_train, sampling=data.sampling())
 
 
