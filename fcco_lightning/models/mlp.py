@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from fcco_lightning.checks import at_least, below_one, one_of, positive
+from fcco_lightning.checks import at_least, below_one, finite, one_of, positive
 from fcco_lightning.errors import ConfigError
 
 Activation = Literal["relu", "sigmoid", "tanh"]
@@ -59,7 +59,8 @@ class TabularMLP(nn.Module):
                 layers += [_ACTIVATIONS[activation]()]
                 layers += [nn.Dropout(dropout)] if dropout else []
         self.layers = nn.Sequential(*layers)
-        self.single, self.offset, self.scale = out_features == 1, offset, positive("scale", scale)
+        self.single = out_features == 1
+        self.offset, self.scale = finite("offset", offset), positive("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the rows of x, shape (B, in_features), or (B, ...) to flatten -> (B,) or (B, out_features)."""

@@ -36,6 +36,7 @@ from fcco_lightning.reports.summary_table import (
     PRINTED_ROWS,
     REPORT,
     as_json,
+    last_line,
     print_tables,
     report_pictures,
     table_makers,
@@ -222,9 +223,8 @@ class Report(Callback):
 
     def _write_page(self, folder: Path, tables: Sequence[Table]) -> None:
         drawn = [p for p in sorted(folder.glob("*.png")) if p.stat().st_mtime >= self._began]
-        line = self.report.get("verdict") or self.report.get("headline")
         name = self.config.get("name") or f"Run {folder.name}"
-        page = report_page(name, line, tables, drawn, self.config, self.left_out)
+        page = report_page(name, last_line(self.report), tables, drawn, self.config, self.left_out)
         (folder / "report.html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
 
     def _conclude(self, evaluation: Evaluation, epoch: int, config: Path) -> None:

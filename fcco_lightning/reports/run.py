@@ -22,10 +22,10 @@ from fcco_lightning.reports.summary_table import (
     METRICS,
     PRINTED_ROWS,
     REPORT,
+    last_line,
     print_tables,
     read_report,
     report_pictures,
-    split_tables,
     table_makers,
     write_report,
 )
@@ -76,7 +76,7 @@ class Run:
     def headline(self) -> str:
         """What the run has achieved, in a sentence or more."""
         if self.report:
-            return str(self.report.get("verdict") or self.report.get("headline") or "")
+            return last_line(self.report)
         going_on = f" Continue from {self.checkpoint}." if self.checkpoint else ""
         return f"This run has not ended.{going_on}"
 
@@ -168,14 +168,14 @@ class SplitReport:
     ) -> None:
         (split,) = final
         self.figures: Mapping[str, Any] = report[split]
-        self.headline = str(report.get("verdict") or report.get("headline") or "")
+        self.headline = last_line(report)
         self._report, self._history, self._evaluation, self._final = report, history, evaluation, final
         self._left_out, self._title = dict(left_out or {}), title
 
     @property
     def tables(self) -> list[Table]:
         """The tables of a run, which ``print`` and ``rich`` show."""
-        return split_tables(self._report)
+        return LeftOut().make_all(table_makers(self._report))
 
     def draw(self, folder: str | Path) -> list[Path]:
         """Draw the pictures of the run as PNG files in a folder."""

@@ -115,9 +115,9 @@ def render_summary(report: Mapping[str, Any]) -> Table:
     """
     splits, others = {}, report.get("unconstrained", {})
     for name, part in splits_of(report).items():
-        splits[name] = part
+        splits[name] = _scalars(part)
         if name in others:
-            splits[f"{name} unconstrained"] = others[name]
+            splits[f"{name} unconstrained"] = _scalars(others[name])
     present = dict.fromkeys(key for part in splits.values() for key in part)
     rows: list[dict[str, Any]] = []
     for key in sorted(present, key=lambda key: list(TITLES).index(key) if key in TITLES else len(TITLES)):
@@ -198,8 +198,13 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     return title + shown + intervals, records
 
 
-def split_tables(report: Mapping[str, Any], most: int | None = None, width: int | None = None) -> list[Table]:
-    """All tables of a report: the summary, records of the split "test" or the last one, constraints, what was lost.
+def table_makers(
+    report: Mapping[str, Any], most: int | None = None, width: int | None = None
+) -> dict[str, Callable[[], Table | None]]:
+    """What makes the tables of a report, by what they are called; one that returns None has nothing to show.
+
+    They are the summary, the records of the split "test" or of the last one, its importances, the constraints, and what
+    was lost.
 
     Args:
         report: see the module.
@@ -207,18 +212,10 @@ def split_tables(report: Mapping[str, Any], most: int | None = None, width: int 
         width: characters in a line, where a table of constraints that is too wide does without some columns; None for
             any number.
     """
-    made = (table() for table in table_makers(report, most, width).values())
-    return [table for table in made if table is not None]
-
-
-def table_makers(
-    report: Mapping[str, Any], most: int | None = None, width: int | None = None
-) -> dict[str, Callable[[], Table | None]]:
-    """What makes the tables of :func:`split_tables`, by what they are called; None has nothing to show."""
     splits = splits_of(report)
     split = shown_split(splits)
     return {
-        "the table of the summary": partial(_summary, report),
+        "the table of the summary": partial(render_summary, report),
         **{
             f"the table of {name} ({split})": partial(_records, f"{_in_words(name)} ({split})", records, most)
             for name, records in splits.get(split, {}).items()
@@ -274,12 +271,6 @@ def _importances(measured: Mapping[str, Any] | None, split: str, most: int | Non
 
 def _in_words(name: str) -> str:
     return name.replace("_", " ").capitalize()
-
-
-def _summary(report: Mapping[str, Any]) -> Table:
-    parts = {name: _scalars(part) for name, part in splits_of(report).items()}
-    others = {name: _scalars(part) for name, part in report.get("unconstrained", {}).items()}
-    return render_summary({**report, **parts, "unconstrained": others})
 
 
 def _records(title: str, records: Sequence[Mapping[str, Any]], most: int | None) -> Table:
@@ -355,6 +346,11 @@ def as_json(part: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain: dict[str, Any] = json.loads(json.dumps(_plain(part), allow_nan=False))
     return plain
+
+
+def last_line(report: Mapping[str, Any]) -> str:
+    """What was achieved, in a sentence or more; empty where nothing is said."""
+    return str(report.get("verdict") or report.get("headline") or "")
 
 
 def read_report(folder: Path) -> Mapping[str, Any] | None:

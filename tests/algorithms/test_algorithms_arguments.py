@@ -4,12 +4,8 @@ import torch
 from fcco_lightning import (
     ALEXR,
     ALEXR2,
-    MOAP,
     MSVR,
-    SOAP,
     SONEX,
-    SONX,
-    SOX,
     AdamType,
     HeavyBall,
     SOXBoost,
@@ -21,35 +17,18 @@ from tests.algorithms.toy_problem import HingeMargin, make_batches, make_engine,
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SOX(0.0), "gamma must lie in"),
-        (lambda: SOAP(1.1), "gamma must lie in"),
-        (lambda: MOAP(-0.1), "gamma must lie in"),
-        (lambda: SONX(0.0), "gamma must lie in"),
-        (lambda: SONX(0.5, -1.0), "gamma_prime must be"),
-        (lambda: SONEX(lam=0.0), "lam must be a finite number > 0"),
         (lambda: SONEX(gamma=1.0, gamma_prime="theory"), "use gamma < 1"),
-        (lambda: SONEX(objective_gamma=0.0), "gamma must lie in"),
-        (lambda: SONEX(objective_gamma_prime=-0.1), "gamma_prime must be"),
         (lambda: MSVR(gamma=1.0), "use gamma < 1"),
-        (lambda: MSVR(b=0.0), "b must lie in"),
-        (lambda: ALEXR(tau=0.0), "tau must be a finite number > 0"),
-        (lambda: ALEXR(tau=-1.0, mirror=True), "tau must be a finite number > 0"),
         (lambda: ALEXR(theta=-0.1), "theta must lie in"),
         (lambda: ALEXR(theta=1.5), "theta must lie in"),
-        (lambda: ALEXR2(K=0), "K must be a whole number >= 1"),
-        (lambda: ALEXR2(eta=0.0), "eta must be"),
-        (lambda: ALEXR2(nu=-1.0), "nu must be"),
-        (lambda: ALEXR2(lam=0.0), "lam must be"),
-        (lambda: ALEXR2(gamma=0.0), "gamma must lie in"),
         (lambda: ALEXR2.theory(0.4, 1.0, 1.0, 1.0), "theta=0.4 must be at least 1/2"),
         (lambda: ALEXR2.theory(0.8, 0.1, 1.0, 1.0), r"above 1 - sampled = 0.9, and below 1. Use theta=0.95"),
-        (lambda: SOXBoost(gamma=0.0), "gamma must lie in"),
-        (lambda: SOXBoost(first_stage=0), "first_stage must be a whole number >= 1"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+    assert ALEXR(theta=0.0, mirror=True).name == ALEXR(theta=1.0).name == "ALEXR"
 
 
 def test_constants_of_alexr2s_theory_satisfy_what_its_proof_asks():
@@ -63,22 +42,6 @@ def test_constants_of_alexr2s_theory_satisfy_what_its_proof_asks():
     assert (tau + 1 - sampled) / (tau + 1) == pytest.approx(theta)
     assert estimator.gamma_prime == pytest.approx(estimator.gamma * theta)
     assert algorithm.K == 7
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SOX(1.0),
-        lambda: SONEX(gamma=1.0, gamma_prime=0.0, lam=1e-9),
-        lambda: MSVR(gamma=0.99, b=1.0),
-        lambda: ALEXR(tau=1e-3, theta=0.0, mirror=True),
-        lambda: ALEXR(theta=1.0),
-        lambda: ALEXR2(K=1, gamma=1.0, gamma_prime=0.0),
-        lambda: SOXBoost(gamma=1.0, first_stage=1),
-    ],
-)
-def test_the_ends_of_the_ranges_are_accepted(make):
-    assert make().name in {"SOX", "SONEX", "MSVR", "ALEXR", "ALEXR2", "SOXBoost"}
 
 
 def test_sox_boost_needs_whole_rows():

@@ -147,19 +147,6 @@ def test_parameters_of_single_samples_are_trained():
     assert len(thresholds.unique()) > 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"alpha": 0.0}, "alpha must be a finite number > 0"),
-        ({"gamma": 1.1}, r"gamma must lie in \(0, 1\], got 1.1"),
-        ({"row_gamma": 0.0}, "gamma must lie in"),
-    ],
-)
-def test_arguments_out_of_range(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        PDSCA(**arguments)
-
-
 def test_a_part_that_the_loaders_do_not_give():
     with pytest.raises(ConfigError, match="the part 'dual' of a batch, the loaders give"):
         train(Net(AUC()), PDSCA(part="dual"), make_batches(1))

@@ -46,5 +46,3 @@ def test_it_ends_at_the_constrained_optimum():
 def test_a_penalty_is_refused():
     with pytest.raises(ConfigError, match=r"Switching takes no penalty, got HingePenalty.*Leave penalty out"):
         Switching().pose(Distance(), [Halfspaces(0)], HingePenalty(2.0), num_samples=4)
-    with pytest.raises(ConfigError, match="tolerance must be a finite number >= 0"):
-        Switching(tolerance=-1.0)

@@ -207,7 +207,7 @@ def test_the_network_around_another_one_does_what_the_message_says():
     assert torch.equal(stepped(AUC(), Scores(Logits(3, 1)), BATCH), expected)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_columns_are_read_alike_in_compiled_steps(compiled, monkeypatch):
     monkeypatch.setattr(torch, "compile", whole)
     changed = BATCH | {"y": BATCH["y"].unsqueeze(1), "group": BATCH["group"].float().unsqueeze(1)}

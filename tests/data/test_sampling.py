@@ -198,12 +198,6 @@ def test_a_number_as_label_with_further_columns():
 
 def test_arguments_out_of_range():
     for make_one, name in [
-        (lambda: UniformSampling(0), "batch_size"),
-        (lambda: UniformSampling(num_batches=0), "num_batches"),
-        (lambda: BalancedSampling(positive_fraction=0), "positive_fraction"),
-        (lambda: BalancedSampling(batch_size=0), "batch_size"),
-        (lambda: GroupSampling(0), "groups_per_batch"),
-        (lambda: GroupSampling(samples_per_group=0), "samples_per_group"),
         (lambda: TwoDraws(TwoDraws(UniformSampling())), "TwoDraws takes single draws"),
         (lambda: BalancedSampling(prevalence="mine"), "prevalence"),
         (lambda: make(eval_batch_size=0), "eval_batch_size"),

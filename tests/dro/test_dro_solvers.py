@@ -325,15 +325,6 @@ def test_blocks(n, size, sizes):
 
 
 def test_bad_arguments_of_solvers():
-    for wrong in (0, 2.5, -1):
-        with pytest.raises(ConfigError, match="block_size must be a whole number"):
-            DRAGO(wrong)
-        with pytest.raises(ConfigError, match="block_size must be a whole number"):
-            MultilevelSGD(wrong)
-    with pytest.raises(ConfigError, match="learning_rate must be a finite number > 0"):
-        MultilevelSGD(learning_rate=0.0)
-    with pytest.raises(ConfigError, match="alpha must be a finite number > 0"):
-        DRAGO(alpha=-1)
     with pytest.raises(ConfigError, match="start must be one of"):
         DRAGO(start="paper")
     with pytest.raises(ConfigError, match=r"block_size=43 is larger than the 42 samples"):

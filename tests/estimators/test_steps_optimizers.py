@@ -213,29 +213,3 @@ def test_proximal_sgd_takes_no_closure():
     assert ProximalSGD(params).step() is None
     with pytest.raises(ConfigError, match="no closure"):
         ProximalSGD(params).step(lambda: 0.0)
-
-
-@pytest.mark.parametrize(
-    ("make", "name"),
-    [
-        (lambda p: HeavyBall(p, lr=0.0), "lr"),
-        (lambda p: HeavyBall(p, lr=float("nan")), "lr"),
-        (lambda p: HeavyBall(p, beta=0.0), "beta"),
-        (lambda p: HeavyBall(p, beta=1.5), "beta"),
-        (lambda p: HeavyBall(p, weight_decay=-1.0), "weight_decay"),
-        (lambda p: AdamType(p, lr=-1.0), "lr"),
-        (lambda p: AdamType(p, beta=0.0), "beta"),
-        (lambda p: AdamType(p, beta_prime=2.0), "beta_prime"),
-        (lambda p: AdamType(p, eps=0.0), "eps"),
-        (lambda p: AdamType(p, weight_decay=-0.1), "weight_decay"),
-        (lambda p: ProximalSGD(p, lr=0.0), "lr"),
-        (lambda p: ProximalSGD(p, mu=-0.1), "mu"),
-        (lambda p: ProximalSGD(p, radius=0.0), "radius"),
-        (lambda p: ProximalDescent(p, eta=0.0, nu=1.0), "eta"),
-        (lambda p: ProximalDescent(p, eta=1.0, nu=-1.0), "nu"),
-        (lambda p: ProximalDescent(p, eta=1.0, nu=float("nan")), "nu"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(make, name):
-    with pytest.raises(ConfigError, match=f"^{name} must"):
-        make(parameters(1))

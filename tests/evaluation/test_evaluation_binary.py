@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fcco_lightning import BinaryEvaluation, ConfigError
+from fcco_lightning import BinaryEvaluation
 from tests import drawing
 from tests.evaluation.reference import split
 
@@ -32,11 +32,6 @@ def test_a_gap_is_one_of_two_groups_with_both_classes():
 def test_a_column_of_scores_is_one_score():
     outputs, batch = split(2)
     assert BinaryEvaluation()(outputs.unsqueeze(1), batch) == BinaryEvaluation()(outputs, batch)
-
-
-def test_no_thresholds_are_refused():
-    with pytest.raises(ConfigError, match="num_thresholds"):
-        BinaryEvaluation(num_thresholds=0)
 
 
 def test_the_roc_curves_of_two_groups_are_drawn(tmp_path):

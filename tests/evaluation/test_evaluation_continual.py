@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fcco_lightning import ConfigError, ContinualEvaluation, DataError
+from fcco_lightning import ContinualEvaluation, DataError
 from tests.evaluation.reference import split
 
 # The classes 7 and 8 are the target, 9 belongs to neither; protected task k is the class 6 - k.
@@ -138,12 +138,6 @@ def test_table_of_tasks(models):
 
 
 # ------------------------------------------------------------------------------------------------------------ mistakes
-
-
-@pytest.mark.parametrize("name", ["tolerance", "tolerance_loss"])
-def test_bad_tolerances(name):
-    with pytest.raises(ConfigError, match=f"{name} must be a finite number >= 0, got -0.1"):
-        ContinualEvaluation(**{name: -0.1})
 
 
 def test_no_reference_without_labels():

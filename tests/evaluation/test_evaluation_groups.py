@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fcco_lightning import ConfigError, GroupEvaluation
+from fcco_lightning import GroupEvaluation
 from fcco_lightning.evaluation.base import correct_and_loss
 from tests.evaluation.reference import by_group, group_figures, split
 
@@ -84,16 +84,3 @@ def test_groups_of_equal_accuracy_stand_by_their_loss():
 
 
 # ------------------------------------------------------------------------------------------------------------ mistakes
-
-
-@pytest.mark.parametrize(
-    ("arguments", "match"),
-    [
-        ({"alpha": 0.0}, r"alpha must lie in \(0, 1\], got 0.0"),
-        ({"alpha": 1.1}, "alpha"),
-        ({"most_groups": -1}, "most_groups must be a whole number >= 0"),
-    ],
-)
-def test_bad_arguments(arguments, match):
-    with pytest.raises(ConfigError, match=match):
-        GroupEvaluation(**arguments)

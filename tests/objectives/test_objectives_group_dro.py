@@ -127,12 +127,6 @@ def test_worst_group_and_the_cap_follow_the_number_of_groups():
         CVaRGroupDRO(0.1).adapt(Data())
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, 1.01])
-def test_alpha_outside_its_interval_is_refused(alpha):
-    with pytest.raises(ConfigError, match="alpha must lie in"):
-        CVaRGroupDRO(alpha)
-
-
 def test_objectives_without_a_max_form_say_so():
     with pytest.raises(ConfigError, match="ChiSquareGroupDRO is not a maximum over weights"):
         ChiSquareGroupDRO(1.0).max_form()

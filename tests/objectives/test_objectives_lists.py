@@ -86,12 +86,6 @@ def test_arguments():
         CoxPartialLikelihood("exact")
     with pytest.raises(ConfigError, match="target must be one of"):
         ListNet("hard")
-    with pytest.raises(ConfigError, match="top_k must be a whole number >= 1, got 0"):
-        NDCG(top_k=0)
-    with pytest.raises(ConfigError, match="sharpness"):
-        NDCG(top_k=3, sharpness=0.5)
-    with pytest.raises(ConfigError, match="temperature"):
-        NeighbourhoodComponents(0.0)
 
 
 # ---- lists

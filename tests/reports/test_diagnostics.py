@@ -9,9 +9,7 @@ import pytest
 import torch
 import yaml
 
-from fcco_lightning import ConfigError
 from fcco_lightning.cli import run
-from fcco_lightning.reports import Diagnostics
 from tests.components import TABLE, composed
 
 pytestmark = [
@@ -157,9 +155,3 @@ def test_refused_before_anything_runs(arguments, message, capsys):
     assert fcco("fit", "--diagnostics.enabled=true", *arguments) == 1
     assert message in capsys.readouterr().err
     assert not list(Path.cwd().rglob("*.ckpt"))
-
-
-@pytest.mark.parametrize("argument", ["lam", "max_values"])
-def test_arguments(argument):
-    with pytest.raises(ConfigError, match=f"{argument} must be a finite number > 0"):
-        Diagnostics(**{argument: 0})

@@ -6,8 +6,9 @@ import html5lib
 import pytest
 import yaml
 
+from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.page import report_page
-from fcco_lightning.reports.summary_table import VACUOUS_WARNING, split_tables
+from fcco_lightning.reports.summary_table import VACUOUS_WARNING, table_makers
 
 ODD = "<b>50% & \"more\"</b> 'x' {{ name }}"
 INTERVAL = {"h": 0.1, "low": -0.05, "high": 0.2, "noise": 0.03, "method": "binomial"}
@@ -39,7 +40,7 @@ def tables(page: ElementTree.Element) -> dict[str, list[list[str]]]:
 
 @pytest.fixture(scope="module")
 def page():
-    return parsed(report_page(ODD, ODD, split_tables(REPORT), config=REPORT["config"]))
+    return parsed(report_page(ODD, ODD, LeftOut().make_all(table_makers(REPORT)), config=REPORT["config"]))
 
 
 def test_names_are_shown_as_they_are(page):

@@ -9,11 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.summary_table import (
     constraint_records,
     render_records,
     render_summary,
-    split_tables,
+    table_makers,
     write_report,
 )
 
@@ -23,6 +24,10 @@ REPORT = {
     "seconds": 93.42,
     "config": {"seed": 0, "kappa": 0.005, "nested": {"deep": 1}},
 }
+
+
+def tables_of(report, **how):
+    return LeftOut().make_all(table_makers(report, **how))
 
 
 def printed(table, width=120):
@@ -93,7 +98,7 @@ def test_constraints_with_the_largest_multipliers_come_first():
     assert title == "Constraints, largest multipliers first (2 of 3); intervals on test: exact binomial or normal"
     title, _ = constraint_records({**report, "clusters": "patient"})
     assert title.endswith("; intervals on test: exact binomial or normal, by clusters of patient")
-    assert split_tables({**report, "clusters": "patient"})[-1].title.plain == title
+    assert tables_of({**report, "clusters": "patient"})[-1].title.plain == title
     assert records == [
         {"constraint": "c", "h train": 0, "h test": None, "95% interval": "-", "noise floor": None, "multiplier": 2.0},
         {"constraint": "a", "h train": 0.1, "h test": 0.2, "95% interval": "[-0.0500, +0.2000]", "noise floor": 0.03,
@@ -112,7 +117,7 @@ def test_numbers_of_constraints_are_not_broken_into_lines(width, left_out):
     shown = {"low": -0.05, "high": 0.0936, "noise": 0.019, "method": "binomial"}
     test = of | {"decided": of["constraints"], "multipliers": of["constraints"]}
     test["intervals"] = dict.fromkeys(of["constraints"], shown)
-    *_, table = split_tables({"train": of, "val": of, "test": test}, width=width)
+    *_, table = tables_of({"train": of, "val": of, "test": test}, width=width)
     text = printed(table, width)
     assert "[-0.0500, +0.0936]" in text
     assert all(len(line) <= width for line in text.splitlines())
@@ -186,7 +191,7 @@ def test_a_failed_replacement_leaves_the_older_file_and_no_rest(tmp_path, monkey
 def test_a_table_is_printed_as_one_and_fits(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     records = [{"name": f"task {k}", **{f"figure {i}": k + i / 100 for i in range(12)}} for k in range(3)]
-    print(split_tables({"test": {"tasks": records}}))
+    print(tables_of({"test": {"tasks": records}}))
     printed = capsys.readouterr().out
     assert "object at 0x" not in printed
     assert max(map(len, printed.splitlines())) <= 80
