@@ -41,7 +41,8 @@ RANGES = {
         TopShare.temperature ViewContrastive.rho
     """,
     "be a finite number >= 0": """
-        ALEXR2.gamma_prime AUCParity.kappa AdamType.weight_decay Average.gamma_prime BlockDistributions.noise
+        ALEXR2.gamma_prime AUCParity.kappa AdamType.weight_decay Average.gamma_prime AveragePrecision.cross_entropy
+        BlockDistributions.noise
         ChiSquareBall.rho ChiSquarePenalty.nu ContinualEvaluation.tolerance,tolerance_loss
         CrossEntropyLoss.label_smoothing DemographicParity.kappa Distillation.kappa DualProx.theta
         EqualOpportunity.kappa EqualizedOdds.kappa EuclideanPenalty.nu FourFifthsRule.kappa Garnet.noise

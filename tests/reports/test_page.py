@@ -56,6 +56,7 @@ def test_all_rows_of_all_tables_are_there(page):
     summary, groups, constraints = found.values()
     assert summary[0] == ["metric", "train", "test", "test unconstrained"]
     assert ["AUC", "0.9000", "0.8000", "0.8500"] in summary
+    assert [row[0] for row in summary[1:]] == ["AUC", "worst violation, max h", "constraints vacuous"]
     assert [row[0] for row in groups[1:]] == [f"{ODD}{i}" for i in range(30)]
     assert constraints[1:] == [
         [ODD, "-0.1000", "0.1000", "[-0.0500, +0.2000]", "0.0300"],
