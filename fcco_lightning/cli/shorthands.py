@@ -380,7 +380,8 @@ def _is_to_be_calibrated(
 ) -> bool:
     """Whether scores of two classes are probabilities only by rows held out, and there are enough of them."""
     splits = {"--data.groups", *(f"--data.splits{of}" for of in ("", ".val_fraction", ".whole", ".remove_positives"))}
-    if labels is None or labels.nunique() != 2 or objective in ("CrossEntropy", _OF_NUMBERS) or splits & options.keys():
+    none_held_out = objective in ("CrossEntropy", "AveragePrecision", _OF_NUMBERS)  # few positives are all trained on
+    if labels is None or labels.nunique() != 2 or none_held_out or splits & options.keys():
         return False
     return _rarest(labels, groups) >= _ENOUGH
 

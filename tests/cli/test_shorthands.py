@@ -104,6 +104,7 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 128, ["--data.splits.val_fraction", "0.2"], {"--data.splits.val_fraction": "0.2"}),
         (["yes", "no"] * 128, ["--model.objective", "AUCMargin"], {"--data.splits.val_fraction": "0.1"}),
         (["yes", "no"] * 128, ["--model.objective", "CrossEntropy"], {"--data.splits.val_fraction": None}),
+        (["yes", "no"] * 128, ["--model.objective", "AveragePrecision"], {"--data.splits.val_fraction": None}),
         (["yes", "no"] * 128, ["--data.columns.sensitive", "sex"], {"--data.splits.val_fraction": None}),
         (
             ["yes", "no"] * 200,  # of one of the groups 67 each
