@@ -412,7 +412,7 @@ def _finish_changes(axes: "Axes", title: str) -> None:
 
 
 def plot_ranking(
-    lists: Mapping[str, tuple[Tensor, Tensor]],
+    lists: Mapping[str, Sequence[Tensor]],
     path: str | Path,
     *,
     region: tuple[float, float] = (1.0, 0.0),
@@ -424,8 +424,9 @@ def plot_ranking(
     others are grey.  A dotted line is the share of the positives, which is the precision of a random ranking.
 
     Args:
-        lists: the scores and the classes of each label, as :mod:`fcco_lightning.evaluation.metrics.ranking` takes
-            them, by its name, which may be empty if there is one only.
+        lists: the scores, the classes and, where samples have some, the weights of each label, as
+            :mod:`fcco_lightning.evaluation.metrics.ranking` takes them, by its name, which may be empty if there is one
+            only.
         path: see the module.
         region: largest false positive rate and smallest true positive rate of the part of the ROC curve to shade.
         split: what is shown, for the titles.
@@ -441,17 +442,18 @@ def plot_ranking(
     _mark_diagonal(right)
     right.fill_between([0, region[0]], [region[1]] * 2, 1, color="0.93", zorder=0)
     for i, name in enumerate(ordered):
-        scores, y = lists[name]
+        scores, y, *weight = lists[name]
+        precision, recall = precision_recall_curve(scores, y, *weight)
+        fpr, tpr = roc_curve(scores, y, *weight)
         color, dashes = looks.get(i, ("0.82", "-"))
         look: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": 1.6 if i in looks else 0.8}
         labels: list[str | None] = [None, None]
         if i in looks:
             prefix = f"{shown(name)}: " if name else ""
-            area = partial_auc(scores, y, *region).item()
-            labels = [f"{prefix}AP {average_precision(scores, y).item():.3f}", f"{prefix}shaded part {area:.3f}"]
-            left.axhline(float(y.double().mean()), color=color, linewidth=0.8, linestyle=":")
-        precision, recall = precision_recall_curve(scores, y)
-        fpr, tpr = roc_curve(scores, y)
+            area = partial_auc(scores, y, *region, *weight).item()
+            ap = average_precision(scores, y, *weight).item()
+            labels = [f"{prefix}AP {ap:.3f}", f"{prefix}shaded part {area:.3f}"]
+            left.axhline(float(precision[-1]), color=color, linewidth=0.8, linestyle=":")  # where all count as positive
         left.step(recall.tolist(), precision.tolist(), where="pre", label=labels[0], **look)
         right.plot(fpr.tolist(), tpr.tolist(), label=labels[1], **look)
     of_split = f" ({split})" if split else ""
@@ -463,7 +465,7 @@ def plot_ranking(
 
 
 def plot_roc_by_group(
-    splits: Mapping[str, tuple[Tensor, Tensor, Tensor]],
+    splits: Mapping[str, Sequence[Tensor]],
     path: str | Path,
     *,
     names: tuple[str, str] = ("group 0", "group 1"),
@@ -475,8 +477,8 @@ def plot_roc_by_group(
     on each other can still be far apart there.
 
     Args:
-        splits: scores, classes and groups of each split, as :func:`~fcco_lightning.evaluation.metrics.group_rates`
-            takes them.
+        splits: scores, classes, groups and, where samples have some, weights of each split, as
+            :func:`~fcco_lightning.evaluation.metrics.group_rates` takes them.
         path: see the module.
         names: of the groups 0 and 1.
         num_thresholds: the number of quantiles of the scores at which the gap is taken, >= 1.
@@ -485,13 +487,15 @@ def plot_roc_by_group(
         return None
     figure = new_figure(4.6 * len(splits), 4.7)
     labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
-    for axes, (split, (scores, y, group)) in zip(row_of_axes(figure, len(splits)), splits.items(), strict=True):
+    for axes, (split, (scores, y, group, *weight)) in zip(
+        row_of_axes(figure, len(splits)), splits.items(), strict=True
+    ):
         _mark_diagonal(axes)
-        rates = group_rates(scores, y, group, num_thresholds)
+        rates = group_rates(scores, y, group, num_thresholds, *weight)
         widest = int(rates.gaps.argmax())
         fpr, tpr = rates.fpr[:, widest].tolist(), rates.tpr[:, widest].tolist()
         for k, (color, dashes) in enumerate(((BLUE, "-"), (VERMILION, "--"))):
-            of_group = scores[group == k], y[group == k]
+            of_group = [column[group == k] for column in (scores, y, *weight)]
             curve = (rate.tolist() for rate in roc_curve(*of_group))
             axes.plot(
                 *curve, dashes, color=color, linewidth=1.6, label=f"{shown(names[k])}: AUC {auc(*of_group).item():.3f}"

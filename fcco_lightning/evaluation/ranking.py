@@ -83,10 +83,10 @@ class BinaryEvaluation(Evaluation):
         all_names = self.group_names
         names = (str(all_names[0]), str(all_names[1])) if len(all_names) > 1 else ("group 0", "group 1")
         of_groups = {
-            split: _of_groups(_scores(outputs), one_label_each(batch, self), batch)[:3]
+            split: _known(_of_groups(_scores(outputs), one_label_each(batch, self), batch))
             for split, (outputs, batch) in final.items()
         }
-        splits = {split: (scores, y, group) for split, (scores, y, group) in of_groups.items() if _two_groups(group, y)}
+        splits = {split: columns for split, columns in of_groups.items() if _two_groups(columns[2], columns[1])}
         return plot_roc_by_group(splits, path, names=names, num_thresholds=self.num_thresholds)
 
 
@@ -165,7 +165,7 @@ class RankingEvaluation(Evaluation):
         split = shown_split(final)
         lists = self._lists(*final[split]) if split else []
         names = [self.label_name(t) if len(lists) > 1 else "" for t in range(len(lists))]
-        drawn = {name: one[:2] for name, one in zip(names, lists, strict=True) if _both(one[1])}
+        drawn = {name: _known(one) for name, one in zip(names, lists, strict=True) if _both(one[1])}
         return plot_ranking(drawn, path, region=(self.max_fpr, self.min_tpr), split=split)
 
     def _warn_of_absent(self, lists: Sequence[_List]) -> None:
@@ -277,6 +277,10 @@ def _of_groups(scores: Tensor, y: Tensor, batch: Columns) -> tuple[Tensor, Tenso
     group, weight = batch.get("group", torch.full_like(y, -1)), batch.get("weight")
     in_group = group >= 0
     return scores[in_group], y[in_group], group[in_group], None if weight is None else weight[in_group]
+
+
+def _known(columns: Sequence[Tensor | None]) -> list[Tensor]:
+    return [column for column in columns if column is not None]
 
 
 def _two_groups(group: Tensor, y: Tensor) -> bool:

@@ -5,9 +5,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fcco_lightning.evaluation import pictures
+from fcco_lightning.evaluation import BinaryEvaluation, RankingEvaluation, pictures
 from fcco_lightning.evaluation.metrics import roc_gap
 from tests import drawing
 from tests.drawing import legend
@@ -170,3 +171,19 @@ def test_pictures_without_numbers_are_skipped(history, tmp_path):
     assert pictures.plot_constraints(history, tmp_path / "b.png") is None
     assert pictures.plot_roc_by_group({}, tmp_path / "c.png") is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("evaluation", [BinaryEvaluation(), RankingEvaluation()], ids=["by group", "ranking"])
+def test_a_weight_of_two_is_drawn_as_two_samples(drawn, tmp_path, evaluation):
+    scores, y, group = sample(80)
+    counts = torch.arange(80) % 3
+    twice = {name: column.repeat_interleave(counts) for name, column in {"y": y, "group": group}.items()}
+    final = {"test": (scores, {"y": y, "group": group, "weight": counts.float()})}
+    repeated = {"test": (scores.repeat_interleave(counts), twice)}
+    texts = []
+    for split in (final, repeated):
+        evaluation.draw([], split, tmp_path)
+        texts.append([[*map(str, legend(axes))] for axes in drawn[-1].axes])
+    assert texts[0] == texts[1]
+    evaluation.draw([], {"test": (scores, {"y": y, "group": group})}, tmp_path)
+    assert [[*map(str, legend(axes))] for axes in drawn[-1].axes] != texts[0]
