@@ -116,7 +116,7 @@ def intervals(
 
     Returns:
         The intervals by name; where two constraints have one name, the later one gets an apostrophe.  Rows of which the
-        split has samples of a single cluster have none.
+        split has samples of a single cluster have none, and where the interval is a normal one, of a single sample.
 
     Raises:
         ConfigError: if ``level`` is not in (0, 1).
@@ -162,6 +162,8 @@ def _rows(
         members = influence != 0 if subsets is None else torch.stack(list(subsets[i]))
         members = members * sample_weight
         rates = subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
+        if subsets is not None and not rates and int((members > 0).sum(1).min()) < 2:
+            continue  # a single sample does not say by how much others differ from it
         means = _means(values.detach(), slope, influence, members if rates else None)
         clustered = means if codes is None else _with_clusters(means, influence, members, codes.to(influence.device))
         rows |= {} if clustered is None else {i: clustered}

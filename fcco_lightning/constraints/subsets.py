@@ -63,7 +63,8 @@ class Subset:
             raise DataError(
                 f"`{self.argument}` names the column(s) {missing}, those that are known are {sorted(batch)}. Use y "
                 "(label, 0 or 1), group (1 for the favoured group) or another column of the data; of an "
-                "IndexedDataset those that its `columns` name."
+                "IndexedDataset those that its `columns` name. In a loop of your own a column of texts is none: number "
+                "what it names, for example with pandas.factorize."
             )
         mask = _everyone(next(iter(batch.values())))
         for name, condition in self.conditions.items():

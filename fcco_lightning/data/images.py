@@ -82,6 +82,8 @@ class ImageTable(TensorTable):
 
     alternatives: tuple[str, ...] = ("blank", "skip")
     """What ``corrupt`` may be instead of "error" where the table is used, for messages."""
+    option: str = "corrupt"
+    """What ``corrupt`` is called there, likewise."""
 
     def __init__(
         self,
@@ -199,7 +201,7 @@ class ImageTable(TensorTable):
             unreadable = f"Row {i}: the image {_name_of(stored)} cannot be read ({type(error).__name__}: {error})"
             if self.corrupt == "error":
                 ways = ", or ".join(f"{way!r} to {_FATES[way]}" for way in self.alternatives)
-                raise DataError(f"{unreadable}. Restore or remove it, or set corrupt={ways}.") from error
+                raise DataError(f"{unreadable}. Restore or remove it, or set {self.option}={ways}.") from error
             return self._instead_of(i, unreadable)
 
     def _instead_of(self, i: int, unreadable: str) -> "Image | None":

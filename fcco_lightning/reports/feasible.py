@@ -246,7 +246,7 @@ class BestFeasible(Callback):
         if len(bounds) < number:
             names = unique_names(module.constraints)
             lacking = next(name for name in names if name not in dict(bounds))
-            at_least = "" if self.clusters is None else " (it takes two clusters)"
+            at_least = " (two, if it is no rate)" if self.clusters is None else " (it takes two clusters)"
             raise DataError(
                 f"feasible.margin='auto': the validation split has samples of {len(bounds)} of the {number} rows of "
                 f"the constraints only, not of {lacking!r}, so nothing can be said of the others{at_least}. Use a "

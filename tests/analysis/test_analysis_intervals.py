@@ -102,6 +102,15 @@ def test_a_subset_without_samples_has_no_interval_and_names_stay_apart():
     assert list(intervals(limits, scores, columns)) == ["soft rate", "soft rate'"]
 
 
+def test_a_single_sample_says_nothing_of_the_spread_of_losses():
+    scores, columns = split(50, 0)
+    columns["group"] = (torch.arange(50) == 7).long()
+    limits = [MeanAtMost(LogisticLoss(), 0.1, {"group": 1}), MeanAtMost(HardRate(), 0.1, {"group": 1})]
+    (found,) = intervals(limits, scores, columns).values()
+    assert found.method == "binomial"
+    assert found.high - found.low == pytest.approx(0.975)
+
+
 def test_samples_that_weigh_differently_do_so_in_intervals():
     """As a bootstrap of samples with their weights, by the delta method written out."""
     scores, columns = split(400, 0)

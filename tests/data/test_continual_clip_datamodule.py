@@ -240,6 +240,10 @@ def test_unreadable_images_are_left_out_when_asked_for(make, folder, table, work
         (folder / "img" / f"{i}.png").write_bytes(b"")
     with pytest.raises(DataError, match="cannot be read"):
         batches(make())
+    with pytest.raises(DataError, match=r"or set pairs.corrupt='skip' to leave it out"):
+        batches(make(corrupt="skip", num_batches=8))
+    with pytest.raises(DataError, match=r"or set images.corrupt='skip' to leave it out"):
+        batches(make(pair_corrupt="skip", num_batches=8))
     module = make(corrupt="skip", pair_corrupt="skip", num_workers=workers, num_batches=8)
     found = batches(module)
     assert min(len(batch["protected"]["y"]) for batch in found) < 6

@@ -288,7 +288,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         crops = name == "train" and self.classes.augment is not False
         seed, transform = (self.seed, self._crops) if crops else (None, self._plain)
         table = ImageTable(shown, columns, transform, seed=seed, corrupt=corrupt, most_pixels=most_pixels)
-        table.alternatives = ("skip",)
+        table.alternatives, table.option = ("skip",), "images.corrupt"
         return table
 
     def _parts(self, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -316,7 +316,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self._remember_captions(captions)
         shown: Any = ConcatDataset(images)
         texts: Any = ConcatDataset(captions)
-        return PairTable(
+        table = PairTable(
             shown,
             texts,
             self._random,
@@ -326,6 +326,8 @@ class ContinualCLIPDataModule(SplitDataModule):
             corrupt=self.pairs.corrupt,
             most_pixels=self.pairs.most_pixels,
         )
+        table.option = "pairs.corrupt"
+        return table
 
     def _read_pairs(self) -> tuple[list[Any], list[Any]]:
         """Return the images and the captions of all sources, or of as many pairs as are wanted."""

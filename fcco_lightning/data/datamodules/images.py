@@ -111,7 +111,7 @@ class GroupedImageDataModule(StoredDataModule):
             views=self.transform.views if random else 1,
             after=None if self.noise is None else self.noise.added(rows, count, std),
         )
-        table.alternatives = ("blank",)
+        table.alternatives, table.option = ("blank",), "images.corrupt"
         return table
 
     def _evaluation_table(self, name: str) -> TensorTable:
