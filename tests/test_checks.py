@@ -1,6 +1,6 @@
 import pytest
 
-from fcco_lightning.checks import at_least, below_one, finite, fraction, non_negative, positive
+from fcco_lightning.checks import at_least, below_one, finite, fraction, inside, non_negative, positive
 from fcco_lightning.errors import ConfigError
 
 NAN, INF = float("nan"), float("inf")
@@ -14,9 +14,10 @@ NAN, INF = float("nan"), float("inf")
         (finite, [-3.0, 0, 1e300], [NAN, INF, -INF, "theorie", None]),
         (fraction, [1e-300, 0.5, 1], [0, -0.1, 1.0000001, NAN, INF, "theorie", None]),
         (below_one, [0, 1e-300, 0.999999], [-0.1, 1, NAN, INF, "theorie", None]),
+        (inside, [1e-300, 0.5, 0.999999], [0, 1, -0.1, NAN, INF, "theorie", None]),
         (lambda name, value: at_least(name, value, 2), [2, 3.0, 10**9], [1, 2.5, True, NAN, INF, "theorie", None]),
     ],
-    ids=["positive", "non_negative", "finite", "fraction", "below_one", "at_least"],
+    ids=["positive", "non_negative", "finite", "fraction", "below_one", "inside", "at_least"],
 )
 def test_checks_return_the_value_or_name_the_argument(check, accepted, refused):
     for value in accepted:

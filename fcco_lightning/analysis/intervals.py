@@ -8,9 +8,9 @@ import torch
 from scipy.special import betaincinv, ndtri, stdtrit
 from torch import Tensor
 
-from fcco_lightning.checks import fraction
+from fcco_lightning.checks import inside
 from fcco_lightning.constraints import Constraint, unique_names
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.split import inner_values
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.outer import slopes
@@ -108,8 +108,8 @@ def intervals(
         constraints: any number.
         outputs: the network's outputs on the whole split, shape (n, ...).
         columns: the columns of the split.
-        level: the confidence of a single interval, in (0, 1); to have all m hold together with confidence ``1 - a``
-            take ``1 - a / m`` (Bonferroni).
+        level: the confidence of a single interval, in (0, 1), as no interval but the whole line is certain; to have all
+            m hold together with confidence ``1 - a`` take ``1 - a / m`` (Bonferroni).
         clusters: the number of the cluster of every sample, shape (n,); None if all samples are independent.
         decisions: whether constraints that smooth decisions are enforced on the decisions themselves, whose intervals
             are wanted then.
@@ -122,8 +122,7 @@ def intervals(
         ConfigError: if ``level`` is not in (0, 1).
         DataError: if ``clusters`` is not one number for every sample.
     """
-    if fraction("level", level) == 1:
-        raise ConfigError("level must lie in (0, 1), got 1: no interval but the whole line is certain.")
+    inside("level", level)
     if clusters is not None and clusters.shape != (len(outputs),):
         raise DataError(
             f"clusters must be one number for every sample, shape ({len(outputs)},), got {tuple(clusters.shape)}. Give "

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, below_one, one_of
+from fcco_lightning.checks import at_least, below_one, inside, one_of
 from fcco_lightning.data.columns import listed, require_filled, text_of
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -47,8 +47,8 @@ class Splits:
 
     def __post_init__(self) -> None:
         at_least("splits.seed", self.seed, 0)
-        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
-            raise ConfigError(f"splits.test_fraction must lie in (0, 1), got {self.test_fraction!r}.")
+        if self.test_fraction is not None:
+            inside("splits.test_fraction", self.test_fraction)
         below_one("splits.val_fraction", self.val_fraction)
         if not 0 <= self.remove_positives < 1:
             raise ConfigError(
@@ -231,8 +231,7 @@ def stratified_split(
         ConfigError: if ``held_out``, which ``argument`` names in messages, is not in (0, 1).
         DataError: if nothing would be held out.
     """
-    if not 0 < held_out < 1:
-        raise ConfigError(f"{argument} must lie in (0, 1), got {held_out!r}.")
+    inside(argument, held_out)
     generator = torch.Generator().manual_seed(seed)
     held = torch.zeros(len(strata), dtype=torch.bool)
     for stratum in torch.unique(strata):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from torch.special import ndtr
 
-from fcco_lightning.checks import at_least, below_one, non_negative, positive
+from fcco_lightning.checks import at_least, below_one, inside, non_negative, positive
 from fcco_lightning.data.digits import Digits, digits
 from fcco_lightning.data.roles import Columns
 from fcco_lightning.errors import ConfigError
@@ -105,8 +105,7 @@ class GaussianGroups(TableDistribution):
             positive(f"deltas[{group}]", self.deltas[group])
         shares = {"priors[0]": self.priors[0], "priors[1]": self.priors[1], "favoured_share": self.favoured_share}
         for name, share in shares.items():
-            if not 0 < share < 1:
-                raise ConfigError(f"{name} must lie in (0, 1), got {share!r}.")
+            inside(name, share)
 
     def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw ``size`` = n samples.

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from fcco_lightning.analysis import Interval, intervals
-from fcco_lightning.checks import fraction, one_of
+from fcco_lightning.checks import inside, one_of
 from fcco_lightning.constraints import Constraint, DecisionRule, unique_names
 from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
@@ -72,7 +72,7 @@ class BestFeasible(Callback):
             which is what the objective stands for (AUC, average precision, accuracy of the worst group).
         mode: "max" if larger figures are better, else "min"; None for "min" of losses, errors and gaps.
         margin: "auto" to require confidence intervals below 0; None for the values of h alone.
-        confidence: with which all constraints together are to hold, in (0, 1).
+        confidence: with which all constraints together are to hold, in (0, 1): no split, however large, makes certain.
         clusters: column of the data that says which samples belong together, such as those of one patient or camera;
             any column of a table, also one that is no feature.  Then the intervals, also those of :class:`Report`, take
             the clusters as independent, not the samples; None for independent samples.
@@ -97,9 +97,7 @@ class BestFeasible(Callback):
         clusters: str | None = None,
     ) -> None:
         self.enabled, self.figure, self.mode = enabled, figure, one_of("mode", mode, ("max", "min", None))
-        self.margin, self.confidence = one_of("margin", margin, ("auto", None)), fraction("confidence", confidence)
-        if confidence == 1:
-            raise ConfigError("confidence must lie in (0, 1), got 1: no split, however large, makes certain.")
+        self.margin, self.confidence = one_of("margin", margin, ("auto", None)), inside("confidence", confidence)
         self.clusters, self._cluster_column = clusters, clusters
         self.chosen: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from fcco_lightning.checks import at_least
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.checks import at_least, inside
 
 _PREFIX = "network."  # of the network's tensors in a checkpoint's ``state_dict``
 
@@ -41,8 +40,8 @@ class WeightAverage:
     start: int = 0
 
     def __post_init__(self) -> None:
-        if self.decay is not None and not 0 < self.decay < 1:
-            raise ConfigError(f"average.decay must lie in (0, 1), or be None for the mean, got {self.decay!r}.")
+        if self.decay is not None:
+            inside("average.decay", self.decay)
         at_least("average.start", self.start, 0)
         self._other: AveragedModel | None = None  # the average; while that is shown, the last weights
         self._network: nn.Module | None = None  # whose average it is

@@ -92,6 +92,9 @@ RANGES = {
     "be a whole number >= 3": """
         BlockDistributions.num_distributions GradedLists.dim ProportionalHazards.dim
     """,
+    "lie in (0, 1)": """
+        BestFeasible.confidence GaussianGroups.favoured_share Splits.test_fraction WeightAverage.decay
+    """,
     "lie in (0, 1]": """
         ALEXR2.gamma,objective_gamma AdamType.beta,beta_prime AugmentedLagrangian.rate Average.gamma
         BalancedSampling.positive_fraction CVaRGroupDRO.alpha CVaRPartialAUC.max_fpr
@@ -159,7 +162,7 @@ def outside_and_inside(rule):
     """Numbers that a rule refuses, and some that it takes."""
     if interval := re.fullmatch(r"lie in ([\[(])0, 1([\])])", rule):
         low, high = interval[1] == "[", interval[2] == "]"
-        return [-0.1, 1.1] + [0] * (not low) + [1] * (not high), [0.0] * low + [1.0] * high
+        return [-0.1, 1.1] + [0] * (not low) + [1] * (not high), [0.5] + [0.0] * low + [1.0] * high
     if rule == "be a finite number":
         return [], [1.0, 0.25]
     kind, comparison, bound = re.fullmatch(r"be a (finite|whole) number (>=?) ([\d.]+)", rule).groups()

@@ -346,12 +346,6 @@ def test_a_margin_needs_a_validation_split():
         confident(1, val=False)
 
 
-@pytest.mark.parametrize("confidence", [0.0, 1.0])
-def test_confidence_is_a_probability(confidence):
-    with pytest.raises(ConfigError, match="confidence must lie in"):
-        BestFeasible(confidence=confidence)
-
-
 def clustered(seed, copies):
     """Splits whose samples are so many copies of others each, and their number."""
 

@@ -188,15 +188,6 @@ def test_with_a_new_head_the_average_starts_afresh(make_module, make_trainer):
     torch.testing.assert_close(trainer.lightning_module.network.layers[4].weight.detach(), mean)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [({"decay": 1.0}, r"average\.decay must lie in \(0, 1\)"), ({"start": -1}, r"average\.start must be a whole")],
-)
-def test_mistakes(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        WeightAverage(**arguments)
-
-
 def test_what_does_not_go_together(make_module, make_trainer):
     with pytest.raises(ConfigError, match="recovery_steps=2"):
         make_module(algorithm=ALEXR2(recovery_steps=2), average=WeightAverage())
