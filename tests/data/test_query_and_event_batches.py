@@ -54,7 +54,6 @@ def test_weights_are_exact_to_the_last_bit():
     [
         ((QUERIES, RELEVANT, 6, 2, 2), ConfigError, "queries_per_batch=6 exceeds the 5 queries"),
         ((QUERIES, RELEVANT, 2, 1, 4), DataError, "positives_per_query=1, but 5 queries have several"),
-        ((QUERIES, RELEVANT, 2, 0, 4), ConfigError, "positives_per_query must be a whole number >= 1"),
         ((QUERIES.view(2, -1), RELEVANT, 2, 2, 4), DataError, "queries must be whole numbers"),
     ],
 )
@@ -78,5 +77,3 @@ def test_samplings_count_the_items_of_all_processes():
 def test_batches_of_events_need_events_and_censored_samples():
     with pytest.raises(DataError, match="'event' must hold both 0 and 1, but none of its 9 rows is 0"):
         EventBatches(torch.ones(9, dtype=torch.int64), 2, 2)
-    with pytest.raises(ConfigError, match="events_per_batch must be a whole number >= 2"):
-        EventBatches(RELEVANT.long(), 1, 4)
