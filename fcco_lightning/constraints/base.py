@@ -20,6 +20,7 @@ from fcco_lightning.outer import Absolute, OuterFunction, Range
 class _Itself(OuterFunction):
     """``f(u) = u`` of one variable, so that what is made with it is the number that other functions are given."""
 
+    convex = True
     monotone = True
     smooth = True
 

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fcco_lightning.checks import positive
 from fcco_lightning.outer import Linear, OuterFunction, RatioDifference, Shifted
 
 
@@ -58,11 +59,18 @@ class Difference(Comparison):
 
 @dataclass(frozen=True)
 class AtLeastTimes(Comparison):
-    """``s = ratio u_2 - u_1``: the first is at least a ratio of the second, without a division."""
+    """``s = ratio u_2 - u_1``: the first is at least a ratio of the second, without a division.
+
+    Args:
+        ratio: > 0.
+    """
 
     ratio: float
     width = 2
     equalises = True
+
+    def __post_init__(self) -> None:
+        positive("ratio", self.ratio)
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
         return Linear(phi, (-1.0, self.ratio))

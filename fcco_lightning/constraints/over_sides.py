@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.constraints.base import Constraint
-from fcco_lightning.constraints.compared import Comparison
+from fcco_lightning.constraints.compared import AtLeastTimes, Comparison
 from fcco_lightning.constraints.decisions import Decisions
 from fcco_lightning.constraints.measured import MeanOf, Statistic
 from fcco_lightning.constraints.sides import Sides, StrataOfSides
@@ -64,6 +64,14 @@ class OverSides(Constraint):
                 f"{type(self.comparison).__name__} compares {self.width} numbers, and {type(statistic).__name__} of "
                 f"{len(over.rows[0])} side(s) gives {given}. Use a comparison of {given}."
             )
+        compared = self.comparison
+        if isinstance(compared, AtLeastTimes) and compared.ratio > 1:
+            rows = {tuple(sides) for sides in over.rows}
+            if any(sides[::-1] in rows for sides in rows):
+                raise ConfigError(
+                    f"ratio={compared.ratio:g} of AtLeastTimes, both ways, asks each side to be larger than the other. "
+                    f"Use ratio={1 / compared.ratio:.3g} for at most {compared.ratio:g} times as much."
+                )
         if statistic.of_both_classes and list(over.classes) != [1, 0]:
             raise ConfigError(
                 f"{type(statistic).__name__} needs sides with classes=[1, 0], got {list(over.classes)}: it is measured "

@@ -236,14 +236,13 @@ class Term(nn.Module):
         """
         self.check_index(columns)
         rows = self.part.measure(outputs, columns)[1]
-        names = None if rows is None else self._names(rows, columns)
-        if rows is None or names is None:
+        if rows is None:
             return
-        if len(names) != len(rows.values):
-            raise ConfigError(
-                f"{type(self.part).__name__} measured {len(rows.values)} rows and says of {len(names)} which these "
-                "are. Return Rows(values, weight, index=...) with one number of a row for each of them."
-            )
+        names = self._names(rows, columns)
+        if len(rows.values) != (self.num_rows if names is None else len(names)):
+            raise self._wrong_number(rows, names)
+        if names is None:
+            return
         self._require_named(names, self.num_names)
         if self._row_of is None:
             return
@@ -305,6 +304,24 @@ class Term(nn.Module):
         if names.device.type != "cpu":  # a device cannot refuse an index: n + 1 is no row, which the state makes known
             names = torch.where((names < 0) | (names >= len(table)), len(table) - 1, names)
         return table.index_select(0, names).long()
+
+    def _wrong_number(self, rows: Rows, names: Tensor | None) -> ConfigError:
+        measured = f"{type(self.part).__name__} measured {len(rows.values)} rows"
+        if rows.index is not None:
+            return ConfigError(
+                f"{measured} and says of {len(rows.index)} which these are. Return Rows(values, weight, index=...) "
+                "with the number of a row for each of them."
+            )
+        if names is not None:
+            return ConfigError(
+                f"{measured} of a batch of {len(names)} samples, each of which owns a row by its `row_domain`. Return "
+                "a row for every sample; or let row_domain say how many rows there are, RowDomain(n), if they are "
+                "those of groups or classes."
+            )
+        return ConfigError(
+            f"{measured}, and by its `row_domain` there are {self.num_rows}. Return the values of all of them in their "
+            "order, or say which rows these are, Rows(values, weight, index=...)."
+        )
 
     def _wrong_width(self, values: Tensor) -> ConfigError:
         return ConfigError(

@@ -32,7 +32,8 @@ class OuterFunction(ABC):
     is then right.  Rows are inner values u, in the unit of the inner function, and in float64: differences such as
     ``u - kappa`` would keep few of the digits of float32.
 
-    A class also states what holds of f, so that an algorithm that needs more can refuse it by name.
+    A class also states what holds of f, so that an algorithm that needs more can refuse it by name; what it does not
+    state counts as false.
 
     Attributes:
         convex: f is convex, as dual steps need.
@@ -43,7 +44,7 @@ class OuterFunction(ABC):
         known_at_present: names of the arguments that are known parameters, tensors at their present value.
     """
 
-    convex: ClassVar[bool] = True
+    convex: ClassVar[bool] = False
     monotone: ClassVar[bool] = False
     smooth: ClassVar[bool] = False
     coupled: ClassVar[bool] = False
@@ -120,8 +121,9 @@ class OuterFunction(ABC):
             ConfigError: if f has no closed form of it.
         """
         raise ConfigError(
-            f"{self!r} has no closed-form prox. It is smooth, so use it without smoothing (SOX, SOAP) "
-            "or with a u-form dual step (ALEXR2, or ALEXR with form `mirror`)."
+            f"{self!r} has no closed-form prox. Use it without smoothing (SOX, SOAP), or with a u-form dual step "
+            "(ALEXR2, or ALEXR with mirror=True). (A class of your own says `smooth = True` if its gradient is "
+            "Lipschitz, and is then left as it is; else write its `smoothed` or `prox`.)"
         )
 
     def paired(self, y: Tensor, u: Tensor) -> Tensor:
@@ -140,7 +142,8 @@ class OuterFunction(ABC):
         if not self.convex:
             raise ConfigError(
                 f"{needed_by} needs a convex outer function, and {self!r} is not convex. Use SOX, SONX or SONEX for "
-                "it, or, where it is the objective's own, ALEXR2 with objective_gamma."
+                "it, or, where it is the objective's own, ALEXR2 with objective_gamma. (A class of your own that is "
+                "convex says so: `convex = True`.)"
             )
 
 

@@ -16,6 +16,7 @@ class _Divergence(OuterFunction):
     """``lam0 phi*`` of a divergence phi."""
 
     lam0: float = 1.0
+    convex = True
     monotone = True
     smooth = True
     above_zero = ("lam0",)
@@ -77,6 +78,7 @@ class Maximum(OuterFunction):
     The slope puts weight one on the first maximal coordinate.
     """
 
+    convex = True
     monotone = True
     lipschitz = 1.0
 
@@ -100,6 +102,7 @@ class WorstCase(OuterFunction):
     """
 
     ambiguity: AmbiguitySet
+    convex = True
     coupled = True
     monotone = True
     smooth = True  # smoothing acts row by row, so it is left alone

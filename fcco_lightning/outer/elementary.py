@@ -20,6 +20,7 @@ class Square(OuterFunction):
     """
 
     c: float = 1.0
+    convex = True
     smooth = True
     above_zero = ("c",)
 
@@ -36,6 +37,7 @@ class _AboveKappa(OuterFunction):
 
     rho: float = 1.0
     kappa: float = 0.0
+    convex = True
     monotone = True
     above_zero: ClassVar[tuple[str, ...]] = ("rho",)
 

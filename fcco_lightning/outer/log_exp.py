@@ -37,7 +37,6 @@ class Log(_OfLog):
         floor: inner values below it count as ``floor``, > 0.
     """
 
-    convex = False
     monotone = True
 
     @property
@@ -68,7 +67,6 @@ class LogWithTemperature(OuterFunction):
     tau: Tensor
     rho: float = 6.5
     floor: float = 1e-12
-    convex = False
     monotone = True
     smooth = True
     above_zero = ("rho", "floor")
@@ -107,7 +105,6 @@ class KullbackLeiblerOfLog(OuterFunction):
     tau: float
     c: Tensor
     floor: float = 1e-12
-    convex = False
     monotone = True
     smooth = True
     above_zero = ("lam", "tau", "floor")
@@ -128,6 +125,8 @@ class NegativeLog(_OfLog):
         tau: weight, > 0.
         floor: gradients are taken at ``max(u, floor)``, > 0.
     """
+
+    convex = True
 
     def __call__(self, u: Tensor) -> Tensor:
         outside = torch.where(u.detach() > 0, 0.0, torch.inf)  # added, so that the slope stays that at the floor
@@ -151,8 +150,6 @@ class LogRatio(_OfLog):
         floor: inner values below it count as ``floor``, > 0.
     """
 
-    convex = False
-
     @property
     def lipschitz(self) -> float:
         """C_f = sqrt(2) tau / floor."""
@@ -172,6 +169,7 @@ class Power(OuterFunction):
     """
 
     p: float = 4.0
+    convex = True
     monotone = True
 
     def __post_init__(self) -> None:
@@ -205,6 +203,7 @@ class Softplus(OuterFunction):
     """
 
     b: float = 1.0
+    convex = True
     smooth = True
 
     def __post_init__(self) -> None:
@@ -245,7 +244,6 @@ class Ratio(OuterFunction):
     """
 
     floor: float = 1e-12
-    convex = False
     smooth = True
     above_zero = ("floor",)
 
@@ -268,6 +266,7 @@ class LogSumExp(OuterFunction):
 
     theta: float = 1.0
     mean: bool = False
+    convex = True
     monotone = True
     smooth = True
     lipschitz = 1.0  # the gradient lies on the simplex

@@ -39,6 +39,7 @@ class Multiplied(OuterFunction):
     kappa: Tensor | float = 0.0
     curvature: Tensor | float = 0.0
     cap: Tensor | None = None
+    convex = True
     smooth = True
 
     def __post_init__(self) -> None:

@@ -59,7 +59,6 @@ class PooledPairs(OuterFunction):
     positive: Tensor
     share: Tensor
     copies: Tensor | None = None
-    convex = False
     smooth = True
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ import torch
 
 from fcco_lightning import SOX, ConfigError, CrossEntropy, DataError, EqualizedOdds, SoftRate
 from fcco_lightning.constraints import (
+    AtLeastTimes,
     AtMost,
     Difference,
     DifferenceOfRatios,
@@ -69,3 +70,16 @@ def test_parts_of_a_constraint_that_do_not_go_together_are_refused(statistic, ki
     with pytest.raises(ConfigError, match=said):
         OverSides(statistic, over, comparison, 0.1)
     assert OverSides(PrecisionOf(SoftRate()), SidesOfGroups("group", "pairs", None, ["p"]), DifferenceOfRatios(), 0.1)
+
+
+def test_two_sides_cannot_both_be_larger_than_the_other():
+    def ratio(times, compared):
+        over = SidesOfGroups("group", "pairs", None, ["rate"], labelled=False, compared=compared)
+        return OverSides(RATE, over, AtLeastTimes(times), 0.0)
+
+    with pytest.raises(ConfigError, match=r"ratio=1.25 of AtLeastTimes, both ways, .* Use ratio=0.8"):
+        ratio(1.25, "both ways")
+    with pytest.raises(ConfigError, match=r"ratio must be a finite number > 0, got 0\.0"):
+        ratio(0.0, "pairs")
+    assert len(ratio(0.8, "both ways").names) == 2
+    assert len(ratio(1.25, "pairs").names) == 1

@@ -178,3 +178,20 @@ def test_names_of_rows_that_do_not_fit_are_refused(index, error, message):
     with pytest.raises(error, match=message):
         one_step(network, engine)
     assert bool(engine.problem.all_terms[0].state.rows.isnan().all())
+
+
+@pytest.mark.parametrize(
+    ("domain", "message"),
+    [
+        (RowDomain(N, per_sample=True), "Some measured 2 rows of a batch of 8 samples, each of which owns a row"),
+        (RowDomain(3), "Some measured 2 rows, and by its `row_domain` there are 3"),
+    ],
+)
+def test_rows_that_are_not_those_of_the_domain_are_refused(domain, message):
+    class Some(Groups):
+        def row_domain(self, num_samples, columns):
+            return domain
+
+    network, engine = make(SOX(), Some())
+    with pytest.raises(ConfigError, match=message):
+        one_step(network, engine)

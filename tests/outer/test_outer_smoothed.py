@@ -151,7 +151,7 @@ def test_a_function_without_closed_form_says_so(case):
 
 
 def test_an_average_has_no_envelope():
-    with pytest.raises(ConfigError, match=r"AveragedHinge.* has no closed-form prox\. It is smooth, so use"):
+    with pytest.raises(ConfigError, match=r"AveragedHinge.* has no closed-form prox\. Use it without smoothing"):
         AveragedHinge().smoothed(0.1)(torch.zeros(1, 1))
 
 
