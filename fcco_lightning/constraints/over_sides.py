@@ -66,8 +66,8 @@ class OverSides(Constraint):
             )
         compared = self.comparison
         if isinstance(compared, AtLeastTimes) and compared.ratio > 1:
-            rows = {tuple(sides) for sides in over.rows}
-            if any(sides[::-1] in rows for sides in rows):
+            pairs = {tuple(sides) for sides in over.rows}
+            if any(sides[::-1] in pairs for sides in pairs):
                 raise ConfigError(
                     f"ratio={compared.ratio:g} of AtLeastTimes, both ways, asks each side to be larger than the other. "
                     f"Use ratio={1 / compared.ratio:.3g} for at most {compared.ratio:g} times as much."
