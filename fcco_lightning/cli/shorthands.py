@@ -134,8 +134,8 @@ def _with_decisions(args: Iterable[str]) -> Iterator[str]:
 def _with_constraints(args: Iterable[str]) -> Iterator[str]:
     """The arguments, with constraints that are named as lists of classes."""
     named: list[dict[str, Any]] = []
-    option = ""
-    for word in [*_joined(args, _CONSTRAINTS), ""]:
+    option, words = "", _joined(args, _CONSTRAINTS)
+    for position, word in enumerate([*words, ""]):
         name, equals, value = word.partition("=")
         if named and equals and name.startswith(f"{_CONSTRAINTS}."):
             argument = name.removeprefix(f"{_CONSTRAINTS}.").removeprefix("init_args.")
@@ -147,7 +147,7 @@ def _with_constraints(args: Iterable[str]) -> Iterator[str]:
             named = []
         if name in (_CONSTRAINTS, f"{_CONSTRAINTS}+") and (classes := _classes(value)):
             option, named = name, classes
-        elif word:
+        elif position < len(words):  # an empty value is one, too
             yield word
 
 

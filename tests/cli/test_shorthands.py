@@ -275,6 +275,11 @@ def test_what_is_not_there_is_named(table, typed, text):
         written_out(["fit", "--data.train", *(path if word == "{}" else word for word in typed)])
 
 
+def test_an_empty_value_is_one():
+    words = ["predict", "--data.columns.missing", "", "--seed_everything", "1"]
+    assert written_out(words) == words
+
+
 def test_null_of_a_record_of_the_data_is_none():
     given = ["test", "--data.splits.test_fraction", "null", "--data.columns.positive=None", "--seed_everything"]
     expected = ['--data.splits={"test_fraction": null}', '--data.columns={"positive": null}', "--seed_everything"]
