@@ -11,6 +11,7 @@ from fcco_lightning.engine import Algorithm, Engine, Estimate, Problem, Seen, Te
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator, copied, like_parameters, moved, trusted
 from fcco_lightning.models.batch import Batch
+from fcco_lightning.objectives import Measurable
 from fcco_lightning.outer import NoSmoothing, Smoothing
 
 
@@ -39,6 +40,10 @@ class Estimation(Algorithm, ABC):
         """The estimator of a term."""
         return self.objective_estimator if term.name == "objective" else self.estimator
 
+    def smoothing_of(self, part: Measurable) -> Smoothing:  # noqa: ARG002 - that of SONEX depends on it
+        """The smoothing of the outer function of the objective or of a constraint."""
+        return self.smoothing
+
     def prepare(self, problem: Problem) -> None:
         for term in problem.all_terms:
             estimator = self.estimator_of(term)
@@ -56,8 +61,9 @@ class Estimation(Algorithm, ABC):
                 term.outer.require_convex(self.name)
             if estimator.remembers:
                 term.remember()
-            term.smooth(self.smoothing)
+            term.smooth(self.smoothing_of(term.part))
             term.corrected = estimator.needs_previous
+        problem.settles = problem.objective.settles and self.objective_estimator.estimates_values
 
     def start(self, engine: Engine) -> None:
         self._params = engine.params

@@ -4,7 +4,10 @@ from typing import Literal
 
 from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.estimators import Average
-from fcco_lightning.outer import MoreauSmoothing
+from fcco_lightning.objectives import Measurable, Objective
+from fcco_lightning.outer import MoreauSmoothing, Smoothing
+
+_LAM = 0.01
 
 
 class SONEX(SingleLoop):
@@ -23,7 +26,8 @@ class SONEX(SingleLoop):
     Args:
         gamma: weight of the new value, in (0, 1].
         gamma_prime: weight of the correction, >= 0, or ``theory`` (Thm 4.7); 0 saves the second forward pass.
-        lam: outer smoothing, > 0.
+        lam: outer smoothing, > 0; None for what the objective recommends for its own outer function
+            (:attr:`~fcco_lightning.Objective.recommended_lam`), and elsewhere .01.
         fresh: take the outer gradient at the new u_i instead.
         objective_gamma: gamma for an objective with inner functions of its own (SONEX paper, F.3); as ``gamma`` if
             None.
@@ -37,17 +41,22 @@ class SONEX(SingleLoop):
         self,
         gamma: float = 0.8,
         gamma_prime: float | Literal["theory"] = 0.1,
-        lam: float = 0.01,
+        lam: float | None = None,
         fresh: bool = False,
         objective_gamma: float | None = None,
         objective_gamma_prime: float | Literal["theory"] | None = None,
     ) -> None:
         super().__init__(
             Average(gamma, gamma_prime, fresh),
-            MoreauSmoothing(lam),
+            MoreauSmoothing(_LAM if lam is None else lam),
             objective_estimator=Average(
                 gamma if objective_gamma is None else objective_gamma,
                 gamma_prime if objective_gamma_prime is None else objective_gamma_prime,
                 fresh,
             ),
         )
+        self.lam = lam
+
+    def smoothing_of(self, part: Measurable) -> Smoothing:
+        recommended = part.recommended_lam if isinstance(part, Objective) else None
+        return self.smoothing if recommended is None or self.lam is not None else MoreauSmoothing(recommended)

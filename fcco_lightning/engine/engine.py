@@ -300,6 +300,8 @@ class Engine:
         finally:
             objective["most"] = ()  # only batches of the plan keep to it
             self.discard()
+        if self.problem.settles:
+            self.problem.settle()
         if self.arrivals.came:
             self.arrivals.learn(self._estimates, last_batch=last_batch)
         return self._estimates

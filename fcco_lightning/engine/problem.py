@@ -76,9 +76,11 @@ class Problem(nn.Module):
         terms: the objective's, if it has inner functions, then one of each constraint.
         multipliers_of_terms: the multipliers of every constraint, as they are remembered; none with a penalty.
         units_known: whether these have their unit, as far as the engine has looked.
+        settles: whether parameters of the objective's outer function are the best ones for its rows after every update.
     """
 
     objective: Objective
+    settles: bool = False
 
     def __init__(
         self,
@@ -210,6 +212,12 @@ class Problem(nn.Module):
         """Let the dual steps of multipliers follow the schedule of the learning rate, before a batch is measured."""
         for multipliers in self.multipliers_of_terms:
             multipliers.follow(optimizer)
+
+    def settle(self) -> None:
+        """Let parameters of the objective's outer function be the best ones for its rows."""
+        term = self.all_terms[0]
+        if term.state is not None and term.smoothed is not None:
+            self.objective.settle(term.state.gather(None), term.smoothed)
 
     def committed(self) -> None:
         """Take note that a step with what was proposed is being taken."""

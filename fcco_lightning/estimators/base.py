@@ -45,6 +45,11 @@ class Estimator(ABC):
         """Whether g_i(w_{t-1}; batch) is needed, which costs a second forward pass at the previous weights."""
         return False
 
+    @property
+    def estimates_values(self) -> bool:
+        """Whether every row, of a batch or not, is an estimate of its inner value at all times."""
+        return self.remembers and self.follows_values and self.decay == 1
+
     @abstractmethod
     def update(
         self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, inverse: Tensor | float

@@ -113,6 +113,9 @@ class Objective(nn.Module, Measurable, ABC):
         recommended_pretraining: the share of the epochs, in [0, 1), that are better spent on cross-entropy before the
             objective proper, as measured; :class:`~fcco_lightning.FCCOModule` does so unless it is told otherwise.
         num_samples: n, the size of the training split; None before the problem is posed, which sets it.
+        recommended_lam: the outer smoothing of f that SONEX takes where it is told none, > 0, in squared units of g per
+            unit of f; None for the same as elsewhere.
+        settles: whether parameters of f take their best values given all rows, see :meth:`settle`.
     """
 
     against_overflow: str = "Scale the scores or the features down."
@@ -124,6 +127,19 @@ class Objective(nn.Module, Measurable, ABC):
     sample_parameters: SampleParameters | None = None
     num_samples: int | None = None
     recommended_pretraining: float = 0.0
+    recommended_lam: float | None = None
+    settles: bool = False
+
+    def settle(self, rows: Tensor, f: OuterFunction) -> None:
+        """Give parameters of f the values that are best for the rows as they are remembered.
+
+        An :class:`~fcco_lightning.Engine` asks for it after every update, if :attr:`settles` says so and the rows are
+        running estimates of the inner values.  With other algorithms the parameters are trained beside the network.
+
+        Args:
+            rows: all rows, shape (n, k), without graph; NaN where never written.
+            f: the outer function as the algorithm smooths it.
+        """
 
     def join(self, processes: Processes) -> None:
         """Take the processes that share every batch, before the first one.

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
+from fcco_lightning.algorithms import Estimation
 from fcco_lightning.analysis import (
     MAX_VALUES,
     Certificate,
@@ -195,7 +196,8 @@ class Diagnostics(Callback):
         remembered = None if problem is None else remembered_duals(module.algorithm, problem.all_terms)
         if not trainer.is_global_zero:
             return {}
-        smoothing = getattr(module.algorithm, "smoothing", None)
+        algorithm = module.algorithm
+        smoothing = algorithm.smoothing_of(module.objective) if isinstance(algorithm, Estimation) else None
         smoothing_lam = smoothing.lam if isinstance(smoothing, MoreauSmoothing) else None
         return diagnose(module.objective, jacobian_of_all, smoothing_lam if self.lam is None else self.lam, remembered)
 

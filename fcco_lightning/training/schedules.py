@@ -104,8 +104,8 @@ class Schedule:
         scheduler: makes the learning-rate schedule of an optimizer; None for a constant rate.
         interval: "epoch" or "step", what it counts (one step is one update of w).
         monitor: logged metric that a ``ReduceLROnPlateau`` watches, e.g. train_auc.
-        objective_lr: step size of the objective's own parameters (a CVaR threshold), > 0; None for the network's.  They
-            have no weight decay either way.
+        objective_lr: step size of the objective's own parameters (a trained threshold), > 0; None for the network's.
+            They have no weight decay either way.
         decay_spread: standard deviation of the scores from which on weights decay as the optimizer was told, > 0; of
             scores that spread less they decay in proportion, see
             :class:`~fcco_lightning.training.eased_decay.EasedDecay`.  None for the full decay always.

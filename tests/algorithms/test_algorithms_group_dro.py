@@ -26,10 +26,13 @@ from fcco_lightning import (
     DataError,
     Engine,
     HeavyBall,
+    HingePenalty,
     KLGroupDRO,
+    MoreauSmoothing,
     NonFiniteError,
     ProximalSGD,
     Quantity,
+    ROCFairness,
     SOXBoost,
     WorstGroupDRO,
 )
@@ -282,3 +285,64 @@ def test_nan_in_one_group_is_named_and_changes_nothing(algorithm):
         engine.train_batch(batch, optimizer)
     after = (*engine.params, engine.problem.states[0].rows)  # rows not yet visited are NaN
     assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, after, strict=True))
+
+
+SETTLES = {
+    "SONEX": (lambda: SONEX(lam=0.1), True),
+    "SONX": (SONX, True),
+    "SOX": (SOX, True),
+    "SOAP": (SOAP, True),
+    "MSVR": (MSVR, True),
+    "ALEXR2": (lambda: ALEXR2(K=2), True),
+    "ALEXR in u": (lambda: ALEXR(mirror=True), True),
+    "ALEXR": (ALEXR, False),  # rows are dual variables
+    "BSGD": (BSGD, False),  # none are remembered
+    "MOAP": (MOAP, False),  # right on average alone
+}
+
+
+@pytest.mark.parametrize("start", [None, 0.25])
+@pytest.mark.parametrize("name", SETTLES)
+def test_a_threshold_is_the_best_one_for_the_rows_where_these_are_risks_and_none_is_given(name, start):
+    make, settles = SETTLES[name]
+    algorithm, network = make(), nn.Linear(3, 1)
+    objective = CVaRGroupDRO(0.5, num_groups=3, threshold=start)
+    problem = algorithm.pose(objective, num_samples=len(X))
+    engine = Engine(network, problem, algorithm)
+    optimizer = torch.optim.SGD(engine.params, lr=0.05)
+    for group in ([0, 1, 0, 1], [1, 2, 2, 1], [2, 0, 1, 0]):
+        index = torch.arange(4)
+        batch = {"x": torch.from_numpy(X[:4]).float(), "y": torch.tensor([0, 1, 1, 0])}
+        engine.train_batch({**batch, "group": torch.tensor(group), "index": index}, optimizer)
+    term, found = problem.all_terms[0], objective.threshold.item()
+    assert objective.threshold in set(optimizer.param_groups[0]["params"])
+    if not settles or start is not None:
+        assert not problem.settles
+        return
+    values = []
+    for shift in (-1e-3, 0.0, 1e-3):
+        with torch.no_grad():
+            objective.threshold.fill_(found + shift)
+            values.append(found + shift + term.smoothed(term.state.rows.double()).mean().item())
+    assert values[1] <= min(values) + 1e-6
+
+
+def test_sonex_smooths_by_what_the_objective_recommends_unless_it_is_told_otherwise():
+    def lam(algorithm, objective):
+        outer = algorithm.pose(objective, num_samples=4).all_terms[0].smoothed
+        return outer.phi.lam
+
+    for alpha in (0.1, 0.5):
+        objective = CVaRGroupDRO(alpha, num_groups=20)
+        assert lam(SONEX(), objective) == pytest.approx(alpha / 2)
+        assert lam(SONEX(lam=0.02), objective) == 0.02
+        assert lam(ALEXR2(), objective) == 0.002
+    assert lam(SONEX(), WorstGroupDRO(num_groups=20)) == pytest.approx(0.5 / 20)
+    assert KLGroupDRO(num_groups=20).recommended_lam is None  # it is smooth
+
+
+def test_the_smoothing_that_a_group_objective_recommends_is_not_that_of_constraints():
+    algorithm = SONEX()
+    problem = algorithm.pose(CVaRGroupDRO(0.5, num_groups=3), [ROCFairness()], HingePenalty(1.0), num_samples=4)
+    of_objective, of_constraint = (algorithm.smoothing_of(term.part) for term in problem.all_terms)
+    assert (of_objective, of_constraint) == (MoreauSmoothing(0.25), MoreauSmoothing(0.01))

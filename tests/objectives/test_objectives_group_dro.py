@@ -10,9 +10,12 @@ from fcco_lightning import (
     CVaRGroupDRO,
     DataError,
     KLGroupDRO,
+    MoreauSmoothing,
     MultiLabelLoss,
     MultiTaskGroupDRO,
+    NoSmoothing,
     Quantity,
+    RandomizedSmoothing,
     WorstGroupDRO,
 )
 
@@ -213,3 +216,52 @@ def test_a_task_that_does_not_exist_is_not_left_out_in_silence():
     data = {"group": torch.tensor([0, 1, 0]), "task": torch.tensor([0, 0, 3])}
     values, weight, *_ = MultiTaskGroupDRO(3, Given(), num_groups=2).measure(torch.ones(3), data)[1]
     assert values[weight != 0].isnan().any()
+
+
+ALL_KINDS = {
+    "cvar": lambda **start: CVaRGroupDRO(0.3, Given(), N, **start),
+    "worst": lambda **start: WorstGroupDRO(Given(), N, **start),
+    "chi square": lambda **start: ChiSquareGroupDRO(0.5, True, Given(), N, **start),
+    "kl": lambda **start: KLGroupDRO(0.7, Given(), N, **start),
+}
+
+
+SMOOTHINGS = [NoSmoothing(), MoreauSmoothing(0.02), MoreauSmoothing(3.0), RandomizedSmoothing(0.1)]
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_settled_threshold_is_the_minimiser_for_the_known_risks_from_any_other(kind, smoothing):
+    objective = ALL_KINDS[kind]().double()
+    known, f = torch.from_numpy(RISKS).unsqueeze(1), smoothing(objective.outer)
+    rows = torch.cat([known, torch.full((4, 1), torch.nan, dtype=torch.float64)])
+
+    def at(threshold):
+        with torch.no_grad():
+            objective.threshold.fill_(threshold)
+            return threshold + f(known).mean().item()
+
+    best = minimize_scalar(at, bounds=(-20, 20), method="bounded", options={"xatol": 1e-10}).fun
+    for present in (-3.0, 0.8, 50.0):
+        at(present)
+        objective.settle(rows, f)
+        assert at(objective.threshold.item()) == pytest.approx(best, abs=1e-5)
+
+
+def test_a_threshold_stays_where_no_risk_is_known_and_meets_risks_that_are_equal():
+    objective = CVaRGroupDRO(0.5, Given(), 2).double()
+    objective.settle(torch.full((2, 1), torch.nan), objective.outer)
+    assert objective.threshold == 0
+    objective.settle(torch.full((2, 1), 0.4), objective.outer)
+    assert objective.threshold.item() == pytest.approx(0.4, abs=1e-6)
+    objective.settle(torch.full((2, 1), 0.4), MoreauSmoothing(0.1)(objective.outer))
+    assert objective.threshold.item() == pytest.approx(0.4 - 0.1, abs=1e-6)  # where the slope is 1
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_a_threshold_that_is_given_is_trained(kind):
+    assert ALL_KINDS[kind]().settles
+    assert not CVaRGroupDRO(0.3, Given(), 2001).settles  # a group for every sample, say
+    objective = ALL_KINDS[kind](threshold=0.25)
+    assert not objective.settles
+    assert objective.threshold.item() == 0.25

@@ -21,6 +21,7 @@ from fcco_lightning.objectives.base import (
     one_label_each,
     require,
 )
+from fcco_lightning.objectives.groups.best_threshold import best_threshold
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity, means_by_part, parts_of
 from fcco_lightning.objectives.ratios import warn_of_ratios
@@ -34,6 +35,9 @@ from fcco_lightning.outer import (
     Shifted,
     WorstCase,
 )
+
+_SETTLED = 2000  # groups; with one for every sample a step costs what the batch costs
+_RISE = 0.5  # in units of R; the means of a few samples differ by that by chance
 
 
 class GroupObjective(Objective, ABC):
@@ -138,25 +142,42 @@ class GroupObjective(Objective, ABC):
 
 
 class _ShiftedGroupObjective(GroupObjective):
-    """``c + (1/n) sum_i h((R_i - c) / scale)`` with a threshold c that is trained with the network.
+    """``min_c c + (1/n) sum_i h((R_i - c) / scale)``, a minimum over a threshold c.
 
     Rows remember the risks R_i, which are sampled.  The threshold is known: f(R) = h((R - c) / scale) takes it at its
     present value, and its gradient is exact given the rows.
 
     Args:
-        base: the function h.
+        base: the function h, convex and non-decreasing.
         scale: in units of R, > 0.
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: c to start from.
+        threshold: c to start from, where it is trained with the network; None for the minimum at the remembered rows.
     """
 
     def __init__(
-        self, base: OuterFunction, scale: float, loss: Quantity | None, num_groups: int | None, threshold: float
+        self, base: OuterFunction, scale: float, loss: Quantity | None, num_groups: int | None, threshold: float | None
     ) -> None:
         super().__init__(loss, num_groups)
-        self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
+        self._trained = threshold is not None
+        start = 0.0 if threshold is None else finite("threshold", threshold)
+        self.threshold = nn.Parameter(torch.tensor(float(start)))
         self._base, self._scale = base, scale
+
+    @property
+    def settles(self) -> bool:  # type: ignore[override]
+        """Whether c is to be the minimiser: unless it has a start, or there are too many rows to look at."""
+        return not self._trained and self._known_groups() <= _SETTLED
+
+    @property
+    def recommended_lam(self) -> float | None:  # type: ignore[override]
+        """With it the weight of a group rises from 0 to the largest within half a unit of R above the threshold."""
+        return None if self._base.smooth else _RISE / self._base.lipschitz
+
+    @torch.no_grad()
+    def settle(self, rows: Tensor, f: OuterFunction) -> None:
+        """Let c be the minimiser for the risks of the groups that have been seen."""
+        self.threshold.copy_(best_threshold(rows, f, self.threshold))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -173,21 +194,30 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
 
     Source: SONEX paper, eq. (10), ALEXR paper, F.1.
 
-    s is trained with the network, without weight decay; ``--model.schedule.objective_lr`` sets its own step size.
+    Where an algorithm remembers the risks of the groups, as SONEX, SONX, SOX, MSVR and ALEXR2 do, s is by default the
+    minimiser for the remembered risks (of the smoothed function, if the algorithm smooths it), which costs O(n) after
+    every update.  With a number for ``threshold``, with more than 2,000 groups, and with all other algorithms, s is
+    trained with the network, without weight decay; ``--model.schedule.objective_lr`` sets its own step size.  A trained
+    s holds a short run up: it moves by that step size per update, and groups below it have no gradient.
+
+    SONEX by default smooths f so much that the weight of a group rises from 0 to the largest while its risk rises from
+    s to s + 1/2 (:attr:`recommended_lam` = alpha/2).  With less, the few samples of a batch decide by chance which
+    groups have a gradient; measured on mails, Adult and CelebA's attributes (``results/groups_pay.md``).
+
     Primal-dual methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
 
     Args:
         alpha: share of the groups, in [1/n, 1] (ALEXR paper: .1, .15; r = .15 in the SONEX paper).
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: s to start from.
+        threshold: s to start from, where it is trained with the network; None for the best one, see above.
 
     Raises:
         ConfigError: if alpha n < 1.
     """
 
     def __init__(
-        self, alpha: float, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0
+        self, alpha: float, loss: Quantity | None = None, num_groups: int | None = None, threshold: float | None = None
     ) -> None:
         self.ambiguity = CappedSimplex(alpha)
         super().__init__(Hinge(rho=1 / alpha), 1.0, loss, num_groups, threshold)
@@ -202,10 +232,13 @@ class WorstGroupDRO(_ShiftedGroupObjective):
     Args:
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: s to start from.
+        threshold: s to start from, where it is trained with the network; None for the best one, as of
+            :class:`CVaRGroupDRO`.
     """
 
-    def __init__(self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float = 0.0) -> None:
+    def __init__(
+        self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float | None = None
+    ) -> None:
         super().__init__(Hinge(rho=1.0), 1.0, loss, None, threshold)
         if num_groups is not None:
             self._set_num_groups(at_least("num_groups", num_groups, 1))
@@ -229,7 +262,8 @@ class ChiSquareGroupDRO(_ShiftedGroupObjective):
         half: which normalisation.
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: c to start from.
+        threshold: c to start from, where it is trained with the network; None for the best one, as of
+            :class:`CVaRGroupDRO`.
     """
 
     def __init__(
@@ -238,7 +272,7 @@ class ChiSquareGroupDRO(_ShiftedGroupObjective):
         half: bool = True,
         loss: Quantity | None = None,
         num_groups: int | None = None,
-        threshold: float = 0.0,
+        threshold: float | None = None,
     ) -> None:
         super().__init__(ChiSquare(lam0, half), lam0, loss, num_groups, threshold)
 
@@ -252,7 +286,8 @@ class KLGroupDRO(_ShiftedGroupObjective):
         lam0: weight of the divergence, > 0: small is close to the worst group, large to the mean.
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: c to start from; with a small lam0 one near the risks, so that the exponentials do not overflow.
+        threshold: c to start from, where it is trained with the network: with a small lam0 one near the risks, so that
+            the exponentials do not overflow.  None for the best one, as of :class:`CVaRGroupDRO`.
     """
 
     def __init__(
@@ -260,7 +295,7 @@ class KLGroupDRO(_ShiftedGroupObjective):
         lam0: float = 1.0,
         loss: Quantity | None = None,
         num_groups: int | None = None,
-        threshold: float = 0.0,
+        threshold: float | None = None,
     ) -> None:
         super().__init__(KullbackLeibler(lam0), lam0, loss, num_groups, threshold)
         self.lam0 = lam0
