@@ -3,44 +3,43 @@
 import torch
 from torch import Tensor
 
-from fcco_lightning.outer import OuterFunction, slopes, widest
+from fcco_lightning.outer import OuterFunction, widest
 
-_CANDIDATES = 64  # at once, for every round of the search
+_CANDIDATES = 64  # at once, in every round of the search
 _ROUNDS = 3
 
 
+@torch.no_grad()
 def best_threshold(risks: Tensor, f: OuterFunction, present: Tensor) -> Tensor:
     r"""The c that minimises ``c + (1/m) sum_i f_c(R_i)`` over the m risks that are known, ``f_c(R) = phi(R - c)``.
 
-    The sum is convex in c, and has the slope ``1 - (1/m) sum_i phi'(R_i - c)``, which rises with c.  So the minimiser
-    is where the mean of phi' falls below 1; where phi has kinks it is the largest such c from below.  It is found among
-    candidates between neighbours of which the next round looks, to a millionth of the distance between the outermost.
+    The sum is convex in c.  It is computed at many candidates, first at ever larger distances below the least risk, and
+    then, round by round, between the two neighbours of the best one so far.  The last neighbours are some 1e-5 of the
+    distance between the outermost risks apart.
 
     Args:
         risks: R_i, shape (n, 1), without graph; NaN where not known.
-        f: f_c at the present threshold, convex and non-decreasing, with slopes from at most 1 to at least 1.
+        f: f_c at the present threshold, convex and non-decreasing, and as steep as 1 above the largest risk or before.
         present: the present c, a scalar.
 
     Returns: c, a scalar in the widest floating-point type; the present one where no risk is known.
     """
     known = ~risks.isnan()
-    risks = torch.where(known, risks, risks.nanmean()).to(widest(risks))
-    present = present.detach().to(risks.dtype)
     number = known.sum()
+    risks = torch.where(known, risks, risks.nanmean()).to(widest(risks))
+    moved = risks + present.to(risks.dtype)  # f_c takes the present threshold off again
 
-    def enough(candidates: Tensor) -> Tensor:
-        """Of every candidate whether the mean of phi' is at least 1, so that the minimiser is not below it."""
-        at = (risks - candidates + present).reshape(-1, 1)  # f has its own threshold, the present one
-        each = slopes(f, at).view(len(risks), -1)  # of an exponential far away it is infinite
-        return torch.where(known, each, 0.0).sum(0) >= number
+    def totals(candidates: Tensor) -> Tensor:
+        values = f((moved - candidates).view(-1, 1)).view(len(moved), -1)
+        total = torch.where(known, values, 0.0).sum(0).nan_to_num(torch.inf, torch.inf)  # of exponentials far away
+        return candidates + total / number
 
-    low, high = risks.amin(), risks.amax()
-    span = (high - low).clamp(min=1e-6)
-    below = torch.logspace(8, -2, _CANDIDATES, dtype=risks.dtype, device=risks.device)
-    candidates = torch.cat([low - span * below, high.reshape(1)])
+    low, high = risks.aminmax()
+    like = {"dtype": risks.dtype, "device": risks.device}
+    below, shares = torch.logspace(8, -2, _CANDIDATES, **like), torch.linspace(0, 1, _CANDIDATES, **like)
+    candidates = torch.cat([low - (high - low).clamp(min=1e-6) * below, high.view(1)])
     for _ in range(_ROUNDS):
-        last = enough(candidates).sum().clamp(1, len(candidates) - 1)
-        low, high = candidates[last - 1], candidates[last]
-        candidates = torch.lerp(low, high, torch.linspace(0, 1, _CANDIDATES, dtype=risks.dtype, device=risks.device))
-    found = candidates[(enough(candidates).sum() - 1).clamp(min=0)]
-    return torch.where(found.isnan(), present, found)
+        best = totals(candidates).argmin().clamp(1, len(candidates) - 2)
+        candidates = torch.lerp(candidates[best - 1], candidates[best + 1], shares)
+    found = candidates[totals(candidates).argmin()]
+    return torch.where(number > 0, found, present.to(found.dtype))

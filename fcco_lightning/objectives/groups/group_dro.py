@@ -174,10 +174,10 @@ class _ShiftedGroupObjective(GroupObjective):
         """With it the weight of a group rises from 0 to the largest within half a unit of R above the threshold."""
         return None if self._base.smooth else _RISE / self._base.lipschitz
 
-    @torch.no_grad()
     def settle(self, rows: Tensor, f: OuterFunction) -> None:
         """Let c be the minimiser for the risks of the groups that have been seen."""
-        self.threshold.copy_(best_threshold(rows, f, self.threshold))
+        with torch.no_grad():
+            self.threshold.copy_(best_threshold(rows, f, self.threshold))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
