@@ -35,8 +35,8 @@ def best_threshold(risks: Tensor, f: OuterFunction, present: Tensor) -> Tensor:
         return candidates + total / number
 
     low, high = risks.aminmax()
-    like = {"dtype": risks.dtype, "device": risks.device}
-    below, shares = torch.logspace(8, -2, _CANDIDATES, **like), torch.linspace(0, 1, _CANDIDATES, **like)
+    shares = torch.linspace(0, 1, _CANDIDATES, dtype=risks.dtype, device=risks.device)
+    below = 10 ** (8 - 10 * shares)
     candidates = torch.cat([low - (high - low).clamp(min=1e-6) * below, high.view(1)])
     for _ in range(_ROUNDS):
         best = totals(candidates).argmin().clamp(1, len(candidates) - 2)
