@@ -105,7 +105,7 @@ def module_of(job: Job) -> FCCOModule:
     kind = HeavyBall if job["method"] in MOMENTUM else AdamType
     return FCCOModule(
         TextClassifier(config=NETWORK | {"max_position_embeddings": job["length"]}),
-        CrossEntropy() if plain else CVaRGroupDRO(ALPHA),
+        CrossEntropy() if plain else CVaRGroupDRO(ALPHA, threshold=0.0),  # trained, as in the paper
         algorithm=ALGORITHMS[job["method"].partition("_")[0]](),
         optimizer=lambda params: kind(params, weight_decay=0.01, **job["overrides"]),
         schedule=Schedule(LinearWarmUp, "step", objective_lr=None if plain else 0.01),
