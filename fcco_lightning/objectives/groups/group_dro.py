@@ -202,7 +202,7 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
 
     SONEX by default smooths f so much that the weight of a group rises from 0 to the largest while its risk rises from
     s to s + 1/2 (:attr:`recommended_lam` = alpha/2).  With less, the few samples of a batch decide by chance which
-    groups have a gradient; measured on mails, Adult and CelebA's attributes (``results/groups_pay.md``).
+    groups have a gradient.  Figures are in ``examples/benchmarks/results/groups_pay.md``.
 
     Primal-dual methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
 
