@@ -245,6 +245,24 @@ def test_text_groups_tunes_and_writes_its_tables(command, runs, tmp_path, monkey
 
 
 @pytest.mark.filterwarnings("ignore")  # of runs of a few steps
+def test_groups_pay_picks_rates_by_validation_and_prints(command, runs, tmp_path, monkeypatch, capsys):
+    module, kept = script("groups_pay"), tmp_path / "kept.jsonl"
+    make_mails(120).to_parquet(tmp_path / "mails.parquet")
+    monkeypatch.setitem(module.SOURCES, "mails", module.SOURCES["mails"]._replace(epochs=1))
+    methods = list(module.METHODS)[:2]
+    command(module, "--tables", "mails", "--data", tmp_path, "--seeds", 1, "--rates", 0.001, 0.01, "--kept", kept,
+            "--methods", *methods)  # fmt: skip
+    done = [json.loads(line)["done"] for line in kept.read_text().splitlines()]
+    printed = capsys.readouterr().out
+    for method in methods:
+        runs_of = [run for run in done if run["label"] == method]
+        best = min(runs_of, key=lambda run: run["val"]["cvar_loss"])
+        row = next(line for line in printed.splitlines() if line.startswith(f"| {method} |"))
+        assert f"| {best['train']['cvar_loss']:.4f} +-" in row
+        assert f"| {best['lr']:g} |" in row
+
+
+@pytest.mark.filterwarnings("ignore")  # of runs of a few steps
 def test_tables_pay_compares_run_by_run(command, runs, tmp_path, capsys):
     module, kept = script("tables_pay"), tmp_path / "kept.jsonl"
     arguments = ["--data", tmp_path, "--seeds", 2, "--steps", 4, "--methods", "AveragePrecision()", "--kept", kept]
