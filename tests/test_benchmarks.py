@@ -375,7 +375,7 @@ def test_cifar_pays_tunes_runs_goes_on_and_prints(command, runs, tmp_path, monke
     printed = capsys.readouterr().out
     assert printed.count("| SOX | 2 |") == printed.count("| PG-SMD | 2 |") == 1
 
-    splits = s.splits_of("ap", 0, tmp_path)
+    splits = s.splits_of("ap", 0, tmp_path, tmp_path)
     counts = {part: np.bincount(columns["y"]).tolist() for part, columns in splits.items()}
     assert counts == {"train": [240, 5], "val": [10, 10], "test": [50, 50]}
 

@@ -191,6 +191,11 @@ def tutorial() -> Objective:
     return AveragePrecision(SquaredHingePair(MARGIN), sigmoid=True, cross_entropy=0)
 
 
+def alone() -> Objective:
+    """The ratios of average precision without the cross-entropy that is beside them by default."""
+    return AveragePrecision(cross_entropy=0)
+
+
 def libauc_precision(run: Run) -> Step:
     """LibAUC's loss of average precision, which sees sigmoids, with the same Adam as all others."""
     from libauc.losses import APLoss
@@ -238,19 +243,23 @@ def guided(eta_dual: float, run: Run) -> Step:
     return engine_step(engine, torch.optim.SGD(engine.params, lr=1.0))
 
 
-PLAINEST = "cross-entropy"
+PLAINEST, BALANCED = "cross-entropy", "cross-entropy, balanced batches"
 AFTER: dict[str, Any] = {"start": PLAINEST, "until": 0.5, "new_head": True}
+GOING_ON: dict[str, Any] = {"start": PLAINEST, "until": 0.75}  # as FCCOModule does by itself
+GOING_ON_BALANCED: dict[str, Any] = {"start": BALANCED, "until": 0.75}
 TUTORIAL = {"lr": 1e-3, "gamma": 0.1}
 METHODS: dict[str, dict[str, Method]] = {
     "ap": {
         "cross-entropy": Method(functools.partial(plain, "BCE"), uniform),
-        "cross-entropy, balanced batches": Method(functools.partial(plain, "BCE"), halves),
+        BALANCED: Method(functools.partial(plain, "BCE"), halves),
         "SOX": Method(functools.partial(ours, tutorial, SOX), halves, **AFTER, gamma=True),
-        "AveragePrecision()": Method(
-            functools.partial(ours, AveragePrecision, None), uniform, start="cross-entropy", until=0.75
-        ),
+        "AveragePrecision()": Method(functools.partial(ours, AveragePrecision, None), uniform, **GOING_ON),
         "AveragePrecision(), balanced batches": Method(
-            functools.partial(ours, AveragePrecision, None), halves, start="cross-entropy, balanced batches", until=0.75
+            functools.partial(ours, AveragePrecision, None), halves, **GOING_ON_BALANCED
+        ),
+        "AveragePrecision(cross_entropy=0)": Method(functools.partial(ours, alone, None), uniform, **GOING_ON),
+        "AveragePrecision(cross_entropy=0), balanced batches": Method(
+            functools.partial(ours, alone, None), halves, **GOING_ON_BALANCED
         ),
         "SOAP": Method(functools.partial(ours, tutorial, SOAP), halves, **AFTER, gamma=True),
         "MOAP": Method(functools.partial(ours, tutorial, MOAP), halves, **AFTER, gamma=True),
@@ -258,12 +267,20 @@ METHODS: dict[str, dict[str, Method]] = {
         "LibAUC APLoss": Method(libauc_precision, halves, **AFTER, gamma=True),
         "cross-entropy, weighted": Method(functools.partial(plain, "BCE, classes weighted"), uniform, like=PLAINEST),
         "focal loss": Method(functools.partial(plain, "focal loss"), uniform, like=PLAINEST),
+        "SOX, after balanced batches": Method(
+            functools.partial(ours, tutorial, SOX),
+            halves,
+            start=BALANCED,
+            until=0.5,
+            new_head=True,
+            like="SOX",
+        ),
         "SOX, from scratch": Method(functools.partial(ours, tutorial, SOX), halves, given=TUTORIAL),
         "LibAUC APLoss, from scratch": Method(libauc_precision, halves, given=TUTORIAL),
     },
     "auc": {
         "cross-entropy": Method(functools.partial(plain, "BCE"), uniform),
-        "cross-entropy, balanced batches": Method(functools.partial(plain, "BCE"), halves),
+        BALANCED: Method(functools.partial(plain, "BCE"), halves),
         "AUC()": Method(functools.partial(ours, AUC, None), drawn),
         "AUCMargin()": Method(functools.partial(ours, AUCMargin, None), drawn),
         "LibAUC AUCM": Method(libauc_margin, drawn),
@@ -306,22 +323,25 @@ def network_of(outputs: int) -> nn.Sequential:
     return nn.Sequential(*layers, *head).to(memory_format=torch.channels_last)
 
 
-@functools.cache
-def images(folder: Path, part: str) -> tuple[Tensor, Tensor]:
-    """All images (n, 3, 32, 32), uint8, and their classes."""
-    table = pd.read_parquet(folder / f"cifar10_{part}.parquet")
-    pixels = [np.asarray(Image.open(io.BytesIO(image["bytes"])).convert("RGB")) for image in table["image"]]
-    return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous(), torch.tensor(table["label"].to_numpy())
+def images(data: Path, folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    """All images (n, 3, 32, 32), uint8, and their classes; decoded once, and kept in a folder."""
+    kept = folder / f"cifar10_{part}.pt"
+    if not kept.exists():
+        table = pd.read_parquet(data / f"cifar10_{part}.parquet")
+        pixels = [np.asarray(Image.open(io.BytesIO(image["bytes"])).convert("RGB")) for image in table["image"]]
+        stacked = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+        torch.save((stacked, torch.tensor(table["label"].to_numpy())), kept)
+    found: tuple[Tensor, Tensor] = torch.load(kept)
+    return found
 
 
-@functools.lru_cache(maxsize=2)
-def splits_of(name: str, seed: int, folder: Path) -> Splits:
+def splits_of(name: str, seed: int, data: Path, folder: Path) -> Splits:
     """Training, validation (as balanced as the test split is) and the whole test split.
 
     For validation some images of each frequent class are set aside, and as many of the rare classes, where they come
     out of what is taken away in any case.
     """
-    pixels, label = images(folder, "train")
+    pixels, label = images(data, folder, "train")
     order = torch.randperm(len(label), generator=torch.Generator().manual_seed(seed))
     rows = [order[label[order] == c] for c in range(2 * RARE)]
     aside = len(rows[0]) // (25 if CELLS[name].share else 50)
@@ -335,7 +355,7 @@ def splits_of(name: str, seed: int, folder: Path) -> Splits:
         "val": torch.cat([of[:aside] for of in rows[:RARE]] + [of[left : left + aside] for of in rows[RARE:]]),
     }
     splits = {part: {"x": pixels[at], "y": label[at]} for part, at in parts.items()}
-    splits["test"] = dict(zip(("x", "y"), images(folder, "test"), strict=True))
+    splits["test"] = dict(zip(("x", "y"), images(data, folder, "test"), strict=True))
     if share:
         splits = {part: columns | {"y": (columns["y"] >= RARE).long()} for part, columns in splits.items()}
     return splits
@@ -465,7 +485,7 @@ def train(job: Job, data: Path, folder: Path) -> Job:
     """One run; the job with the figures of all splits."""
     torch.set_num_threads(1)
     began = time.process_time()
-    cell, splits = CELLS[job["cell"]], splits_of(job["cell"], job["seed"], data)
+    cell, splits = CELLS[job["cell"]], splits_of(job["cell"], job["seed"], data, folder)
     torch.manual_seed(job["seed"])
     network = network_of(1 if cell.share else 2 * RARE)
     curve = carry_out(job, job["label"], 1.0, splits, folder, network)
@@ -501,8 +521,11 @@ def jobs_of(name: str, labels: Sequence[str], given: argparse.Namespace, carry: 
     """The runs of a cell, with what was picked for each."""
     epochs = given.epochs or CELLS[name].epochs
     picks: dict[str, dict[str, float]] = {}
+    needed = list(labels)
+    for label in needed:  # grows by what those need that are there
+        needed += {METHODS[name][label].start, METHODS[name][label].like} - {"", *needed}
     for label, method in METHODS[name].items():
-        if label in labels or label in {METHODS[name][other].start for other in labels}:
+        if label in needed:
             first = picks[method.start]["lr"] if method.start else 0.0
             same = method.start and not method.new_head  # nothing changes but the objective: its rate is the start's
             known = {"lr": first} if same else picks.get(method.like)
@@ -574,8 +597,6 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     given.log.parent.mkdir(parents=True, exist_ok=True)
     run = functools.partial(train, data=given.data, folder=given.out)
-    for part in ("train", "test"):
-        images(given.data, part)  # decoded once: the processes of the runs have them from this one
     theirs = libauc_losses.available()
     wanted = {
         name: [label for label in METHODS[name] if theirs or not label.startswith("LibAUC")] for name in given.only
