@@ -45,7 +45,7 @@ def moving_averages() -> Algorithm:
 
 
 RANKING = {
-    "AP": RankingLoss(functools.partial(AveragePrecision, cross_entropy=0), moving_averages, "APLoss"),
+    "AP": RankingLoss(AveragePrecision, moving_averages, "APLoss"),
     "pAUC, KL": RankingLoss(KLPartialAUC, moving_averages, "pAUC_KL"),
     "pAUC, CVaR": RankingLoss(functools.partial(CVaRPartialAUC, max_fpr=MAX_FPR), SGD, "pAUC_CVaR"),
     "AUC": RankingLoss(functools.partial(AUC, SquaredHingePair()), SGD, "pairwise AUC"),

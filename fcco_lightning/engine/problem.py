@@ -496,4 +496,10 @@ class _Drawn(NamedTuple):
 
 
 def _as_read(drawn: Drawn) -> Drawn:
+    if not hasattr(drawn, "columns"):
+        raise ConfigError(
+            f"sampling must hold what is Drawn, by part of a batch, got a {type(drawn).__name__} for a part. Pass what "
+            "IndexedDataset.drawn gives as it is, sampling=dataset.drawn(batch_size=32), or {'target': Drawn(columns, "
+            "plan)}."
+        )
     return _Drawn(as_read(drawn.columns), drawn.plan, getattr(drawn, "shorter", False))

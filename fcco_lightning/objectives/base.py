@@ -112,6 +112,7 @@ class Objective(nn.Module, Measurable, ABC):
             that knows them; empty elsewhere, where batches may hold any number.
         recommended_pretraining: the share of the epochs, in [0, 1), that are better spent on cross-entropy before the
             objective proper, as measured; :class:`~fcco_lightning.FCCOModule` does so unless it is told otherwise.
+        recommended: whether it is trained as it recommends, which that module sets; False in all other loops.
         num_samples: n, the size of the training split; None before the problem is posed, which sets it.
         recommended_lam: the outer smoothing of f that SONEX takes where it is told none, > 0, in squared units of g per
             unit of f; None for the same as elsewhere.
@@ -127,6 +128,7 @@ class Objective(nn.Module, Measurable, ABC):
     sample_parameters: SampleParameters | None = None
     num_samples: int | None = None
     recommended_pretraining: float = 0.0
+    recommended: bool = False
     recommended_lam: float | None = None
     settles: bool = False
 

@@ -145,8 +145,10 @@ class FCCOModule(EvaluatingModule):
         self.average, self.execution = average, execution
         self.rule = DecisionRule(as_decisions(decisions), proper=self.objective.proper)
         self.margin: float | Literal["auto"] = margin if margin == "auto" else non_negative("margin", margin)
+        recommended = pretrain == "auto" and not isinstance(self.algorithm, PDSCA)
         if pretrain == "auto":
-            pretrain = None if isinstance(self.algorithm, PDSCA) else recommended_by(self.objective)
+            pretrain = recommended_by(self.objective) if recommended else None
+        self.objective.recommended = recommended
         self.phases = Phases(pretrain, self._main_phase, network)
         if self.phases.first is not None:  # its parameters are moved to the device, and saved, with all others
             self.pretraining_objective = self.phases.first.objective

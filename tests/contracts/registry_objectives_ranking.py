@@ -156,11 +156,9 @@ CASES = {
         lambda s, c: average_precision(s, c["y"], logistic_pair, 0.5),
         "some classes",
     ),
-    "average precision of sigmoids": binary(
-        lambda: AveragePrecision(cross_entropy=0), of_sigmoids(lambda s, c: average_precision(s, c["y"]))
-    ),
+    "average precision of sigmoids": binary(AveragePrecision, of_sigmoids(lambda s, c: average_precision(s, c["y"]))),
     "average precision beside cross-entropy": binary(
-        AveragePrecision,
+        lambda: AveragePrecision(cross_entropy=10),
         lambda s, c: average_precision([one.sigmoid() for one in s], c["y"]) + 10 * logistic(s, c["y"]),
         "some classes",
         "copies",

@@ -36,8 +36,8 @@ WAITS = [
 N = 256
 STEPS = {  # objective, algorithm, constraints; operators beyond a plain step
     "AUC": (AUC, SGD, [], 22),
-    "AP, SOX": (lambda: AveragePrecision(cross_entropy=0), lambda: SOX(0.1), [], 81),
-    "AP beside cross-entropy, SOX": (AveragePrecision, lambda: SOX(0.1), [], 98),
+    "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 81),
+    "AP beside cross-entropy, SOX": (lambda: AveragePrecision(cross_entropy=10), lambda: SOX(0.1), [], 98),
     "AP of raw scores, SOX": (lambda: AveragePrecision(sigmoid=False), lambda: SOX(0.1), [], 77),
     "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 72),
     "partial AUC, own thresholds": (lambda: CVaRPartialAUC(0.3), SGD, [], 63),

@@ -244,8 +244,7 @@ def test_a_state_of_the_engine_that_is_not_whole_is_refused_in_words(make_algori
 
 def test_a_batch_that_says_nothing_has_gradient_zero():
     data = IndexedDataset([(0, 0)] * N, columns={"y": torch.arange(N) % 2})
-    objective = AveragePrecision(cross_entropy=0)
-    criterion = Criterion(objective, SOX(), num_samples=N, sampling=data.drawn(BATCH))
+    criterion = Criterion(AveragePrecision(), SOX(), num_samples=N, sampling=data.drawn(BATCH))
     scores = nn.Parameter(torch.ones(3))
     optimizer = criterion.follow(torch.optim.SGD([scores], lr=1.0))
     criterion(scores, {"y": torch.zeros(3, dtype=torch.int64), "index": torch.tensor([0, 2, 4])}).backward()

@@ -139,8 +139,7 @@ def test_batches_without_pairs_do_not_count(fit):
 def test_rows_count_by_how_many_a_batch_contains(fit):
     """Each epoch has a value, whatever its last batch contains, and what stops by it sees it."""
     patience = EarlyStopping("train_objective", patience=9, check_on_train_epoch_end=True)
-    objective = AveragePrecision(cross_entropy=0)
-    diary, trainer = fit(objective, SOAP(0.5), patience, epochs=4, lr=0.1, pretrain=None)
+    diary, trainer = fit(AveragePrecision(), SOAP(0.5), patience, epochs=4, lr=0.1, pretrain=None)
     seen = np.array(diary.shown, dtype=float)
     for epoch in range(4):
         steps = slice(epoch * 6, (epoch + 1) * 6)

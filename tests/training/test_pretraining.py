@@ -479,6 +479,27 @@ def test_callbacks_find_the_objective_in_both_phases(make_module, make_trainer):
     assert min(seen[:3]) > 0 > seen[3]  # cross-entropy, and minus an average precision
 
 
+def test_cross_entropy_stays_beside_where_training_is_as_recommended(make_module):
+    """Ten times its mean, unless one says otherwise; the objective alone, in any other loop, is the papers'."""
+    scores, columns = torch.tensor([0.5, -1.0, 2.0]), {"y": torch.tensor([1, 0, 1]), "index": torch.arange(3)}
+    mean = torch.nn.functional.binary_cross_entropy_with_logits(scores, columns["y"].float())
+
+    def beside(objective, **given):
+        module = make_module(objective=objective, constraints=[], algorithm=SOX(), **given)
+        module.objective.num_samples = 3
+        return module.objective.measure(scores, columns)[0]
+
+    torch.testing.assert_close(beside(AveragePrecision()), 10 * mean)
+    torch.testing.assert_close(beside(AveragePrecision(cross_entropy=2)), 2 * mean)
+    torch.testing.assert_close(beside(AveragePrecision(cross_entropy=2), pretrain=None), 2 * mean)
+    assert beside(AveragePrecision(), pretrain=None) is None
+    assert beside(AveragePrecision(cross_entropy=0)) is None
+    assert beside(AveragePrecision(sigmoid=False)) is None
+    again = AveragePrecision()
+    assert beside(again) is not None
+    assert beside(again, pretrain=None) is None  # of an objective that another module was given, too
+
+
 @pytest.mark.parametrize("algorithm", [SOX, lambda: PDSCA(alpha=0.1)], ids=["switched off", "PDSCA"])
 def test_the_start_is_switched_off(algorithm, make_module, make_trainer, said):
     """By one argument, and where the algorithm takes its features from cross-entropy by itself."""

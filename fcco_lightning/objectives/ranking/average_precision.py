@@ -26,11 +26,11 @@ from fcco_lightning.objectives.ranking.ranking import RankingObjective, known_la
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata
 from fcco_lightning.outer import Range, Ratio
 
-_CROSS_ENTROPY = 10.0  # found on tables other than those of the tests
+_CROSS_ENTROPY = 10.0  # recommended: found on tables other than those of the tests
 
 
 class AveragePrecision(RankingObjective):
-    r"""``c g_0 - (1/n_+) sum over positives i of g_i1 / g_i2``, a surrogate of minus the average precision.
+    r"""``-(1/n_+) sum over positives i of g_i1 / g_i2``, a surrogate of minus the average precision.
 
     Source: SOX paper, eq. (7), erratum SOX-2; SOAP (Qi et al., 2021).
 
@@ -45,17 +45,16 @@ class AveragePrecision(RankingObjective):
     Balanced batches without weights estimate the ranks in a population with the batches' share of positives, which is
     then "the data" below, and leave i itself its weight 1/n.
 
-    g_0 is the mean cross-entropy of the network's outputs.  Ratios alone fall as far where a network learns its few
-    positives by heart: after a cross-entropy whose weights decay they lost .0097 ± .0049 of the average precision on
-    new samples of 12 imbalanced tables, and the more the larger their share; beside ten times the cross-entropy they
-    gained .0019 ± .0015 (``examples/benchmarks/results/tables_pay.md``).  The papers' objective is that with c = 0.
-
     From random weights the ratio is hard to optimise, so three quarters of a training's epochs are better spent on
-    cross-entropy first, with the same optimizer and schedule.  :class:`~fcco_lightning.FCCOModule` does so by itself
-    (``pretrain=None`` switches it off); in a loop of your own around an Engine or a Criterion train on
-    :class:`CrossEntropy` first.  On 14 imbalanced tables the average precision of runs with these defaults was that of
-    cross-entropy, +.0004 ± .0004, with steps of the rate, and +.0005 ± .0012 at a constant rate; by ``fcco fit`` it was
-    ahead, +.0061 ± .0028.
+    cross-entropy first, with the same optimizer and schedule.  And ratios alone fall as far where a network learns its
+    few positives by heart: after a cross-entropy whose weights decay they lost .0097 ± .0049 of the average precision
+    on new samples of 12 imbalanced tables, and the more the larger their share; beside ten times the cross-entropy,
+    ``c g_0`` with g_0 the mean cross-entropy of the network's outputs, they gained .0019 ± .0015
+    (``examples/benchmarks/results/tables_pay.md``).  :class:`~fcco_lightning.FCCOModule` does both by itself
+    (``pretrain=None`` switches both off); in a loop of your own around an Engine or a Criterion train on
+    :class:`CrossEntropy` first, and give ``cross_entropy=10``.  On 14 imbalanced tables the average precision of runs
+    with these defaults was that of cross-entropy, +.0004 ± .0004, with steps of the rate, and +.0005 ± .0012 at a
+    constant rate; by ``fcco fit`` it was ahead, +.0061 ± .0028.
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
@@ -63,8 +62,8 @@ class AveragePrecision(RankingObjective):
             average precision is wanted on balanced data.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.  False for the outputs themselves.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios; None for 10 where the scores are
-            sigmoids, and 0 where they are the outputs themselves.
+        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios.  None for 0, the papers' objective;
+            but for 10 where FCCOModule trains on sigmoids as is recommended (:attr:`Objective.recommended`).
 
     Raises:
         ConfigError: if ``prevalence`` is neither, ``cross_entropy`` is negative or not finite, or l(0) is not positive.
@@ -85,8 +84,7 @@ class AveragePrecision(RankingObjective):
         cross_entropy: float | None = None,
     ) -> None:
         super().__init__(loss, sigmoid=sigmoid)
-        usual = _CROSS_ENTROPY if sigmoid else 0.0
-        self.cross_entropy = usual if cross_entropy is None else non_negative("cross_entropy", cross_entropy)
+        self.cross_entropy = None if cross_entropy is None else non_negative("cross_entropy", cross_entropy)
         require_own_loss(self.loss, self.itself)
         if prevalence != "data" and not 0 < finite("prevalence", prevalence) < 1:
             raise ConfigError(f"prevalence must be 'data' or lie in (0, 1), got {prevalence!r}.")
@@ -106,10 +104,10 @@ class AveragePrecision(RankingObjective):
 
     def _beside(self, outputs: Any, batch: Columns) -> Tensor | None:
         """``c g_0``, where there is such a part."""
-        if self.cross_entropy == 0:
-            return None
-        losses = LogisticLoss()(binary_scores(outputs), batch)
-        return self.cross_entropy * mean_over_data(losses, batch)
+        c = self.cross_entropy
+        if c is None:
+            c = _CROSS_ENTROPY if self.recommended and self.sigmoid else 0.0
+        return c * mean_over_data(LogisticLoss()(binary_scores(outputs), batch), batch) if c else None
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
         """How much samples count for another prevalence than the data's, shape (B,)."""
