@@ -145,10 +145,9 @@ class FCCOModule(EvaluatingModule):
         self.average, self.execution = average, execution
         self.rule = DecisionRule(as_decisions(decisions), proper=self.objective.proper)
         self.margin: float | Literal["auto"] = margin if margin == "auto" else non_negative("margin", margin)
-        recommended = pretrain == "auto" and not isinstance(self.algorithm, PDSCA)
+        self._as_recommended = pretrain == "auto" and not isinstance(self.algorithm, PDSCA)
         if pretrain == "auto":
-            pretrain = recommended_by(self.objective) if recommended else None
-        self.objective.recommended = recommended
+            pretrain = recommended_by(self.objective) if self._as_recommended else None
         self.phases = Phases(pretrain, self._main_phase, network)
         if self.phases.first is not None:  # its parameters are moved to the device, and saved, with all others
             self.pretraining_objective = self.phases.first.objective
@@ -250,6 +249,7 @@ class FCCOModule(EvaluatingModule):
                 f"the module's dual state belongs to a training split of {self.num_samples} samples, this one has {n}. "
                 "Make a new FCCOModule for other data."
             )
+        self.objective.recommended = self._as_recommended
         phase = self.phases.present
         phase.objective.adapt(datamodule_of(self.trainer))
         split = None if sampling is None else next(iter(sampling.values())).columns

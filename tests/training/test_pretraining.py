@@ -479,25 +479,22 @@ def test_callbacks_find_the_objective_in_both_phases(make_module, make_trainer):
     assert min(seen[:3]) > 0 > seen[3]  # cross-entropy, and minus an average precision
 
 
-def test_cross_entropy_stays_beside_where_training_is_as_recommended(make_module):
+def test_cross_entropy_stays_beside_where_training_is_as_recommended(make_module, make_trainer):
     """Ten times its mean, unless one says otherwise; the objective alone, in any other loop, is the papers'."""
     scores, columns = torch.tensor([0.5, -1.0, 2.0]), {"y": torch.tensor([1, 0, 1]), "index": torch.arange(3)}
     mean = torch.nn.functional.binary_cross_entropy_with_logits(scores, columns["y"].float())
 
     def beside(objective, **given):
-        module = make_module(objective=objective, constraints=[], algorithm=SOX(), **given)
-        module.objective.num_samples = 3
+        parts = {"objective": objective, "constraints": [], "algorithm": None, **given}
+        module = fitted(make_module, make_trainer, parts, epochs=1).lightning_module
         return module.objective.measure(scores, columns)[0]
 
-    torch.testing.assert_close(beside(AveragePrecision()), 10 * mean)
-    torch.testing.assert_close(beside(AveragePrecision(cross_entropy=2)), 2 * mean)
+    again = AveragePrecision()
+    torch.testing.assert_close(beside(again), 10 * mean)
+    assert beside(again, pretrain=None) is None  # of an objective that another module was given, too
     torch.testing.assert_close(beside(AveragePrecision(cross_entropy=2), pretrain=None), 2 * mean)
-    assert beside(AveragePrecision(), pretrain=None) is None
     assert beside(AveragePrecision(cross_entropy=0)) is None
     assert beside(AveragePrecision(sigmoid=False)) is None
-    again = AveragePrecision()
-    assert beside(again) is not None
-    assert beside(again, pretrain=None) is None  # of an objective that another module was given, too
 
 
 @pytest.mark.parametrize("algorithm", [SOX, lambda: PDSCA(alpha=0.1)], ids=["switched off", "PDSCA"])
@@ -517,7 +514,8 @@ def test_a_run_too_short_for_a_start_is_the_run_without(make_module, make_traine
     parts = {"objective": AveragePrecision(), "constraints": [], "algorithm": SOX(0.5)}
     found = fitted(make_module, make_trainer, parts, epochs=1)
     assert any("AveragePrecision would be preceded by CrossEntropy" in line for line in said)
-    jobs.require_same(found, fitted(make_module, make_trainer, parts | {"pretrain": None}, epochs=1))
+    parts |= {"objective": AveragePrecision(cross_entropy=10), "pretrain": None}
+    jobs.require_same(found, fitted(make_module, make_trainer, parts, epochs=1))
 
 
 def test_average_precision_by_default_is_not_far_behind_cross_entropy(make_trainer):
