@@ -55,6 +55,13 @@ def below_one(name: str, value: float) -> float:
     return value
 
 
+def unit(name: str, value: float) -> float:
+    """Return ``value`` if it lies in [0, 1], else raise :class:`ConfigError` naming the argument."""
+    if not (_is_finite(value) and 0 <= value <= 1):
+        raise ConfigError(f"{name} must lie in [0, 1], got {value!r}.")
+    return value
+
+
 def inside(name: str, value: float) -> float:
     """Return ``value`` if it lies in (0, 1), else raise :class:`ConfigError` naming the argument."""
     if not (_is_finite(value) and 0 < value < 1):

@@ -2,8 +2,7 @@
 
 from fcco_lightning.algorithms.estimation import SingleLoop
 from fcco_lightning.algorithms.two_draws import IndependentDraws, Jacobian
-from fcco_lightning.checks import positive
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.checks import positive, unit
 from fcco_lightning.estimators import Average, DualProx
 
 
@@ -29,8 +28,7 @@ class ALEXR(IndependentDraws, SingleLoop):
         self, tau: float = 1.0, theta: float = 0.1, mirror: bool = False, jacobian: Jacobian = "halves"
     ) -> None:
         positive("tau", tau)
-        if not 0 <= theta <= 1:
-            raise ConfigError(f"theta must lie in [0, 1], got {theta!r}.")
+        unit("theta", theta)
         gamma = 1 / (1 + tau)
         in_u = Average(gamma, gamma * theta, fresh=True, convex_only=True)
         super().__init__(in_u if mirror else DualProx(tau, theta), jacobian=jacobian)

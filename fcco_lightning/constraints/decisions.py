@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import one_of, positive
+from fcco_lightning.checks import inside, one_of, positive
 from fcco_lightning.constraints.calibration import Calibration, calibrated, calibration_of
 from fcco_lightning.constraints.score_scales import QuantileScores
 from fcco_lightning.constraints.vacuity import masses
@@ -48,8 +48,7 @@ class TopShare(Quantity):
     smooths = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ConfigError(f"share must lie in (0, 1), got {self.share!r}: 0.1 selects a tenth of the samples.")
+        inside("share", self.share)
         positive("temperature", self.temperature)
         one_of("of", self.of, ("all", "positives"))
 
@@ -110,8 +109,7 @@ class Decisions:
         if len(given) > 1:
             raise ConfigError(f"decisions are for one thing, got {given}. Leave all but one of them out.")
         for name in {"share", "tpr", "threshold"} & given.keys():
-            if not 0 < given[name] < 1:
-                raise ConfigError(f"decisions.{name} must lie in (0, 1), got {given[name]!r}.")
+            inside(f"decisions.{name}", given[name])
         if self.costs is None or self.costs == "balanced":
             return
         costs: Any = self.costs

@@ -91,7 +91,7 @@ class AdamType(Adam):
         super().__init__(
             params,
             lr=positive("lr", lr),
-            betas=(1 - fraction("beta", beta), 1 - fraction("beta_prime", beta_prime)),
+            betas=(1.0 - fraction("beta", beta), 1.0 - fraction("beta_prime", beta_prime)),
             eps=positive("eps", eps),
             weight_decay=non_negative("weight_decay", weight_decay),
             decoupled_weight_decay=True,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from fcco_lightning.checks import fraction, non_negative, positive
+from fcco_lightning.checks import finite, fraction, non_negative, positive
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known, first_of_equals
@@ -83,6 +83,8 @@ class SoftRate(Quantity):
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
+        if self.threshold is not None:
+            finite("threshold", self.threshold)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
         scores = binary_scores(outputs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import finite
+from fcco_lightning.checks import finite, greater
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
 from fcco_lightning.outer.base import OuterFunction, exp_minus_one, known_at, not_below
@@ -173,8 +173,7 @@ class Power(OuterFunction):
     monotone = True
 
     def __post_init__(self) -> None:
-        if not 1 < self.p < float("inf"):
-            raise ConfigError(f"p must be finite and > 1 (use Hinge for p = 1), got {self.p!r}.")
+        greater("p", self.p, 1)
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]

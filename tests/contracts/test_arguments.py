@@ -17,8 +17,8 @@ from fcco_lightning.errors import ConfigError
 RANGES = {
     "be a finite number": """
         AveragedHinge.kappa CVaRGroupDRO.threshold ChiSquareGroupDRO.threshold
-        Hinge.kappa KLGroupDRO.threshold MeanAtMost.kappa MeanNear.target NonForgetting.kappa
-        SmoothedHinge.kappa Softplus.b SquaredHinge.kappa TabularMLP.offset WorstGroupDRO.threshold
+        Hinge.kappa KLGroupDRO.threshold KLPartialAUC.threshold MeanAtMost.kappa MeanNear.target NonForgetting.kappa
+        SmoothedHinge.kappa SoftRate.threshold Softplus.b SquaredHinge.kappa TabularMLP.offset WorstGroupDRO.threshold
     """,
     "be a finite number > 0": """
         ALEXR.tau ALEXR2.eta,lam,nu AUCMargin.margin AdamType.eps,lr AdaptivePenalty.least,rate,start,width
@@ -52,6 +52,9 @@ RANGES = {
         SONX.gamma_prime SmoothedHingePenalty.rho SquaredHingePenalty.rho Switching.gamma_prime,tolerance
         WassersteinBall.rho
     """,
+    "be a finite number > 1": """
+        PNormPush.p Power.p
+    """,
     "be a finite number >= 0.004": """
         GlobalContrastive.tau InfoNCE.tau ViewContrastive.tau
     """,
@@ -60,7 +63,7 @@ RANGES = {
     """,
     "be a whole number >= 0": """
         ALEXR2.recovery_steps DigitImages.seed GroupEvaluation.most_groups ImageNoise.seed ImageSplits.seed
-        RankingEvaluation.most_labels Splits.seed WeightAverage.start
+        RankingEvaluation.most_labels SOXBoost.seed Splits.seed WeightAverage.start
     """,
     "be a whole number >= 1": """
         ALEXR2.K BagSampling.instances_per_bag,negative_bags,num_batches,positive_bags
@@ -93,7 +96,7 @@ RANGES = {
         BlockDistributions.num_distributions GradedLists.dim ProportionalHazards.dim
     """,
     "lie in (0, 1)": """
-        BestFeasible.confidence GaussianGroups.favoured_share Splits.test_fraction WeightAverage.decay
+        BestFeasible.confidence GaussianGroups.favoured_share TopShare.share Splits.test_fraction WeightAverage.decay
     """,
     "lie in (0, 1]": """
         ALEXR2.gamma,objective_gamma AdamType.beta,beta_prime AugmentedLagrangian.rate Average.gamma
@@ -102,6 +105,9 @@ RANGES = {
         GroupEvaluation.alpha HeavyBall.beta MOAP.gamma MSVR.b,gamma PDSCA.gamma,row_gamma
         RankingEvaluation.max_fpr SCENT.gamma SOAP.gamma SONEX.gamma,objective_gamma SONX.gamma
         SOX.gamma,objective_gamma SOXBoost.gamma ScaledAverage.gamma Storm.b Switching.gamma
+    """,
+    "lie in [0, 1]": """
+        ALEXR.theta
     """,
     "lie in [0, 1)": """
         BellmanResidual.discount CVaRPartialAUC.min_tpr Garnet.discount NuPI.smoothing RankingEvaluation.min_tpr
@@ -187,12 +193,12 @@ def test_numbers_outside_of_their_range_are_refused_by_name(name, argument, rule
 
 # Numbers with rules of another kind, such as only count beside another argument, values of data, and those of bases.
 ELSEWHERE = """
-    ALEXR.theta ALEXR2.objective_gamma_prime BellmanResidual.num_states CVaRPartialAUC.threshold
+    ALEXR2.objective_gamma_prime BellmanResidual.num_states CVaRPartialAUC.threshold
     CVaRPartialAUC.thresholds CVaRPartialAUC.thresholds_lr DoubleLoop.K DoubleLoop.eta DoubleLoop.nu
     DoubleLoop.recovery_steps ExponentialOf.lam GlobalContrastive.tau_lr GlobalContrastive.tau_max
-    GlobalContrastive.tau_min InfoNCE.tau_min KLPartialAUC.threshold LabelSampling.missing
-    MeanAveragePrecision.missing OverSides.kappa PNormPush.p RankingEvaluation.missing SOXBoost.seed
-    SoftRate.threshold SpectralRisk.r TopShare.share ViewContrastive.tau_lr ViewContrastive.tau_max
+    GlobalContrastive.tau_min InfoNCE.tau_min LabelSampling.missing
+    MeanAveragePrecision.missing OverSides.kappa RankingEvaluation.missing
+    SpectralRisk.r ViewContrastive.tau_lr ViewContrastive.tau_max
     ViewContrastive.tau_min
 """
 

@@ -42,8 +42,8 @@ class PNormPush(RankingObjective):
         loss: PairLoss | None = None,
     ) -> None:
         super().__init__(loss or ExponentialPair())
-        self.against_overflow = f"Lower p (it is {p:g}), of which inner values are raised to the power."
         self.outer: OuterFunction = Power(greater("p", p, 1.0))
+        self.against_overflow = f"Lower p (it is {p:g}), of which inner values are raised to the power."
         self.owner = int(one_of("push_over", push_over, ("negatives", "positives")) == "positives")
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:

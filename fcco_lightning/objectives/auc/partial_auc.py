@@ -156,12 +156,13 @@ class KLPartialAUC(RankingObjective):
         self.lam = positive("lam", lam)
         self.tau = None if tau is None else positive("tau", tau)
         self.against_overflow = f"Raise lam (it is {lam:g}), which divides the losses in an exponent."
+        threshold = float(finite("threshold", threshold))
         if tau is not None:
             self.against_overflow = (
                 f"Raise tau (it is {tau:g}) or lam ({lam:g}), which divide losses in an exponent, or start from a "
                 f"`threshold` near F (it is {threshold:g})."
             )
-            self.threshold = nn.Parameter(torch.tensor(float(finite("threshold", threshold))))
+            self.threshold = nn.Parameter(torch.tensor(threshold))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
