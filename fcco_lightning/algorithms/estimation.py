@@ -63,7 +63,8 @@ class Estimation(Algorithm, ABC):
                 term.remember()
             term.smooth(self.smoothing_of(term.part))
             term.corrected = estimator.needs_previous
-        problem.settles = problem.objective.settles and self.objective_estimator.estimates_values
+        objective = problem.objective
+        problem.settles = objective.recommended and objective.settles and self.objective_estimator.estimates_values
 
     def start(self, engine: Engine) -> None:
         self._params = engine.params

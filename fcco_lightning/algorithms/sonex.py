@@ -26,8 +26,8 @@ class SONEX(SingleLoop):
     Args:
         gamma: weight of the new value, in (0, 1].
         gamma_prime: weight of the correction, >= 0, or ``theory`` (Thm 4.7); 0 saves the second forward pass.
-        lam: outer smoothing, > 0; None for what the objective recommends for its own outer function
-            (:attr:`~fcco_lightning.Objective.recommended_lam`), and elsewhere .01.
+        lam: outer smoothing, > 0; None for .01, but where FCCOModule trains as an objective recommends what this
+            recommends for its own outer function (:attr:`~fcco_lightning.Objective.recommended_lam`).
         fresh: take the outer gradient at the new u_i instead.
         objective_gamma: gamma for an objective with inner functions of its own (SONEX paper, F.3); as ``gamma`` if
             None.
@@ -58,5 +58,6 @@ class SONEX(SingleLoop):
         self.lam = lam
 
     def smoothing_of(self, part: Measurable) -> Smoothing:
-        recommended = part.recommended_lam if isinstance(part, Objective) else None
-        return self.smoothing if recommended is None or self.lam is not None else MoreauSmoothing(recommended)
+        if self.lam is not None or not isinstance(part, Objective) or not part.recommended:
+            return self.smoothing
+        return self.smoothing if part.recommended_lam is None else MoreauSmoothing(part.recommended_lam)

@@ -214,7 +214,7 @@ class Arrivals:
             )
         else:
             self._judge_labels(every)
-        if all(bool(of_batch.get("penalty", _ZERO).isnan()) for of_batch in said):
+        if all("penalty" in of_batch and bool(of_batch["penalty"].isnan()) for of_batch in said):
             warnings.warn(
                 f"none of the first {number} batches contains what {self._problem.constraints[0].names[0]!r} and the "
                 "other constraints compare: they do not act. Look at their groups or subsets, or draw larger batches.",

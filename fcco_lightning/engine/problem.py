@@ -76,7 +76,7 @@ class Problem(nn.Module):
         terms: the objective's, if it has inner functions, then one of each constraint.
         multipliers_of_terms: the multipliers of every constraint, as they are remembered; none with a penalty.
         units_known: whether these have their unit, as far as the engine has looked.
-        settles: whether parameters of the objective's outer function are the best ones for its rows after every update.
+        settles: whether parameters of the objective's outer function follow the best ones for its rows.
     """
 
     objective: Objective
@@ -214,7 +214,7 @@ class Problem(nn.Module):
             multipliers.follow(optimizer)
 
     def settle(self) -> None:
-        """Let parameters of the objective's outer function be the best ones for its rows."""
+        """Move parameters of the objective's outer function to the best ones for its rows."""
         term = self.all_terms[0]
         if term.state is not None and term.smoothed is not None:
             self.objective.settle(term.state.gather(None), term.smoothed)

@@ -112,11 +112,12 @@ class Objective(nn.Module, Measurable, ABC):
             that knows them; empty elsewhere, where batches may hold any number.
         recommended_pretraining: the share of the epochs, in [0, 1), that are better spent on cross-entropy before the
             objective proper, as measured; :class:`~fcco_lightning.FCCOModule` does so unless it is told otherwise.
-        recommended: whether it is trained as it recommends, which that module sets; False in all other loops.
+        recommended: whether it is trained as it recommends, which that module sets; False in all other loops, where an
+            objective is that of its paper.
         num_samples: n, the size of the training split; None before the problem is posed, which sets it.
-        recommended_lam: the outer smoothing of f that SONEX takes where it is told none, > 0, in squared units of g per
-            unit of f; None for the same as elsewhere.
-        settles: whether parameters of f take their best values given all rows, see :meth:`settle`.
+        recommended_lam: the outer smoothing of f that SONEX then takes where it is told none, > 0, in squared units of
+            g per unit of f; None for the same as elsewhere.
+        settles: whether parameters of f then follow their best values given all rows, see :meth:`settle`.
     """
 
     against_overflow: str = "Scale the scores or the features down."
@@ -133,10 +134,10 @@ class Objective(nn.Module, Measurable, ABC):
     settles: bool = False
 
     def settle(self, rows: Tensor, f: OuterFunction) -> None:
-        """Give parameters of f the values that are best for the rows as they are remembered.
+        """Move parameters of f to the values that are best for the rows as they are remembered.
 
-        An :class:`~fcco_lightning.Engine` asks for it after every update, if :attr:`settles` says so and the rows are
-        running estimates of the inner values.  With other algorithms the parameters are trained beside the network.
+        The engine asks for it after every update where training is as recommended, if :attr:`settles` says so and the
+        rows are running estimates of the inner values.  Elsewhere the parameters are trained beside the network.
 
         Args:
             rows: all rows, shape (n, k), without graph; NaN where never written.

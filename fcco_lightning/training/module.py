@@ -96,8 +96,9 @@ class FCCOModule(EvaluatingModule):
         evaluation: what is reported of a split; by default the evaluation that fits the type of the objective, see
             :func:`~fcco_lightning.evaluation.default_evaluation`.
         pretrain: a first phase of training on another objective, such as cross-entropy before average precision; None
-            for none.  By default, "auto", a seamless one where the objective recommends it
-            (:attr:`~fcco_lightning.Objective.recommended_pretraining`), and none elsewhere.
+            for none.  By default, "auto", the objective is trained as it recommends itself
+            (:attr:`~fcco_lightning.Objective.recommended`): after a seamless first phase if it recommends one, with
+            cross-entropy beside average precision, and with the best thresholds of worst groups.
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
         execution: in which parts, on which processes and by which code all of this is computed.

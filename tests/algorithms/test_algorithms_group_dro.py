@@ -307,6 +307,7 @@ def test_a_threshold_is_the_best_one_for_the_rows_where_these_are_risks_and_none
     make, settles = SETTLES[name]
     algorithm, network = make(), nn.Linear(3, 1)
     objective = CVaRGroupDRO(0.5, num_groups=3, threshold=start)
+    objective.recommended = True
     problem = algorithm.pose(objective, num_samples=len(X))
     engine = Engine(network, problem, algorithm)
     optimizer = torch.optim.SGD(engine.params, lr=0.05)
@@ -314,6 +315,8 @@ def test_a_threshold_is_the_best_one_for_the_rows_where_these_are_risks_and_none
         index = torch.arange(4)
         batch = {"x": torch.from_numpy(X[:4]).float(), "y": torch.tensor([0, 1, 1, 0])}
         engine.train_batch({**batch, "group": torch.tensor(group), "index": index}, optimizer)
+    for _ in range(20 if problem.settles else 0):  # as of further updates that move no row
+        problem.settle()
     term, found = problem.all_terms[0], objective.threshold.item()
     assert objective.threshold in set(optimizer.param_groups[0]["params"])
     if not settles or start is not None:
@@ -334,15 +337,21 @@ def test_sonex_smooths_by_what_the_objective_recommends_unless_it_is_told_otherw
 
     for alpha in (0.1, 0.5):
         objective = CVaRGroupDRO(alpha, num_groups=20)
+        assert lam(SONEX(), objective) == 0.01
+        objective.recommended = True
         assert lam(SONEX(), objective) == pytest.approx(alpha / 2)
         assert lam(SONEX(lam=0.02), objective) == 0.02
         assert lam(ALEXR2(), objective) == 0.002
-    assert lam(SONEX(), WorstGroupDRO(num_groups=20)) == pytest.approx(0.5 / 20)
+    worst = WorstGroupDRO(num_groups=20)
+    worst.recommended = True
+    assert lam(SONEX(), worst) == pytest.approx(0.5 / 20)
     assert KLGroupDRO(num_groups=20).recommended_lam is None  # it is smooth
 
 
 def test_the_smoothing_that_a_group_objective_recommends_is_not_that_of_constraints():
     algorithm = SONEX()
-    problem = algorithm.pose(CVaRGroupDRO(0.5, num_groups=3), [ROCFairness()], HingePenalty(1.0), num_samples=4)
+    objective = CVaRGroupDRO(0.5, num_groups=3)
+    objective.recommended = True
+    problem = algorithm.pose(objective, [ROCFairness()], HingePenalty(1.0), num_samples=4)
     of_objective, of_constraint = (algorithm.smoothing_of(term.part) for term in problem.all_terms)
     assert (of_objective, of_constraint) == (MoreauSmoothing(0.25), MoreauSmoothing(0.01))

@@ -1,6 +1,7 @@
 """What is declared of the data is compared with what comes: no batch trains another problem without a word."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,12 +12,15 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 from fcco_lightning import (
     AUC,
     SGD,
+    SONEX,
     SOX,
     AveragePrecision,
     CoxPartialLikelihood,
     Criterion,
+    CrossEntropy,
     CVaRGroupDRO,
     Engine,
+    EqualizedOdds,
     Execution,
     GlobalContrastive,
     IndexedDataset,
@@ -424,3 +428,24 @@ def test_after_the_first_batches_nothing_is_looked_at(monkeypatch):
     for index in shuffled():
         engine.train_batch(batch_of(index), optimizer)
     assert engine.arrivals.left == 0
+
+
+def test_constraints_that_no_batch_measures_are_told():
+    """A group that never comes, in a loop of which nothing is declared: its constraint acts on nothing."""
+    x, y, group = torch.randn(256, 3), torch.arange(256) % 2, torch.zeros(256, dtype=torch.int64)
+    network, algorithm = torch.nn.Linear(3, 1), SONEX()
+    engine = Engine(network, algorithm.pose(CrossEntropy(), [EqualizedOdds()], num_samples=256), algorithm)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for i in range(8):
+        rows = torch.arange(32 * i, 32 * (i + 1))
+        batch = {"x": x[rows], "y": y[rows], "group": group[rows], "index": rows}
+        told = nullcontext() if i < 7 else pytest.warns(UserWarning, match="none of the first 8 batches contains what")
+        with told:
+            engine.train_batch(batch, optimizer, last_batch=i == 7)
+
+
+def test_what_is_drawn_is_given_by_part_or_as_it_comes():
+    data = IndexedDataset(TensorDataset(torch.randn(8, 3), torch.arange(8) % 2))
+    assert SONEX().pose(AveragePrecision(), num_samples=8, sampling=data.drawn(batch_size=4)).declared
+    with pytest.raises(ConfigError, match=r"sampling must hold what is Drawn, by part of a batch, got a dict"):
+        SONEX().pose(AveragePrecision(), num_samples=8, sampling={"target": data.drawn(batch_size=4)})

@@ -244,7 +244,8 @@ def test_a_settled_threshold_is_the_minimiser_for_the_known_risks_from_any_other
     best = minimize_scalar(at, bounds=(-20, 20), method="bounded", options={"xatol": 1e-10}).fun
     for present in (-3.0, 0.8, 50.0):
         at(present)
-        objective.settle(rows, f)
+        for _ in range(20):  # each with f at the threshold that was found
+            objective.settle(rows, smoothing(objective.outer))
         assert at(objective.threshold.item()) == pytest.approx(best, abs=1e-5)
 
 
@@ -252,10 +253,10 @@ def test_a_threshold_stays_where_no_risk_is_known_and_meets_risks_that_are_equal
     objective = CVaRGroupDRO(0.5, Given(), 2).double()
     objective.settle(torch.full((2, 1), torch.nan), objective.outer)
     assert objective.threshold == 0
-    objective.settle(torch.full((2, 1), 0.4), objective.outer)
-    assert objective.threshold.item() == pytest.approx(0.4, abs=1e-6)
-    objective.settle(torch.full((2, 1), 0.4), MoreauSmoothing(0.1)(objective.outer))
-    assert objective.threshold.item() == pytest.approx(0.4 - 0.1, abs=1e-6)  # where the slope is 1
+    for smoothing, best in ((NoSmoothing(), 0.4), (MoreauSmoothing(0.1), 0.4 - 0.1)):  # where the slope is 1
+        for _ in range(20):
+            objective.settle(torch.full((2, 1), 0.4), smoothing(objective.outer))
+        assert objective.threshold.item() == pytest.approx(best, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)

@@ -21,7 +21,7 @@ from fcco_lightning.objectives.base import (
     one_label_each,
     require,
 )
-from fcco_lightning.objectives.groups.best_threshold import best_threshold
+from fcco_lightning.objectives.groups.best_threshold import better_threshold
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity, means_by_part, parts_of
 from fcco_lightning.objectives.ratios import warn_of_ratios
@@ -152,7 +152,7 @@ class _ShiftedGroupObjective(GroupObjective):
         scale: in units of R, > 0.
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: c to start from, where it is trained with the network; None for the minimum at the remembered rows.
+        threshold: c to start from, where it is trained with the network; None for 0, or for the minimiser.
     """
 
     def __init__(
@@ -175,9 +175,9 @@ class _ShiftedGroupObjective(GroupObjective):
         return None if self._base.smooth else _RISE / self._base.lipschitz
 
     def settle(self, rows: Tensor, f: OuterFunction) -> None:
-        """Let c be the minimiser for the risks of the groups that have been seen."""
+        """Move c to the minimiser for the risks of the groups that have been seen."""
         with torch.no_grad():
-            self.threshold.copy_(best_threshold(rows, f, self.threshold))
+            self.threshold.copy_(better_threshold(rows, f, self.threshold))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
@@ -194,15 +194,16 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
 
     Source: SONEX paper, eq. (10), ALEXR paper, F.1.
 
-    Where an algorithm remembers the risks of the groups, as SONEX, SONX, SOX, MSVR and ALEXR2 do, s is by default the
-    minimiser for the remembered risks (of the smoothed function, if the algorithm smooths it), which costs O(n) after
-    every update.  With a number for ``threshold``, with more than 2,000 groups, and with all other algorithms, s is
-    trained with the network, without weight decay; ``--model.schedule.objective_lr`` sets its own step size.  A trained
-    s holds a short run up: it moves by that step size per update, and groups below it have no gradient.
+    s is trained with the network, without weight decay; ``--model.schedule.objective_lr`` sets its own step size.  A
+    trained s holds a short run up: it moves by that step size per update, and groups below it have no gradient.  So
+    :class:`~fcco_lightning.FCCOModule`, unless it is told otherwise, lets s follow the minimiser for the remembered
+    risks (of the smoothed function, if the algorithm smooths it), which costs O(n) after every update, where an
+    algorithm remembers the risks, as SONEX, SONX, SOX, MSVR and ALEXR2 do.  It does not with a number for
+    ``threshold``, nor with more than 2,000 groups.
 
-    SONEX by default smooths f so much that the weight of a group rises from 0 to the largest while its risk rises from
-    s to s + 1/2 (:attr:`recommended_lam` = alpha/2).  With less, the few samples of a batch decide by chance which
-    groups have a gradient.  Figures are in ``examples/benchmarks/results/groups_pay.md``.
+    There SONEX by default smooths f so much, too, that the weight of a group rises from 0 to the largest while its risk
+    rises from s to s + 1/2 (:attr:`recommended_lam` = alpha/2).  With less, the few samples of a batch decide by chance
+    which groups have a gradient.  Figures are in ``examples/benchmarks/results/groups_pay.md``.
 
     Primal-dual methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
 
@@ -210,7 +211,7 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
         alpha: share of the groups, in [1/n, 1] (ALEXR paper: .1, .15; r = .15 in the SONEX paper).
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: s to start from, where it is trained with the network; None for the best one, see above.
+        threshold: s to start from, where it is trained with the network; None for 0, or for the best one, see above.
 
     Raises:
         ConfigError: if alpha n < 1.
@@ -232,7 +233,7 @@ class WorstGroupDRO(_ShiftedGroupObjective):
     Args:
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: s to start from, where it is trained with the network; None for the best one, as of
+        threshold: s to start from, where it is trained with the network; None for 0, or for the best one, as of
             :class:`CVaRGroupDRO`.
     """
 
@@ -262,7 +263,7 @@ class ChiSquareGroupDRO(_ShiftedGroupObjective):
         half: which normalisation.
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: c to start from, where it is trained with the network; None for the best one, as of
+        threshold: c to start from, where it is trained with the network; None for 0, or for the best one, as of
             :class:`CVaRGroupDRO`.
     """
 
@@ -287,7 +288,7 @@ class KLGroupDRO(_ShiftedGroupObjective):
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
         threshold: c to start from, where it is trained with the network: with a small lam0 one near the risks, so that
-            the exponentials do not overflow.  None for the best one, as of :class:`CVaRGroupDRO`.
+            the exponentials do not overflow.  None for 0, or for the best one, as of :class:`CVaRGroupDRO`.
     """
 
     def __init__(
