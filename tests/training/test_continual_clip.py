@@ -72,7 +72,7 @@ def test_every_algorithm_trains_from_where_it_is(algorithm, learn, make_trainer)
     for figures in watch.start.values():
         assert {figures[f"{kind}/{name}"] for kind in ("h", "change", "loss_change") for name in TASKS} == {0.0}
         assert (figures["delta_target"], figures["worst_violation"]) == (0, 0)
-    change, weight, _ = watch.first_change
+    change, weight, *_ = watch.first_change
     assert weight.tolist() == [True] * 3
     assert change.abs().max() < 1e-5
     for split in ("train", "test"):
@@ -426,7 +426,8 @@ def test_an_image_that_cannot_be_read(command, folder):
     settings = animal_settings(folder) | {"num_batches": 2, "corrupt": "error"}
     data = {"class_path": "ContinualCLIPDataModule", "init_args": composed(settings, CLIP, plain=True)}
     text = refused(command, data=data)
-    assert re.search(r"train-(cat|owl|fox)-\d+\.png' cannot be read.*set corrupt='skip' to leave it out\.", text)
+    named = r"train-(cat|owl|fox)-\d+\.png' cannot be read.*set images\.corrupt='skip' to leave it out\."
+    assert re.search(named, text)
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
