@@ -453,7 +453,8 @@ def said():
 def test_average_precision_begins_with_cross_entropy(make_module, make_trainer, said):
     parts = {"objective": AveragePrecision(), "constraints": [], "algorithm": None}
     fitted(make_module, make_trainer, parts)
-    assert any("CrossEntropy is minimised until epoch 3 begins, then AveragePrecision" in line for line in said)
+    told = "CrossEntropy is minimised until epoch 3 begins, then AveragePrecision beside 10 times the cross-entropy"
+    assert any(told in line for line in said)
     first = fitted(make_module, make_trainer, parts | {"objective": CrossEntropy(), "algorithm": SGD()}, epochs=3)
     by_default = fitted(make_module, make_trainer, parts, max_steps=first.global_step)
     assert by_default.global_step == first.global_step
@@ -513,7 +514,7 @@ def test_other_objectives_recommend_nothing(objective, make_module):
 def test_a_run_too_short_for_a_start_is_the_run_without(make_module, make_trainer, said):
     parts = {"objective": AveragePrecision(), "constraints": [], "algorithm": SOX(0.5)}
     found = fitted(make_module, make_trainer, parts, epochs=1)
-    assert any("AveragePrecision would be preceded by CrossEntropy" in line for line in said)
+    assert any("AveragePrecision beside 10 times the cross-entropy would be preceded by CrossEntropy" in line for line in said)
     parts |= {"objective": AveragePrecision(cross_entropy=10), "pretrain": None}
     jobs.require_same(found, fitted(make_module, make_trainer, parts, epochs=1))
 

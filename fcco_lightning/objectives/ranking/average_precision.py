@@ -102,11 +102,16 @@ class AveragePrecision(RankingObjective):
         sums = sums_over_data(self.loss, scores, masks, batch, self.num_samples, self.itself, positive, self.most)
         return self._beside(outputs, batch), Rows(sums, positive)
 
+    @property
+    def beside(self) -> float:
+        """The weight c of the cross-entropy beside the ratios, as it is now."""
+        if self.cross_entropy is not None:
+            return self.cross_entropy
+        return _CROSS_ENTROPY if self.recommended and self.sigmoid else 0.0
+
     def _beside(self, outputs: Any, batch: Columns) -> Tensor | None:
         """``c g_0``, where there is such a part."""
-        c = self.cross_entropy
-        if c is None:
-            c = _CROSS_ENTROPY if self.recommended and self.sigmoid else 0.0
+        c = self.beside
         return c * mean_over_data(LogisticLoss()(binary_scores(outputs), batch), batch) if c else None
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
