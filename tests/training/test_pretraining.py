@@ -514,7 +514,8 @@ def test_other_objectives_recommend_nothing(objective, make_module):
 def test_a_run_too_short_for_a_start_is_the_run_without(make_module, make_trainer, said):
     parts = {"objective": AveragePrecision(), "constraints": [], "algorithm": SOX(0.5)}
     found = fitted(make_module, make_trainer, parts, epochs=1)
-    assert any("AveragePrecision beside 10 times the cross-entropy would be preceded by CrossEntropy" in line for line in said)
+    told = "AveragePrecision beside 10 times the cross-entropy would be preceded by CrossEntropy"
+    assert any(told in line for line in said)
     parts |= {"objective": AveragePrecision(cross_entropy=10), "pretrain": None}
     jobs.require_same(found, fitted(make_module, make_trainer, parts, epochs=1))
 
