@@ -201,8 +201,8 @@ class Phases:
             return
         objective = self._main().objective
         first, proper = type(self.first.objective).__name__, type(objective).__name__
-        if isinstance(objective, AveragePrecision) and objective.beside:
-            proper += f" beside {objective.beside:g} times the cross-entropy"
+        if isinstance(objective, AveragePrecision) and (beside := objective.weights[0]):
+            proper += f" beside {beside / objective.weights[1]:g} times the cross-entropy"
         length = self.first_epochs(trainer)
         if length == 0:
             rank_zero_info(

@@ -26,7 +26,7 @@ from fcco_lightning.objectives.ranking.ranking import RankingObjective, known_la
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata
 from fcco_lightning.outer import Range, Ratio
 
-_CROSS_ENTROPY = 10.0  # recommended: found on tables other than those of the tests
+_RATIOS = 0.1  # the weight that is recommended beside cross-entropy: found on tables other than those of the tests
 
 
 class AveragePrecision(RankingObjective):
@@ -48,8 +48,8 @@ class AveragePrecision(RankingObjective):
     From random weights the ratio is hard to optimise, so three quarters of a training's epochs are better spent on
     cross-entropy first, with the same optimizer and schedule.  And ratios alone fall as far where a network learns its
     few positives by heart: after a cross-entropy whose weights decay they lost .0097 ± .0049 of the average precision
-    on new samples of 12 imbalanced tables, and the more the larger their share; beside ten times the cross-entropy,
-    ``c g_0`` with g_0 the mean cross-entropy of the network's outputs, they gained .0019 ± .0015
+    on new samples of 12 imbalanced tables, and the more the larger their share; a tenth of them beside g_0, the mean
+    cross-entropy of the network's outputs, gained .0019 ± .0015
     (``examples/benchmarks/results/tables_pay.md``).  :class:`~fcco_lightning.FCCOModule` does both by itself
     (``pretrain=None`` switches both off); in a loop of your own around an Engine or a Criterion train on
     :class:`CrossEntropy` first, and give ``cross_entropy=10``.  On 14 imbalanced tables the average precision of runs
@@ -63,7 +63,8 @@ class AveragePrecision(RankingObjective):
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.  False for the outputs themselves.
         cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios.  None for 0, the papers' objective;
-            but for 10 where FCCOModule trains on sigmoids as is recommended (:attr:`Objective.recommended`).
+            but where FCCOModule trains on sigmoids as is recommended (:attr:`Objective.recommended`), a tenth of the
+            ratios beside the cross-entropy, so that F is of the size that it has before.
 
     Raises:
         ConfigError: if ``prevalence`` is neither, ``cross_entropy`` is negative or not finite, or l(0) is not positive.
@@ -100,19 +101,16 @@ class AveragePrecision(RankingObjective):
         among_positives = among_all * positive
         masks = torch.stack([among_positives, among_all])
         sums = sums_over_data(self.loss, scores, masks, batch, self.num_samples, self.itself, positive, self.most)
-        return self._beside(outputs, batch), Rows(sums, positive)
+        c, of_ratios = self.weights
+        g0 = c * mean_over_data(LogisticLoss()(binary_scores(outputs), batch), batch) if c else None
+        return g0, Rows(sums, positive if of_ratios == 1 else of_ratios * positive.to(sums.dtype))
 
     @property
-    def beside(self) -> float:
-        """The weight c of the cross-entropy beside the ratios, as it is now."""
+    def weights(self) -> tuple[float, float]:
+        """The weights of the cross-entropy and of the ratios, as they are now."""
         if self.cross_entropy is not None:
-            return self.cross_entropy
-        return _CROSS_ENTROPY if self.recommended and self.sigmoid else 0.0
-
-    def _beside(self, outputs: Any, batch: Columns) -> Tensor | None:
-        """``c g_0``, where there is such a part."""
-        c = self.beside
-        return c * mean_over_data(LogisticLoss()(binary_scores(outputs), batch), batch) if c else None
+            return self.cross_entropy, 1.0
+        return (1.0, _RATIOS) if self.recommended and self.sigmoid else (0.0, 1.0)
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
         """How much samples count for another prevalence than the data's, shape (B,)."""
