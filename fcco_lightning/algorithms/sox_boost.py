@@ -31,11 +31,8 @@ class SOXBoost(SingleLoop):
 
     def __init__(self, gamma: float = 0.5, first_stage: int = 1000, seed: int = 0) -> None:
         super().__init__(Average(gamma))
-        self.gamma, self.first_stage, self.seed = (
-            gamma,
-            at_least("first_stage", first_stage, 1),
-            at_least("seed", seed, 0),
-        )
+        self.gamma, self.first_stage = gamma, at_least("first_stage", first_stage, 1)
+        self.seed = at_least("seed", seed, 0)
         self._engine: Engine | None = None
         self._begin()
 

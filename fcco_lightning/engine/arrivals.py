@@ -62,7 +62,7 @@ class Arrivals:
             return
         self.left, came = self.left - 1, dict[str, _Came]()
         for name, part in batch.items():
-            columns = {n: part[n] for n in ("index", *_LABELS) if isinstance(part.get(n), Tensor)}
+            columns = {n: part[n] for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))}
             sizes = [len(next(iter(part.values())))]
             if self._processes.size > 1:
                 union = self._processes.gather(list(columns.values()) or [torch.empty(sizes[0], 0)])
@@ -275,9 +275,8 @@ class _Came(NamedTuple):
     as_declared: bool
 
     def here(self) -> "_Came":
-        """The same on the CPU, without what is no whole number."""
-        columns = {name: column.cpu() for name, column in self.columns.items() if _is_whole_numbers(column)}
-        return self._replace(columns=columns)
+        """The same on the CPU."""
+        return self._replace(columns={name: column.cpu() for name, column in self.columns.items()})
 
 
 _ONE_INDEX = (

@@ -216,8 +216,8 @@ class Problem(nn.Module):
     def settle(self) -> None:
         """Move parameters of the objective's outer function to the best ones for its rows."""
         term = self.all_terms[0]
-        if term.state is not None and term.smoothed is not None:
-            self.objective.settle(term.state.gather(None), term.smoothed)
+        assert term.state is not None  # noqa: S101 - of estimators that remember, see `settles`
+        self.objective.settle(term.state.gather(None), term.smoothed)
 
     def committed(self) -> None:
         """Take note that a step with what was proposed is being taken."""

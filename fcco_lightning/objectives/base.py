@@ -175,6 +175,11 @@ class Objective(nn.Module, Measurable, ABC):
         """Whether one score per sample is the log-odds of a positive where the loss is least, as with cross-entropy."""
         return bool(getattr(getattr(self, "loss", None), "proper", False))
 
+    @property
+    def in_words(self) -> str:
+        """What is minimised, as the first lines of a run say it."""
+        return type(self).__name__
+
     def know_presence(self, probability: Tensor) -> None:
         """Learn how likely a batch is to measure each row, shape (n,), where that follows from :meth:`subsets`.
 

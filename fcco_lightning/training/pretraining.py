@@ -15,7 +15,7 @@ from fcco_lightning.algorithms import SGD, Algorithm, DoubleLoop
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.models import head_of
-from fcco_lightning.objectives import AveragePrecision, CrossEntropy, Objective
+from fcco_lightning.objectives import CrossEntropy, Objective
 from fcco_lightning.training.optimizers import Stepping, build_optimizer, typed_hyperparameters
 from fcco_lightning.training.posing import plain_values
 from fcco_lightning.training.schedules import Schedule, described
@@ -199,10 +199,7 @@ class Phases:
         """Say what comes first, and how to do without."""
         if not self.pretraining or self.first is None:
             return
-        objective = self._main().objective
-        first, proper = type(self.first.objective).__name__, type(objective).__name__
-        if isinstance(objective, AveragePrecision) and (beside := objective.weights[0]):
-            proper += f" beside {beside / objective.weights[1]:g} times the cross-entropy"
+        first, proper = self.first.objective.in_words, self._main().objective.in_words
         length = self.first_epochs(trainer)
         if length == 0:
             rank_zero_info(

@@ -265,7 +265,7 @@ def test_with_a_margin_few_of_many_resampled_splits_end_violated():
     The weights are chosen among those of several epochs, by the split that also says that they are feasible.
     """
     shares = {}
-    for margin, runs in (("auto", 80), (None, 30)):
+    for margin, runs in (("auto", 200), (None, 30)):
         called, violated = 0, 0
         for seed in range(runs):
             module, fair, choice = confident(seed, epochs=6, groups=5, margin=margin)

@@ -237,4 +237,4 @@ def test_random_chains(make_module, make_trainer, tmp_path):
 
 @pytest.mark.slow
 def test_many_random_chains(make_module, make_trainer, tmp_path):
-    run_chains(make_module, make_trainer, tmp_path, range(100, 150))
+    run_chains(make_module, make_trainer, tmp_path, range(100, 200))

@@ -18,8 +18,8 @@ from tests.jobs import whole_rows
 from tests.launch import launch, values
 from tests.training.conftest import quick
 
-KILLS = quick([3, 30], 3)
-SEQUENCES = quick(range(20), 0, 1)
+KILLS = quick([3, 60], 3)
+SEQUENCES = quick(range(40), 0, 1)
 
 
 def kill_later(path, chance, pids):

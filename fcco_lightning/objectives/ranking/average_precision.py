@@ -106,6 +106,12 @@ class AveragePrecision(RankingObjective):
         return g0, Rows(sums, positive if of_ratios == 1 else of_ratios * positive.to(sums.dtype))
 
     @property
+    def in_words(self) -> str:
+        of_entropy, of_ratios = self.weights
+        beside = f" beside {of_entropy / of_ratios:g} times the cross-entropy" if of_entropy else ""
+        return super().in_words + beside
+
+    @property
     def weights(self) -> tuple[float, float]:
         """The weights of the cross-entropy and of the ratios, as they are now."""
         if self.cross_entropy is not None:
