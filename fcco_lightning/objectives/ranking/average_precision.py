@@ -46,15 +46,14 @@ class AveragePrecision(RankingObjective):
     then "the data" below, and leave i itself its weight 1/n.
 
     From random weights the ratio is hard to optimise, so three quarters of a training's epochs are better spent on
-    cross-entropy first, with the same optimizer and schedule.  And ratios alone fall as far where a network learns its
-    few positives by heart: after a cross-entropy whose weights decay they lost .0097 ± .0049 of the average precision
-    on new samples of 12 imbalanced tables, and the more the larger their share; a tenth of them beside g_0, the mean
-    cross-entropy of the network's outputs, gained .0019 ± .0015
-    (``examples/benchmarks/results/tables_pay.md``).  :class:`~fcco_lightning.FCCOModule` does both by itself
-    (``pretrain=None`` switches both off); in a loop of your own around an Engine or a Criterion train on
-    :class:`CrossEntropy` first, and give ``cross_entropy=10``.  On 14 imbalanced tables the average precision of runs
-    with these defaults was that of cross-entropy, +.0004 ± .0004, with steps of the rate, and +.0005 ± .0012 at a
-    constant rate; by ``fcco fit`` it was ahead, +.0061 ± .0028.
+    cross-entropy first, with the same optimizer and schedule.  Behind them, the ratios alone can fall by learning a few
+    positives by heart: in the recipe of ``fcco fit`` they lost .0097 ± .0049 of the average precision on new samples of
+    12 imbalanced tables.  A tenth of them beside the mean cross-entropy of the network's outputs gained .0019 ± .0015
+    there (``examples/benchmarks/results/tables_pay.md``).  :class:`~fcco_lightning.FCCOModule` does both by itself, and
+    ``pretrain=None`` switches both off.  In a loop of your own around an Engine or a Criterion train on
+    :class:`CrossEntropy` first, and give ``cross_entropy=10``.  On 14 other tables the average precision of runs with
+    these defaults was that of cross-entropy, +.0004 ± .0004 with steps of the rate and +.0005 ± .0012 at a constant
+    rate; by ``fcco fit`` it was ahead, +.0061 ± .0028.
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
