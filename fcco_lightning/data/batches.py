@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import gammaln
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fcco_lightning.checks import at_least, fraction, one_of
 from fcco_lightning.data.columns import listed_in_order
@@ -125,7 +126,7 @@ class BatchPlan:
         self.sample_weight: Tensor | None = None
         self._stream = 0  # of random numbers: 1 for the second draw
         self._copies = 1
-        self._rows: Tensor | None = None  # where only these are drawn, those of the table that the strata are of
+        self._num_drawn = self.num_rows  # of the table, without those that are never drawn
         self._last = 0  # rows of an epoch's last batch where it is short
         self._strata, self._units, self._choices = strata, units, choices
         self._choose, self._ahead, self._weights, self._tells = choose, ahead, weights, tells
@@ -216,9 +217,18 @@ class BatchPlan:
             raise DataError(
                 f"rows must lie in 0..num_rows - 1, got {int(rows.min())}..{int(rows.max())} with num_rows={num_rows}."
             )
-        if self.sample_weight is not None or self._rows is not None:
+        if self.sample_weight is not None or self.num_rows > self._num_drawn:
             raise DataError("of_rows comes before other weights of samples and other rows are given. Call it first.")
-        return self._with(_rows=rows, num_rows=int(rows.max()) + 1 if num_rows is None else num_rows)
+        strata = torch.full((int(rows.max()) + 1 if num_rows is None else num_rows,), len(self.drawn))
+        strata[rows] = self._strata
+        never = (strata == len(self.drawn)).nonzero().flatten()
+        in_order = torch.cat([rows[self._sorted], never])
+        plan = self._with(num_rows=len(strata), _strata=strata, _sorted=in_order)
+        if not len(never):
+            return plan
+        # As if a batch held 0 rows of a stratum of the first unit.
+        others = {"drawn": 0, "_sizes": len(never), "_firsts": len(rows), "_unit": 0, "_positive": True}
+        return plan._with(**{name: pad(getattr(self, name), (0, 1), value=value) for name, value in others.items()})
 
     def of_weighted_samples(self, sample_weight: Tensor) -> Self:
         """Return the plan of the same batches, of samples that count differently in the data.
@@ -243,8 +253,8 @@ class BatchPlan:
         """
         if not self._last:
             return [(1.0, self)]
-        last = 1 / self.num_batches
-        return [(1 - last, self._with(_last=0)), (last, self._with(_last=0, drawn=torch.tensor([self._last])))]
+        last, drawn = 1 / self.num_batches, torch.where(self.drawn > 0, self._last, 0)
+        return [(1 - last, self._with(_last=0)), (last, self._with(_last=0, drawn=drawn))]
 
     def _with(self, **changes: object) -> Self:
         other = copy.copy(self)
@@ -259,8 +269,7 @@ class BatchPlan:
         Entry j belongs to the batch's unit number j mod (their number).
         """
         for batch in self._drawn_batches(epoch):
-            rows = batch if self._rows is None else self._rows[batch]
-            yield rows if self._copies == 1 else torch.tile(rows, (self._copies,))
+            yield batch if self._copies == 1 else torch.tile(batch, (self._copies,))
 
     def generator(self, epoch: int) -> torch.Generator:
         """Return a fresh CPU generator that depends on (seed, epoch) and the stream only."""
@@ -270,10 +279,10 @@ class BatchPlan:
         return torch.Generator().manual_seed(int(mixed))
 
     def _drawn_batches(self, epoch: int) -> Iterator[Tensor]:
-        """Yield the batches without copies, as rows of the strata."""
+        """Yield the batches without copies."""
         generator = self.generator(epoch)
         if self._last:  # all rows are of one stratum, which is gone through once
-            yield from torch.split(torch.randperm(len(self._strata), generator=generator), self._slots)
+            yield from torch.split(self._sorted[torch.randperm(self._num_drawn, generator=generator)], self._slots)
             return
         cycles: dict[int, Iterator[Tensor]] = {}
         for chosen in self._chosen_units(epoch, generator):
@@ -330,8 +339,8 @@ class BatchPlan:
 
         Returns: shape (n,), float32; None where every weight is 1, or none are wanted.
         """
-        inner = self._weights_of_draws()
-        drawn = None if inner is None else self._at_rows(inner)
+        of_strata = self._weights_of_strata()
+        drawn = None if of_strata is None else of_strata[self._strata]
         if self.sample_weight is None:
             return drawn
         times = self._times()
@@ -364,14 +373,26 @@ class BatchPlan:
         too: how often a batch holds each draw.  Where strata have other shares in halves of batches than in batches
         ``weight_in_halves`` (n, 2), the factors of the weight in the first and in the second half.
         """
-        columns = {name: self._at_rows(column) for name, column in self._columns_of_draws().items()}
-        weights = self.weights()
-        if self.sample_weight is None or weights is None:
+        weights, single = self._weights_of_strata(), self._copies == 1
+        factors = self._factors_in_halves() if single and self._weights != "never" else None
+        needless = self._tells == "if needed" and weights is not None and self._never_twice
+        tells = self._tells != "nothing" and not needless
+        columns = {} if weights is None else {"weight": weights[self._strata]}
+        if factors is not None:
+            columns[IN_HALVES] = factors[self._strata]
+        if tells or not single:
+            # The pairs of a sample with itself are more likely than others: without weights as of uniform batches.
+            columns |= _strata_columns(self._strata if tells or columns else (self.drawn == 0).long()[self._strata])
+        if tells and self._tells == "choice":
+            columns["strata"] = torch.full_like(self._strata, int((self.drawn > 0).sum()))
+        if tells and self.replacement:
+            columns["replaced"] = torch.full_like(self._strata, self._copies)
+        own_weights = None if self.sample_weight is None else self.weights()
+        if own_weights is None:
             return columns
-        strata = self.strata if "weight" in columns else None  # which those of samples do not tell apart
-        every = torch.zeros(self.num_rows, dtype=torch.int64)
-        extra = {} if "stratum" in columns else _strata_columns(every if strata is None else strata)
-        return columns | {"weight": weights} | extra
+        # Weights of samples do not tell strata apart.
+        apart = self._strata if "weight" in columns else torch.zeros_like(self._strata)
+        return columns | {"weight": own_weights} | ({} if "stratum" in columns else _strata_columns(apart))
 
     def _times(self) -> Tensor:
         """How often every row counts in the data, (n,), float64, so that as many as before are drawn of it."""
@@ -381,49 +402,18 @@ class BatchPlan:
 
     def _drawn_population(self, share: float) -> Tensor | None:
         """The :meth:`population` of samples that count alike."""
-        inner = None
-        if self._weights == "never":
-            halved = share != 1 and self._copies == 1  # halves hold whole copies
-            in_data, in_batch = (self._second_half() if halved else self)._shares()
-            inner = None if torch.equal(in_data, in_batch) else (in_batch / in_data)[self._strata]
-        if self._rows is None or (inner is None and len(self._rows) == self.num_rows):
-            return inner
-        every = torch.ones(len(self._rows), dtype=torch.float64) if inner is None else inner
-        return self._at_rows(self.num_rows / len(self._rows) * every)
+        halved = share != 1 and self._copies == 1  # halves hold whole copies
+        in_data, in_batch = (self._second_half() if halved else self)._shares()
+        ratio = in_batch / in_data if self._weights == "never" else (self.drawn > 0).double()
+        return None if bool((ratio == 1).all()) else (self.num_rows / self._num_drawn * ratio)[self._strata]
 
-    def _weights_of_draws(self) -> Tensor | None:
-        """The weights (r,) of the rows that are drawn, as samples that count alike."""
+    def _weights_of_strata(self) -> Tensor | None:
+        """The weights of the rows of every stratum, as of samples that count alike, shape (S,), float32."""
         if self._weights == "never":
             return None
         in_data, in_batch = self._shares()
-        weights = (in_data / in_batch)[self._strata].float()
-        return None if self._weights == "if they differ" and bool((weights == 1).all()) else weights
-
-    def _columns_of_draws(self) -> dict[str, Tensor]:
-        """The columns (r,) of the rows that are drawn, as samples that count alike."""
-        weights = self._weights_of_draws()
-        columns = {} if weights is None else {"weight": weights}
-        single = self._copies == 1
-        factors = self._factors_in_halves() if single and self._weights != "never" else None
-        tells = self._tells != "nothing" and not (self._tells == "if needed" and columns and self._never_twice)
-        if factors is not None:
-            columns[IN_HALVES] = factors[self._strata]
-        if not tells and single:
-            return columns
-        # The pairs of a sample with itself are more likely than others: without weights as of uniform batches.
-        strata = self._strata if tells or columns else torch.zeros_like(self._strata)
-        columns |= _strata_columns(strata)
-        if tells and self._tells == "choice":
-            columns["strata"] = torch.full_like(strata, len(self._sizes))
-        return columns | ({"replaced": torch.full_like(strata, self._copies)} if tells and self.replacement else {})
-
-    def _at_rows(self, inner: Tensor) -> Tensor:
-        """A column of the rows that are drawn as one of the table, 0 elsewhere."""
-        if self._rows is None:
-            return inner
-        column = inner.new_zeros(self.num_rows, *inner.shape[1:])
-        column[self._rows] = inner
-        return column
+        weights = torch.where(in_batch > 0, in_data / in_batch, 0.0).float()
+        return None if self._weights == "if they differ" and bool((weights[in_batch > 0] == 1).all()) else weights
 
     def _shares(self) -> tuple[Tensor, Tensor]:
         """N_s U B and n c B_s of every stratum, shape (S,) each: whole numbers, whose products are exact."""
@@ -431,7 +421,7 @@ class BatchPlan:
         for members, count in self._choices:
             wanted[members] = torch.tensor([len(members), count], dtype=torch.float64)
         share, size = wanted[self._unit], self._chosen * self._slots  # of the batch, or of its half
-        return self._sizes * share[:, 0] * size, len(self._strata) * share[:, 1] * self.drawn
+        return self._sizes * share[:, 0] * size, self._num_drawn * share[:, 1] * self.drawn
 
     def _factors_in_halves(self) -> Tensor | None:
         """How much larger the share of every stratum is in a batch than in its first and its second half, (S, 2).
@@ -457,18 +447,12 @@ class BatchPlan:
     @property
     def strata(self) -> Tensor | None:
         """Stratum of every row, shape (n,), int64 in 0..S-1; None where all rows are drawn alike (S = 1)."""
-        if self.num_strata == 1:
-            return None
-        if self._rows is None:
-            return self._strata
-        strata = torch.full((self.num_rows,), len(self._sizes))
-        strata[self._rows] = self._strata
-        return strata
+        return None if self.num_strata == 1 else self._strata
 
     @property
     def num_strata(self) -> int:
         """Number of strata S."""
-        return len(self._stratum_sizes)
+        return len(self._sizes)
 
     @property
     def stratum_kinds(self) -> Tensor:
@@ -477,7 +461,7 @@ class BatchPlan:
         Where S is large, few kinds spare the same computations for many groups or bags.  Where units are strata, those
         of one kind of units and one size are drawn alike; else no two strata are.
         """
-        if len(self._units) != len(self._sizes) or self._rows is not None or len(self._sizes) == 1:
+        if len(self._units) != len(self._sizes) or len(self._sizes) == 1:
             return torch.arange(self.num_strata)
         kinds = torch.empty_like(self._sizes)
         for number, (members, _) in enumerate(self._choices):
@@ -563,21 +547,15 @@ class BatchPlan:
         np.multiply.at(absences, self._unit.numpy(), none)
         return float(np.prod([mean_product(absences[members.numpy()], count) for members, count in self._choices]))
 
-    @property
-    def _stratum_sizes(self) -> Tensor:
-        """Rows of every stratum of the table, shape (S,)."""
-        never = 0 if self._rows is None else self.num_rows - len(self._rows)
-        return torch.cat([self._sizes, torch.tensor([never])]) if never else self._sizes
-
     def _checked(self, counts: Tensor) -> Tensor:
-        """Return the marked rows of the strata that are drawn from."""
-        sizes, counts = self._stratum_sizes, counts.cpu().long()
+        """Return the numbers of marked rows as they are used here, if they can be such."""
+        sizes, counts = self._sizes, counts.cpu().long()
         if counts.shape != sizes.shape or bool(((counts < 0) | (counts > sizes)).any()):
             raise DataError(
                 f"counts must hold, for each of the {len(sizes)} strata of sizes {listed_in_order(sizes.tolist())}, "
                 f"how many of its rows are marked, got {listed_in_order(counts.tolist())}."
             )
-        return counts[: len(self._sizes)]
+        return counts
 
 
 class UniformBatches(BatchPlan):

@@ -12,7 +12,6 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -281,7 +280,7 @@ class Report(Callback):
             }
             self.left_out.make_all({name: partial(picture, folder / name) for name, picture in pictures.items()})
         if self.table:
-            tables = self.left_out.make_all(table_makers(self.report, PRINTED_ROWS, Console().width))
+            tables = self.left_out.make_all(table_makers(self.report, PRINTED_ROWS))
             printed = partial(print_tables, tables, self.report.get("verdict"))
             self.left_out.make("what the terminal shows", printed, None)
         rank_zero_info(f"Report and pictures: {folder} (report.html shows all)")

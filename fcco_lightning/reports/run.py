@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -197,7 +196,7 @@ class SplitReport:
 
     def show(self) -> None:
         """Print the tables and the headline, as wide as the terminal is."""
-        print_tables(LeftOut().make_all(table_makers(self._report, PRINTED_ROWS, Console().width)), self.headline)
+        print_tables(LeftOut().make_all(table_makers(self._report, PRINTED_ROWS)), self.headline)
 
     def __repr__(self) -> str:
         return self.headline

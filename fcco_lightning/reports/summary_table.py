@@ -60,7 +60,6 @@ VACUOUS_WARNING = (
 )
 _DRAWN = ("calibration",)  # of which a picture is enough, where not all is shown
 _INTERVAL = "95% interval"
-_LEAST = ("noise floor", "h val")  # columns of constraints that a narrow terminal does without
 _ANY_WIDTH = 10_000
 _LEAST_WIDTH = 10  # of words
 _METHODS = {"binomial": "exact binomial", "normal": "normal"}
@@ -126,22 +125,19 @@ def render_summary(report: Mapping[str, Any]) -> Table:
     return render_records("Summary of the run", rows, _caption(report, splits))
 
 
-def render_records(
-    title: str | None, records: Sequence[Mapping[str, Any]], caption: Text | None = None, *, narrow: bool = False
-) -> Table:
+def render_records(title: str | None, records: Sequence[Mapping[str, Any]], caption: Text | None = None) -> Table:
     """Lay out records, all with the keys of the first, with one row a record and one column a key.
 
     Their values are numbers, words, or texts of ``rich`` as they are shown.  Words are broken into lines where the
-    table is too wide, numbers are not; ``narrow`` puts every word above them on a line of its own.
+    table is too wide, numbers are not.
     """
     title_text = None if title is None else Text(printable(title))
     table = FittingTable(title=title_text, caption=caption, caption_justify="left")
     for key, value in records[0].items() if records else ():
         shown = [record[key] if isinstance(record[key], Text) else _cell(key, record[key]) for record in records]
         numbers = isinstance(value, float) or key == _INTERVAL
-        name = printable(key)
-        header = name.replace(" ", "\n") if narrow and numbers else name
-        needed = max(len(line) for line in [*header.split("\n"), *map(str, shown)])
+        header = printable(key)
+        needed = max(len(text) for text in [header, *map(str, shown)])
         table.add_column(
             Text(header),
             overflow="fold",
@@ -198,9 +194,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     return title + shown + intervals, records
 
 
-def table_makers(
-    report: Mapping[str, Any], most: int | None = None, width: int | None = None
-) -> dict[str, Callable[[], Table | None]]:
+def table_makers(report: Mapping[str, Any], most: int | None = None) -> dict[str, Callable[[], Table | None]]:
     """What makes the tables of a report, by what they are called; one that returns None has nothing to show.
 
     They are the summary, the records of the split "test" or of the last one, its importances, the constraints, and what
@@ -209,8 +203,6 @@ def table_makers(
     Args:
         report: see the module.
         most: rows of a table of records at most; None for all.
-        width: characters in a line, where a table of constraints that is too wide does without some columns; None for
-            any number.
     """
     splits = splits_of(report)
     split = shown_split(splits)
@@ -222,7 +214,7 @@ def table_makers(
             if isinstance(records, list) and records and (most is None or name not in _DRAWN)
         },
         "the table of importances": partial(_importances, splits.get(split, {}).get("importances"), split, most),
-        "the table of constraints": partial(_constraints, report, most, width),
+        "the table of constraints": partial(_constraints, report, most),
         "the table of what was lost": partial(_lost, report),
     }
 
@@ -279,27 +271,13 @@ def _records(title: str, records: Sequence[Mapping[str, Any]], most: int | None)
     return render_records(title + part, first)
 
 
-def _constraints(report: Mapping[str, Any], most: int | None, width: int | None) -> Table | None:
+def _constraints(report: Mapping[str, Any], most: int | None) -> Table | None:
     title, records = constraint_records(report, most)
-    return _of_width(title, records, width) if records else None
+    return render_records(title, records) if records else None
 
 
 def _lost(report: Mapping[str, Any]) -> Table | None:
     return render_records("Lost in the data", report["lost"]) if report.get("lost") else None
-
-
-def _of_width(title: str, records: Sequence[Mapping[str, Any]], width: int | None) -> Table:
-    """A table of constraints; where it is too wide without some columns, of which a line below says so."""
-    table = render_records(title, records)
-    columns = [name for name in _LEAST if name in records[0]]
-    for count in range(len(columns) + 1):
-        if width is None or Console(width=_ANY_WIDTH).measure(table).minimum <= width:
-            break
-        left_out = columns[:count]
-        kept = [{key: value for key, value in record.items() if key not in left_out} for record in records]
-        caption = Text(f"Too wide here: {', '.join(left_out)} (report.html has all).", style="dim not italic")
-        table = render_records(title, kept, caption if left_out else None, narrow=True)
-    return table
 
 
 def print_tables(tables: Iterable[Table], line: str | None = None) -> None:
