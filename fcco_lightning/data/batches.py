@@ -69,13 +69,13 @@ class BatchPlan:
     Args:
         strata: stratum of every row, shape (n,), int64, every number of 0..S-1 at least once.
         units: the strata of every unit 0..U-1, in the order in which their rows are drawn, shape (U, 1) or (U, 2),
-            int64; -1 stands for a second one that is missing.
-        drawn: number of rows of every stratum in a batch that holds its unit, shape (S,), int64.  Every unit has the
-            same number R of them, and every unit of two strata the same number of positives.
+            int64; -1 stands for a second one that is missing.  None where every stratum is a unit.
+        drawn: number of rows of every stratum in a batch that holds its unit, shape (S,), int64, or one number for all.
+            Every unit has the same number R of them, and every unit of two strata the same number of positives.
         choices: for every kind its members, numbers of units, and how many of them a batch holds, which are chosen
-            independently of other kinds.
+            independently of other kinds.  None for one kind, of which a batch holds all.
         choose: members, number of them, generator -> the members of every batch; any set of a kind's members must be as
-            likely as any other.
+            likely as any other.  None for all members, in their order.
         num_batches: number of batches in an epoch.
         seed: whole number >= 0.
         ahead: whether all units of an epoch are chosen before any row is drawn, or those of a batch just before its
@@ -108,11 +108,11 @@ class BatchPlan:
     def __init__(
         self,
         strata: Tensor,
-        units: Tensor,
-        drawn: Tensor,
-        choices: Sequence[Choice],
+        units: Tensor | None,
+        drawn: Tensor | int,
+        choices: Sequence[Choice] | None = None,
         *,
-        choose: Choose,
+        choose: Choose | None = None,
         num_batches: int,
         seed: int = 0,
         ahead: bool = True,
@@ -122,20 +122,25 @@ class BatchPlan:
         tells: Telling = "strata",
     ) -> None:
         self.num_rows, self.num_batches, self.seed = len(strata), num_batches, at_least("seed", seed, 0)
+        self._sizes = torch.bincount(strata)
+        if isinstance(drawn, int):
+            drawn = torch.full_like(self._sizes, drawn)
+        if units is None:
+            units = torch.arange(len(drawn)).unsqueeze(1)
         self.drawn, self.replacement, self.certain = drawn, replacement, True
         self.sample_weight: Tensor | None = None
         self._stream = 0  # of random numbers: 1 for the second draw
         self._copies = 1
         self._num_drawn = self.num_rows  # of the table, without those that are never drawn
         self._last = 0  # rows of an epoch's last batch where it is short
-        self._strata, self._units, self._choices = strata, units, choices
-        self._choose, self._ahead, self._weights, self._tells = choose, ahead, weights, tells
+        self._strata, self._units = strata, units
+        self._choices = [(torch.arange(len(units)), len(units))] if choices is None else choices
+        self._choose, self._ahead, self._weights, self._tells = choose or all_of_them, ahead, weights, tells
         self._positive = torch.ones_like(drawn, dtype=torch.bool) if positive is None else positive
         self._unit = torch.empty_like(drawn)
         unit, place = (units >= 0).nonzero(as_tuple=True)
         self._unit[units[unit, place]] = unit
         # The rows stratum by stratum: stratum s owns self._sorted[first : first + size].
-        self._sizes = torch.bincount(strata)
         self._sorted = torch.argsort(strata, stable=True) if len(self._sizes) > 1 else torch.arange(len(strata))
         self._firsts = self._sizes.cumsum(0) - self._sizes
         self._even = spread_evenly(int(drawn[self._positive].min()), self._slots)  # where the positives of pairs go
@@ -592,10 +597,8 @@ class UniformBatches(BatchPlan):
         last = rest if num_batches is None and not drop_last else 0
         super().__init__(
             torch.zeros(num_rows, dtype=torch.int64),
-            torch.tensor([[0]]),
-            torch.tensor([batch_size]),
-            [(torch.tensor([0]), 1)],
-            choose=all_of_them,
+            None,
+            batch_size,
             num_batches=whole + (last > 0) if num_batches is None else at_least("num_batches", num_batches, 1),
             seed=seed,
             weights="never",
@@ -891,10 +894,8 @@ class CellSampling(Sampling):
         drawn = max(1, self.batch_size // count) * world_size
         return BatchPlan(
             cells,
-            torch.arange(count).unsqueeze(1),
-            torch.full((count,), drawn),
-            [(torch.arange(count), count)],
-            choose=all_of_them,
+            None,
+            drawn,
             num_batches=max(1, len(cells) // (count * drawn)),
             seed=seed,
             weights="if they differ",
@@ -977,8 +978,6 @@ def _of_two_classes(
         (labels == 1).long(),
         torch.tensor([[1, 0]]),  # positives are drawn first
         torch.tensor(drawn),
-        [(torch.tensor([0]), 1)],
-        choose=all_of_them,
         num_batches=num_batches,
         seed=seed,
         positive=torch.tensor([False, True]),
@@ -1039,8 +1038,8 @@ class GroupSampling(Sampling):
         weighted: Weighting = "always" if self.replacement else "if they differ"
         return BatchPlan(
             groups,
-            torch.arange(len(sizes)).unsqueeze(1),
-            torch.full_like(sizes, drawn),
+            None,
+            drawn,
             [(torch.arange(len(sizes)), chosen)],
             choose=at_random,
             ahead=False,
@@ -1258,8 +1257,8 @@ class BagSampling(Sampling):
         choices = self._choices(positive)
         return BatchPlan(
             bag,
-            torch.arange(every).unsqueeze(1),
-            torch.full((every,), self.instances_per_bag * world_size),
+            None,
+            self.instances_per_bag * world_size,
             choices,
             choose=cycle,
             num_batches=self.num_batches or max(-(-len(members) // chosen) for members, chosen in choices),
@@ -1347,6 +1346,10 @@ class RepeatedSampling(Sampling):
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return the union batches of ``batches``, repeated."""
         return self.batches.plan(columns, seed, world_size).repeated(self.copies)
+
+    def table(self, table: TensorTable) -> TensorTable | LabelTable:
+        """Return what ``batches`` are drawn from."""
+        return self.batches.table(table)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from sklearn import metrics as sk
 from fcco_lightning import TensorDataModule, UniformSampling
 from fcco_lightning.constraints import DecisionRule
 from fcco_lightning.constraints.calibration import calibrated
-from fcco_lightning.data.batches import BatchPlan, UniformBatches, all_of_them
+from fcco_lightning.data.batches import BatchPlan, UniformBatches
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import (
     BinaryEvaluation,
@@ -127,8 +127,6 @@ def strata_plan():
         strata,
         torch.tensor([[1, 0]]),
         torch.tensor([2, 3]),
-        [(torch.tensor([0]), 1)],
-        choose=all_of_them,
         num_batches=2000,
         positive=torch.tensor([False, True]),
     )

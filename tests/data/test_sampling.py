@@ -17,6 +17,7 @@ from fcco_lightning import (
     Groups,
     GroupSampling,
     HingePenalty,
+    LabelSampling,
     MeanAtMost,
     RepeatedSampling,
     SoftRate,
@@ -29,6 +30,7 @@ from fcco_lightning import (
 from fcco_lightning.algorithms.two_draws import _dual_part
 from fcco_lightning.data.batches import Drawn, with_num_batches
 from fcco_lightning.data.datamodules.base import INPUTS
+from fcco_lightning.data.table import TensorTable
 from fcco_lightning.engine import Outputs
 from tests.contracts.test_datamodules import placed
 
@@ -222,6 +224,15 @@ def test_arguments_out_of_range():
 )
 def test_batches_of_several_parts_are_as_many_times_as_large(batches, larger, part):
     assert batches.in_parts(3) == (larger, part)
+
+
+def test_single_labels_come_several_times_too():
+    table = TensorTable({"x": torch.eye(8), "y": torch.tensor([[0, 1], [1, 0]] * 4)})
+    sampling = RepeatedSampling(LabelSampling(1, 1, 1), copies=2)
+    drawn_from = sampling.table(table)
+    batch = next(sampling.plan(drawn_from.columns).batches(0)).tolist()
+    assert (len(drawn_from), len(batch)) == (16, 4)
+    assert batch[:2] == batch[2:]
 
 
 def test_batches_of_several_parts_are_those_that_were_set_last():
