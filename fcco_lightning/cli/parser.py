@@ -181,7 +181,10 @@ def _unrecognized(message: str, options: Sequence[str]) -> str:
     words = options if "." in match[1] else [*SHORT, *options]
     near = get_close_matches(match[1], words, cutoff=0.75) or get_close_matches(above, options, cutoff=0.75)
     near = [name if name in SHORT else _whole(name) for name in near if not name.endswith((".help", "+"))]
-    return message.replace(match[1], f"--{_below_classes(match[1].removeprefix('--'))}", 1) + f".{did_you_mean(near)}"
+    whole = f"--{_below_classes(match[1].removeprefix('--'))}"
+    if whole == match[1] != _whole(whole):  # the end of an option, without what it is of
+        near = list(dict.fromkeys([_whole(whole), *near]))
+    return message.replace(match[1], whole, 1) + f".{did_you_mean(near)}"
 
 
 def _required(message: str) -> str:

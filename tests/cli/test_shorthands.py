@@ -325,7 +325,16 @@ def test_what_decisions_are_for(typed, written):
     assert written_out(["fit", *typed]) == ["fit", written]
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("--sensitve", "sensitive"), ("--lable", "label"), ("--epoch", "epochs")])
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--sensitve", "sensitive"),
+        ("--lable", "label"),
+        ("--epoch", "epochs"),
+        ("--batches", "data.batches or --batch_size"),
+        ("--max_epochs", "trainer.max_epochs or --epochs"),
+    ],
+)
 def test_a_misspelt_short_word_is_asked_about(typed, meant, table, capsys):
     with pytest.raises(SystemExit, match="2"):
         run(["fit", table(["a", "b"] * 20), "--label", "y", typed, "3"])
