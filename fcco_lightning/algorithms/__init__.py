@@ -23,7 +23,6 @@ from fcco_lightning.algorithms.sox import SOX
 from fcco_lightning.algorithms.sox_boost import SOXBoost
 from fcco_lightning.algorithms.stages import ConcaveStages, EqualStages, Stages, StronglyConcaveStages
 from fcco_lightning.algorithms.switching import Switching
-from fcco_lightning.algorithms.two_draws import IndependentDraws
 from fcco_lightning.engine import Algorithm
 
 __all__ = [
@@ -49,7 +48,6 @@ __all__ = [
     "DoubleLoop",
     "EqualStages",
     "Estimation",
-    "IndependentDraws",
     "MaxForm",
     "SOXBoost",
     "SingleLoop",

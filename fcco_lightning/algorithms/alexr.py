@@ -1,12 +1,12 @@
 """ALEXR."""
 
 from fcco_lightning.algorithms.estimation import SingleLoop
-from fcco_lightning.algorithms.two_draws import IndependentDraws, Jacobian
+from fcco_lightning.algorithms.two_draws import Jacobian
 from fcco_lightning.checks import positive, unit
 from fcco_lightning.estimators import Average, DualProx
 
 
-class ALEXR(IndependentDraws, SingleLoop):
+class ALEXR(SingleLoop):
     r"""Extrapolated dual step, then a primal step with the updated y_i (ALEXR paper, Alg. 1); for convex f.
 
     ``g~_i = g_i(w_t; B_i) + theta (g_i(w_t; B_i) - g_i(w_{t-1}; B_i))``,
@@ -21,7 +21,7 @@ class ALEXR(IndependentDraws, SingleLoop):
             on the same samples is SOAP with gamma = 1/(1 + tau).
         jacobian: where the samples come from on which the Jacobian is taken, independent of those that move y:
             "halves" of the batch, a "part" of its own, or the "old" y; "reuse" takes the same samples, which is biased
-            by ``Cov(y_i, grad g_i)``.  See :class:`~fcco_lightning.algorithms.two_draws.IndependentDraws`.
+            by ``Cov(y_i, grad g_i)``.  See :mod:`~fcco_lightning.algorithms.two_draws`.
     """
 
     def __init__(

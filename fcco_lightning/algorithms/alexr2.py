@@ -39,7 +39,7 @@ class ALEXR2(DoubleLoop):
             iteration behind the paper's and makes use of the whole batch; "halves" of the batch, or a "part" of its
             own, as the paper has it; "reuse" takes the same samples, which is biased by ``Cov(y_i, grad g_i)``.  An
             objective that is averaged takes the old u in any case.  See
-            :class:`~fcco_lightning.algorithms.two_draws.IndependentDraws`.
+            :mod:`~fcco_lightning.algorithms.two_draws`.
         clip: whether gradient clipping acts on the "inner" iterations' gradient, on the "outer" one, or on "both".
     """
 

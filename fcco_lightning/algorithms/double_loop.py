@@ -5,7 +5,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from fcco_lightning.algorithms.two_draws import IndependentDraws, Jacobian
+from fcco_lightning.algorithms.estimation import Estimation
+from fcco_lightning.algorithms.two_draws import Jacobian
 from fcco_lightning.checks import at_least, one_of, positive
 from fcco_lightning.engine import Engine
 from fcco_lightning.estimators import Estimator, InnerPoint, ProximalDescent, copied
@@ -16,7 +17,7 @@ from fcco_lightning.state.divided import parts_of
 Clipped = Literal["inner", "outer", "both"]
 
 
-class DoubleLoop(IndependentDraws):
+class DoubleLoop(Estimation):
     r"""K inner iterations z around w, then the outer gradient ``G_t = (w - z_K) / nu`` for the user's optimizer.
 
     One batch is one inner iteration.  ``G_t`` is the gradient of the nested-smoothed objective
@@ -31,7 +32,7 @@ class DoubleLoop(IndependentDraws):
         estimator: for the constraints, and for the objective unless it has its own.
         smoothing: map on non-smooth outer functions; None for none.
         objective_estimator: for the objective's inner functions, if other than ``estimator``.
-        jacobian: where the samples of the Jacobian come from, see :class:`IndependentDraws`.
+        jacobian: where the samples of the Jacobian come from, see :class:`Estimation`.
         K: inner iterations per update of w, >= 1 (SONEX paper, F.2: 5, 10).
         eta: inner step size, > 0 (SONEX paper, F.2: 1e-3, 1e-2, .1, 1).
         nu: smoothing of the whole objective, > 0 (SONEX paper, F.2: .1, .01).

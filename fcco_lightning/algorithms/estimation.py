@@ -2,12 +2,14 @@
 
 from abc import ABC
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from fcco_lightning.engine import Algorithm, Engine, Estimate, Problem, Seen, Term
+from fcco_lightning.algorithms.two_draws import Jacobian, check_copies, dual_names, dual_part, halves
+from fcco_lightning.checks import one_of
+from fcco_lightning.engine import Algorithm, Engine, Estimate, Outputs, Problem, Seen, Term, read
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Estimator, copied, like_parameters, moved, trusted
 from fcco_lightning.models.batch import Batch
@@ -16,12 +18,14 @@ from fcco_lightning.outer import NoSmoothing, Smoothing
 
 
 class Estimation(Algorithm, ABC):
-    r"""F at remembered rows, moved with the batch on which the gradient is taken.
+    r"""F at remembered rows, moved with the batch on which the gradient is taken, or with an independent one.
 
     Args:
         estimator: for the constraints, and for the objective unless it has its own.
         smoothing: map on non-smooth outer functions; None for none.
         objective_estimator: for the objective's inner functions, if other than ``estimator`` (SONEX paper, F.3).
+        jacobian: where the samples of the Jacobian come from if the estimator takes dual steps, see
+            :mod:`~fcco_lightning.algorithms.two_draws`.
     """
 
     def __init__(
@@ -29,11 +33,16 @@ class Estimation(Algorithm, ABC):
         estimator: Estimator,
         smoothing: Smoothing | None = None,
         objective_estimator: Estimator | None = None,
+        jacobian: Jacobian = "reuse",
     ) -> None:
+        self.jacobian: Jacobian = one_of("jacobian", jacobian, get_args(Jacobian))
         self.estimator = estimator
         self.objective_estimator = objective_estimator or estimator
         self.smoothing = smoothing or NoSmoothing()
         self.needs_previous = self.estimator.needs_previous or self.objective_estimator.needs_previous
+        half = 0.5 if jacobian == "halves" else 1.0
+        self.constraint_share = half if self.estimator.convex_only else 1.0
+        self.objective_share = half if self.objective_estimator.convex_only else 1.0
         self._previous: list[Tensor] = []  # weights of the batch before; none at first
 
     def estimator_of(self, term: Term) -> Estimator:
@@ -67,12 +76,31 @@ class Estimation(Algorithm, ABC):
         problem.settles = objective.recommended and objective.settles and self.objective_estimator.estimates_values
 
     def start(self, engine: Engine) -> None:
-        self._params = engine.params
+        self._params, self._objective = engine.params, engine.problem.objective
         self._previous = []
 
+    def check(self, outputs: Outputs) -> None:
+        if self.jacobian == "halves":
+            check_copies(outputs)
+            for half in halves(outputs) if self.objective_share < 1 else ():
+                self._objective.check(*read(half.now, half.columns, self._objective))
+        elif self.jacobian == "part":
+            dual_names(outputs)
+
     def estimate(self, engine: Engine, batch: Batch) -> Estimate:
-        """Measure a batch and let :meth:`step` follow."""
-        return engine.run(self.step, batch, self._previous or None)
+        """Measure a batch and let :meth:`step` follow, or a step on two draws, the first of which moves y."""
+        if self.jacobian in ("old", "reuse"):
+            return engine.run(self.step, batch, self._previous or None)
+        outputs = engine.evaluate(batch, self._previous or None)
+        dual = [term for term in engine.problem.all_terms if self.estimator_of(term).convex_only]
+        rest = [term for term in engine.problem.all_terms if term not in dual]
+        estimate = self.step(*engine.measure(outputs, rest))
+        first, second = halves(outputs) if self.jacobian == "halves" else (dual_part(outputs), outputs)
+        for seen in engine.measure(first, dual, direct=False)[1]:
+            self.track(estimate, seen)
+        for seen in engine.measure(second.at_present(), dual, direct=False)[1]:
+            estimate.add(seen, self.recall(estimate.latest(seen)))
+        return estimate
 
     def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
         """New rows, and F at remembered ones, from what a batch contains: a function of tensors, which can be compiled.
@@ -102,7 +130,8 @@ class Estimation(Algorithm, ABC):
         new = moved(estimator, rows, inner, before, seen.f, inverse, unseen, term.range)
         if estimator.remembers:
             estimate.remember(seen, new, estimator.decay)
-        at = new if estimator.fresh else rows
+        fresh = estimator.fresh and not (self.jacobian == "old" and estimator.convex_only)
+        at = new if fresh else rows
         at = at if term.growth is None else trusted(at, inner, term.growth)
         if term.multipliers is not None:
             u = new
@@ -110,7 +139,7 @@ class Estimation(Algorithm, ABC):
                 held = self._gap(seen, inner)
                 gap = torch.lerp(held, self._gap_now(seen, inner), estimator.gamma)
                 estimate.remember(seen, gap, of=(term.multipliers.decisions, seen.gap))
-                u, at = u + gap, at + (gap if estimator.fresh else held)
+                u, at = u + gap, at + (gap if fresh else held)
             memory = term.multipliers.state
             estimate.remember(seen, term.multipliers.moved(u), of=(memory, memory.gather(None)))
         return estimator.estimate(seen.f, at, seen.g, inner)

@@ -2,102 +2,34 @@ r"""Dual steps and Jacobians on independent samples.
 
 ALEXR and ALEXR2 move y_i with one draw of samples and take the Jacobian of g_i on another, independent one.  On the
 same samples the two are correlated, and ``Cov(y_i, grad g_i)`` biases the gradient estimate however small the steps
-are.  This module says where the two draws come from.
+are.  The argument ``jacobian`` of an algorithm says where the two draws come from:
+
+- "halves": the first half of a batch moves y, the second half gives the Jacobian.  With group-wise batches each half
+  holds half the samples of every group; where that is no whole number, as of three positives, weights make up for it.
+  A row of which only the second half has samples takes the y that it remembers.
+- "part": a second batch from a loader of its own, the part "dual" (``batches: TwoDraws`` of a datamodule), moves y; the
+  batch itself gives the Jacobian.  Twice the samples go through the network.  Where batches hold a few of many groups,
+  both are of the same ones, and independent given these.
+- "old": the Jacobian of the whole batch meets the y from before this step, then the batch moves y.
+- "reuse": the same batch moves y and gives the Jacobian.  This is biased.
+
+It concerns estimators that take dual steps (``convex_only``).  Others are measured on the whole batch whatever it says:
+an average whose outer gradient is taken at the rows from before the step is independent of the batch.
 """
 
-import copy
-from abc import ABC
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
 
-from fcco_lightning.algorithms.estimation import Estimation
-from fcco_lightning.checks import one_of
-from fcco_lightning.engine import Engine, Estimate, Outputs, read
+from fcco_lightning.engine import Outputs
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Estimator
-from fcco_lightning.models.batch import DUAL, IN_HALVES, Batch, Columns, dual_of
-from fcco_lightning.outer import Smoothing
+from fcco_lightning.models.batch import DUAL, IN_HALVES, Columns, dual_of
 
 Jacobian = Literal["halves", "part", "old", "reuse"]
 
 
-class IndependentDraws(Estimation, ABC):
-    r"""Outer gradients and Jacobians from the draws of samples that ``jacobian`` names.
-
-    Terms whose estimator takes no dual steps (an averaged objective that is not convex) are measured on the whole
-    batch, their outer gradient at the rows from before the step, which is independent of the batch.
-
-    Args:
-        estimator: for the constraints, and for the objective unless it has its own.
-        smoothing: map on non-smooth outer functions; None for none.
-        objective_estimator: for the objective's inner functions, if other than ``estimator``.
-        jacobian: where the samples of the Jacobian come from.
-
-            - "halves": the first half of a batch moves y, the second half gives the Jacobian.  With group-wise batches
-              each half holds half the samples of every group; where that is no whole number, as of three positives,
-              weights make up for it.  A row of which only the second half speaks takes the y that it remembers.
-            - "part": a second batch from a loader of its own, the part "dual" (``batches: TwoDraws`` of a datamodule),
-              moves y; the batch itself gives the Jacobian.  Twice the samples go through the network.  Where batches
-              hold a few of many groups, both are of the same ones, and independent given these.
-            - "old": the Jacobian of the whole batch meets the y from before this step, then the batch moves y.
-            - "reuse": the same batch moves y and gives the Jacobian.  This is biased.
-    """
-
-    def __init__(
-        self,
-        estimator: Estimator,
-        smoothing: Smoothing | None = None,
-        objective_estimator: Estimator | None = None,
-        jacobian: Jacobian = "halves",
-    ) -> None:
-        self.jacobian: Jacobian = one_of("jacobian", jacobian, get_args(Jacobian))
-        super().__init__(estimator, smoothing, objective_estimator)
-        if jacobian == "old":
-            self.estimator, self.objective_estimator = map(_at_old_rows, (self.estimator, self.objective_estimator))
-        half = 0.5 if jacobian == "halves" else 1.0
-        self.constraint_share = half
-        self.objective_share = half if self.objective_estimator.convex_only else 1.0
-
-    def start(self, engine: Engine) -> None:
-        super().start(engine)
-        self._objective = engine.problem.objective
-
-    def check(self, outputs: Outputs) -> None:
-        if self.jacobian == "halves":
-            _check_copies(outputs)
-            for half in _halves(outputs) if self.objective_share < 1 else ():
-                self._objective.check(*read(half.now, half.columns, self._objective))
-        elif self.jacobian == "part":
-            _dual_names(outputs)
-
-    def estimate(self, engine: Engine, batch: Batch) -> Estimate:
-        """Measure a batch and let a step on it follow, or on two draws, the first of which moves y."""
-        if self.jacobian in ("old", "reuse"):
-            return super().estimate(engine, batch)
-        outputs = engine.evaluate(batch, self._previous or None)
-        dual = [term for term in engine.problem.all_terms if self.estimator_of(term).convex_only]
-        rest = [term for term in engine.problem.all_terms if term not in dual]
-        estimate = self.step(*engine.measure(outputs, rest))
-        first, second = _halves(outputs) if self.jacobian == "halves" else (_dual_part(outputs), outputs)
-        for seen in engine.measure(first, dual, direct=False)[1]:
-            self.track(estimate, seen)
-        for seen in engine.measure(second.at_present(), dual, direct=False)[1]:
-            estimate.add(seen, self.recall(estimate.latest(seen)))
-        return estimate
-
-
-def _at_old_rows(estimator: Estimator) -> Estimator:
-    """The estimator with f at the rows from before the step, if it takes dual steps."""
-    if not estimator.convex_only:
-        return estimator
-    old = copy.copy(estimator)
-    vars(old)["fresh"] = False  # those of the package are frozen
-    return old
-
-
-def _halves(outputs: Outputs) -> tuple[Outputs, Outputs]:
+def halves(outputs: Outputs) -> tuple[Outputs, Outputs]:
     """The first and the second half of the samples of every part."""
     return _half(outputs, first=True), _half(outputs, first=False)
 
@@ -139,7 +71,7 @@ def _half_size(name: str, columns: Columns) -> int:
     return size // 2
 
 
-def _check_copies(outputs: Outputs) -> None:
+def check_copies(outputs: Outputs) -> None:
     """Refuse batches whose halves do not hold all draws equally often.
 
     Raises:
@@ -153,19 +85,19 @@ def _check_copies(outputs: Outputs) -> None:
             )
 
 
-def _dual_part(outputs: Outputs) -> Outputs:
+def dual_part(outputs: Outputs) -> Outputs:
     """The independent draws ("dual", "dual_protected", ...) under the names of the parts that they stand for.
 
     Raises:
         ConfigError: if the loaders give none.
     """
-    pairs = _dual_names(outputs)
+    pairs = dual_names(outputs)
     now, columns = ({name: whole[dual] for name, dual in pairs.items()} for whole in (outputs.now, outputs.columns))
     before = None if outputs.before is None else {name: outputs.before[dual] for name, dual in pairs.items()}
     return outputs._replace(now=now, columns=columns, before=before)
 
 
-def _dual_names(outputs: Outputs) -> dict[str, str]:
+def dual_names(outputs: Outputs) -> dict[str, str]:
     """By the name of a part that of its independent draw.
 
     Raises:

@@ -153,8 +153,10 @@ class OverSides(Constraint):
     def _compared(self, numbers: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
         """The rows for each of several numbers of the samples, such as those at several weights."""
         shares, known = self._shares(batch, numbers[0].dtype)
-        weight = self._weight(known)
-        return [(None, Rows(self._values(self.statistic.over(shares, of_samples)), weight)) for of_samples in numbers]
+        known = known.all(0, keepdim=True) if self.statistic.of_both_classes else known
+        every = known if self.statistic.levels == 1 else known.unsqueeze(2).expand(-1, -1, self.statistic.levels)
+        weight = self._of_rows(every).all(1)
+        return [(None, Rows(self._of_rows(self.statistic.over(shares, of_samples)), weight)) for of_samples in numbers]
 
     def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the mean over each class and side, and of which of these the batch has enough.
@@ -177,19 +179,12 @@ class OverSides(Constraint):
         return torch.where(some.unsqueeze(1), found, ratios), torch.where(some, known, totals.squeeze(-1) > 0)
 
     def _of_rows(self, table: Tensor) -> Tensor:
-        """What belongs to the sides of every row of a class, (c, p, k, ...), from that of all sides, (c, s, ...)."""
+        """What the rows compare, (m, k), by class, row and level, from a table of classes and sides.
+
+        Args:
+            table: shape (c, s) or (c, s, t), with t levels, or numbers that a side gives to its row.
+        """
         if self._picked is not None:
             table = table.index_select(1, self._picked.like(table))
-        return table.view(len(table), len(self.over.rows), -1, *table.shape[2:])
-
-    def _values(self, measured: Tensor) -> Tensor:
-        """What is measured on all sides, (c, s) or (c, s, t), as values of the rows by class, row and level, (m, k)."""
-        found = self._of_rows(measured)
+        found = table.view(len(table), len(self.over.rows), -1, *table.shape[2:])
         return (found.transpose(2, 3) if self.statistic.levels > 1 else found).reshape(len(self.names), -1)
-
-    def _weight(self, known: Tensor) -> Tensor:
-        """Of which rows a batch has samples, (m,), from the sides of which it has some, (c, s)."""
-        known = self._of_rows(known.all(0, keepdim=True) if self.statistic.of_both_classes else known)
-        rows = known.flatten() if known.shape[-1] == 1 else known.all(-1).flatten()
-        levels = self.statistic.levels
-        return rows if levels == 1 else rows.repeat_interleave(levels, output_size=len(self.names))

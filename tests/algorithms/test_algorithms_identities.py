@@ -6,7 +6,7 @@ import torch
 from fcco_lightning import ALEXR, ALEXR2, BSGD, SOAP, SONEX, SOX, Objective
 from fcco_lightning.algorithms import SingleLoop
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.estimators import Average, Minibatch
+from fcco_lightning.estimators import Average, DualProx, Minibatch
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import Log, LogSumExp, Power, Ratio, Softplus, Square
 from tests.algorithms.toy_problem import (
@@ -33,6 +33,18 @@ def test_alexr_in_mirror_form_without_extrapolation_is_soap_and_not_sox():
     alexr = train(ALEXR(tau, theta=0.0, mirror=True, jacobian="reuse"), BATCHES)
     assert same(alexr, train(SOAP(1 / (1 + tau)), BATCHES))
     assert not torch.allclose(alexr[0], train(SOX(1 / (1 + tau)), BATCHES)[0], atol=1e-3)  # erratum ALEXR-13
+
+
+def test_alexr_is_a_single_loop_with_dual_steps_on_half_of_a_batch():
+    alexr = train(ALEXR(1.5, 0.5), BATCHES)
+    assert same(alexr, train(SingleLoop(DualProx(1.5, 0.5), jacobian="halves"), BATCHES))
+
+
+@pytest.mark.parametrize("jacobian", ["halves", "old", "reuse"])
+def test_averages_at_old_rows_use_the_whole_batch_wherever_the_jacobian_comes_from(jacobian):
+    algorithm = SingleLoop(Average(0.4), jacobian=jacobian)
+    assert (algorithm.objective_share, algorithm.constraint_share) == (1.0, 1.0)
+    assert same(train(algorithm, BATCHES), train(SOX(0.4), BATCHES))
 
 
 def test_sonex_without_correction_and_smoothing_is_sox():

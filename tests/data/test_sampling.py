@@ -27,7 +27,7 @@ from fcco_lightning import (
     TwoDraws,
     UniformSampling,
 )
-from fcco_lightning.algorithms.two_draws import _dual_part
+from fcco_lightning.algorithms.two_draws import dual_part
 from fcco_lightning.data.batches import Drawn, with_num_batches
 from fcco_lightning.data.datamodules.base import INPUTS
 from fcco_lightning.data.table import TensorTable
@@ -162,7 +162,7 @@ def test_second_draws_of_several_parts_are_those_that_algorithms_look_for():
     limit = MeanAtMost(SoftRate(), 0.1, part="protected")
     problem = algorithm.pose(CrossEntropy(), [limit], HingePenalty(), num_samples=40, sampling=module.sampling())
     Engine(network, problem, algorithm).train_batch(batch, torch.optim.SGD(network.parameters(), lr=0.1))
-    second = _dual_part(Outputs(batch, batch, None, None, {})).columns["protected"]
+    second = dual_part(Outputs(batch, batch, None, None, {})).columns["protected"]
     assert torch.equal(second["index"], batch["dual_protected"]["index"])
 
 

@@ -18,7 +18,7 @@ from fcco_lightning import (
     MeanAtMost,
     SoftRate,
 )
-from fcco_lightning.algorithms.two_draws import _dual_part, _halves
+from fcco_lightning.algorithms.two_draws import dual_part, halves
 from fcco_lightning.engine import Outputs, as_batch, other_columns, outputs_of, outputs_of_columns
 from fcco_lightning.engine.batches import part_name
 from fcco_lightning.errors import ConfigError
@@ -82,21 +82,21 @@ def test_a_term_is_measured_on_its_part():
 def test_halves_are_of_every_part():
     outputs = {"first": torch.arange(6), "second": (torch.arange(4),)}
     earlier = {name: tree_map(lambda leaf: -leaf, output) for name, output in outputs.items()}
-    first, second = _halves(Outputs(outputs, BATCH, earlier, None, {}))
+    first, second = halves(Outputs(outputs, BATCH, earlier, None, {}))
     assert first.now["first"].tolist() == [0, 1, 2]
     assert second.now["second"][0].tolist() == [2, 3]
     assert second.columns["first"]["index"].tolist() == [3, 4, 5]
     assert first.before["second"][0].tolist() == [0, -1]
     assert second.before["first"].tolist() == [-3, -4, -5]
-    assert _halves(Outputs(outputs, BATCH, None, None, {}))[0].before is None
+    assert halves(Outputs(outputs, BATCH, None, None, {}))[0].before is None
     one = Outputs({"only": torch.zeros(1)}, {"only": {"y": torch.zeros(1)}}, None, None, {})
     with pytest.raises(ConfigError, match="the part 'only' of a batch holds 1 sample, two half-batches need two"):
-        _halves(one)
+        halves(one)
 
 
 def test_the_dual_part_stands_for_the_first_one():
     batch = {"target": BATCH["first"], "dual": BATCH["second"]}
-    seen = _dual_part(Outputs({"target": 1, "dual": 2}, batch, {"target": 3, "dual": 4}, None, {}))
+    seen = dual_part(Outputs({"target": 1, "dual": 2}, batch, {"target": 3, "dual": 4}, None, {}))
     assert (seen.now, seen.columns, seen.before) == ({"target": 2}, {"target": BATCH["second"]}, {"target": 4})
     with pytest.raises(ConfigError, match="Wrap the datamodule's `batches` in TwoDraws"):
         ALEXR2(jacobian="part").check(Outputs({"first": 1, "second": 2}, BATCH, None, None, {}))

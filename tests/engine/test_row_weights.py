@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fcco_lightning import ALEXR2, SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
-from fcco_lightning.algorithms.two_draws import _halves
+from fcco_lightning.algorithms.two_draws import halves
 from fcco_lightning.engine import Outputs
 from fcco_lightning.engine.probability import Inclusion, can_know, partner_presence, presence, warn_of_rare_rows
 from fcco_lightning.engine.terms import Term
@@ -395,7 +395,7 @@ def test_halves_of_batches_drawn_with_replacement_weigh_every_row_alike(times):
     for draw in draws:
         index = torch.tensor(draw).repeat(times)
         batch = {name: column[index] for name, column in columns.items()} | {"index": index}
-        for half, seen in enumerate(_halves(evaluated(index, batch))):
+        for half, seen in enumerate(halves(evaluated(index, batch))):
             part = seen.columns[""]
             assert torch.equal(seen.now[""], part["index"])
             found[half].index_add_(0, part["index"], weighed(weights, part["index"].tolist(), **part) / len(draws))
