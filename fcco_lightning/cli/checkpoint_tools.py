@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fcco_lightning.errors import CheckpointError, ConfigError, printable
 from fcco_lightning.state.checkpoint_files import read_file, rows_folder
-from fcco_lightning.state.row_files import checksum, new_file, read_manifest, read_rows
+from fcco_lightning.state.row_files import checksum, new_file, read_manifest, read_rows, require_checksum
 
 _OF_ROWS = ("min", "mean", "max", "norm")
 _UNKNOWN_TO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
@@ -81,11 +81,7 @@ def _stored_rows(path: Path, name: str, content: Mapping[str, Any]) -> StoredRow
         read_rows(folder, manifest, name, 0, rows, n)
         parts = [part for part in manifest.parts if part.table == name]
         files, total = len(parts), sum(part.checksum for part in parts) % 2**64
-    if f"{total:016x}" != described["checksum"]:
-        raise CheckpointError(
-            f"the rows of the dual state `{name}` do not match their checksum: the checkpoint is damaged. Use an "
-            "earlier one."
-        )
+    require_checksum(total, described["checksum"], name, path)
     return StoredRows(rows, files)
 
 

@@ -259,6 +259,15 @@ def checksum(rows: Tensor, first: int) -> int:
     return sum(total for _, total in _chunks(rows, first)) & _MASK
 
 
+def require_checksum(total: int, written: str, name: str, path: str | Path) -> None:
+    """Raise :class:`CheckpointError` unless all rows of the dual state ``name`` have the checksum that was written."""
+    if f"{total:016x}" != written:
+        raise CheckpointError(
+            f"the rows of the dual state `{name}` do not match their checksum: the checkpoint `{path}` is damaged. Use "
+            "an earlier one."
+        )
+
+
 def _chunks(rows: Tensor, first: int) -> Iterator[tuple[NDArray[np.uint32], int]]:
     """The words of every chunk, still in the cache, and their checksum."""
     width, step = _layout(rows)
