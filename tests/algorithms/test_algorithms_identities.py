@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fcco_lightning import ALEXR, ALEXR2, BSGD, SOAP, SONEX, SOX, Objective
-from fcco_lightning.algorithms import SingleLoop
+from fcco_lightning.algorithms import DoubleLoop, SingleLoop
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.estimators import Average, DualProx, Minibatch
 from fcco_lightning.objectives.measurable import Rows
@@ -45,6 +45,11 @@ def test_averages_at_old_rows_use_the_whole_batch_wherever_the_jacobian_comes_fr
     algorithm = SingleLoop(Average(0.4), jacobian=jacobian)
     assert (algorithm.objective_share, algorithm.constraint_share) == (1.0, 1.0)
     assert same(train(algorithm, BATCHES), train(SOX(0.4), BATCHES))
+
+
+def test_a_double_loop_of_averages_uses_the_whole_batch_by_default():
+    whole = train(DoubleLoop(Average(0.4), K=3, jacobian="reuse"), BATCHES)
+    assert same(train(DoubleLoop(Average(0.4), K=3), BATCHES), whole)
 
 
 def test_sonex_without_correction_and_smoothing_is_sox():
