@@ -266,3 +266,17 @@ def test_a_threshold_that_is_given_is_trained(kind):
     objective = ALL_KINDS[kind](threshold=0.25)
     assert not objective.settles
     assert objective.threshold.item() == 0.25
+
+
+@pytest.mark.parametrize("num_groups", [3, 100], ids=["few", "far more than samples"])
+def test_the_start_counts_the_groups_of_a_batch_alike(num_groups):
+    """However many samples of each there are, weighted among them; a NaN is not left out."""
+    start = CVaRGroupDRO(0.5, Given(), num_groups).recommended_start
+    losses, columns = torch.tensor([1.0, 2.0, 6.0, 5.0]), batch([0, 0, 0, 2])
+    direct, rows = start.measure(losses, columns)
+    assert rows is None
+    assert direct.item() == pytest.approx((3 + 5) / 2)
+    direct, _ = start.measure(losses, columns | {"weight": torch.tensor([2.0, 1.0, 0.0, 7.0])})
+    assert direct.item() == pytest.approx((4 / 3 + 5) / 2)
+    assert start.measure(losses[:0], batch(torch.zeros(0, dtype=torch.int64)))[0] == 0
+    assert start.measure(losses.log().where(losses != 5, torch.nan), columns)[0].isnan()

@@ -1,19 +1,28 @@
 """Group DRO under a Trainer: resume, several processes, the threshold's own step size, mistakes."""
 
 import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
 from torch import nn
 
 from fcco_lightning import (
     OOA,
+    SGD,
     SMD,
     SONEX,
     AdamType,
+    ChiSquareGroupDRO,
     ConfigError,
+    CrossEntropy,
     CVaRGroupDRO,
     FCCOModule,
+    GroupSampling,
+    KLGroupDRO,
     ProximalSGD,
     Schedule,
     TabularDataModule,
+    TensorDataModule,
+    WorstGroupDRO,
 )
 from fcco_lightning.objectives import GroupMaxForm
 from tests import jobs
@@ -30,10 +39,11 @@ CHOSEN = [("OOA", False), ("PGSMD", False)]  # the contract of algorithms holds 
     ("algorithm", "texts"),
     quick([*TABLES, ("SONEX", True), ("ALEXR2", True), ("OOA", True)], *CHOSEN, ("SONEX", True)),
 )
-def test_resume_is_bit_for_bit(algorithm, texts, tmp_path):
+@pytest.mark.parametrize("epoch", [0, 1], ids=["the start", "behind it"])
+def test_resume_is_bit_for_bit(algorithm, texts, epoch, tmp_path):
     """In the middle of an epoch, for ALEXR2 of an inner loop; with dropout; of texts the tokenizer is learnt anew."""
     path, job = str(tmp_path / "at.ckpt"), {"algorithm": algorithm, "dropout": 0.2, "texts": texts}
-    whole = jobs.fit_groups({**job, "save": (0, 4, path)})
+    whole = jobs.fit_groups({**job, "save": (epoch, 4, path)})
     resumed = jobs.fit_groups({**job, "resume": path, "seed": 9})
     assert_same([resumed], [whole])
 
@@ -61,6 +71,48 @@ def test_the_threshold_has_its_step_size_and_no_decay(optimizer, decay, own):
     assert objective["params"] == [module.objective.threshold]
     assert (network["lr"], network[decay]) == (0.1, 0.5)
     assert (objective["lr"], objective[decay]) == (own or 0.1, 0.0)
+
+
+@pytest.mark.parametrize("objective", [lambda: CVaRGroupDRO(0.5), WorstGroupDRO], ids=["CVaR", "worst group"])
+def test_the_start_of_worst_groups_is_the_mean_of_their_risks(objective, make_trainer):
+    """Behind half of the epochs the weights are those of plain training on as many samples of every group."""
+    x = torch.linspace(-1, 1, 200).reshape(40, 5).sin()
+    columns = {"x": x, "y": (x.sum(1) > 0).long(), "group": torch.arange(40) % 4}
+    at_epochs = {}
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer, pl_module, *_):
+            at_epochs.setdefault(trainer.current_epoch, pl_module.network.weight.detach().clone())
+
+    def fitted(objective, algorithm, epochs, callbacks=()):
+        torch.manual_seed(0)
+        module = FCCOModule(nn.Linear(5, 1), objective, algorithm=algorithm)
+        data = TensorDataModule({"train": columns, "test": columns}, batches=GroupSampling(4, 5), num_groups=4)
+        make_trainer(max_epochs=epochs, callbacks=list(callbacks)).fit(module, data)
+        return module.network.weight
+
+    expected = fitted(CrossEntropy(), SGD(), 2)
+    whole = fitted(objective(), SONEX(), 4, [Look()])
+    torch.testing.assert_close(at_epochs[2], expected.detach())
+    assert not torch.equal(whole, at_epochs[2])
+
+
+def test_who_has_such_a_start():
+    """Where weights of groups jump with the risks, and no number says that the papers' threshold is trained."""
+
+    def start(objective, algorithm=None, **given):
+        return make(objective, algorithm or SONEX(), **given).phases.pretrain
+
+    for objective in (CVaRGroupDRO(0.5), WorstGroupDRO()):
+        assert start(objective).epochs == 0.5
+        assert start(objective, pretrain=None) is start(objective, OOA()) is None
+    for objective in (
+        CVaRGroupDRO(0.5, threshold=0.0),
+        WorstGroupDRO(threshold=1.0),
+        KLGroupDRO(),
+        ChiSquareGroupDRO(),
+    ):
+        assert start(objective) is None
 
 
 def test_primal_dual_methods_take_the_max_form_and_train_no_threshold():

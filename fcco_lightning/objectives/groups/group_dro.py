@@ -37,6 +37,7 @@ from fcco_lightning.outer import (
 )
 
 _SETTLED = 2000  # groups; with one for every sample a step costs what the batch costs
+_START = 0.5  # of the epochs: a network without features yet swings between groups whose weights follow late
 _RISE = 0.5  # in units of R; the means of a few samples differ by that by chance
 
 
@@ -110,6 +111,17 @@ class GroupObjective(Objective, ABC):
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
         """R_i of every group, shape (n, 1), or of that of every sample, (B, 1)."""
+        position, part, risks, total = self._risks(outputs, batch)
+        if part is position:
+            return None, Rows(risks.unsqueeze(1), total != 0)
+        risks, total = risks.index_select(0, part), total.index_select(0, part)
+        return None, Rows(risks.unsqueeze(1), total != 0, index=position)
+
+    def _risks(self, outputs: Any, batch: Columns) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The group of every sample, the part in which it is, (B,) each; and of every part the risk and the weight.
+
+        A part is a group or, where these are far more than samples, one of those that the batch holds.
+        """
         losses = self.loss(outputs, batch)
         if losses.dim() != 1:
             raise DataError(
@@ -119,10 +131,7 @@ class GroupObjective(Objective, ABC):
         position, weight = self._members(batch, losses)
         part, num_parts = parts_of(position, self._known_groups())
         risks, total = means_by_part(part, num_parts, weight * losses if "weight" in batch else losses, weight)
-        if part is position:
-            return None, Rows(risks.unsqueeze(1), total != 0)
-        risks, total = risks.index_select(0, part), total.index_select(0, part)
-        return None, Rows(risks.unsqueeze(1), total != 0, index=position)
+        return position, part, risks, total
 
     def _position(self, batch: Columns) -> Tensor:
         """The group of every sample, shape (B,), int64; the nearest one for a label that is out of range."""
@@ -139,6 +148,20 @@ class GroupObjective(Objective, ABC):
             return group.long(), weight
         position = self._position(batch)
         return position, torch.where(position == group, weight, torch.nan)
+
+
+class _MeanRisk(GroupObjective):
+    """``g_0(w)``: the mean of the risks of those groups that a batch holds, all alike, without inner functions."""
+
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, None]:
+        """The mean, a scalar; 0 of a batch that holds no group."""
+        *_, risks, total = self._risks(outputs, batch)
+        held = total != 0
+        return torch.where(held, risks, 0.0).sum() / held.sum().clamp(min=1), None
+
+    @property
+    def in_words(self) -> str:
+        return "the mean risk of the groups"
 
 
 class _ShiftedGroupObjective(GroupObjective):
@@ -174,6 +197,16 @@ class _ShiftedGroupObjective(GroupObjective):
         """With it the weight of a group rises from 0 to the largest within half a unit of R above the threshold."""
         return None if self._base.smooth else _RISE / self._base.lipschitz
 
+    @property
+    def recommended_pretraining(self) -> float:  # type: ignore[override]
+        """Half of the epochs, where weights of groups jump with the risks: not of smooth h, nor with a start of c."""
+        return 0.0 if self._trained or self._base.smooth else _START
+
+    @property
+    def recommended_start(self) -> Objective:  # type: ignore[override]
+        """The mean of the groups' risks."""
+        return _MeanRisk(self.loss, self.num_groups)
+
     def settle(self, rows: Tensor, f: OuterFunction) -> None:
         """Move c to the minimiser for the risks of the groups that have been seen."""
         with torch.no_grad():
@@ -203,7 +236,11 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
 
     There SONEX by default smooths f so much, too, that the weight of a group rises from 0 to the largest while its risk
     rises from s to s + 1/2 (:attr:`recommended_lam` = alpha/2).  With less, the few samples of a batch decide by chance
-    which groups have a gradient.  Figures are in ``examples/benchmarks/results/groups_pay.md``.
+    which groups have a gradient.  And the first half of the epochs there goes to the mean of the groups' risks, in the
+    same run (``pretrain=None`` leaves out all that is recommended; a run of one epoch has no
+    such start).  From random weights a network moves the scores of all samples together, so that groups of one label
+    gain what those of the other lose; weights that follow the risks with a delay then swing between them.  Figures are
+    in ``examples/benchmarks/results/groups_pay.md``.
 
     Primal-dual methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
 
