@@ -182,6 +182,11 @@ class Objective(nn.Module, Measurable, ABC):
         """What is minimised, as the first lines of a run say it."""
         return type(self).__name__
 
+    @property
+    def instead(self) -> str | None:
+        """What to compare it with, and why: a sentence for the end of a run, if it was seen not to pay; else None."""
+        return None
+
     def know_presence(self, probability: Tensor) -> None:
         """Learn how likely a batch is to measure each row, shape (n,), where that follows from :meth:`subsets`.
 

@@ -175,7 +175,7 @@ class Report(Callback):
         self.report |= {} if lost is None else _lost(pl_module.processes.everyone(lost()))
         logs = Path(trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
         folder = logs if self.folder is None else Path(self.folder)
-        conclude = partial(self._conclude, pl_module.evaluation, trainer.current_epoch - 1, logs / "config.yaml")
+        conclude = partial(self._conclude, pl_module, trainer.current_epoch - 1, logs / "config.yaml")
         self.left_out.make("the last line", conclude, None)
         self.report |= _checkpoint(trainer, pl_module, folder, chosen=bool(choice.chosen))
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
@@ -226,8 +226,9 @@ class Report(Callback):
         page = report_page(name, last_line(self.report), tables, drawn, self.config, self.left_out)
         (folder / "report.html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
 
-    def _conclude(self, evaluation: Evaluation, epoch: int, config: Path) -> None:
-        """Say in one line what the weights achieve, and which they are."""
+    def _conclude(self, module: FCCOModule, epoch: int, config: Path) -> None:
+        """Say in one line what the weights achieve, which they are, and what may well achieve more."""
+        evaluation, instead = module.evaluation, module.objective.instead
         if (line := verdict(self.report, (*evaluation.bar, "roc_gap"))) is not None:
             chosen = self.report.get("selected")
             figure = evaluation.merit or next(iter(evaluation.bar), None)
@@ -236,9 +237,9 @@ class Report(Callback):
             which = reached_line(histories[validated], figure) if chosen is None else chosen_line(chosen)
             histories = {validated: histories[validated], **histories}
             ruined = ranking_line(histories, self.report.get("unconstrained", {}), self._front(config))
-            self.report["verdict"] = " ".join(filter(None, (line, which, ruined)))
+            self.report["verdict"] = " ".join(filter(None, (line, which, ruined, instead)))
         elif (line := headline(self.report, evaluation.bar)) is not None:
-            self.report["headline"] = line
+            self.report["headline"] = " ".join(filter(None, (line, instead)))
 
     def _validations(self, split: str, epoch: int) -> list[dict[str, Any]]:
         """The figures of a split at every validation, and of the final weights as the last."""

@@ -14,7 +14,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
-from fcco_lightning import FCCOModule, SyntheticDataModule, TabularMLP, load_run
+from fcco_lightning import AveragePrecision, FCCOModule, SyntheticDataModule, TabularMLP, load_run
 from fcco_lightning.errors import CheckpointError, DataError
 from fcco_lightning.reports import Report
 from fcco_lightning.training import Checkpoints, Preemption, progress_line
@@ -41,9 +41,9 @@ class Press(Callback):
                 os.kill(os.getpid(), signal.SIGINT)
 
 
-def fit(*callbacks, **options):
+def fit(*callbacks, parts=None, **options):
     seed_everything(0, verbose=False)
-    module, report = FCCOModule(TabularMLP([4])), Report(table=False)
+    module, report = FCCOModule(TabularMLP([4]), **(parts or {})), Report(table=False)
     saver = Checkpoints(save_last=True, save_on_train_epoch_end=True)
     trainer = Trainer(
         max_epochs=1, callbacks=[Preemption(), report, saver, *callbacks], logger=CSVLogger("runs", name=""),
@@ -51,6 +51,16 @@ def fit(*callbacks, **options):
     )  # fmt: skip
     trainer.fit(module, SyntheticDataModule(num_train=400, num_test=100), **options)
     return module, report
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_run_says_what_may_well_achieve_more(alone):
+    """Of an objective that was seen not to pay, in the line that says what was achieved."""
+    objective = AveragePrecision(cross_entropy=0 if alone else 1)
+    _, report = fit(parts={"objective": objective, "pretrain": None})
+    line = report.run.headline
+    assert line.startswith("On the test split: ")
+    assert line.endswith("or with --model.objective CrossEntropy.") == alone
 
 
 def test_a_run_shows_its_report_log_and_pictures():
