@@ -132,8 +132,9 @@ class Problem(nn.Module):
             )
         )
         self.direct_weight, self.most = self._direct_weight(), self._most()
+        objective.direct_weight = self.direct_weight
         unknown = self._drawn(objective.part) is None and type(objective).direct_subsets is not Objective.direct_subsets
-        self.may_lack_direct = unknown or self.direct_weight != 1
+        self.may_lack_direct = (unknown or self.direct_weight != 1) and not objective.always_measured
         for number, term in enumerate(terms):
             term.number = number
         self._noted = {k: v for k, v in vars(objective).items() if k not in vars(nn.Module())}

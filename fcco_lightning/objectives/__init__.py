@@ -14,7 +14,6 @@ from fcco_lightning.objectives.auc.pairwise import (
 from fcco_lightning.objectives.auc.partial_auc import CVaRPartialAUC, KLPartialAUC
 from fcco_lightning.objectives.auc.pooling import AttentionPooling, MeanPooling, Pooling, SmoothMaxPooling
 from fcco_lightning.objectives.base import (
-    BinaryObjective,
     Objective,
     Partition,
     RowDomain,
@@ -24,6 +23,7 @@ from fcco_lightning.objectives.base import (
     require_binary_labels,
     required_column,
 )
+from fcco_lightning.objectives.binary import BinaryObjective
 from fcco_lightning.objectives.contrastive.contrastive import GlobalContrastive, InfoNCE
 from fcco_lightning.objectives.contrastive.neighbourhood_components import NeighbourhoodComponents
 from fcco_lightning.objectives.contrastive.sampled_softmax import SampledSoftmax

@@ -116,6 +116,7 @@ class Objective(nn.Module, Measurable, ABC):
         recommended: whether it is trained as it recommends, which that module sets; False in all other loops, where an
             objective is that of its paper.
         num_samples: n, the size of the training split; None before the problem is posed, which sets it.
+        direct_weight: what the engine multiplies g_0 by, since some batches lack a sample of :meth:`direct_subsets`.
         recommended_lam: the outer smoothing of f that SONEX then takes where it is told none, > 0, in squared units of
             g per unit of f; None for the same as elsewhere.
         settles: whether parameters of f then follow their best values given all rows, see :meth:`settle`.
@@ -129,6 +130,7 @@ class Objective(nn.Module, Measurable, ABC):
     most: tuple[int, ...] = ()
     sample_parameters: SampleParameters | None = None
     num_samples: int | None = None
+    direct_weight: float = 1.0
     recommended_pretraining: float = 0.0
     recommended_start: "Objective | None" = None
     recommended: bool = False
@@ -201,6 +203,11 @@ class Objective(nn.Module, Measurable, ABC):
         """
         return None
 
+    @property
+    def always_measured(self) -> bool:
+        """Whether every batch measures a part of g_0, also one that lacks a sample of :meth:`direct_subsets`."""
+        return False
+
     def max_form(self) -> "Objective":
         """The same objective as a maximum over weights q, for algorithms that keep q (OOA, SMD).
 
@@ -211,31 +218,6 @@ class Objective(nn.Module, Measurable, ABC):
             f"{type(self).__name__} is not a maximum over weights of groups, as OOA and SMD need. Use CVaRGroupDRO or "
             "WorstGroupDRO, or another algorithm, such as SONEX."
         )
-
-
-class BinaryObjective(Objective, ABC):
-    r"""An objective of one score s_i per sample: the network's output of shape (B,) or (B, 1), or its sigmoid.
-
-    A loss of differences of scores pulls at the positives as long as some negative is near, however high they stand, so
-    that few positives are soon learnt by heart.  The sigmoid is flat where they stand high, which leaves them alone; it
-    is what LibAUC's losses are given.  With some hundred positives it hardly matters.
-
-    Args:
-        sigmoid: whether s_i is the sigmoid of the output, in (0, 1), in the place of the output itself.
-    """
-
-    def __init__(self, *, sigmoid: bool = False) -> None:
-        super().__init__()
-        self.sigmoid = sigmoid
-
-    def scores(self, outputs: Any) -> Tensor:
-        """The s_i, shape (B,).
-
-        Raises:
-            DataError: if the outputs have another shape.
-        """
-        scores = binary_scores(outputs)
-        return scores.sigmoid() if self.sigmoid else scores
 
 
 def whole_numbers(columns: Columns, name: str, needed_by: object, remedy: str, *, look: bool = True) -> Tensor:

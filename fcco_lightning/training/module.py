@@ -98,7 +98,8 @@ class FCCOModule(EvaluatingModule):
         pretrain: a first phase of training on another objective, such as cross-entropy before average precision; None
             for none.  By default, "auto", the objective is trained as it recommends itself
             (:attr:`~fcco_lightning.Objective.recommended`): after a seamless first phase if it recommends one, with
-            cross-entropy beside average precision, and with thresholds of worst groups that follow the best ones.
+            cross-entropy beside AUC, partial AUC and average precision, and with thresholds of worst groups that follow
+            the best ones.
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
         execution: in which parts, on which processes and by which code all of this is computed.

@@ -41,11 +41,20 @@ def average_precision(s, labels, loss=squared_hinge, prevalence=None):
     return -mean(total)
 
 
-def as_recommended():
-    """Average precision as FCCOModule trains it by default."""
-    objective = AveragePrecision()
-    objective.recommended = True
-    return objective
+def as_recommended(make):
+    """An objective as FCCOModule trains it by default."""
+
+    def made():
+        objective = make()
+        objective.recommended = True
+        return objective
+
+    return made
+
+
+def beside_cross_entropy(formula, weight=0.1):
+    """The cross-entropy and so much of an objective's formula."""
+    return lambda s, columns, **given: weight * formula(s, columns, **given) + logistic(s, columns["y"])
 
 
 def logistic(s, labels):
@@ -171,8 +180,8 @@ CASES = {
         "copies",
     ),
     "average precision as recommended": binary(
-        as_recommended,
-        lambda s, c: average_precision([one.sigmoid() for one in s], c["y"]) / 10 + logistic(s, c["y"]),
+        as_recommended(AveragePrecision),
+        beside_cross_entropy(of_sigmoids(lambda s, c: average_precision(s, c["y"]))),
         "some classes",
         "copies",
     ),
@@ -186,6 +195,9 @@ CASES = {
     "auc margin": binary(lambda: AUCMargin(0.8), margin),
     "auc margin of sigmoids": binary(lambda: AUCMargin(0.8, sigmoid=True), of_sigmoids(margin)),
     "auc of sigmoids": binary(lambda: AUC(SquaredHingePair(), sigmoid=True), of_sigmoids(pairs)),
+    "auc as recommended": binary(
+        as_recommended(lambda: AUC(SquaredHingePair())), beside_cross_entropy(pairs, 1.0), "copies of classes"
+    ),
     "partial auc, low fpr": binary(lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7), few_false_positives),
     "partial auc, high tpr": binary(lambda: CVaRPartialAUC(min_tpr=0.4, threshold=1.1), many_true_positives),
     "partial auc, two-way": binary(
@@ -194,7 +206,21 @@ CASES = {
     "partial auc of sigmoids": binary(
         lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7, sigmoid=True), of_sigmoids(few_false_positives)
     ),
+    "partial auc, low fpr, as recommended": binary(
+        as_recommended(lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7)), beside_cross_entropy(few_false_positives)
+    ),
+    "partial auc, high tpr, as recommended": binary(
+        as_recommended(lambda: CVaRPartialAUC(min_tpr=0.4, threshold=1.1)), beside_cross_entropy(many_true_positives)
+    ),
+    "partial auc, two-way, as recommended": binary(
+        as_recommended(lambda: CVaRPartialAUC(0.5, 0.3, SquaredHingePair(), threshold=1.1, thresholds=0.7)),
+        beside_cross_entropy(both),
+    ),
     "soft partial auc": binary(lambda: KLPartialAUC(0.6), soft),
+    "soft partial auc as recommended": binary(as_recommended(lambda: KLPartialAUC(0.6)), beside_cross_entropy(soft)),
+    "soft partial auc, two-way, as recommended": binary(
+        as_recommended(lambda: KLPartialAUC(1.2, tau=2.0, threshold=1.5)), beside_cross_entropy(soft_twice(2.0))
+    ),
     "soft partial auc of sigmoids": binary(lambda: KLPartialAUC(0.6, sigmoid=True), of_sigmoids(soft)),
     "soft partial auc, two-way": binary(lambda: KLPartialAUC(1.2, tau=2.0, threshold=1.5), soft_twice(2.0)),
 }

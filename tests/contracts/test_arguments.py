@@ -41,12 +41,13 @@ RANGES = {
         TopShare.temperature ViewContrastive.rho
     """,
     "be a finite number >= 0": """
-        ALEXR2.gamma_prime AUCParity.kappa AdamType.weight_decay Average.gamma_prime AveragePrecision.cross_entropy
-        BlockDistributions.noise
+        ALEXR2.gamma_prime AUC.cross_entropy AUCParity.kappa AdamType.weight_decay Average.gamma_prime
+        AveragePrecision.cross_entropy BlockDistributions.noise CVaRPartialAUC.cross_entropy
         ChiSquareBall.rho ChiSquarePenalty.nu ContinualEvaluation.tolerance,tolerance_loss
         CrossEntropyLoss.label_smoothing DemographicParity.kappa Distillation.kappa DualProx.theta
         EqualOpportunity.kappa EqualizedOdds.kappa EuclideanPenalty.nu FourFifthsRule.kappa Garnet.noise
         GradedLists.noise HeavyBall.weight_decay HingePenalty.rho ICPPAC.theta ImageNoise.variance KLBall.rho
+        KLPartialAUC.cross_entropy
         KLPenalty.nu MSVR.gamma_prime MeanDifferenceAtMost.kappa MeanNear.kappa NuPI.proportional PredictiveParity.kappa
         ProportionalHazards.tick ProximalSGD.mu ROCFairness.kappa SONEX.gamma_prime,objective_gamma_prime
         SONX.gamma_prime SmoothedHingePenalty.rho SquaredHingePenalty.rho Switching.gamma_prime,tolerance

@@ -489,3 +489,20 @@ def test_labels_of_cross_entropy_of_another_shape():
         with pytest.raises(DataError, match=r"needs one number `y` per sample.*\(4, 2\)"):
             CrossEntropy().check(outputs, {"y": torch.stack([y, y], 1)})
     CrossEntropy().check(torch.zeros(4, 3), {"y": torch.full((4, 3), 1 / 3)})  # probabilities of classes
+
+
+def test_thresholds_of_samples_move_alike_beside_cross_entropy():
+    """Their step size is not that of the objective's weight in F: the best threshold is the same."""
+    found = []
+    for recommended in (False, True):
+        objective = CVaRPartialAUC(max_fpr=0.4, thresholds=0.7)
+        objective.recommended = recommended
+        torch.manual_seed(0)
+        network, x, y = torch.nn.Linear(3, 1), torch.randn(12, 3), torch.arange(12) % 3 == 0
+        problem = SGD().pose(objective, num_samples=12, sampling=None)
+        engine = Engine(network, problem, SGD())
+        batch = {"x": x, "y": y.long(), "index": torch.arange(12)}
+        engine.train_batch(batch, torch.optim.SGD(network.parameters(), lr=0.0))
+        found.append(problem.row_parameters.state.gather(None))
+    assert not torch.equal(found[0], torch.full_like(found[0], 0.7))
+    torch.testing.assert_close(found[1], found[0])

@@ -128,7 +128,7 @@ def test_a_figure_is_the_same_whenever_it_is_looked_at(algorithm):
 
 
 def test_batches_without_pairs_do_not_count(fit):
-    diary, _ = fit(AUC(), SGD(), epochs=3)
+    diary, _ = fit(AUC(), SGD(), epochs=3, pretrain=None)
     expected = []
     for epoch in range(3):
         sizes, means = [], []
@@ -140,6 +140,20 @@ def test_batches_without_pairs_do_not_count(fit):
         assert 0 < len(sizes) < 6
         expected.append(np.dot(sizes, means) / sum(sizes))
     np.testing.assert_allclose(diary.epochs, expected, rtol=1e-5)
+
+
+def test_all_batches_count_where_cross_entropy_stands_beside_the_pairs(fit):
+    """It is measured in all of them, and the pairs of some weigh as much more as the others have none."""
+    diary, trainer = fit(AUC(), SGD(), epochs=1)
+    rare, values = trainer.model.problem.direct_weight, []
+    for scores, y, _ in diary.steps:
+        apart = scores[y == 1][:, None] - scores[y == 0]
+        pairs = rare * (1 / (1 + np.exp(apart))).mean() if 0 < y.sum() < len(y) else 0.0
+        values.append(pairs + losses(scores, y).mean())
+    assert rare > 1.05
+    np.testing.assert_allclose(diary.shown, values, rtol=1e-5)
+    sizes = [len(y) for _, y, _ in diary.steps]
+    np.testing.assert_allclose(diary.epochs, np.average(values, weights=sizes), rtol=1e-5)
 
 
 def test_rows_count_by_how_many_a_batch_contains(fit):
@@ -183,7 +197,7 @@ def test_a_mean_goes_on_bit_for_bit(batch, fit, tmp_path):
 def test_an_epoch_that_is_cut_short_has_the_mean_so_far(fit):
     """By ``max_steps``, for what monitors it at the end of an epoch."""
     patience = EarlyStopping("train_objective", patience=9, check_on_train_epoch_end=True)
-    diary, trainer = fit(AUC(), SGD(), patience, epochs=-1, max_steps=3)
+    diary, trainer = fit(AUC(), SGD(), patience, epochs=-1, max_steps=3, pretrain=None)
     sized = [(len(y), value) for (_, y, _), value in zip(diary.steps, diary.shown, strict=True) if y.any()]
     assert 1 < len(sized) < 4
     found = trainer.callback_metrics["train_objective"] * trainer.model.problem.direct_weight

@@ -46,10 +46,14 @@ class CVaRPartialAUC(RankingObjective):
             gradient, 0 or 1 / (1 - min_tpr).
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
+        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`; None for 0, or
+            where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.
 
     Raises:
         ConfigError: if an argument is out of range, or nothing is left out (then F is the mean over all pairs, AUC).
     """
+
+    beside = (1.0, 0.1)
 
     def __init__(
         self,
@@ -61,8 +65,9 @@ class CVaRPartialAUC(RankingObjective):
         thresholds_lr: float = 0.1,
         *,
         sigmoid: bool = False,
+        cross_entropy: float | None = None,
     ) -> None:
-        super().__init__(loss, sigmoid=sigmoid)
+        super().__init__(loss, sigmoid=sigmoid, cross_entropy=cross_entropy)
         self.max_fpr = fraction("max_fpr", max_fpr)
         below_one("min_tpr", min_tpr)
         if max_fpr == 1 and min_tpr == 0:
@@ -90,28 +95,31 @@ class CVaRPartialAUC(RankingObjective):
         self._know_sizes(columns, positive)
         return [positive, negative]
 
-    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows | None]:
+    def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
         """C, and what is sampled of the L_i; or without ``min_tpr`` the mean of the L_i at their present thresholds."""
         scores = self.scores(outputs)
         owners, share, negatives = self._classes(batch, scores.dtype)
         if self.max_fpr == 1:
-            return self.threshold, Rows(self._means(self.loss, scores, owners, negatives), owners)
+            g0 = self.with_cross_entropy(self.threshold, outputs, batch)
+            losses = self._means(self.loss, scores, owners, negatives)
+            return g0, Rows(losses, self.row_weights(owners, losses.dtype))
         thresholds = self._thresholds(batch, scores.dtype)
         excess = self._means(self.loss, scores, owners, negatives, thresholds) / self.max_fpr
         if self.min_tpr:
             outer = Shifted(self._tail, self.threshold - thresholds.unsqueeze(1))
-            return self.threshold, Rows(excess, owners, outer)
-        return (share * owners) @ (thresholds + excess.squeeze(1)), None
+            g0 = self.with_cross_entropy(self.threshold, outputs, batch)
+            return g0, Rows(excess, self.row_weights(owners, excess.dtype), outer)
+        return self.with_cross_entropy((share * owners) @ (thresholds + excess.squeeze(1)), outputs, batch), None
 
     def _thresholds(self, batch: Columns, dtype: torch.dtype) -> Tensor:
-        """The s_i of all samples, shape (B,), with the graph of L_i and not of L_i n / n_+.
+        """The s_i of all samples, shape (B,), with the graph of L_i and not of L_i n / n_+ times its weight in F.
 
         Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
         """
-        given = required_column(batch, "threshold", self).squeeze(1).to(dtype)
+        given, own = required_column(batch, "threshold", self).squeeze(1).to(dtype), self.weights[1]
         if self.class_sizes is None:  # only batches are known
-            return torch.lerp(given.detach(), given, mean_over_data(self._owners(batch).to(dtype), batch))
-        return torch.lerp(given.detach(), given, self.class_sizes[1] / sum(self.class_sizes))
+            return torch.lerp(given.detach(), given, mean_over_data(self._owners(batch).to(dtype), batch) / own)
+        return torch.lerp(given.detach(), given, self.class_sizes[1] / sum(self.class_sizes) / own)
 
 
 class KLPartialAUC(RankingObjective):
@@ -136,12 +144,15 @@ class KLPartialAUC(RankingObjective):
         threshold: c to start from; one near F keeps exponentials small where tau is.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
+        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`; None for 0, or
+            where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.
 
     Raises:
         ConfigError: if an argument is out of range.
     """
 
     dtype = torch.float64
+    beside = (1.0, 0.1)
 
     def __init__(
         self,
@@ -151,8 +162,9 @@ class KLPartialAUC(RankingObjective):
         threshold: float = 0.0,
         *,
         sigmoid: bool = False,
+        cross_entropy: float | None = None,
     ) -> None:
-        super().__init__(loss, sigmoid=sigmoid)
+        super().__init__(loss, sigmoid=sigmoid, cross_entropy=cross_entropy)
         self.lam = positive("lam", lam)
         self.tau = None if tau is None else positive("tau", tau)
         self.against_overflow = f"Raise lam (it is {lam:g}), which divides the losses in an exponent."
@@ -175,7 +187,8 @@ class KLPartialAUC(RankingObjective):
         """C, where there is one, and ``mean_j exp(l_ij / lam)`` of the batch's positives."""
         owners, _, others = self._classes(batch, self.dtype)
         means = self._means(ExponentialOf(self.loss, self.lam), self.scores(outputs), owners, others)
-        return None if self.tau is None else self.threshold, Rows(means, owners)
+        g0 = self.with_cross_entropy(None if self.tau is None else self.threshold, outputs, batch)
+        return g0, Rows(means, self.row_weights(owners, means.dtype))
 
     def _range(self) -> Range:
         """Losses are not negative."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, finite, non_negative
+from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import POPULATION, Columns
 from fcco_lightning.numerics import Known
@@ -13,15 +13,12 @@ from fcco_lightning.objectives.auc.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.base import (
     Objective,
     RowDomain,
-    binary_scores,
-    mean_over_data,
     one_label_each,
     one_tensor,
     required_column,
 )
 from fcco_lightning.objectives.measurable import Rows, nan_where
 from fcco_lightning.objectives.pair_sums import Strata, pair_sums
-from fcco_lightning.objectives.quantities import LogisticLoss
 from fcco_lightning.objectives.ranking.ranking import RankingObjective, known_labels, require_known, sums_over_data
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata
 from fcco_lightning.outer import Range, Ratio
@@ -83,8 +80,7 @@ class AveragePrecision(RankingObjective):
         sigmoid: bool = True,
         cross_entropy: float | None = None,
     ) -> None:
-        super().__init__(loss, sigmoid=sigmoid)
-        self.cross_entropy = None if cross_entropy is None else non_negative("cross_entropy", cross_entropy)
+        super().__init__(loss, sigmoid=sigmoid, cross_entropy=cross_entropy)
         require_own_loss(self.loss, self.itself)
         if prevalence != "data" and not 0 < finite("prevalence", prevalence) < 1:
             raise ConfigError(f"prevalence must be 'data' or lie in (0, 1), got {prevalence!r}.")
@@ -100,22 +96,12 @@ class AveragePrecision(RankingObjective):
         among_positives = among_all * positive
         masks = torch.stack([among_positives, among_all])
         sums = sums_over_data(self.loss, scores, masks, batch, self.num_samples, self.itself, positive, self.most)
-        c, of_ratios = self.weights
-        g0 = c * mean_over_data(LogisticLoss()(binary_scores(outputs), batch), batch) if c else None
-        return g0, Rows(sums, positive if of_ratios == 1 else of_ratios * positive.to(sums.dtype))
+        return self.with_cross_entropy(None, outputs, batch), Rows(sums, self.row_weights(positive, sums.dtype))
 
     @property
-    def in_words(self) -> str:
-        of_entropy, of_ratios = self.weights
-        beside = f" beside {of_entropy / of_ratios:g} times the cross-entropy" if of_entropy else ""
-        return super().in_words + beside
-
-    @property
-    def weights(self) -> tuple[float, float]:
-        """The weights of the cross-entropy and of the ratios, as they are now."""
-        if self.cross_entropy is not None:
-            return self.cross_entropy, 1.0
-        return (1.0, _RATIOS) if self.recommended and self.sigmoid else (0.0, 1.0)
+    def beside(self) -> tuple[float, float]:  # type: ignore[override]
+        """A tenth of the ratios beside the cross-entropy, where they are of sigmoids."""
+        return (1.0, _RATIOS) if self.sigmoid else (0.0, 1.0)
 
     @property
     def instead(self) -> str | None:

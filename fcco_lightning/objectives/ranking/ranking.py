@@ -11,7 +11,6 @@ from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import POPULATION, SAMPLE_WEIGHT, Columns
 from fcco_lightning.objectives.auc.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.base import (
-    BinaryObjective,
     Objective,
     RowDomain,
     one_label_each,
@@ -20,6 +19,7 @@ from fcco_lightning.objectives.base import (
     required_column,
     whole_split,
 )
+from fcco_lightning.objectives.binary import BinaryObjective
 from fcco_lightning.objectives.pair_sums import FEW_PAIRS, Few, Strata, pair_sums
 from fcco_lightning.objectives.ratios import shares_of, warn_of_ratios
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata, comparison_weights, self_and_others
@@ -38,6 +38,7 @@ class RankingObjective(BinaryObjective, ABC):
     Args:
         loss: l of a pair, non-negative; the squared hinge with margin 1 by default.
         sigmoid: see :class:`BinaryObjective`.
+        cross_entropy: see there.
 
     Attributes:
         owner: label of the class whose samples own the rows.
@@ -52,8 +53,10 @@ class RankingObjective(BinaryObjective, ABC):
     needs_partner: ClassVar[bool] = True
     class_sizes: tuple[float, float] | None = None
 
-    def __init__(self, loss: PairLoss | None = None, *, sigmoid: bool = False) -> None:
-        super().__init__(sigmoid=sigmoid)
+    def __init__(
+        self, loss: PairLoss | None = None, *, sigmoid: bool = False, cross_entropy: float | None = None
+    ) -> None:
+        super().__init__(sigmoid=sigmoid, cross_entropy=cross_entropy)
         self.loss = loss or SquaredHingePair()
         self.itself = float(self.loss(torch.zeros((), dtype=torch.float64)))
 
