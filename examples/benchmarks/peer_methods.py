@@ -110,7 +110,7 @@ class EqualROC(Fairness):
         super().__init__(ROCFairness, ["TruePositiveRate", "FalsePositiveRate"])
 
     def objective(self) -> Objective:
-        return AUC()
+        return AUC(cross_entropy=0)
 
     def constraint(self) -> ROCFairness:
         return ROCFairness(ROC_LEVELS, kappa=0.01, temperature=0.1, scale=QuantileScores())

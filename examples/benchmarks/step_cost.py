@@ -322,7 +322,7 @@ def under_trainer(rounds: int, steps: int = 160) -> Table:
     def module(algorithm: Algorithm, constraints: list[Constraint], penalty: Any, *, compiled: bool) -> FCCOModule:
         return FCCOModule(
             copy.deepcopy(model),
-            AUC(),
+            AUC(cross_entropy=0),
             constraints=constraints,
             penalty=penalty,
             algorithm=algorithm,

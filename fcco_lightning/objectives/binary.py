@@ -57,8 +57,8 @@ class BinaryObjective(Objective, ABC):
     @property
     def in_words(self) -> str:
         of_entropy, own = self.weights
-        beside = f" beside {of_entropy / own:g} times the cross-entropy" if of_entropy else ""
-        return super().in_words + beside
+        times = "" if of_entropy == own else f"{of_entropy / own:g} times "
+        return super().in_words + (f" beside {times}the cross-entropy" if of_entropy else "")
 
     def scores(self, outputs: Any) -> Tensor:
         """The s_i, shape (B,).

@@ -196,10 +196,14 @@ class Phases:
             )
 
     def announce(self, trainer: Trainer) -> None:
-        """Say what comes first, and how to do without."""
+        """Say what comes first or stands beside the objective, and how to do without."""
+        objective = self._main().objective
+        proper, alone = objective.in_words, type(objective).__name__
+        if self.first is None and proper != alone:
+            rank_zero_info(f"{proper} is minimised ({alone} alone: --model.objective.cross_entropy 0).")
         if not self.pretraining or self.first is None:
             return
-        first, proper = self.first.objective.in_words, self._main().objective.in_words
+        first = self.first.objective.in_words
         length = self.first_epochs(trainer)
         if length == 0:
             rank_zero_info(

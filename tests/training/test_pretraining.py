@@ -512,6 +512,14 @@ def test_other_objectives_recommend_nothing(objective, make_module):
     assert make_module(objective=objective, constraints=[]).phases.pretrain is None
 
 
+@pytest.mark.parametrize("cross_entropy", [None, 0], ids=["as recommended", "alone"])
+def test_the_first_lines_say_what_stands_beside_the_objective(cross_entropy, make_module, make_trainer, said):
+    fitted(make_module, make_trainer, {"objective": AUC(cross_entropy=cross_entropy), "constraints": []}, epochs=1)
+    lines = [line for line in said if "beside the cross-entropy is minimised" in line]
+    expected = "AUC beside the cross-entropy is minimised (AUC alone: --model.objective.cross_entropy 0)."
+    assert lines == ([expected] if cross_entropy is None else [])
+
+
 def test_a_run_too_short_for_a_start_is_the_run_without(make_module, make_trainer, said):
     parts = {"objective": AveragePrecision(cross_entropy=0), "constraints": [], "algorithm": SOX(0.5)}
     found = fitted(make_module, make_trainer, parts, epochs=1)
