@@ -236,7 +236,7 @@ def _sample_parameters(objective: Objective, columns: Columns) -> dict[str, Tens
 def _prepared(objective: Objective, columns: Columns, max_values: float) -> Objective:
     """A copy that belongs to this split and this process alone."""
     copied, count = copy.deepcopy(objective), len(columns["index"])
-    copied.num_samples = count
+    copied.num_samples, copied.direct_weight = count, 1.0
     copied.join(Processes(alone=True))
     if copied.outer is not None:
         domain = copied.row_domain(count, columns)

@@ -167,6 +167,14 @@ def test_the_gradient_of_any_objective_is_that_of_finite_differences(make):
     assert found.eps == found.stationarity == found.gradient
 
 
+def test_a_gradient_of_all_samples_knows_nothing_of_batches_without_pairs():
+    """The cross-entropy beside them counts in all batches, and on a whole split as it is."""
+    w, objective = np.array([0.5, -0.3, 0.2]), AUC(cross_entropy=1).double()
+    alone = certified(functions(w, objective, [])).gradient
+    objective.direct_weight = 1.7
+    assert certified(functions(w, objective, [])).gradient == alone
+
+
 @pytest.mark.parametrize("penalty", [HingePenalty(2.0), SquaredHingePenalty(3.0)])
 def test_multipliers_of_a_fixed_penalty_are_its_slopes(penalty):
     measured = functions(np.array([0.9, 0.9, 0.0]))
