@@ -186,5 +186,6 @@ class OverSides(Constraint):
         """
         if self._picked is not None:
             table = table.index_select(1, self._picked.like(table))
-        found = table.view(len(table), len(self.over.rows), -1, *table.shape[2:])
-        return (found.transpose(2, 3) if self.statistic.levels > 1 else found).reshape(len(self.names), -1)
+        if self.statistic.levels > 1:
+            table = table.view(len(table), len(self.over.rows), -1, *table.shape[2:]).transpose(2, 3)
+        return table.reshape(len(self.names), -1)

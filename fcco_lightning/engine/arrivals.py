@@ -199,17 +199,18 @@ class Arrivals:
         number = len(every)
         if number < _FEWEST:
             return
-        classes = [came.columns.get("y") for came in every]
+        classes, objective = [came.columns.get("y") for came in every], self._problem.objective
+        beside = objective.always_measured and self._problem.may_lack_direct  # a number without the pairs
         silent = sum(
-            bool(value.isnan()) or (value == 0 and y is not None and _different(y) == 1)
+            bool(value.isnan()) or ((beside or value == 0) and y is not None and _different(y) == 1)
             for value, y in zip((of_batch.get("objective") for of_batch in said), classes, strict=False)
             if value is not None
         )
         known = self._problem.direct_weight > 2  # rare by how batches are drawn, of which there was a word
         if silent > number / 2 and not known:
             warnings.warn(
-                f"{silent} of the first {number} batches contain nothing that {type(self._problem.objective).__name__} "
-                f"measures, such as samples of one class only: they train nothing. {_MIXED}",
+                f"{silent} of the first {number} batches contain nothing that {type(objective).__name__} measures, such "
+                f"as samples of one class only: they train nothing{' but the cross-entropy' * beside}. {_MIXED}",
                 stacklevel=5,
             )
         else:

@@ -572,7 +572,8 @@ class Engine:
 
     def average_estimates(self) -> None:
         """Begin to take means of the estimates over the batches from now on."""
-        self.averages = Averages(self.problem.direct_weight if self.problem.may_lack_direct else None)
+        lacks = self.problem.may_lack_direct and not self.problem.objective.always_measured
+        self.averages = Averages(self.problem.direct_weight if lacks else None)
 
     def close_inner_loop(self, optimizer: Optimizer) -> None:
         """Update w from a double loop that has begun, where the epoch ends without a usable batch."""

@@ -68,7 +68,7 @@ class Problem(nn.Module):
 
     Attributes:
         direct_weight: what a batch's estimate of g_0 is multiplied by: more than 1 where some batches have none.
-        may_lack_direct: whether batches may have no samples for g_0, whose estimate is 0 there.
+        may_lack_direct: whether batches may have no samples for g_0, whose estimate is 0 there, or what stands beside.
         num_samples: n, size of the training split.
         declared: the ``sampling``, with which the first batches are compared.
         compositional: whether the objective has inner functions, and with them the first of the terms.
@@ -134,7 +134,7 @@ class Problem(nn.Module):
         self.direct_weight, self.most = self._direct_weight(), self._most()
         objective.direct_weight = self.direct_weight
         unknown = self._drawn(objective.part) is None and type(objective).direct_subsets is not Objective.direct_subsets
-        self.may_lack_direct = (unknown or self.direct_weight != 1) and not objective.always_measured
+        self.may_lack_direct = unknown or self.direct_weight != 1
         for number, term in enumerate(terms):
             term.number = number
         self._noted = {k: v for k, v in vars(objective).items() if k not in vars(nn.Module())}

@@ -342,9 +342,8 @@ def _with_one_forward(algorithm: Algorithm) -> SingleLoop:
     if not isinstance(algorithm, SingleLoop) or type(algorithm).iteration is not SingleLoop.iteration:
         raise ConfigError(f"algorithm={algorithm.name} has iterations or a step of its own. {instead}")
     if algorithm.needs_previous:
-        off = "theta=0" if hasattr(algorithm, "jacobian") else "gamma_prime=0"
         raise ConfigError(
             f"algorithm={algorithm.name} measures every batch at the previous weights, too, and a criterion is given "
-            f"outputs at the present ones only. Set {off} if it has that argument. {instead}"
+            f"outputs at the present ones only. Set gamma_prime=0 or theta=0 if it has that argument. {instead}"
         )
     return algorithm

@@ -119,7 +119,7 @@ def test_the_run_is_bitwise_the_same(algorithm):
 def test_trained_as_by_hand(algorithm):
     """With ALEXR2 one update is made for K = 4 batches, and for the 2 * 4 of an epoch that it has."""
     watch, baseline = Watch(), Baseline(enabled=True)
-    fit({"algorithm": algorithm}, baseline, watch)
+    fit({"algorithm": algorithm, "module": {"pretrain": None}}, baseline, watch)
     network, loss = watch.start.train(), AUC()
     optimizer = HeavyBall(network.parameters(), lr=0.05, beta=0.5)
     count, last = 0, 0
