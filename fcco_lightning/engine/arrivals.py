@@ -209,8 +209,8 @@ class Arrivals:
         known = self._problem.direct_weight > 2  # rare by how batches are drawn, of which there was a word
         if silent > number / 2 and not known:
             warnings.warn(
-                f"{silent} of the first {number} batches contain nothing that {type(objective).__name__} measures, such "
-                f"as samples of one class only: they train nothing{' but the cross-entropy' * beside}. {_MIXED}",
+                f"{silent} of the first {number} batches contain nothing that {type(objective).__name__} measures, "
+                f"such as samples of one class only: they train nothing{' but the cross-entropy' * beside}. {_MIXED}",
                 stacklevel=5,
             )
         else:
