@@ -110,9 +110,9 @@ class Objective(nn.Module, Measurable, ABC):
             samples and not with its square.
         most: the largest numbers of samples of its :meth:`kinds` in a batch, while it is trained on batches of a plan
             that knows them; empty elsewhere, where batches may hold any number.
-        recommended_pretraining: the share of the epochs, in [0, 1), that are better spent on cross-entropy before the
-            objective proper, as measured; :class:`~fcco_lightning.FCCOModule` does so unless it is told otherwise.
-        recommended_start: what is minimised in these epochs, in the place of cross-entropy; None for that.
+        recommended_start: the share of the epochs, in (0, 1), that are better spent on another objective before this
+            one, as measured, and that objective or None for cross-entropy; :class:`~fcco_lightning.FCCOModule` does so
+            unless it is told otherwise.  None for no such start.
         recommended: whether it is trained as it recommends, which that module sets; False in all other loops, where an
             objective is that of its paper.
         num_samples: n, the size of the training split; None before the problem is posed, which sets it.
@@ -131,8 +131,7 @@ class Objective(nn.Module, Measurable, ABC):
     sample_parameters: SampleParameters | None = None
     num_samples: int | None = None
     direct_weight: float = 1.0
-    recommended_pretraining: float = 0.0
-    recommended_start: "Objective | None" = None
+    recommended_start: "tuple[float, Objective | None] | None" = None
     recommended: bool = False
     recommended_lam: float | None = None
     settles: bool = False

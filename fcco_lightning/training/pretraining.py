@@ -49,7 +49,7 @@ class Pretraining:
     A ``seamless`` pretraining changes nothing but the objective.  The last layer, the optimizer with its moments, the
     schedule of the learning rate and the constraints go on through both phases, as if there were one: constraints count
     from the first update, and keep their rows and multipliers.  Only the objective's own rows begin with the second
-    phase.  ``Pretraining(objective.recommended_pretraining, objective.recommended_start, seamless=True)`` is what
+    phase.  ``Pretraining(*objective.recommended_start, seamless=True)`` is what
     :class:`~fcco_lightning.FCCOModule` does where nothing else is said.
 
     During the first phase the estimates of its objective are logged as ``pretrain_objective``, in place of
@@ -142,8 +142,8 @@ class Pretraining:
 
 def recommended_by(objective: Objective) -> Pretraining | None:
     """The pretraining that an objective recommends for itself."""
-    share = objective.recommended_pretraining
-    return Pretraining(share, objective.recommended_start, seamless=True) if share else None
+    start = objective.recommended_start
+    return None if start is None else Pretraining(*start, seamless=True)
 
 
 class Phases:

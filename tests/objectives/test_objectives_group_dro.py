@@ -271,7 +271,7 @@ def test_a_threshold_that_is_given_is_trained(kind):
 @pytest.mark.parametrize("num_groups", [3, 100], ids=["few", "far more than samples"])
 def test_the_start_counts_the_groups_of_a_batch_alike(num_groups):
     """However many samples of each there are, weighted among them; a NaN is not left out."""
-    start = CVaRGroupDRO(0.5, Given(), num_groups).recommended_start
+    _, start = CVaRGroupDRO(0.5, Given(), num_groups).recommended_start
     losses, columns = torch.tensor([1.0, 2.0, 6.0, 5.0]), batch([0, 0, 0, 2])
     direct, rows = start.measure(losses, columns)
     assert rows is None

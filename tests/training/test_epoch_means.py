@@ -84,7 +84,7 @@ def losses(scores, y):
 class FromTheFirstUpdate(CVaRGroupDRO):
     """As it is recommended, but for the start."""
 
-    recommended_pretraining = 0.0
+    recommended_start = None
 
 
 def test_an_objective_with_a_threshold_is_that_of_the_weights_before_the_step(fit):

@@ -198,14 +198,12 @@ class _ShiftedGroupObjective(GroupObjective):
         return None if self._base.smooth else _RISE / self._base.lipschitz
 
     @property
-    def recommended_pretraining(self) -> float:  # type: ignore[override]
-        """Half of the epochs, where weights of groups jump with the risks: not of smooth h, nor with a start of c."""
-        return 0.0 if self._trained or self._base.smooth else _START
+    def recommended_start(self) -> tuple[float, Objective] | None:  # type: ignore[override]
+        """Half of the epochs for the mean of the groups' risks, where weights of groups jump with the risks.
 
-    @property
-    def recommended_start(self) -> Objective:  # type: ignore[override]
-        """The mean of the groups' risks."""
-        return _MeanRisk(self.loss, self.num_groups)
+        They do not with a smooth h.  With a start of c nothing is left to recommend.
+        """
+        return None if self._trained or self._base.smooth else (_START, _MeanRisk(self.loss, self.num_groups))
 
     def settle(self, rows: Tensor, f: OuterFunction) -> None:
         """Move c to the minimiser for the risks of the groups that have been seen."""

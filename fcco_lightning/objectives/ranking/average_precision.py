@@ -68,7 +68,7 @@ class AveragePrecision(RankingObjective):
 
     width = 2
     outer = Ratio()
-    recommended_pretraining = 0.75
+    recommended_start = (0.75, None)
     needs_partner = False  # without a negative g_i2 has an estimate too, which is right on average
     _class_changes = (1.0, 1.0)  # how much a negative and a positive count for the prevalence that is asked for
 
