@@ -116,6 +116,8 @@ def value_of(objective: Objective, outputs: Any, columns: Columns) -> Tensor | N
     Returns: a scalar with graph, by the parameters of f_i, too; None if the samples contain no row.
     """
     direct, rows = objective.measure(outputs, columns)
+    if direct is not None and objective.direct_weight != 1:
+        direct = objective.direct_weight * direct
     outer = None if rows is None else rows.outer or objective.outer
     if rows is None or outer is None or not bool((rows.weight != 0).any()):
         return direct

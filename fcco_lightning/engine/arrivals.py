@@ -200,7 +200,8 @@ class Arrivals:
         if number < _FEWEST:
             return
         classes, objective = [came.columns.get("y") for came in every], self._problem.objective
-        beside = objective.always_measured and self._problem.may_lack_direct  # a number without the pairs
+        pairs = self._problem.may_lack_direct or getattr(objective, "needs_partner", False)
+        beside = pairs and objective.always_measured  # which is a number without the pairs, too
         silent = sum(
             bool(value.isnan()) or ((beside or value == 0) and y is not None and _different(y) == 1)
             for value, y in zip((of_batch.get("objective") for of_batch in said), classes, strict=False)

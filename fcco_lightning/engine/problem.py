@@ -241,9 +241,11 @@ class Problem(nn.Module):
         if known:
             self.units_known = True
         elif "objective" in estimates:
+            # of g_0 in the batches that measure it, to which a weight gives what they are on average; cross-entropy
+            # beside it is measured by all batches, and of its size
+            weight = 1.0 if self.objective.always_measured else self.direct_weight
             for multipliers in self.multipliers_of_terms:
-                # of g_0 in the batches that measure it, to which a weight gives what they are on average
-                multipliers.measure(estimates["objective"] / self.direct_weight, silent=self.direct_weight != 1)
+                multipliers.measure(estimates["objective"] / weight, silent=weight != 1)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

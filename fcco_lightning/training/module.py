@@ -209,6 +209,7 @@ class FCCOModule(EvaluatingModule):
         share_statistics(self.trainer, self.processes, self.execution.micro_batch)
         install(self.trainer)
         self.phases.start = min(self.phases.start, self.trainer.current_epoch)  # of an earlier fit
+        self.objective.recommended = self._as_recommended
         datamodule = datamodule_of(self.trainer)
         for constraint in self.constraints:
             constraint.decide_by(self.rule.decisions)
@@ -251,9 +252,9 @@ class FCCOModule(EvaluatingModule):
                 f"the module's dual state belongs to a training split of {self.num_samples} samples, this one has {n}. "
                 "Make a new FCCOModule for other data."
             )
-        self.objective.recommended = self._as_recommended
         phase = self.phases.present
-        phase.objective.adapt(datamodule_of(self.trainer))
+        for objective in {phase.objective, self.objective}:  # what does not fit the data is refused before any phase
+            objective.adapt(datamodule_of(self.trainer))
         split = None if sampling is None else next(iter(sampling.values())).columns
         self.rule.costs = cost_classes(phase.objective, self.rule.decisions, split)
         if self._engine is None and (advice := of_rare_positives(self.objective, self.rule.decisions, split)):

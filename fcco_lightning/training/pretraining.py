@@ -15,7 +15,7 @@ from fcco_lightning.algorithms import SGD, Algorithm, DoubleLoop
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.errors import CheckpointError, ConfigError
 from fcco_lightning.models import head_of
-from fcco_lightning.objectives import CrossEntropy, Objective
+from fcco_lightning.objectives import BinaryObjective, CrossEntropy, Objective
 from fcco_lightning.training.optimizers import Stepping, build_optimizer, typed_hyperparameters
 from fcco_lightning.training.posing import plain_values
 from fcco_lightning.training.schedules import Schedule, described
@@ -199,7 +199,7 @@ class Phases:
         """Say what comes first or stands beside the objective, and how to do without."""
         objective = self._main().objective
         proper, alone = objective.in_words, type(objective).__name__
-        if self.first is None and proper != alone:
+        if self.first is None and isinstance(objective, BinaryObjective) and proper != alone:
             rank_zero_info(f"{proper} is minimised ({alone} alone: --model.objective.cross_entropy 0).")
         if not self.pretraining or self.first is None:
             return

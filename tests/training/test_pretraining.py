@@ -1,6 +1,7 @@
 """Two phases of training in one run: another objective first, then the objective proper."""
 
 import logging
+import math
 import warnings
 
 import pytest
@@ -20,20 +21,27 @@ from fcco_lightning import (
     SONEX,
     SOX,
     AdamType,
+    AdaptivePenalty,
     AveragePrecision,
     CheckpointError,
     ConfigError,
     CrossEntropy,
     CVaRGroupDRO,
+    Drawn,
+    Engine,
     FCCOModule,
     HeavyBall,
     LinearWarmUp,
+    LogisticLoss,
+    MeanAtMost,
     Pretraining,
+    Quantity,
     ROCFairness,
     Schedule,
     StepAtFractions,
     TabularMLP,
     TensorDataModule,
+    UniformBatches,
     UniformSampling,
     WeightAverage,
 )
@@ -541,3 +549,45 @@ def test_average_precision_by_default_is_not_far_behind_cross_entropy(make_train
         with torch.no_grad():
             reached.append(average_precision_score(test["y"], module.network(test["x"])))
     assert reached[0] > reached[1] - 0.02
+
+
+def test_what_does_not_fit_the_data_is_refused_before_the_start(make_module, make_trainer):
+    """And not where the objective proper takes over."""
+    split = {"x": torch.randn(40, 3), "y": torch.arange(40) % 2, "group": torch.arange(40) // 10}
+    data = TensorDataModule({"train": split, "test": split}, batches=UniformSampling(8))
+    data.num_groups = 4
+    module = FCCOModule(TabularMLP([4]), CVaRGroupDRO(0.1))
+    with pytest.raises(ConfigError, match=r"alpha=0\.1 of 4 groups"):
+        make_trainer(max_epochs=4).fit(module, data)
+    assert module.global_step == 0
+
+
+def test_a_loss_with_parameters_has_no_start():
+    class Scaled(torch.nn.Module, Quantity):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def __call__(self, outputs, batch):
+            return self.scale * LogisticLoss()(outputs, batch)
+
+    assert FCCOModule(TabularMLP([4]), CVaRGroupDRO(0.5, Scaled(), num_groups=2)).phases.pretrain is None
+    assert FCCOModule(TabularMLP([4]), CVaRGroupDRO(0.5, num_groups=2)).phases.pretrain is not None
+
+
+def test_units_are_of_the_size_of_the_objective_beside_cross_entropy():
+    """In a batch that lacks a class, too, where batches with pairs are rare."""
+    y = (torch.arange(400) < 4).long()
+    drawn = Drawn({"y": y, "index": torch.arange(400)}, UniformBatches(400, 10, seed=0))
+    constraint = MeanAtMost(LogisticLoss(), 0.1)
+    algorithm, parts = SOX(), {"num_samples": 400, "sampling": {"target": drawn}}
+    problem = algorithm.pose(AUC(cross_entropy=1), [constraint], AdaptivePenalty(), **parts)
+    assert problem.direct_weight > 5
+    network = torch.nn.Linear(1, 1)
+    torch.nn.init.zeros_(network.weight)
+    torch.nn.init.zeros_(network.bias)
+    engine = Engine(network, problem, algorithm)
+    index = torch.arange(100, 110)
+    engine.train_batch({"x": torch.randn(10, 1), "y": y[index], "index": index}, torch.optim.SGD(engine.params, lr=0.0))
+    (multipliers,) = problem.multipliers_of_terms
+    assert multipliers.unit.item() == pytest.approx(math.log(2), rel=1e-5)

@@ -47,7 +47,8 @@ class CVaRPartialAUC(RankingObjective):
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
         cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`; None for 0, or
-            where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.
+            where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.  The steps
+            of c are then a tenth, too, but for optimizers that scale them, such as Adam.
 
     Raises:
         ConfigError: if an argument is out of range, or nothing is left out (then F is the mean over all pairs, AUC).
@@ -145,7 +146,8 @@ class KLPartialAUC(RankingObjective):
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
         cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`; None for 0, or
-            where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.
+            where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.  The steps
+            of c are then a tenth, too, but for optimizers that scale them, such as Adam.
 
     Raises:
         ConfigError: if an argument is out of range.

@@ -150,7 +150,7 @@ class GroupObjective(Objective, ABC):
         return position, torch.where(position == group, weight, torch.nan)
 
 
-class _MeanRisk(GroupObjective):
+class MeanGroupRisk(GroupObjective):
     """``g_0(w)``: the mean of the risks of those groups that a batch holds, all alike, without inner functions."""
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, None]:
@@ -203,7 +203,10 @@ class _ShiftedGroupObjective(GroupObjective):
 
         They do not with a smooth h.  With a start of c nothing is left to recommend.
         """
-        return None if self._trained or self._base.smooth else (_START, _MeanRisk(self.loss, self.num_groups))
+        own = isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters())
+        if own or self._trained or self._base.smooth:  # parameters of a loss would not go on
+            return None
+        return _START, MeanGroupRisk(self.loss, self.num_groups)
 
     def settle(self, rows: Tensor, f: OuterFunction) -> None:
         """Move c to the minimiser for the risks of the groups that have been seen."""
@@ -235,10 +238,10 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
     There SONEX by default smooths f so much, too, that the weight of a group rises from 0 to the largest while its risk
     rises from s to s + 1/2 (:attr:`recommended_lam` = alpha/2).  With less, the few samples of a batch decide by chance
     which groups have a gradient.  And the first half of the epochs there goes to the mean of the groups' risks, in the
-    same run (``pretrain=None`` leaves out all that is recommended; a run of one epoch has no
-    such start).  From random weights a network moves the scores of all samples together, so that groups of one label
-    gain what those of the other lose; weights that follow the risks with a delay then swing between them.  Figures are
-    in ``examples/benchmarks/results/groups_pay.md``.
+    same run (``pretrain=None`` leaves out all that is recommended; a run of one epoch has no such start).  From random
+    weights a network moves the scores of all samples together, so that groups of one label gain what those of the other
+    lose; weights that follow the risks with a delay then swing between them.  Figures are in
+    ``examples/benchmarks/results/groups_pay.md``.
 
     Primal-dual methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
 

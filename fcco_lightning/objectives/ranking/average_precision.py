@@ -109,8 +109,8 @@ class AveragePrecision(RankingObjective):
             return None
         return (
             "On 12 imbalanced tables average precision without cross-entropy beside it ended behind cross-entropy in "
-            "its own figure (-0.010 by fcco fit, at most -0.036): compare with the defaults (neither "
-            "--model.objective.cross_entropy 0 nor --model.pretrain null), or with --model.objective CrossEntropy."
+            "its own figure (-0.010 by fcco fit, at most -0.036): compare with the default (nothing said of "
+            "cross_entropy, sigmoid, pretrain and algorithm), or with --model.objective CrossEntropy."
         )
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
