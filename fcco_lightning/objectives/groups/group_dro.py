@@ -150,7 +150,7 @@ class GroupObjective(Objective, ABC):
         return position, torch.where(position == group, weight, torch.nan)
 
 
-class MeanGroupRisk(GroupObjective):
+class _MeanGroupRisk(GroupObjective):
     """``g_0(w)``: the mean of the risks of those groups that a batch holds, all alike, without inner functions."""
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, None]:
@@ -206,7 +206,7 @@ class _ShiftedGroupObjective(GroupObjective):
         own = isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters())
         if own or self._trained or self._base.smooth:  # parameters of a loss would not go on
             return None
-        return _START, MeanGroupRisk(self.loss, self.num_groups)
+        return _START, _MeanGroupRisk(self.loss, self.num_groups)
 
     def settle(self, rows: Tensor, f: OuterFunction) -> None:
         """Move c to the minimiser for the risks of the groups that have been seen."""
