@@ -42,7 +42,7 @@ CONFIG = Path(__file__).parents[2] / "configs/roc_fairness/synthetic_alexr2.yaml
 
 
 class Watch(Callback):
-    """Keeps the network training starts from, all batches, after which of them the run was updated, and g_0's weight."""
+    """Keeps the first network, all batches, after which of them the run was updated, and the weight of g_0."""
 
     def __init__(self):
         self.start, self.batches, self.updated, self.direct_weight = None, [], [], None
