@@ -200,7 +200,7 @@ class Arrivals:
         if number < _FEWEST:
             return
         classes, objective = [came.columns.get("y") for came in every], self._problem.objective
-        pairs = self._problem.may_lack_direct or getattr(objective, "needs_partner", False)
+        pairs = self._problem.may_lack_direct or objective.needs_partner
         beside = pairs and objective.always_measured  # which is a number without the pairs, too
         silent = sum(
             bool(value.isnan()) or ((beside or value == 0) and y is not None and _different(y) == 1)

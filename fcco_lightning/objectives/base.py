@@ -2,7 +2,7 @@
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -113,9 +113,11 @@ class Objective(nn.Module, Measurable, ABC):
         recommended_start: the share of the epochs, in (0, 1), that are better spent on another objective before this
             one, as measured, and that objective or None for cross-entropy; :class:`~fcco_lightning.FCCOModule` does so
             unless it is told otherwise.  None for no such start.
-        recommended: whether it is trained as it recommends, which that module sets; False in all other loops, where an
-            objective is that of its paper.
+        recommended: whether it is trained as it recommends, which that module sets and leaves so; False for an objective
+            that no such module was given, which is that of its paper.  Give another loop an objective of its own.
         num_samples: n, the size of the training split; None before the problem is posed, which sets it.
+        needs_partner: whether rows are compared with samples of another class only, without which a batch measures
+            none of them.
         direct_weight: what the engine multiplies g_0 by, since some batches lack a sample of :meth:`direct_subsets`.
         recommended_lam: the outer smoothing of f that SONEX then takes where it is told none, > 0, in squared units of
             g per unit of f; None for the same as elsewhere.
@@ -131,6 +133,7 @@ class Objective(nn.Module, Measurable, ABC):
     sample_parameters: SampleParameters | None = None
     num_samples: int | None = None
     direct_weight: float = 1.0
+    needs_partner: ClassVar[bool] = False
     recommended_start: "tuple[float, Objective | None] | None" = None
     recommended: bool = False
     recommended_lam: float | None = None
