@@ -113,8 +113,8 @@ class Objective(nn.Module, Measurable, ABC):
         recommended_start: the share of the epochs, in (0, 1), that are better spent on another objective before this
             one, as measured, and that objective or None for cross-entropy; :class:`~fcco_lightning.FCCOModule` does so
             unless it is told otherwise.  None for no such start.
-        recommended: whether it is trained as it recommends, which that module sets and leaves so; False for an objective
-            that no such module was given, which is that of its paper.  Give another loop an objective of its own.
+        recommended: whether it is trained as it recommends, which that module sets and leaves so; False for an
+            objective that no such module was given, which is that of its paper.  Give another loop one of its own.
         num_samples: n, the size of the training split; None before the problem is posed, which sets it.
         needs_partner: whether rows are compared with samples of another class only, without which a batch measures
             none of them.
