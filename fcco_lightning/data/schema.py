@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fcco_lightning.data.columns import MOST_ARE_NUMBERS, require_columns, with_commas
+from fcco_lightning.data.columns import MOST_ARE_NUMBERS, require_columns, text_of, with_commas
 from fcco_lightning.data.encoding import (
     CategoricalColumn,
     Column,
@@ -29,6 +29,8 @@ MOST_SEEN = 0.5
 _FEWEST_TEXTS = 100  # rows, of which fewer may be of different categories by chance
 _WORDS = 3  # in a cell, from which on it is a text, not a name
 _FEWEST_NUMBERED = 10  # rows, of which fewer may have the numbers 0, 1, 2, ... by chance
+_OTHER_DATE = r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d\d)([ T].*)?|\d{4}([./])\d{1,2}\4\d{1,2}([ T].*)?"
+_NOT_AS_WRITTEN = "dates, but not written as 2026-01-31"
 _SIGNED = r"[+-]?[$€£¥]?\s?[+-]?\d{1,3}([ ,']?\d{3})*([.,]\d+)?\s?[$€£¥%]?"
 
 
@@ -138,9 +140,22 @@ def _of_one_row(column: pd.Series) -> str:
     numbers = pd.to_numeric(cells, errors="coerce").notna().mean() >= MOST_ARE_NUMBERS
     if numbers or dates_of(column.to_frame()) or _as_mistyped_numbers(column, ""):
         return ""
+    if meant := _meant_by(cells):
+        return meant
     if (cells.head(_FEWEST_TEXTS).str.count(r"\s+") + 1).mean() >= _WORDS:
         return "different texts: GroupedTextDataModule learns from such a column"
     return "another value in every row" if share == 1 else f"{share:.0%} of its values occur once"
+
+
+def _meant_by(cells: pd.Series) -> str:
+    """What texts are that were to be dates or numbers; empty of any others."""
+    if are_other_dates(cells):
+        return _NOT_AS_WRITTEN
+    numbers = pd.to_numeric(cells, errors="coerce").notna()
+    if numbers.mean() <= MOST_SEEN:
+        return ""
+    others = cells[~numbers].value_counts()
+    return f"{numbers.mean():.0%} numbers, and {others.index[0]!r} in {others.iloc[0]} cells: leave these empty"
 
 
 def _of_rows(frame: pd.DataFrame) -> list[str]:
@@ -149,13 +164,14 @@ def _of_rows(frame: pd.DataFrame) -> list[str]:
         return []
     first = frame.head(_FEWEST_NUMBERED).select_dtypes("number")  # of most columns these are enough
     values = first.to_numpy(dtype=np.float64, na_value=np.nan)
+    values = np.where(np.isfinite(values), values, np.nan)
     possible = (values % 1 == 0).all(0) & (np.diff(np.sort(values, axis=0), axis=0) > 0).all(0)
     return [str(name) for name in first.columns[possible] if _numbers_rows(frame[name])]
 
 
 def _numbers_rows(column: pd.Series) -> bool:
     values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-    if not (values % 1 == 0).all() or len(np.unique(values)) < len(values):
+    if not np.isfinite(values).all() or not (values % 1 == 0).all() or len(np.unique(values)) < len(values):
         return False
     return bool(values.max() - values.min() == len(values) - 1 or _OF_ROWS.fullmatch(str(column.name)))
 
@@ -194,9 +210,57 @@ def described(
     return "\n".join(lines)
 
 
+def are_other_dates(cells: pd.Series) -> bool:
+    """Whether nearly all of some texts are dates that are not written as ISO 8601 has them."""
+    alike = cells.str.strip().str.fullmatch(_OTHER_DATE)
+    return len(cells) > 0 and bool(alike.mean() >= MOST_ARE_NUMBERS)
+
+
+def doubts(
+    frame: pd.DataFrame, features: Sequence[str], labels: Sequence[str], sensitive: Sequence[str] = ()
+) -> list[str]:
+    """Return lines on what training rows may not be meant to hold, each with the way out.
+
+    Named are features that tell a label, and values of labels and groups that differ in upper and lower case only.
+
+    Args:
+        frame: the training rows.
+        features: the names of the columns that are features.
+        labels: of those that are labels of classes.
+        sensitive: of those whose values are groups.
+    """
+    lines = [
+        f"  {name!r} tells {label!r} in every training row: if it is not known beforehand, columns.drop=[{name!r}]"
+        for label in labels
+        for name in (() if frame.attrs.get("sparse") else features)
+        if _tells(frame[name], frame[label])
+    ]
+    for name in [*labels, *sensitive]:
+        alike: dict[str, list[str]] = {}
+        for text in sorted(text_of(frame[name].dropna()).unique()):
+            alike.setdefault(text.casefold(), []).append(text)
+        if twice := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
+            lines.append(f"  {name!r} has {_first(twice)}, which count as different: if one is meant, write it one way")
+    return lines
+
+
+def _tells(feature: pd.Series, label: pd.Series) -> bool:
+    """Whether every value of a column stands beside a label of its own; of few rows, or of one label, it is chance."""
+    if len(label) < _FEWEST_TEXTS:
+        return False
+    for rows in (_FEWEST_TEXTS, len(label)):  # of most columns the first ones are enough
+        of_cells, values = pd.factorize(feature.iloc[:rows], use_na_sentinel=False)
+        of_labels, classes = pd.factorize(label.iloc[:rows], use_na_sentinel=False)
+        if not 1 < len(values) == len(classes) == len({*zip(of_cells.tolist(), of_labels.tolist(), strict=True)}):
+            return False
+    return True
+
+
 def _counted(column: CategoricalColumn) -> str:
-    """The name and the number of values; what may be numbers after all is said so."""
+    """The name and the number of values; what may be numbers or dates after all is said so."""
     size = len(column.categories)
+    if are_other_dates(pd.Series(column.categories, dtype=object)):
+        return f"{column.name} ({size} {_NOT_AS_WRITTEN})"
     if size > _MANY_CATEGORIES and pd.to_numeric(pd.Series(column.categories), errors="coerce").notna().all():
         return f"{column.name} ({size} values, all numbers: encoding.numeric?)"
     return f"{column.name} ({size})"

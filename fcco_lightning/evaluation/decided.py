@@ -87,10 +87,9 @@ class _Confusion:
     """Decisions beside the truth; each sample may have a weight."""
 
     def __init__(self, positive: npt.NDArray[np.bool_], decided: npt.NDArray[np.bool_], weight: FloatArray | None):
-        from sklearn.metrics import confusion_matrix  # noqa: PLC0415 - slow to import
-
         self.positive, self.decided, self.weight = positive, decided, weight
-        self.matrix = confusion_matrix(positive, decided, labels=[False, True], sample_weight=weight)
+        cell = 2 * positive.astype(np.int64) + decided
+        self.matrix = np.bincount(cell, weights=weight, minlength=4).reshape(2, 2)  # also where all weights are 0
 
     def part(self, kept: npt.NDArray[np.bool_]) -> "_Confusion":
         return _Confusion(self.positive[kept], self.decided[kept], None if self.weight is None else self.weight[kept])

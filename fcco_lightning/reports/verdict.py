@@ -23,7 +23,7 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
         figures: names of the figures to compare, those that the split has not are left out.
 
     Returns:
-        None if there are no constraints.
+        None if there are no constraints; where no split has samples of any, that none can be judged.
 
     Example:
         >>> train, test = {"constraints": {"a": -0.01, "b": -0.003}}, {"auc": 0.861}
@@ -32,7 +32,10 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     """
     constrained = [name for name, part in splits_of(report).items() if part.get("constraints")]
     if not constrained:
-        return None
+        asked, rest = len(report.get("kappas", {})), headline(report, figures)
+        which = "The constraint" if asked == 1 else f"The {asked} constraints"
+        unjudged = f"{which} cannot be judged: no split has samples, of a weight above 0, to do so by."
+        return f"{unjudged} {rest}" if asked and rest else None
     checked = "train" if "train" in constrained else constrained[0]
     shown = "test" if "test" in report else checked
     compared = _comparison(report[shown], report.get("unconstrained", {}).get(shown, {}), figures)

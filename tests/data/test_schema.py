@@ -1,4 +1,6 @@
 import logging
+import re
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -95,7 +97,7 @@ def test_a_hundred_columns_are_said_in_a_few_lines(caplog):
     assert lines[1].startswith("  90 of numbers: a long name 0, ")
     assert lines[1].endswith(" and 82 more")
     assert lines[2].startswith("  10 of categories: w9 (11), w8 (10), ")
-    assert len(lines) == 3
+    assert lines[3:] == ["  'w0' tells 'y' in every training row: if it is not known beforehand, columns.drop=['w0']"]
     assert max(map(len, lines)) < 160
 
 
@@ -180,3 +182,45 @@ def test_a_dozen_values_are_listed(count, more):
     names = [f"{i:02}" for i in range(count)]
     assert listed(reversed(names)) == f"{names[:12]}{more}"
     assert listed_in_order(range(count)) == f"{list(range(count))[:12]}{more}"
+
+
+def said_of(frame, caplog):
+    with caplog.at_level(logging.INFO):
+        module(frame).setup("fit")
+    return caplog.text
+
+
+@pytest.mark.parametrize("form", ["%d.%m.%Y", "%m/%d/%y", "%Y/%m/%d", "%d.%m.%Y 12:30"])
+@pytest.mark.parametrize("every", [1, 40])
+def test_dates_of_another_form_are_called_so(form, every, caplog):
+    days = pd.Timestamp("2020-01-01") + pd.to_timedelta(np.arange(ROWS) // every, unit="D")
+    said = said_of(make_frame().assign(since=days.strftime(form)), caplog)
+    assert re.search(r"since \((5 )?dates, but not written as 2026-01-31\)", said)
+
+
+def test_columns_of_numbers_and_one_other_text_say_what_to_do(caplog):
+    cells = np.where(np.arange(ROWS) % 5 == 0, "-", np.linspace(0, 1, ROWS).round(4).astype(str))
+    said = said_of(make_frame().assign(level=cells), caplog)
+    assert f"level (80% numbers, and '-' in {ROWS // 5} cells: leave these empty)" in said
+
+
+def test_a_feature_that_tells_the_label_is_named(caplog):
+    frame = make_frame()
+    said = said_of(frame.assign(grade=frame["y"].map(str).map("grade {}".format)), caplog)
+    assert "'grade' tells 'y' in every training row: if it is not known beforehand, columns.drop=['grade']" in said
+    assert "'job' tells" not in said
+
+
+def test_labels_and_groups_that_differ_in_case_only_are_named(caplog):
+    frame = make_frame()
+    frame["y"] = np.where(np.arange(ROWS) % 7 == 0, "Yes", np.where(frame["y"] == frame["y"].max(), "yes", "no"))
+    assert "'y' has 'Yes' and 'yes', which count as different: if one is meant, write it one way" in said_of(
+        frame, caplog
+    )
+
+
+def test_infinite_cells_are_refused_without_another_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match=r"'x' of the train split has .* NaN or infinite cells"):
+            module(make_frame().assign(x=[np.inf, *np.arange(1.0, ROWS)])).setup()

@@ -130,3 +130,15 @@ def test_a_budget_is_a_share_of_the_split():
     scores, columns = split()
     rule = DecisionRule(Decisions(share=0.1), division=100.0, known=True)
     assert decision_details(rule, scores, columns)["rates_by_group"][0]["chosen"] == pytest.approx(0.1)
+
+
+def test_a_group_whose_samples_all_weigh_nothing_has_no_rates():
+    scores, columns = split()
+    weight = (columns["group"] != 2).double() * 3
+    told = decision_details(RULE, scores, {**columns, "weight": weight}, group_name="abc".__getitem__)
+    of_c = next(record for record in told["rates_by_group"] if record["group"] == "c")
+    assert all(math.isnan(of_c[name]) for name in ("tpr", "fpr", "chosen", "precision"))
+    kept = columns["group"] != 2
+    alone = decision_details(RULE, scores[kept], {name: column[kept] for name, column in columns.items()})
+    assert told["brier_loss"] == pytest.approx(alone["brier_loss"])
+    assert told["confusion_matrix"][1]["decided 1"] == 3 * alone["confusion_matrix"][1]["decided 1"]

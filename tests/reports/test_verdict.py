@@ -161,3 +161,12 @@ def test_other_splits():
 
 def test_without_constraints():
     assert verdict({"train": {"auc": 0.9}, "seconds": 3.0, "config": {"constraints": {"a": 1}}}, ["auc"]) is None
+
+
+def test_constraints_that_no_split_has_samples_of_are_not_passed_over():
+    unjudged = {"test": {"auc": 0.8614}, "kappas": {"a": 0.1, "b": 0.1}}
+    assert verdict(unjudged, ["auc"]) == (
+        "The 2 constraints cannot be judged: no split has samples, of a weight above 0, to do so by. "
+        "On the test split: AUC 0.861."
+    )
+    assert verdict({"test": {"auc": 0.8614}, "kappas": {}}, ["auc"]) is None

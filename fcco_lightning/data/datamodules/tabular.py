@@ -13,7 +13,7 @@ from fcco_lightning.data.fingerprint import contents_of
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, Rows
 from fcco_lightning.data.schema import described as described_columns
-from fcco_lightning.data.schema import numbering, require_seen, settle_types
+from fcco_lightning.data.schema import doubts, numbering, require_seen, settle_types
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.table import TensorTable
@@ -94,6 +94,7 @@ class TabularDataModule(SampleDataModule):
         self.encoding, self.encoder = encoding, TabularEncoder(encoding)
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
         self._numbering: dict[str, str] = {}  # columns that are no features -> why
+        self._doubts: list[str] = []  # lines on what the table may not be meant to hold
         self._lost: dict[str, tuple[list[int], int]] = {}
         self._digests: dict[str, str] = {}  # of the columns of the training split
 
@@ -172,6 +173,8 @@ class TabularDataModule(SampleDataModule):
 
     def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
         features = self.roles.features(splits["train"].table, "the train table", self._numbering)
+        labels = self.columns.label_columns if self.columns.target == "class" else []
+        self._doubts = doubts(splits["train"].table, list(features.columns), labels, self.columns.sensitive_columns)
         self._digests = {} if self._made else contents_of(features)
         self.encoder.fit(features, "the train split")
         tables = {}
@@ -189,7 +192,7 @@ class TabularDataModule(SampleDataModule):
         lost = [f"  {len(rows)} of {of} {what}" for what, (rows, of) in self._lost.items()]
         groups = [name for name in self.columns.sensitive_columns if name in self.columns.unused]
         columns = described_columns(self.encoder.columns, self._unseen, self._numbering, groups)
-        lines = super()._summary(), columns, *lost
+        lines = super()._summary(), columns, *self._doubts, *lost
         return "\n".join(filter(None, lines))
 
     def lost(self) -> dict[str, tuple[list[int], int]]:
