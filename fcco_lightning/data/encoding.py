@@ -64,8 +64,17 @@ class NumericColumn:
         if not np.isfinite(values).all():  # each has gaps of its own
             return [cls.fit([name], _finite(name, row)[None])[0] for name, row in zip(names, values, strict=True)]
         # Whether it is constant is asked of the values: the std of equal floats may be 1e-17 instead of 0.
-        std = np.where(values.min(axis=1) < values.max(axis=1), values.std(axis=1), 0.0)
-        facts = values.mean(axis=1).tolist(), std.tolist(), np.median(values, axis=1).tolist()
+        with np.errstate(over="ignore", invalid="ignore"):
+            std = np.where(values.min(axis=1) < values.max(axis=1), values.std(axis=1), 0.0)
+            mean = values.mean(axis=1)
+        if len(wrong := np.flatnonzero(~(np.isfinite(mean) & np.isfinite(std)))):
+            largest = values[wrong[0]][np.abs(values[wrong[0]]).argmax()]
+            raise DataError(
+                f"Column {names[wrong[0]]!r} has numbers as large as {largest:g}, which cannot be standardised. Leave "
+                "the cells empty where it stands for a missing number (encoding.missing: impute); else give the column "
+                "another unit, or leave it out (columns.drop)."
+            )
+        facts = mean.tolist(), std.tolist(), np.median(values, axis=1).tolist()
         return [cls(*column) for column in zip(names, *facts, strict=True)]
 
     @staticmethod

@@ -1,12 +1,13 @@
 """Figures of predicted numbers, and of a value function on transitions."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, require_columns
+from fcco_lightning.evaluation.base import Evaluation, mean_of, require_columns
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import one_tensor
 from fcco_lightning.objectives.others.bellman import TemporalDifference, mean_residuals, state_values
@@ -75,11 +76,11 @@ class ValueEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "group", "reward", figures="figures of a value function")
         values = state_values(outputs).double()
-        single = TemporalDifference(self.discount)(values, batch)
+        single, weight = TemporalDifference(self.discount)(values, batch), batch.get("weight")
         figures = {
             "bellman_error": mean_residuals(values, batch, self.discount).square().mean().sqrt().item(),
-            "td_error": single.square().mean().sqrt().item(),
+            "td_error": math.sqrt(mean_of(single.square(), weight)),
         }
         if "value" in batch:
-            figures["value_error"] = (values[:, 0] - batch["value"].double()).square().mean().sqrt().item()
+            figures["value_error"] = math.sqrt(mean_of((values[:, 0] - batch["value"].double()).square(), weight))
         return figures

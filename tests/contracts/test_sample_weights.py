@@ -16,6 +16,7 @@ from fcco_lightning.evaluation import (
     GroupEvaluation,
     NumberEvaluation,
     RankingEvaluation,
+    ValueEvaluation,
 )
 from fcco_lightning.evaluation.decided import decision_details
 from fcco_lightning.evaluation.metrics import ranking
@@ -182,6 +183,17 @@ def test_figures_are_those_where_samples_repeat(seed, ties):
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9), type(evaluation).__name__
     gap = ranking.roc_gap(scores[index], y[index], group[index], 20)
     assert ranking.roc_gap(scores, y, group, 20, times).item() == pytest.approx(gap.item(), abs=1e-12)
+
+
+def test_figures_of_a_value_function_are_those_where_transitions_repeat():
+    r = np.random.default_rng(0)
+    times = torch.from_numpy(np.where(np.arange(40) % 8 == 7, 0, r.integers(0, 4, 40)))  # a state without weight
+    columns = {name: torch.from_numpy(r.normal(size=40)) for name in ("reward", "value")}
+    columns["group"] = torch.arange(40) % 8
+    values, index = torch.from_numpy(r.normal(size=(40, 2))), torch.arange(40).repeat_interleave(times)
+    found = ValueEvaluation()(values, {**columns, "weight": times / times.double().mean()})
+    expected = ValueEvaluation()(values[index], {name: column[index] for name, column in columns.items()})
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*not defined:UserWarning")

@@ -1,3 +1,4 @@
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -245,3 +246,12 @@ def test_a_feature_that_is_no_float32_is_refused_in_its_batch():
     assert torch.isfinite(table.__getitems__([0])["x"]).all()
     with np.errstate(over="ignore"), pytest.raises(DataError, match="'x' must be finite"):
         table.__getitems__([0, 1])
+
+
+@pytest.mark.parametrize("large", [1e300, -1.7976931348623157e308])
+def test_numbers_whose_variance_overflows_are_refused(large):
+    frame = pd.DataFrame({"x": [large, *map(float, range(30)), large]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DataError, match=r"Column 'x' has numbers as large as .*missing number.*columns.drop"):
+            TabularEncoder().fit(frame)

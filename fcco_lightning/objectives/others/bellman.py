@@ -98,8 +98,12 @@ def state_values(outputs: Any) -> Tensor:
 
 
 def mean_residuals(outputs: Tensor, batch: Columns, discount: float) -> Tensor:
-    """Mean temporal difference of every state of which there is a transition, in increasing order, float64."""
+    """Mean temporal difference of every state of which there is a transition, in increasing order, float64.
+
+    Transitions with a ``weight`` count by it; a state all of whose transitions weigh nothing is left out.
+    """
     residuals = TemporalDifference(discount)(outputs.double(), batch)
-    _, position, counts = torch.unique(batch["group"], return_inverse=True, return_counts=True)
-    means: Tensor = residuals.new_zeros(len(counts)).index_add(0, position, residuals) / counts
-    return means
+    weight = batch["weight"].to(residuals) if "weight" in batch else torch.ones_like(residuals)
+    states, position = torch.unique(batch["group"], return_inverse=True)
+    total, mass = (residuals.new_zeros(len(states)).index_add(0, position, of) for of in (weight * residuals, weight))
+    return total[mass > 0] / mass[mass > 0]
