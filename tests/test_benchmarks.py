@@ -6,13 +6,16 @@ import json
 import logging
 import math
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from fcco_lightning import TextClassifier, TextTokens
 from tests.test_configs import adult, compas
 from tests.texts import TINY, make_mails
 
@@ -242,6 +245,55 @@ def test_text_groups_tunes_and_writes_its_tables(command, runs, tmp_path, monkey
     assert all(0 <= r["test"]["worst_group_accuracy"] <= r["test"]["accuracy"] <= 1 for r in results)
     assert len(json.loads((out / "text_groups_beta.json").read_text())) == 8
     assert "| alexr2, beta 0.3 | 1 |" in capsys.readouterr().out
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    """A folder with a tiny BERT of three layers and its tokenizer."""
+    mails = make_mails(160)
+    mails.to_parquet(tmp_path / "m.parquet")
+    config = TINY | {"num_hidden_layers": 3, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    TextClassifier(config=config).model.bert.save_pretrained(tmp_path / "bert")
+    TextTokens(vocabulary=TINY["vocab_size"]).made(mails["text"]).save_pretrained(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_text_groups_trains_the_upper_layers_of_a_pretrained_network(command, runs, pretrained, tmp_path, monkeypatch):
+    module, out, kept = script("text_groups"), tmp_path / "out", tmp_path / "kept.jsonl"
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        for file in pretrained.iterdir():
+            archive.write(file, file.name)
+    with zipfile.ZipFile(tmp_path / "tiny.whl", "w") as wheel:
+        wheel.write(tmp_path / "model.zip", "tiny/model.zip")
+    monkeypatch.setattr(module, "ADAPTIVE_RATES", [0.01, 0.02])
+    arguments = ["--data", tmp_path / "m.parquet", "--epochs", 1, "--length", 12, "--seeds", 2, "--out", out,
+                 "--pretrained", tmp_path / "tiny.whl", "--kept", kept, "--methods", "sonex", "sgd_uw"]  # fmt: skip
+    for more in (["--tune"], [], []):
+        command(module, *arguments, *more)
+    results = json.loads((out / "text_groups_pretrained_1.json").read_text())
+    assert [(r["label"], r["seed"]) for r in results] == [("sonex", 0), ("sgd_uw", 0), ("sonex", 1), ("sgd_uw", 1)]
+    picks = json.loads((out / "text_groups_pretrained_1_picks.json").read_text())
+    assert all(r["overrides"] == picks[r["label"]]["picked"] for r in results)
+    assert len(kept.read_text().splitlines()) == 2 * 2 + 2 * 2, "two rates, then two seeds, of two methods; none twice"
+
+
+@pytest.mark.parametrize("trained", [1, 2])
+def test_the_upper_layers_say_what_the_whole_pretrained_network_says(pretrained, tmp_path, trained):
+    module, path = script("text_groups"), str(tmp_path / "m.parquet")
+    job = {"pretrained": str(pretrained), "trained": trained, "data": path, "length": 12, "folder": str(tmp_path)}
+    torch.manual_seed(0)
+    upper = module.network_of(job)
+    torch.manual_seed(0)
+    whole = TextClassifier(str(pretrained))
+    data = module.mails(path, 12, tokenizer=str(pretrained))
+    data.setup()
+    x = next(iter(data.val_dataloader()["val"]))["x"]
+    assert (x < 0).any(), "texts of one length"
+    scores = [network.eval()({"part": {"x": x}})["part"] for network in (upper, whole)]
+    torch.testing.assert_close(*scores)
+    kept = [f"model.bert.encoder.layer.{i}." for i in range(3 - trained, 3)] + ["model.bert.pooler", "model.classifier"]
+    expected = [p for name, p in whole.named_parameters() if name.startswith(tuple(kept))]
+    torch.testing.assert_close([p for p in upper.parameters() if p.requires_grad], expected)
 
 
 @pytest.mark.filterwarnings("ignore")  # of runs of a few steps
