@@ -1,6 +1,6 @@
 """The LightningModule: one path through manual optimization for every algorithm."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -17,6 +17,7 @@ from fcco_lightning.algorithms import PDSCA, Algorithm, DoubleLoop, default_algo
 from fcco_lightning.checks import non_negative
 from fcco_lightning.constraints import Constraint, DecisionRule, Decisions, as_decisions
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.engine import Engine, Outputs, Problem, read, require_single
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fcco_lightning.estimators import AdamType
@@ -388,10 +389,25 @@ class FCCOModule(EvaluatingModule):
             self._end_pretraining()
         _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
         self._begin_means()
-        if self.engine.follow_parameters() and self.processes.size > 1:
+        before = {id(p) for p in self.engine.params}
+        if self.engine.follow_parameters():
+            self._require_trainable(before)
+
+    def _require_trainable(self, before: Collection[int]) -> None:
+        """Refuse layers that were unfrozen where nothing would move them; ``before`` has what was trained, by id."""
+        if self.processes.size > 1:
             raise ConfigError(
                 "layers were unfrozen during a fit with several processes: DistributedDataParallel would not average "
                 "their gradients. Fit again from a checkpoint with them unfrozen from the start."
+            )
+        held = {id(p) for one in self.trainer.optimizers for group in one.param_groups for p in group["params"]}
+        moved = held.union(before)
+        idle = [name for name, p in self.network.named_parameters() if p.requires_grad and id(p) not in moved]
+        if idle:
+            raise ConfigError(
+                f"layers were unfrozen that the optimizer does not hold, {listed_in_order(idle)}: it was made for "
+                "those that were trained at the start. Add them, too (BaseFinetuning.unfreeze_and_add_param_group, or "
+                "trainer.optimizers[0].add_param_group)."
             )
 
     def _end_pretraining(self) -> None:
