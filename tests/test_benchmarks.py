@@ -406,7 +406,12 @@ def test_cifar_pays_tunes_runs_goes_on_and_prints(command, runs, tmp_path, monke
     s, log = script("cifar_pays"), tmp_path / "log.jsonl"
     for part, count in (("train", 500), ("test", 100)):
         images_of_ten_classes(tmp_path / f"cifar10_{part}.parquet", count)
-    wanted = {"ap": ["cross-entropy", "SOX", "AveragePrecision()"], "auc": [], "dro": ["average loss", "PG-SMD"]}
+    balanced = "cross-entropy, balanced batches"
+    wanted = {
+        "ap": ["cross-entropy", balanced, "SOX", "AveragePrecision()"],
+        "auc": [],
+        "dro": ["average loss", "PG-SMD"],
+    }
     kept = {cell: {label: s.METHODS[cell][label] for label in labels} for cell, labels in wanted.items()}
     monkeypatch.setattr(s, "METHODS", kept)
     monkeypatch.setattr(s, "CELLS", {name: cell._replace(batch=8, rates=(0.01,)) for name, cell in s.CELLS.items()})
@@ -415,21 +420,37 @@ def test_cifar_pays_tunes_runs_goes_on_and_prints(command, runs, tmp_path, monke
     command(s, *arguments, 1)
     done = [json.loads(line)["done"] for line in log.read_text().splitlines()]
     tuning = [run for run in done if run["seed"] == s.TUNING_SEED]
-    assert [run["label"] for run in tuning] == ["cross-entropy", *["SOX"] * 3, "average loss", "PG-SMD"]
-    assert [run["overrides"].get("gamma") for run in tuning] == [None, 0.1, *s.GAMMAS, None, None]
+    assert [run["label"] for run in tuning] == ["cross-entropy", balanced, *["SOX"] * 3, "average loss", "PG-SMD"]
+    assert [run["overrides"].get("gamma") for run in tuning] == [None, None, 0.1, *s.GAMMAS, None, None]
     assert not any("test" in run for run in tuning)  # nothing is picked by it
     assert [run["label"] for run in done[len(tuning) :]] == [*wanted["ap"], *wanted["dro"]]
     assert done[-1]["curve"][-1]["test"] == done[-1]["test"]
     command(s, *arguments, 2)
-    assert len(log.read_text().splitlines()) == len(done) + 5  # what was there is not run again
+    assert len(log.read_text().splitlines()) == len(done) + 6  # what was there is not run again
     capsys.readouterr()
     command(s, "--log", log, "--page")
     printed = capsys.readouterr().out
     assert printed.count("| SOX | 2 |") == printed.count("| PG-SMD | 2 |") == 1
+    assert printed.count("| to cross-entropy | to balanced batches |") == 1
 
     splits = s.splits_of("ap", 0, tmp_path, tmp_path)
     counts = {part: np.bincount(columns["y"]).tolist() for part, columns in splits.items()}
     assert counts == {"train": [240, 5], "val": [10, 10], "test": [50, 50]}
+
+
+@pytest.mark.filterwarnings("ignore")  # of runs of a few steps
+def test_objectives_on_cifar_are_those_of_the_module(runs):
+    import torch
+
+    from fcco_lightning import FCCOModule, TabularMLP
+
+    s, y = script("cifar_pays"), torch.arange(40) % 4 == 0
+    for objective, own in ((s.AveragePrecision, s.PRECISION), (s.AUC, s.AREA)):
+        module = FCCOModule(TabularMLP([]), objective())
+        columns = {"x": torch.randn(40, 2), "y": y.long()}
+        data = s.TensorDataModule({"train": columns, "test": columns}, batches=s.UniformSampling(8))
+        runs.quiet_trainer(max_epochs=1).fit(module, data)
+        assert own().weights == module.objective.weights != (0, 1)
 
 
 def test_crops_of_cifar_are_drawn_by_their_seed_alone():

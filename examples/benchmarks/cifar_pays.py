@@ -9,7 +9,8 @@ Three cells, each with one network, one optimizer and one grid for all of its me
   flips, half of every batch positive, sigmoids, margin .6, the rate falls to a tenth at half.  "After cross-entropy"
   means that the first half of the batches minimises cross-entropy, the same weights for all methods of a seed, and the
   second half the method's objective with a new head.
-- ``auc``: the same classes with 10% positives, LibAUC's tutorial 02.  A fifth of a pairwise loss's batch is positive.
+- ``auc``: the same classes with 10% positives, LibAUC's tutorial 02.  A fifth of a pairwise loss's batch is positive,
+  where the name says "balanced batches" half.
 - ``dro``: ten classes, of which 5 to 9 keep 100 images, Fig. 3 and 4 of the PG-SMD paper: weights on samples by PG-SMD
   against the average loss.
 
@@ -191,9 +192,11 @@ def tutorial() -> Objective:
     return AveragePrecision(SquaredHingePair(MARGIN), sigmoid=True)
 
 
-def recommended() -> Objective:
-    """Average precision as FCCOModule trains it behind its start, beside ten times the cross-entropy."""
-    return AveragePrecision(cross_entropy=10)
+def recommended(objective: Callable[[], Objective]) -> Objective:
+    """An objective as FCCOModule trains it (behind its start, if it has one), with cross-entropy beside it."""
+    made = objective()
+    made.recommended = True
+    return made
 
 
 def libauc_precision(run: Run) -> Step:
@@ -248,14 +251,16 @@ AFTER: dict[str, Any] = {"start": PLAINEST, "until": 0.5, "new_head": True}
 GOING_ON: dict[str, Any] = {"start": PLAINEST, "until": 0.75}  # as FCCOModule does by itself
 GOING_ON_BALANCED: dict[str, Any] = {"start": BALANCED, "until": 0.75}
 TUTORIAL = {"lr": 1e-3, "gamma": 0.1}
+PRECISION, AREA = (functools.partial(recommended, objective) for objective in (AveragePrecision, AUC))
+PAIRS = functools.partial(ours, AUC, None)
 METHODS: dict[str, dict[str, Method]] = {
     "ap": {
         "cross-entropy": Method(functools.partial(plain, "BCE"), uniform),
         BALANCED: Method(functools.partial(plain, "BCE"), halves),
         "SOX": Method(functools.partial(ours, tutorial, SOX), halves, **AFTER, gamma=True),
-        "AveragePrecision()": Method(functools.partial(ours, recommended, None), uniform, **GOING_ON),
+        "AveragePrecision()": Method(functools.partial(ours, PRECISION, None), uniform, **GOING_ON),
         "AveragePrecision(), balanced batches": Method(
-            functools.partial(ours, recommended, None), halves, **GOING_ON_BALANCED
+            functools.partial(ours, PRECISION, None), halves, **GOING_ON_BALANCED
         ),
         "AveragePrecision(cross_entropy=0)": Method(
             functools.partial(ours, AveragePrecision, None), uniform, **GOING_ON
@@ -283,12 +288,18 @@ METHODS: dict[str, dict[str, Method]] = {
     "auc": {
         "cross-entropy": Method(functools.partial(plain, "BCE"), uniform),
         BALANCED: Method(functools.partial(plain, "BCE"), halves),
-        "AUC()": Method(functools.partial(ours, AUC, None), drawn),
+        "AUC()": Method(functools.partial(ours, AREA, None), drawn),
+        "AUC(), balanced batches": Method(functools.partial(ours, AREA, None), halves),
+        "AUC(), uniform batches": Method(functools.partial(ours, AREA, None), uniform),
+        "AUC(cross_entropy=0)": Method(PAIRS, drawn),
+        "AUC(cross_entropy=0), balanced batches": Method(PAIRS, halves),
         "AUCMargin()": Method(functools.partial(ours, AUCMargin, None), drawn),
         "LibAUC AUCM": Method(libauc_margin, drawn),
         "cross-entropy, weighted": Method(functools.partial(plain, "BCE, classes weighted"), uniform, like=PLAINEST),
         "focal loss": Method(functools.partial(plain, "focal loss"), uniform, like=PLAINEST),
-        "AUC(SquaredHingePair())": Method(functools.partial(ours, lambda: AUC(SquaredHingePair()), None), drawn),
+        "AUC(SquaredHingePair(), cross_entropy=0)": Method(
+            functools.partial(ours, lambda: AUC(SquaredHingePair()), None), drawn
+        ),
         "AUCMargin(), compositional": Method(functools.partial(ours, AUCMargin, PDSCA), drawn, like="AUCMargin()"),
     },
     "dro": {
@@ -575,6 +586,8 @@ def page(log: Path) -> str:
         column = f"test.{cell.figure}"
         columns = [f"test.{figure}" for figure in plain[0]["test"]] + [f"train.{cell.figure}"]
         extra = {f"to {BASELINE[name]}": functools.partial(to_baseline, plain=plain, column=column)}
+        if balanced := [run for run in runs if run["label"] == BALANCED]:
+            extra["to balanced batches"] = functools.partial(to_baseline, plain=balanced, column=column)
         if not cell.share:
             extra |= {f"{part} error by epoch, %": functools.partial(by_epoch, part=part) for part in ("train", "test")}
         extra |= {"picked": hyperparameters, "s": seconds}
