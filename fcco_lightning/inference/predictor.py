@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from fcco_lightning import objectives
 from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import DecisionRule
 from fcco_lightning.data.columns import as_texts, as_written, require_columns, text_of
@@ -206,9 +207,10 @@ def predictor_of(
     model = config.get("model", {})
     kind, names, groups = _described(config.get("data"), header.get("classes") or [])
     objective = model.get("objective")
-    if isinstance(objective, Mapping) and str(objective.get("class_path")).endswith(f".{SquaredError.__name__}"):
+    named = str(objective.get("class_path")).rpartition(".")[2] if isinstance(objective, Mapping) else ""
+    if named == SquaredError.__name__ or not getattr(getattr(objectives, named, None), "scores_classes", True):
         names = names if kind == "labels" else []
-        kind = "values"  # numbers that are fitted are no logits
+        kind = "values"  # numbers that are fitted, and log risks, are no logits
     elsewhere = list(_decided_elsewhere(model.get("constraints") or []))
     with in_words(f"{file}: its decisions"):
         rule = DecisionRule.of(header["decisions"]) if header.get("decisions") else None

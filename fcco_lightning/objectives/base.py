@@ -121,6 +121,8 @@ class Objective(nn.Module, Measurable, ABC):
         direct_weight: what the engine multiplies g_0 by, since some batches lack a sample of :meth:`direct_subsets`.
         recommended_lam: the outer smoothing of f that SONEX then takes where it is told none, > 0, in squared units of
             g per unit of f; None for the same as elsewhere.
+        scores_classes: whether one output per sample is a score of its class, of which decisions and probabilities are
+            made; else it means something else, such as a log risk or a place in a list.
         settles: whether parameters of f then follow their best values given all rows, see :meth:`settle`.
     """
 
@@ -129,6 +131,7 @@ class Objective(nn.Module, Measurable, ABC):
     dtype: torch.dtype = torch.float32
     growth: float | None = None
     by_blocks: bool = False
+    scores_classes: bool = True
     most: tuple[int, ...] = ()
     sample_parameters: SampleParameters | None = None
     num_samples: int | None = None

@@ -226,7 +226,8 @@ def report_pictures(report: Mapping[str, Any]) -> Pictures:
     """
     splits = splits_of(report)
     pictures: Pictures = {}
-    if calibration := {name: part["calibration"] for name, part in splits.items() if part.get("calibration")}:
+    of_classes = {name: part for name, part in splits.items() if "calibration_error" in part}  # not of survival
+    if calibration := {name: part["calibration"] for name, part in of_classes.items() if part.get("calibration")}:
         pictures["calibration.png"] = partial(plot_calibration, calibration)
     split = shown_split(splits)
     if measured := splits.get(split, {}).get("importances"):

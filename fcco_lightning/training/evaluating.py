@@ -101,8 +101,8 @@ class EvaluatingModule(LightningModule):
     def _decided(self, scores: Tensor) -> dict[str, Tensor]:
         """Probabilities and decisions, as far as there are any."""
         several = scores.dim() == 2 and scores.shape[1] > 1
-        if several and not isinstance(self.objective, CrossEntropy):  # scores of something else
-            return {}
+        if not self.objective.scores_classes or (several and not isinstance(self.objective, CrossEntropy)):
+            return {}  # scores of something else
         probabilities = self.rule.probabilities(scores)
         decided = {} if probabilities is None else {"probabilities": probabilities}
         if several:
@@ -177,7 +177,9 @@ class EvaluatingModule(LightningModule):
         where neither is there, or scores are not those of two classes.
         """
         split = splits.get("val", splits.get("train"))
-        if split is None or not isinstance(split.outputs, Tensor) or split.outputs.numel() != len(split.outputs):
+        if split is None or not self.objective.scores_classes:
+            return
+        if not isinstance(split.outputs, Tensor) or split.outputs.numel() != len(split.outputs):
             return
         y = split.columns.get("y")
         if y is not None and y.dim() == 1 and bool(((y == 0) | (y == 1)).all()):
@@ -188,6 +190,8 @@ class EvaluatingModule(LightningModule):
     def details(self, split: Split) -> dict[str, Any]:
         """What the evaluation and the decisions of the rule say of a split beyond its figures, in plain numbers."""
         samples, evaluation = (split.outputs, split.columns), self.evaluation
+        if not self.objective.scores_classes:
+            return evaluation.details(*samples)
         classes, classifies = evaluation.class_names, self.objective.classifies
         groups = evaluation.group_name, evaluation.groups_by
         decided = decision_details(self.rule, *samples, classes, *groups, classifies=classifies)

@@ -88,10 +88,11 @@ def test_unlabelled_rows_are_predicted(trained, tmp_path):
 
 
 @pytest.mark.parametrize("label", ["hired", ["hired"]])
-def test_numbers_that_are_fitted_are_no_logits(label, trained, tmp_path):
+@pytest.mark.parametrize("objective", ["mean_losses.SquaredError", "others.cox.CoxPartialLikelihood"])
+def test_numbers_that_are_fitted_and_log_risks_are_no_logits(objective, label, trained, tmp_path):
     content = torch.load(trained, weights_only=True)
     config = content["fcco"]["config"]
-    config["model"]["objective"] = {"class_path": "fcco_lightning.objectives.mean_losses.SquaredError"}
+    config["model"]["objective"] = {"class_path": f"fcco_lightning.objectives.{objective}"}
     config["data"]["init_args"]["columns"]["label"] = label
     del content["fcco"]["structure"]
     torch.save(content, tmp_path / "numbers.ckpt")

@@ -64,6 +64,7 @@ class BellmanResidual(GroupObjective):
     """
 
     outer = Square()
+    scores_classes = False
     loss: TemporalDifference
 
     def __init__(self, discount: float = 0.95, num_states: int | None = None) -> None:

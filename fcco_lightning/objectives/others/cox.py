@@ -46,7 +46,7 @@ class CoxPartialLikelihood(Objective):
         ConfigError: if ``ties`` is neither.
     """
 
-    weighs_samples = False
+    weighs_samples = scores_classes = False
     outer = Log()
     dtype = torch.float64
 

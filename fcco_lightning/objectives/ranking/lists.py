@@ -71,7 +71,7 @@ class ListObjective(Objective, ABC):
     balanced with weights, or hold a few lists each (:class:`QuerySampling`), which uses the items of a batch best.
     """
 
-    weighs_samples = False
+    weighs_samples = scores_classes = False
     dtype = torch.float64
 
     _relevance: Known | None = None  # (n_rows / Q) c_i of every sample, (n,)
