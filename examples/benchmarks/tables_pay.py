@@ -1,10 +1,13 @@
-"""Do AveragePrecision and AUC, with their defaults, pay on imbalanced tables?
+"""Do the objectives of rankings, with their defaults, pay on imbalanced tables?
 
 Methods differ in what they minimise and how they begin, and are all trained in one of the ways that people type:
 
 - ``--way steps``: the module in a Trainer, uniform batches of 128, Adam, steps of its rate at half and three quarters;
 - ``--way constant``: the same with the module's own optimizer at a constant rate;
 - ``--way recipe``: ``fcco fit TABLE --label y --objective NAME``, with what follows from that.
+
+Figures are average precision, AUC, its part with a false positive rate of at most .1 (standardised), and the recall
+among as large a share of a split as is positive in training; k is the number of positives that train.
 
 All have the same perceptron.  Runs of a table and a seed follow each other, and differences to cross-entropy that is
 trained in the same way are taken run by run::
@@ -39,8 +42,11 @@ from fcco_lightning import (
     AUC,
     AveragePrecision,
     CrossEntropy,
+    CVaRPartialAUC,
     FCCOModule,
+    KLPartialAUC,
     Pretraining,
+    RecallAtK,
     Schedule,
     StepAtFractions,
     TabularMLP,
@@ -50,31 +56,45 @@ from fcco_lightning import (
 
 
 class Method(NamedTuple):
-    """What is minimised, and how it begins: as arguments of FCCOModule, and as words of ``fcco fit``."""
+    """What is minimised, and how it begins: as arguments of FCCOModule, and as words of ``fcco fit``.
 
-    parts: Callable[[], dict[str, Any]]
+    Attributes:
+        parts: the arguments, by the number of positives that train.
+        words: with that number in the place of {k}.
+    """
+
+    parts: Callable[[int], dict[str, Any]]
     words: str
 
 
 BASELINE = "cross-entropy"
 METHODS = {
-    BASELINE: Method(lambda: {"objective": CrossEntropy()}, "CrossEntropy"),
-    "AveragePrecision()": Method(lambda: {"objective": AveragePrecision()}, "AveragePrecision"),
+    BASELINE: Method(lambda _: {"objective": CrossEntropy()}, "CrossEntropy"),
+    "AveragePrecision()": Method(lambda _: {"objective": AveragePrecision()}, "AveragePrecision"),
     "no pretraining": Method(
-        lambda: {"objective": AveragePrecision(), "pretrain": None}, "AveragePrecision --model.pretrain null"
+        lambda _: {"objective": AveragePrecision(), "pretrain": None}, "AveragePrecision --model.pretrain null"
     ),
     "no pretraining, sigmoid=False": Method(
-        lambda: {"objective": AveragePrecision(sigmoid=False), "pretrain": None},
+        lambda _: {"objective": AveragePrecision(sigmoid=False), "pretrain": None},
         "AveragePrecision --model.objective.sigmoid false --model.pretrain null",
     ),
     "sigmoid=False": Method(
-        lambda: {"objective": AveragePrecision(sigmoid=False)}, "AveragePrecision --model.objective.sigmoid false"
+        lambda _: {"objective": AveragePrecision(sigmoid=False)}, "AveragePrecision --model.objective.sigmoid false"
     ),
     "Pretraining(0.5)": Method(
-        lambda: {"objective": AveragePrecision(), "pretrain": Pretraining(0.5)},
+        lambda _: {"objective": AveragePrecision(), "pretrain": Pretraining(0.5)},
         "AveragePrecision --model.pretrain.epochs 0.5",
     ),
-    "AUC()": Method(lambda: {"objective": AUC()}, "AUC"),
+    "AUC()": Method(lambda _: {"objective": AUC()}, "AUC"),
+    "KLPartialAUC()": Method(lambda _: {"objective": KLPartialAUC()}, "KLPartialAUC"),
+    "CVaRPartialAUC(.1)": Method(
+        lambda _: {"objective": CVaRPartialAUC(0.1)}, "CVaRPartialAUC --model.objective.max_fpr 0.1"
+    ),
+    "RecallAtK(k)": Method(lambda k: {"objective": RecallAtK(k)}, "RecallAtK --model.objective.k {k}"),
+    "RecallAtK(k), ranks alone": Method(
+        lambda k: {"objective": RecallAtK(k, sigmoid=False), "pretrain": None},
+        "RecallAtK --model.objective.k {k} --model.objective.sigmoid false --model.pretrain null",
+    ),
 }
 STEPS: dict[str, dict[str, Any]] = {  # of a way
     "steps": {"optimizer": lambda params: Adam(params, lr=1e-3), "schedule": Schedule(StepAtFractions, "step")},
@@ -82,7 +102,8 @@ STEPS: dict[str, dict[str, Any]] = {  # of a way
 }
 WAYS = (*STEPS, "recipe")
 USUAL_STEPS = 1500
-FIGURES = {"average precision": "average_precision", "AUC": "auc"}
+FIGURES = {"average precision": "average_precision", "AUC": "auc", "partial AUC": "partial_auc", "recall": "recall"}
+MAX_FPR = 0.1  # of the partial AUC
 PARTS = {"choose": (CHOOSE, "val"), "test": (TEST, "test")}
 
 
@@ -106,7 +127,8 @@ def trained(job: Job, splits: Split) -> dict[str, dict[str, float]]:
     rows = len(splits["train"]["y"])
     batch = min(128, rows // 2)
     torch.manual_seed(job["seed"])
-    module = FCCOModule(TabularMLP([64, 64]), **STEPS[job["way"]], **METHODS[job["label"]].parts())
+    parts = METHODS[job["label"]].parts(int(splits["train"]["y"].sum()))
+    module = FCCOModule(TabularMLP([64, 64]), **STEPS[job["way"]], **parts)
     data = TensorDataModule(
         {name: splits[name] for name in ("train", "test")}, batches=UniformSampling(batch), seed=job["seed"]
     )
@@ -115,12 +137,19 @@ def trained(job: Job, splits: Split) -> dict[str, dict[str, float]]:
     figures = {}
     with torch.no_grad():
         for name, columns in splits.items():
-            scores = module.network(columns["x"])
+            y, scores = columns["y"], module.network(columns["x"]).flatten()
             figures[name] = {
-                "average_precision": float(average_precision_score(columns["y"], scores)),
-                "auc": float(roc_auc_score(columns["y"], scores)),
+                "average_precision": float(average_precision_score(y, scores)),
+                "auc": float(roc_auc_score(y, scores)),
+                "partial_auc": float(roc_auc_score(y, scores, max_fpr=MAX_FPR)),
+                "recall": float(y[scores.topk(head_of(splits, name)).indices].sum() / y.sum()),
             }
     return figures
+
+
+def head_of(splits: Split, name: str) -> int:
+    """Number of samples that are as large a share of a split as the positives are of the training split."""
+    return max(1, round(float(splits["train"]["y"].double().mean()) * len(splits[name]["y"])))
 
 
 def fitted(job: Job, splits: Split) -> dict[str, Mapping[str, float]]:
@@ -136,8 +165,10 @@ def fitted(job: Job, splits: Split) -> dict[str, Mapping[str, float]]:
             x, y = splits[name]["x"].numpy(), splits[name]["y"].numpy()
             files[name] = f"{folder}/{name}.parquet"
             pd.DataFrame(x, columns=[f"x{j}" for j in range(x.shape[1])]).assign(y=y).to_parquet(files[name])
-        words = f"fit {files['train']} --test {files[counted]} --label y --objective {METHODS[job['label']].words}"
-        words += " --model.evaluation RankingEvaluation"  # the same figures of all
+        objective = METHODS[job["label"]].words.format(k=int(splits["train"]["y"].sum()))
+        words = f"fit {files['train']} --test {files[counted]} --label y --objective {objective}"
+        words += f" --model.evaluation RankingEvaluation --model.evaluation.max_fpr {MAX_FPR}"  # the same of all
+        words += f" --model.evaluation.top [{(head := head_of(splits, counted))}]"
         words += f" --seed {job['seed']} --report.folder {folder} --report.table false --report.pictures false"
         words += f" --trainer.logger false --trainer.enable_progress_bar false --trainer.default_root_dir {folder}"
         if job["steps"] is not None:
@@ -145,7 +176,7 @@ def fitted(job: Job, splits: Split) -> dict[str, Mapping[str, float]]:
         if status := run(words.split()):
             raise RuntimeError(f"fcco {words} ended with status {status}")
         report = json.loads(Path(folder, "report.json").read_text())
-    return {"train": report["train"], counted: report["test"]}
+    return {"train": report["train"], counted: report["test"] | {"recall": report["test"][f"recall_at_{head}"]}}
 
 
 def differences(results: Sequence[Job], label: str, column: str) -> dict[str, list[float]]:

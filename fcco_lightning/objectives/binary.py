@@ -1,9 +1,8 @@
-"""Objectives of one score per sample, perhaps with the cross-entropy of the same scores beside them."""
+"""Objectives of one score per sample."""
 
 from abc import ABC
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative
@@ -19,46 +18,19 @@ class BinaryObjective(Objective, ABC):
     that few positives are soon learnt by heart.  The sigmoid is flat where they stand high, which leaves them alone; it
     is what LibAUC's losses are given.  With some hundred positives it hardly matters.
 
-    Cross-entropy learns from every sample, and may stand beside the objective: ``F = c CE + F_own`` with the mean
-    cross-entropy CE of the outputs.  Where :class:`~fcco_lightning.FCCOModule` trains as is recommended, it does so by
-    the weights that were found best (:attr:`beside`), if nothing is said of c; elsewhere F is F_own.
-
     Args:
         sigmoid: whether s_i is the sigmoid of the output, in (0, 1), in the place of the output itself.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the objective; None for 0, or where training is
-            as recommended for :attr:`beside`.
-
-    Attributes:
-        beside: the weights of the cross-entropy and of the objective that are recommended.
+        cross_entropy: c, >= 0, the weight of the cross-entropy beside the objective, see :class:`Objective`; None for
+            0, or where training is as recommended for :attr:`recommended_mixture`.
 
     Raises:
         ConfigError: if ``cross_entropy`` is negative or not finite.
     """
 
-    beside: ClassVar[tuple[float, float]] = (0.0, 1.0)
-
     def __init__(self, *, sigmoid: bool = False, cross_entropy: float | None = None) -> None:
         super().__init__()
         self.sigmoid = sigmoid
         self.cross_entropy = None if cross_entropy is None else non_negative("cross_entropy", cross_entropy)
-
-    @property
-    def weights(self) -> tuple[float, float]:
-        """The weights of the cross-entropy and of the objective, as they are now."""
-        if self.cross_entropy is not None:
-            return self.cross_entropy, 1.0
-        return self.beside if self.recommended else (0.0, 1.0)
-
-    @property
-    def always_measured(self) -> bool:
-        """Where cross-entropy stands beside the objective."""
-        return self.weights[0] > 0
-
-    @property
-    def in_words(self) -> str:
-        of_entropy, own = self.weights
-        times = "" if of_entropy == own else f"{of_entropy / own:g} times "
-        return super().in_words + (f" beside {times}the cross-entropy" if of_entropy else "")
 
     def scores(self, outputs: Any) -> Tensor:
         """The s_i, shape (B,).
@@ -69,17 +41,5 @@ class BinaryObjective(Objective, ABC):
         scores = binary_scores(outputs)
         return scores.sigmoid() if self.sigmoid else scores
 
-    def with_cross_entropy(self, g0: Tensor | None, outputs: Any, batch: Columns) -> Tensor | None:
-        """The direct part of F, given that of F_own: every batch measures the cross-entropy, which counts as it is."""
-        of_entropy, own = self.weights
-        if g0 is not None and own != 1:
-            g0 = own * g0
-        if of_entropy == 0:
-            return g0
-        entropy = of_entropy / self.direct_weight * mean_over_data(LogisticLoss()(outputs, batch), batch)
-        return entropy if g0 is None else entropy + g0
-
-    def row_weights(self, owners: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weights of the rows of F_own in F, shape (B,), from whether samples own one."""
-        own = self.weights[1]
-        return owners if own == 1 else own * owners.to(dtype)
+    def entropy(self, outputs: Any, batch: Columns) -> Tensor:
+        return mean_over_data(LogisticLoss()(outputs, batch), batch)

@@ -61,8 +61,8 @@ class Pretraining:
         epochs: length of the first phase, a whole number >= 1, or a share in (0, 1) of all epochs, rounded down; the
             trainer's ``max_epochs`` or ``max_steps`` count both phases.
         objective: of the first phase, on the outputs of the same network; None for :class:`CrossEntropy`.
-        algorithm: of the first phase; None for :class:`SGD`, which is plain training, or for that of the second where
-            constraints go on.
+        algorithm: of the first phase; None for :class:`SGD`, which is plain training; or, if the pretraining is
+            seamless, for that of the second where constraints go on or the objective has inner functions.
         optimizer: of the first phase; None for the one of the second.
         scheduler: of the first phase's learning rate; None for a constant one.
         constraints: whether the constraints are penalised in the first phase, too; it needs an algorithm that does so.
@@ -129,9 +129,9 @@ class Pretraining:
         return Phase(objective, constraints, algorithm, optimizer, self.scheduler, "pretrain")
 
     def _alike(self, main: Phase) -> Phase:
-        constrained = main.algorithm.posed(main.objective, main.constraints)[1]
-        algorithm = main.algorithm if constrained else SGD()
-        objective, constraints = algorithm.posed(self.objective or CrossEntropy(), main.constraints)
+        constrained, first = main.algorithm.posed(main.objective, main.constraints)[1], self.objective or CrossEntropy()
+        algorithm = main.algorithm if constrained or first.outer is not None else SGD()
+        objective, constraints = algorithm.posed(first, main.constraints)
         if any(parameter.requires_grad for parameter in objective.parameters()):
             raise ConfigError(
                 f"pretrain.objective={type(objective).__name__} has parameters of its own, which the optimizer of a "

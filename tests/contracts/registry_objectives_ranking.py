@@ -152,9 +152,21 @@ def labels(*, missing):
     return y
 
 
-def several(make, *, missing):
-    columns = {"y": labels(missing=missing)}
-    formula, unbiased = mean_average_precision, ("uniform", "balanced", "some classes", "copies of classes")
+def entropy_of_labels(s, columns):
+    every = []
+    for t in range(3):
+        given = [i for i in range(N) if columns["y"][i][t] != MISSING]
+        every.append(logistic([s[i][t] for i in given], [columns["y"][i][t] for i in given]))
+    return mean(every)
+
+
+def several_as_recommended(s, columns):
+    sigmoids = [[score.sigmoid() for score in of_sample] for of_sample in s]
+    return 0.1 * mean_average_precision(sigmoids, columns) + entropy_of_labels(s, columns)
+
+
+def several(make, formula=mean_average_precision, *, missing):
+    columns, unbiased = {"y": labels(missing=missing)}, ("uniform", "balanced", "some classes", "copies of classes")
     return Case(make, scores(N, 3), columns, formula, unbiased=unbiased, missing="y", bad_outputs=scores(N, 2))
 
 
@@ -185,13 +197,29 @@ CASES = {
         "some classes",
         "copies",
     ),
-    "mean average precision": several(MeanAveragePrecision, missing=False),
-    "mean average precision, labels missing": several(lambda: MeanAveragePrecision(missing=MISSING), missing=True),
+    "mean average precision": several(lambda: MeanAveragePrecision(sigmoid=False), missing=False),
+    "mean average precision, labels missing": several(
+        lambda: MeanAveragePrecision(missing=MISSING, sigmoid=False), missing=True
+    ),
+    "mean average precision as recommended": several(
+        as_recommended(MeanAveragePrecision), several_as_recommended, missing=False
+    ),
+    "mean average precision as recommended, labels missing": several(
+        as_recommended(lambda: MeanAveragePrecision(missing=MISSING)), several_as_recommended, missing=True
+    ),
     "p-norm push": binary(lambda: PNormPush(3.0), push(3.0, over_negatives=True)),
     "p-norm push over positives": binary(
         lambda: PNormPush(2.5, push_over="positives"), push(2.5, over_negatives=False)
     ),
-    "recall at k": binary(lambda: RecallAtK(4, LogisticPair()), recall_at_k(4), "copies redrawn", "copies of classes"),
+    "recall at k": binary(
+        lambda: RecallAtK(4, LogisticPair(), sigmoid=False), recall_at_k(4), "copies redrawn", "copies of classes"
+    ),
+    "recall at k as recommended": binary(
+        as_recommended(lambda: RecallAtK(4, LogisticPair())),
+        lambda s, c: 0.3 * 4 / len(s) * of_sigmoids(recall_at_k(4))(s, c) + logistic(s, c["y"]),
+        "copies redrawn",
+        "copies of classes",
+    ),
     "auc margin": binary(lambda: AUCMargin(0.8), margin),
     "auc margin of sigmoids": binary(lambda: AUCMargin(0.8, sigmoid=True), of_sigmoids(margin)),
     "auc of sigmoids": binary(lambda: AUC(SquaredHingePair(), sigmoid=True), of_sigmoids(pairs)),

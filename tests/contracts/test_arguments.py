@@ -47,7 +47,7 @@ RANGES = {
         CrossEntropyLoss.label_smoothing DemographicParity.kappa Distillation.kappa DualProx.theta
         EqualOpportunity.kappa EqualizedOdds.kappa EuclideanPenalty.nu FourFifthsRule.kappa Garnet.noise
         GradedLists.noise HeavyBall.weight_decay HingePenalty.rho ICPPAC.theta ImageNoise.variance KLBall.rho
-        KLPartialAUC.cross_entropy
+        KLPartialAUC.cross_entropy MeanAveragePrecision.cross_entropy RecallAtK.cross_entropy
         KLPenalty.nu MSVR.gamma_prime MeanDifferenceAtMost.kappa MeanNear.kappa NuPI.proportional PredictiveParity.kappa
         ProportionalHazards.tick ProximalSGD.mu ROCFairness.kappa SONEX.gamma_prime,objective_gamma_prime
         SONX.gamma_prime SmoothedHingePenalty.rho SquaredHingePenalty.rho Switching.gamma_prime,tolerance

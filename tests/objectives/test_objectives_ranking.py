@@ -36,7 +36,7 @@ from fcco_lightning import (
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
 from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
 from fcco_lightning.objectives.ratios import warn_of_ratios
-from tests.contracts.registry_objectives_ranking import CASES, average_precision
+from tests.contracts.registry_objectives_ranking import CASES, as_recommended, average_precision, logistic
 from tests.contracts.sampled import STRATUM, WAYS, Bench, Case
 from tests.plans import BalancedBatches, LabelBatches
 
@@ -179,19 +179,36 @@ def drawn_batches(labels):
             yield 1 / len(batches) / math.comb(3, labels), list(batch)
 
 
-def label_formula(s, columns):
-    every = []
-    for t in range(3):
-        rows = [i for i in range(len(s)) if columns["task"][i] == t]
-        every.append(average_precision([s[i][t] for i in rows], [columns["y"][i] for i in rows]))
-    return sum(every) / 3
+def by_label(formula):
+    """The mean over the labels of a formula of their scores and values."""
+
+    def of_all(s, columns):
+        every = []
+        for t in range(3):
+            rows = [i for i in range(len(s)) if columns["task"][i] == t]
+            every.append(formula([s[i][t] for i in rows], [columns["y"][i] for i in rows]))
+        return sum(every) / 3
+
+    return of_all
+
+
+def recommended_formula(s, values):
+    return 0.1 * average_precision([one.sigmoid() for one in s], values) + logistic(s, values)
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3])
-def test_mean_average_precision_is_right_on_average_over_batches_of_labels(labels):
+@pytest.mark.parametrize(
+    ("make", "formula"),
+    [
+        (lambda: MeanAveragePrecision(sigmoid=False), average_precision),
+        (as_recommended(MeanAveragePrecision), recommended_formula),
+    ],
+    ids=["alone", "as recommended"],
+)
+def test_mean_average_precision_is_right_on_average_over_batches_of_labels(labels, make, formula):
     """With exact rows; labels have different numbers of pairs, as where some are not known."""
     outputs = torch.randn(len(TASK), 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    bench = Bench(Case(MeanAveragePrecision, outputs, {"task": TASK, "y": VALUE}, label_formula))
+    bench = Bench(Case(make, outputs, {"task": TASK, "y": VALUE}, by_label(formula)))
     plan = LabelBatches(TASK, VALUE, labels, 2, 1)
     weights = torch.ones(len(TASK)) if plan.weights() is None else plan.weights()
 
@@ -207,7 +224,7 @@ def test_mean_average_precision_is_right_on_average_over_batches_of_labels(label
 @pytest.mark.parametrize("missing", [-1, 2])
 def test_labels_that_are_not_known_take_no_part_in_batches_of_labels(missing):
     """Whatever number stands for them, and whatever a batch says of them."""
-    objective, known = MeanAveragePrecision(missing=missing), torch.arange(len(TASK))
+    objective, known = MeanAveragePrecision(missing=missing, cross_entropy=1), torch.arange(len(TASK))
     task, y = torch.cat([TASK, torch.tensor([0, 1])]), torch.cat([VALUE, torch.tensor([missing, missing])])
     columns = {"task": task, "y": y, "index": torch.arange(len(y))}
     objective.row_domain(len(y), columns)

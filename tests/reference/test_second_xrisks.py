@@ -132,7 +132,7 @@ ANY = (uniform, balanced, repeats, groups, redrawn, classes_redrawn, copies)
 CLASSES = (uniform, balanced, repeats)
 CASES = {
     "average precision": Case(lambda: AveragePrecision(sigmoid=False), lambda t: second.average_precision(t.y), ANY),
-    "recall": Case(lambda: RecallAtK(2), lambda t: second.recall_at(2, t.y), ANY),
+    "recall": Case(lambda: RecallAtK(2, sigmoid=False), lambda t: second.recall_at(2, t.y), ANY),
     "KL partial AUC": Case(lambda: KLPartialAUC(0.7), lambda t: second.kl_partial_auc(0.7, t.y), CLASSES),
     "push": Case(lambda: PNormPush(1.5), lambda t: second.p_norm_push(1.5, t.y), CLASSES),
     "Cox": Case(CoxPartialLikelihood, lambda t: second.cox(t.time, t.event), (uniform, events)),
@@ -315,7 +315,7 @@ def test_mean_average_precision_of_a_few_labels_at_a_time():
     design = Design(stratum, np.tile([4, 3], 3), np.repeat(np.arange(3), 2), 2)
     risk = second.mean_average_precision(table.task, table.y)
     columns = {"x": torch.from_numpy(table.x), "task": task, "y": y, "index": torch.arange(len(y))}
-    one = Twin(MeanAveragePrecision(), columns, plan, SOX(0.4), outputs=3)
+    one = Twin(MeanAveragePrecision(sigmoid=False), columns, plan, SOX(0.4), outputs=3)
     two = SecondSONX(risk, design, table.apart, one.start.reshape(1, 9), gamma=0.4, lr=LR)
     follow(one, two, plan)
 
@@ -327,7 +327,7 @@ def test_mean_average_precision_of_all_labels_at_once():
     y[np.arange(n) % 4 == 1, 1] = -1
     columns = {"x": torch.from_numpy(x), "y": torch.from_numpy(y), "index": torch.arange(n)}
     way = uniform(Table(n))
-    one = Twin(MeanAveragePrecision(missing=-1), columns, way.plan, SOX(0.4), outputs=3)
+    one = Twin(MeanAveragePrecision(missing=-1, sigmoid=False), columns, way.plan, SOX(0.4), outputs=3)
     two = []
     for t in range(3):
         risk = second.average_precision(y[:, t])

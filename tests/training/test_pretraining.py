@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from fcco_lightning import (
     ALEXR2,
     AUC,
+    NDCG,
     PDSCA,
     SGD,
     SONEX,
@@ -32,6 +33,7 @@ from fcco_lightning import (
     FCCOModule,
     HeavyBall,
     LinearWarmUp,
+    ListNet,
     LogisticLoss,
     MeanAtMost,
     Pretraining,
@@ -591,3 +593,12 @@ def test_units_are_of_the_size_of_the_objective_beside_cross_entropy():
     engine.train_batch({"x": torch.randn(10, 1), "y": y[index], "index": index}, torch.optim.SGD(engine.params, lr=0.0))
     (multipliers,) = problem.multipliers_of_terms
     assert multipliers.unit.item() == pytest.approx(math.log(2), rel=1e-5)
+
+
+def test_a_start_with_inner_functions_keeps_the_algorithm_of_the_run():
+    """Which remembers them; plain training takes the place of SONEX and others where there are none."""
+    of_lists = FCCOModule(TabularMLP([4]), NDCG(), algorithm=SOX(0.5))
+    assert isinstance(of_lists.phases.first.objective, ListNet)
+    assert of_lists.phases.first.algorithm is of_lists.algorithm
+    of_samples = FCCOModule(TabularMLP([4]), AveragePrecision(), algorithm=SOX(0.5))
+    assert isinstance(of_samples.phases.first.algorithm, SGD)

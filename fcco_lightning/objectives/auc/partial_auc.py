@@ -46,7 +46,7 @@ class CVaRPartialAUC(RankingObjective):
             gradient, 0 or 1 / (1 - min_tpr).
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
-        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`; None for 0, or
+        cross_entropy: weight of the cross-entropy beside the objective, see :class:`Objective`; None for 0, or
             where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.  The steps
             of c are then a tenth, too, but for optimizers that scale them, such as Adam.
 
@@ -54,7 +54,7 @@ class CVaRPartialAUC(RankingObjective):
         ConfigError: if an argument is out of range, or nothing is left out (then F is the mean over all pairs, AUC).
     """
 
-    beside = (1.0, 0.1)
+    recommended_mixture = (1.0, 0.1)
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class CVaRPartialAUC(RankingObjective):
 
         Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
         """
-        given, own = required_column(batch, "threshold", self).squeeze(1).to(dtype), self.weights[1]
+        given, own = required_column(batch, "threshold", self).squeeze(1).to(dtype), self.mixture[1]
         if self.class_sizes is None:  # only batches are known
             return torch.lerp(given.detach(), given, mean_over_data(self._owners(batch).to(dtype), batch) / own)
         return torch.lerp(given.detach(), given, self.class_sizes[1] / sum(self.class_sizes) / own)
@@ -145,7 +145,7 @@ class KLPartialAUC(RankingObjective):
         threshold: c to start from; one near F keeps exponentials small where tau is.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
-        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`; None for 0, or
+        cross_entropy: weight of the cross-entropy beside the objective, see :class:`Objective`; None for 0, or
             where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.  The steps
             of c are then a tenth, too, but for optimizers that scale them, such as Adam.
 
@@ -154,7 +154,7 @@ class KLPartialAUC(RankingObjective):
     """
 
     dtype = torch.float64
-    beside = (1.0, 0.1)
+    recommended_mixture = (1.0, 0.1)
 
     def __init__(
         self,

@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fcco_lightning.checks import at_least, finite
+from fcco_lightning.checks import at_least, finite, non_negative
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import POPULATION, Columns
 from fcco_lightning.numerics import Known
@@ -13,6 +14,7 @@ from fcco_lightning.objectives.auc.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.base import (
     Objective,
     RowDomain,
+    mean_over_data,
     one_label_each,
     one_tensor,
     required_column,
@@ -99,13 +101,13 @@ class AveragePrecision(RankingObjective):
         return self.with_cross_entropy(None, outputs, batch), Rows(sums, self.row_weights(positive, sums.dtype))
 
     @property
-    def beside(self) -> tuple[float, float]:  # type: ignore[override]
+    def recommended_mixture(self) -> tuple[float, float]:  # type: ignore[override]
         """A tenth of the ratios beside the cross-entropy, where they are of sigmoids."""
         return (1.0, _RATIOS) if self.sigmoid else (0.0, 1.0)
 
     @property
     def instead(self) -> str | None:
-        if self.weights[0]:
+        if self.mixture[0]:
             return None
         return (
             "On 12 imbalanced tables average precision without cross-entropy beside it ended behind cross-entropy in "
@@ -145,21 +147,37 @@ class MeanAveragePrecision(Objective):
       ``y`` (B,) is its value.  Samples are compared within their label only, and at least two positives of it are
       needed, of which one represents the others.
 
+    The ratios alone learn few positives by heart, as those of :class:`AveragePrecision` do.  So
+    :class:`~fcco_lightning.FCCOModule` trains on a tenth of them beside the cross-entropy of the labels,
+    ``(1/T) sum_t (1/n_t) sum_i log(1 + exp(-b_ti o_ti))`` with the outputs o and b = 1 or -1 for the labels 1 and 0,
+    from the first update on.@MAP@  ``pretrain=None`` switches that off.
+
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
         missing: value of ``y`` that stands for a label that is not known, such as -1; None if all are.
+        sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
+        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios.  None for 0, the papers' objective;
+            but where FCCOModule trains on sigmoids as is recommended, a tenth of the ratios beside the cross-entropy.
 
     Raises:
-        ConfigError: if l(0) is not positive.
+        ConfigError: if l(0) is not positive, or ``cross_entropy`` is negative or not finite.
     """
 
     weighs_samples = False
     width = 2
     outer = Ratio()
 
-    def __init__(self, loss: PairLoss | None = None, missing: float | None = None) -> None:
+    def __init__(
+        self,
+        loss: PairLoss | None = None,
+        missing: float | None = None,
+        *,
+        sigmoid: bool = True,
+        cross_entropy: float | None = None,
+    ) -> None:
         super().__init__()
-        self.loss = loss or SquaredHingePair()
+        self.loss, self.sigmoid = loss or SquaredHingePair(), sigmoid
+        self.cross_entropy = None if cross_entropy is None else non_negative("cross_entropy", cross_entropy)
         self.itself = float(self.loss(torch.zeros((), dtype=torch.float64)))
         require_own_loss(self.loss, self.itself)
         self.missing = missing
@@ -203,7 +221,7 @@ class MeanAveragePrecision(Objective):
             torch.bincount(task[of], weights=stand_for[of], minlength=labels) for of in (known_ones, y == 1)
         )
         self._relevance = Known(of_positives.sum() / (labels * of_positives))
-        self._to_known = Known(num_samples / of_known)
+        self._to_known = Known((of_known.sum() / labels if self.one_label_each else num_samples) / of_known)
         return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.itself / int(known.max())))
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
@@ -227,8 +245,13 @@ class MeanAveragePrecision(Objective):
                 "Draw them with LabelSampling and set positives_per_label to 2 or more."
             )
 
-    def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """The two sums of every pair of a sample and a label, or of every sample for its label."""
+    @property
+    def recommended_mixture(self) -> tuple[float, float]:  # type: ignore[override]
+        """A tenth of the ratios beside the cross-entropy, where they are of sigmoids."""
+        return (1.0, _RATIOS) if self.sigmoid else (0.0, 1.0)
+
+    def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor | None, Rows]:
+        """The cross-entropy, and the two sums of every pair of a sample and a label, or of a sample for its label."""
         y, outputs = required_column(batch, "y", self), one_tensor(outputs)
         labels = () if self.one_label_each else (self.labels,)
         if y.shape != (len(y), *labels) or outputs.shape != (len(y), self.labels):
@@ -237,7 +260,23 @@ class MeanAveragePrecision(Objective):
                 f"y of shape {'(B,)' if self.one_label_each else f'(B, {self.labels})'}, got {tuple(outputs.shape)} "
                 f"and {tuple(y.shape)}. Give the network one output per label."
             )
-        return None, (self._of_one_label_each if self.one_label_each else self._of_all_labels)(outputs, y, batch)
+        scores = outputs.sigmoid() if self.sigmoid else outputs
+        rows = (self._of_one_label_each if self.one_label_each else self._of_all_labels)(scores, y, batch)
+        return self.with_cross_entropy(None, outputs, batch), rows
+
+    def entropy(self, outputs: Any, batch: Columns) -> Tensor:
+        """Samples count by the labels that are known of them: each label as much as another."""
+        y, task = batch["y"], slice(None)
+        if self.one_label_each:
+            task = batch["task"]
+            outputs = outputs.gather(1, task.unsqueeze(1)).squeeze(1)
+        known = torch.ones_like(y, dtype=torch.bool) if self.missing is None else y != self.missing
+        outputs = torch.where(known, outputs, 0.0)  # so that it does not matter what the network makes of the others
+        losses = binary_cross_entropy_with_logits(outputs, (y == 1).to(outputs.dtype), reduction="none")
+        # from a mean over all samples, or over all known pairs of a sample and a label, to one over those of each label
+        losses = losses * known * self._to_known.like(outputs, outputs.dtype)[task]
+        losses = losses if self.one_label_each else losses.mean(1)
+        return mean_over_data(losses, batch)
 
     def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
         scores, holds = outputs.T.contiguous(), (y == 1).T
@@ -252,7 +291,8 @@ class MeanAveragePrecision(Objective):
         relevance = self._relevance.like(scores, scores.dtype).unsqueeze(1)
         index = required_column(batch, "index", self) * self.labels
         names = index + torch.arange(self.labels, device=index.device).unsqueeze(1)  # one label after the other
-        return Rows(sums.flatten(0, 1), (holds * relevance).flatten(), index=names.flatten())
+        counted = self.row_weights(holds * relevance, scores.dtype)
+        return Rows(sums.flatten(0, 1), counted.flatten(), index=names.flatten())
 
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
         task, positive, dtype = one_label_each(batch, self, "task"), y == 1, outputs.dtype
@@ -266,7 +306,7 @@ class MeanAveragePrecision(Objective):
         same = Strata(task).weighted(torch.zeros_like(shares), torch.ones_like(shares))
         itself = ((1 / known - shares) * self.itself).unsqueeze(1)
         sums = nan_where(lonely.unsqueeze(1), pair_sums(self.loss, scores, masks, table=same) + itself)
-        return Rows(sums, positive * self._relevance.like(y)[task].to(dtype))
+        return Rows(sums, self.row_weights(positive * self._relevance.like(y)[task].to(dtype), dtype))
 
     def _held(self, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
         """How many negatives and positives of a sample's label a batch holds, and which positives lack others.
