@@ -150,7 +150,9 @@ class MeanAveragePrecision(Objective):
     The ratios alone learn few positives by heart, as those of :class:`AveragePrecision` do.  So
     :class:`~fcco_lightning.FCCOModule` trains on a tenth of them beside the cross-entropy of the labels,
     ``(1/T) sum_t (1/n_t) sum_i log(1 + exp(-b_ti o_ti))`` with the outputs o and b = 1 or -1 for the labels 1 and 0,
-    from the first update on.@MAP@  ``pretrain=None`` switches that off.
+    from the first update on (``pretrain=None`` switches that off).  On CelebA's attributes, digits and two made tables
+    the mean average precision was then .0024 ± .0015 above that of the cross-entropy alone, where raw ratios alone were
+    .041 ± .018 below it (``examples/benchmarks/results/tables_pay.md``).
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
@@ -266,15 +268,15 @@ class MeanAveragePrecision(Objective):
 
     def entropy(self, outputs: Any, batch: Columns) -> Tensor:
         """Samples count by the labels that are known of them: each label as much as another."""
-        y, task = batch["y"], slice(None)
+        y, to_known = batch["y"], self._to_known.like(outputs, outputs.dtype)
         if self.one_label_each:
-            task = batch["task"]
-            outputs = outputs.gather(1, task.unsqueeze(1)).squeeze(1)
+            task: Tensor = batch["task"]
+            outputs, to_known = outputs.gather(1, task.unsqueeze(1)).squeeze(1), to_known[task]
         known = torch.ones_like(y, dtype=torch.bool) if self.missing is None else y != self.missing
         outputs = torch.where(known, outputs, 0.0)  # so that it does not matter what the network makes of the others
         losses = binary_cross_entropy_with_logits(outputs, (y == 1).to(outputs.dtype), reduction="none")
         # from a mean over all samples, or over all known pairs of a sample and a label, to one over those of each label
-        losses = losses * known * self._to_known.like(outputs, outputs.dtype)[task]
+        losses = losses * known * to_known
         losses = losses if self.one_label_each else losses.mean(1)
         return mean_over_data(losses, batch)
 
