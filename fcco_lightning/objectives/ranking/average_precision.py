@@ -151,8 +151,8 @@ class MeanAveragePrecision(Objective):
     :class:`~fcco_lightning.FCCOModule` trains on a tenth of them beside the cross-entropy of the labels,
     ``(1/T) sum_t (1/n_t) sum_i log(1 + exp(-b_ti o_ti))`` with the outputs o and b = 1 or -1 for the labels 1 and 0,
     from the first update on (``pretrain=None`` switches that off).  On CelebA's attributes, digits and two made tables
-    the mean average precision was then .0024 ± .0015 above that of the cross-entropy alone, where raw ratios alone were
-    .041 ± .018 below it (``examples/benchmarks/results/tables_pay.md``).
+    the mean average precision was then .0019 ± .0010 above that of the cross-entropy alone, where raw ratios alone were
+    .048 ± .022 below it (``examples/benchmarks/results/tables_pay.md``).
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.

@@ -31,16 +31,17 @@ class RecallAtK(RankingObjective):
     needs.  With ``sigmoid`` they are not.
 
     Alone, the ranks learn few positives by heart: on 12 imbalanced tables with as many places as positives their recall
-    on new samples was .023 to .041 below that of cross-entropy.  Of sigmoids, ``0.3 k/n`` of them beside the
-    cross-entropy was ahead of it (``examples/benchmarks/results/tables_pay.md``); the factor k/n undoes that of f, so
-    that it does not matter how long the head is.  :class:`~fcco_lightning.FCCOModule` does so by itself.
+    on new samples was .023 to .035 below that of cross-entropy.  Of sigmoids, ``0.3 k/n`` of them beside the
+    cross-entropy were ahead of it there, and level with it on 14 other tables, where the ranks alone were .011 to .014
+    below it (``examples/benchmarks/results/tables_pay.md``).  The factor k/n undoes that of f, so that it does not
+    matter how long the head is.  :class:`~fcco_lightning.FCCOModule` does so by itself.
 
     Args:
         k: length of the head of the list, >= 1 and less than the number of training samples.
         loss: l, non-negative, a surrogate of 1 for d < 0; the squared hinge with margin 1 by default.
         sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ranks, see :class:`BinaryObjective`.  None
-            for 0, the paper's objective; but where FCCOModule trains on sigmoids as is recommended, ``0.3 k/n`` of the
+        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ranks, see :class:`Objective`.  None for 0,
+            the paper's objective; but where FCCOModule trains on sigmoids as is recommended, ``0.3 k/n`` of the
             ranks beside the cross-entropy.
 
     Raises:
