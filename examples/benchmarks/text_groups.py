@@ -248,7 +248,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--length", type=int, default=32, help="largest number of tokens of a mail")
     parser.add_argument("--tune", action="store_true", help="the grids of learning rates, with seeds of their own")
-    parser.add_argument("--rates", nargs="+", type=float, help="that the search starts with, Adam type")
+    parser.add_argument(
+        "--rates", nargs="+", type=float, help="of the search, Adam type; without it, in place of the picks"
+    )
     parser.add_argument("--tuning-seeds", type=int, default=len(SEEDS), help="on which the best three rates are run")
     parser.add_argument("--pretrained", type=Path, help="folder or wheel of a pretrained BERT")
     parser.add_argument("--trained", type=int, default=1, help="number of its upper layers that are trained")
@@ -274,7 +276,9 @@ def main() -> None:
         picks |= run_searches(grids, job, score, given.jobs, shown, train, given.kept, seeds=seeds)
         picks_file.write_text(json.dumps(picks, indent=1))
         return
-    changes = {f", beta {beta:g}": {"beta": beta} for beta in BETAS} if given.ablation == "beta" else {"": {}}
+    changes: dict[str, dict[str, float]] = {f", lr {rate:g}": {"lr": rate} for rate in given.rates or ()} or {"": {}}
+    if given.ablation == "beta":
+        changes = {f", beta {beta:g}": {"beta": beta} for beta in BETAS}
     jobs = [
         {**job(m, picks.get(m, {}).get("picked", {}) | change, seed), "label": m + suffix}
         for seed in range(given.seeds)
