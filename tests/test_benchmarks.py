@@ -432,6 +432,10 @@ def test_cifar_pays_tunes_runs_goes_on_and_prints(command, runs, tmp_path, monke
     printed = capsys.readouterr().out
     assert printed.count("| SOX | 2 |") == printed.count("| PG-SMD | 2 |") == 1
     assert printed.count("| to cross-entropy | to balanced batches |") == 1
+    lines = [line for line in log.read_text().splitlines() if json.loads(line)["done"]["label"] == "SOX"]
+    (tmp_path / "sox.jsonl").write_text("\n".join(lines))  # nothing to compare with
+    command(s, "--log", tmp_path / "sox.jsonl", "--page")
+    assert "| SOX | 2 |" in capsys.readouterr().out
 
     splits = s.splits_of("ap", 0, tmp_path, tmp_path)
     counts = {part: np.bincount(columns["y"]).tolist() for part, columns in splits.items()}

@@ -584,7 +584,7 @@ def page(log: Path) -> str:
         runs.sort(key=lambda run: (order.index(run["label"]), run["seed"]))
         cell, plain = CELLS[name], [run for run in runs if run["label"] == BASELINE[name]]
         column = f"test.{cell.figure}"
-        columns = [f"test.{figure}" for figure in plain[0]["test"]] + [f"train.{cell.figure}"]
+        columns = [f"test.{figure}" for figure in runs[0]["test"]] + [f"train.{cell.figure}"]
         extra = {f"to {BASELINE[name]}": functools.partial(to_baseline, plain=plain, column=column)}
         if balanced := [run for run in runs if run["label"] == BALANCED]:
             extra["to balanced batches"] = functools.partial(to_baseline, plain=balanced, column=column)
