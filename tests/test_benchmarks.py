@@ -454,7 +454,7 @@ def test_objectives_on_cifar_are_those_of_the_module(runs):
         columns = {"x": torch.randn(40, 2), "y": y.long()}
         data = s.TensorDataModule({"train": columns, "test": columns}, batches=s.UniformSampling(8))
         runs.quiet_trainer(max_epochs=1).fit(module, data)
-        assert own().weights == module.objective.weights != (0, 1)
+        assert own().mixture == module.objective.mixture != (0, 1)
 
 
 def test_crops_of_cifar_are_drawn_by_their_seed_alone():
