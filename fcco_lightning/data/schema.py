@@ -251,9 +251,9 @@ def _tells(feature: pd.Series, label: pd.Series) -> bool:
     for rows in (_FEWEST_TEXTS, len(label)):  # of most columns the first ones are enough
         of_cells, values = pd.factorize(feature.iloc[:rows], use_na_sentinel=False)
         of_labels, classes = pd.factorize(label.iloc[:rows], use_na_sentinel=False)
-        if not 1 < len(values) == len(classes) == len({*zip(of_cells.tolist(), of_labels.tolist(), strict=True)}):
+        if not len(values) == len(classes) == len({*zip(of_cells.tolist(), of_labels.tolist(), strict=True)}):
             return False
-    return True
+    return len(classes) > 1
 
 
 def _counted(column: CategoricalColumn) -> str:

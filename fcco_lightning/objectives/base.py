@@ -99,14 +99,7 @@ class Objective(nn.Module, Measurable, ABC):
     threshold).  It never sees the dual state.  ``outputs`` is what the network returned for the samples of its part of
     the batch.  By default every training sample owns a row.
 
-    Cross-entropy learns from every sample, and may stand beside an objective of rankings: ``F = c CE + F_own`` with the
-    mean cross-entropy CE of the network's outputs.  Where :class:`~fcco_lightning.FCCOModule` trains as is recommended,
-    it does so by the weights that were found best (:attr:`recommended_mixture`), if nothing is said of c; elsewhere F
-    is F_own.
-
     Attributes:
-        cross_entropy: c, the weight of the cross-entropy beside the objective, >= 0; None where nothing is said of it.
-        recommended_mixture: the weights of the cross-entropy and of the objective in F that are recommended.
         outer: f, or None where there is no compositional part.
         dtype: of the rows, unless a wider one is asked for.
         sample_parameters: parameters that every sample has of its own, or None.
@@ -134,8 +127,6 @@ class Objective(nn.Module, Measurable, ABC):
     """
 
     against_overflow: str = "Scale the scores or the features down."
-    cross_entropy: float | None = None
-    recommended_mixture: tuple[float, float] = (0.0, 1.0)
     outer: OuterFunction | None = None
     dtype: torch.dtype = torch.float32
     growth: float | None = None
@@ -196,9 +187,7 @@ class Objective(nn.Module, Measurable, ABC):
     @property
     def in_words(self) -> str:
         """What is minimised, as the first lines of a run say it."""
-        of_entropy, own = self.mixture
-        times = "" if of_entropy == own else f"{of_entropy / own:.3g} times "
-        return type(self).__name__ + (f" beside {times}the cross-entropy" if of_entropy else "")
+        return type(self).__name__
 
     @property
     def instead(self) -> str | None:
@@ -220,38 +209,9 @@ class Objective(nn.Module, Measurable, ABC):
         return None
 
     @property
-    def mixture(self) -> tuple[float, float]:
-        """The weights of the cross-entropy and of the objective in F, as they are now."""
-        if self.cross_entropy is not None:
-            return self.cross_entropy, 1.0
-        return self.recommended_mixture if self.recommended else (0.0, 1.0)
-
-    @property
     def always_measured(self) -> bool:
-        """Whether every batch measures a part of g_0, also one that lacks a sample of :meth:`direct_subsets`.
-
-        So it is where cross-entropy stands beside the objective.
-        """
-        return self.mixture[0] > 0
-
-    def entropy(self, outputs: Any, batch: Columns) -> Tensor:
-        """The estimate of CE on a batch, a scalar; of objectives beside which it may stand."""
-        raise NotImplementedError
-
-    def with_cross_entropy(self, g0: Tensor | None, outputs: Any, batch: Columns) -> Tensor | None:
-        """The direct part of F, given that of F_own: every batch measures the cross-entropy, which counts as it is."""
-        of_entropy, own = self.mixture
-        if g0 is not None and own != 1:
-            g0 = own * g0
-        if of_entropy == 0:
-            return g0
-        entropy = of_entropy / self.direct_weight * self.entropy(outputs, batch)
-        return entropy if g0 is None else entropy + g0
-
-    def row_weights(self, owners: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weights of the rows of F_own in F, from whether samples own one or what its row counts, shape (B,)."""
-        own = self.mixture[1]
-        return owners if own == 1 else own * owners.to(dtype)
+        """Whether every batch measures a part of g_0, also one that lacks a sample of :meth:`direct_subsets`."""
+        return False
 
     def max_form(self) -> "Objective":
         """The same objective as a maximum over weights q, for algorithms that keep q (OOA, SMD).

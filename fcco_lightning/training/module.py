@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import OptimizerCallable
@@ -99,8 +99,8 @@ class FCCOModule(EvaluatingModule):
         pretrain: a first phase of training on another objective, such as cross-entropy before average precision; None
             for none.  By default, "auto", the objective is trained as it recommends itself
             (:attr:`~fcco_lightning.Objective.recommended`): after a seamless first phase if it recommends one, with
-            cross-entropy beside AUC, partial AUC and average precision, and with thresholds of worst groups that follow
-            the best ones.
+            cross-entropy beside AUC, partial AUC, average precision and its mean, and recall at k, and with thresholds
+            of worst groups that follow the best ones.
         average: an average of the weights over the updates, which is validated and reported in place of the last ones;
             None for none.
         execution: in which parts, on which processes and by which code all of this is computed.
@@ -147,10 +147,16 @@ class FCCOModule(EvaluatingModule):
         self.evaluation = evaluation or default_evaluation(self.objective)
         self.average, self.execution = average, execution
         self.rule = DecisionRule(as_decisions(decisions), proper=self.objective.proper)
+        if decisions is not None and not self.objective.scores_classes:
+            rank_zero_warn(
+                f"decisions are asked for, and the outputs that {type(self.objective).__name__} trains are no scores "
+                "of classes: they act on rates in constraints only, and nothing is decided of samples. Leave `decisions` "
+                "out (--decisions), or choose an objective of classes."
+            )
         self.margin: float | Literal["auto"] = margin if margin == "auto" else non_negative("margin", margin)
         self._as_recommended = pretrain == "auto" and not isinstance(self.algorithm, PDSCA)
         if pretrain == "auto":
-            pretrain = recommended_by(self.objective) if self._as_recommended else None
+            pretrain = recommended_by(self.objective, constraints) if self._as_recommended else None
         self.phases = Phases(pretrain, self._main_phase, network)
         if self.phases.first is not None:  # its parameters are moved to the device, and saved, with all others
             self.pretraining_objective = self.phases.first.objective
@@ -261,17 +267,18 @@ class FCCOModule(EvaluatingModule):
         if self._engine is None and (advice := of_rare_positives(self.objective, self.rule.decisions, split)):
             rank_zero_info(advice)
         self.rule.known |= self.objective.classifies and self.rule.decisions.mistakes  # at a score of 0
-        problem = phase.algorithm.pose(
-            phase.objective,
-            phase.constraints,
-            self.penalty,
-            num_samples=n,
-            sampling=sampling,
-            # as the Trainer is going to convert them, after a checkpoint's rows were loaded
-            dtype=torch.float64 if self.trainer.precision == "64-true" else torch.float32,
-            processes=self.processes,
-            layout=self.execution.state_layout,
-        )
+        with self.phases.named():
+            problem = phase.algorithm.pose(
+                phase.objective,
+                phase.constraints,
+                self.penalty,
+                num_samples=n,
+                sampling=sampling,
+                # as the Trainer is going to convert them, after a checkpoint's rows were loaded
+                dtype=torch.float64 if self.trainer.precision == "64-true" else torch.float32,
+                processes=self.processes,
+                layout=self.execution.state_layout,
+            )
         if loader is not None:
             problem.data["contents"] |= contents_of_some(loader, n)
         if self.problem is not None:
@@ -385,16 +392,20 @@ class FCCOModule(EvaluatingModule):
 
     def on_train_epoch_start(self) -> None:
         """Let rho follow its schedule, and the engine any change of what is frozen; end the pretraining."""
+        before = {id(p) for p in self.engine.params}
         if self.phases.is_over(self.current_epoch, self.trainer):
             self._end_pretraining()
+            if not self.phases.seamless:  # it has an optimizer of its own
+                before = {id(p) for p in self.engine.params}
         _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
         self._begin_means()
-        before = {id(p) for p in self.engine.params}
-        if self.engine.follow_parameters():
-            self._require_trainable(before)
+        self.engine.follow_parameters()
+        self._require_trainable(before)
 
     def _require_trainable(self, before: Collection[int]) -> None:
         """Refuse layers that were unfrozen where nothing would move them; ``before`` has what was trained, by id."""
+        if all(id(p) in before for p in self.network.parameters() if p.requires_grad):
+            return
         if self.processes.size > 1:
             raise ConfigError(
                 "layers were unfrozen during a fit with several processes: DistributedDataParallel would not average "

@@ -78,7 +78,8 @@ def of_rare_positives(objective: Objective, decisions: Decisions, columns: Mappi
     """What the usual decisions mean where one of two classes is rare, and what to ask for; None elsewhere."""
     y = None if columns is None else columns.get("y")
     decides = objective.classifies or isinstance(objective, BinaryObjective)
-    if y is None or y.dim() != 1 or y.is_floating_point() or decisions.asked or not decides or int(y.max()) > 1:
+    one_label = y is not None and y.dim() == 1 and not y.is_floating_point() and "task" not in (columns or {})
+    if y is None or not one_label or decisions.asked or not decides or int(y.max()) > 1:
         return None
     positives, n = int((y == 1).sum()), len(y)
     if not 0 < positives < _RARE * n:

@@ -1,7 +1,8 @@
 """The phases of a run: perhaps a first one on another, simpler objective, and the one proper."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -62,7 +63,7 @@ class Pretraining:
             trainer's ``max_epochs`` or ``max_steps`` count both phases.
         objective: of the first phase, on the outputs of the same network; None for :class:`CrossEntropy`.
         algorithm: of the first phase; None for :class:`SGD`, which is plain training; or, if the pretraining is
-            seamless, for that of the second where constraints go on or the objective has inner functions.
+            seamless, for that of the second where constraints go on or this phase's objective has inner functions.
         optimizer: of the first phase; None for the one of the second.
         scheduler: of the first phase's learning rate; None for a constant one.
         constraints: whether the constraints are penalised in the first phase, too; it needs an algorithm that does so.
@@ -140,10 +141,16 @@ class Pretraining:
         return main._replace(objective=objective, constraints=constraints, algorithm=algorithm)
 
 
-def recommended_by(objective: Objective) -> Pretraining | None:
-    """The pretraining that an objective recommends for itself."""
+def recommended_by(objective: Objective, constraints: Sequence[Constraint] = ()) -> Pretraining | None:
+    """The pretraining that an objective recommends for itself.
+
+    Under constraints only one without inner functions: multipliers keep the unit of what is minimised first, and
+    ListNet, for instance, is several times as large as NDCG.
+    """
     start = objective.recommended_start
-    return None if start is None else Pretraining(*start, seamless=True)
+    if start is None or (constraints and start[1] is not None and start[1].outer is not None):
+        return None
+    return Pretraining(*start, seamless=True)
 
 
 class Phases:
@@ -170,6 +177,20 @@ class Phases:
     def present(self) -> Phase:
         """The one that is trained now."""
         return self.all[0] if self.pretraining else self.all[-1]
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Inside, what the first phase's objective cannot do is refused with how to do without that phase."""
+        try:
+            yield
+        except ConfigError as error:
+            if not self.pretraining or self.first is None or self.first.objective.outer is None:
+                raise
+            first, then = (type(of).__name__ for of in (self.first.objective, self._main().objective))
+            raise ConfigError(
+                f"{error} (That is of {first}, with which {then} begins: --model.pretrain null, pretrain=None, leaves "
+                "it out.)"
+            ) from error
 
     @property
     def idle(self) -> list[Tensor]:

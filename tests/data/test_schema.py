@@ -10,7 +10,7 @@ from fcco_lightning.data import Columns, Encoding, Groups, Splits
 from fcco_lightning.data.columns import listed, listed_in_order, marked
 from fcco_lightning.data.datamodules import TabularDataModule
 from fcco_lightning.data.encoding import TabularEncoder
-from fcco_lightning.data.schema import settle_types
+from fcco_lightning.data.schema import doubts, settle_types
 from fcco_lightning.data.sources import read_table
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -209,6 +209,9 @@ def test_a_feature_that_tells_the_label_is_named(caplog):
     said = said_of(frame.assign(grade=frame["y"].map(str).map("grade {}".format)), caplog)
     assert "'grade' tells 'y' in every training row: if it is not known beforehand, columns.drop=['grade']" in said
     assert "'job' tells" not in said
+    in_order = pd.DataFrame({"y": np.repeat([0, 1], 200), "grade": np.repeat([3, 7], 200)})
+    assert len(doubts(in_order, ["grade"], ["y"])) == 1
+    assert doubts(in_order.assign(y=0), ["grade"], ["y"]) == []
 
 
 def test_labels_and_groups_that_differ_in_case_only_are_named(caplog):

@@ -34,7 +34,7 @@ from fcco_lightning import (
     UniformBatches,
 )
 from fcco_lightning.errors import ConfigError, DataError, NonFiniteError
-from fcco_lightning.objectives import ExponentialPair, RecallAtK, SquaredHingePair, SquaredPair
+from fcco_lightning.objectives import ExponentialPair, Objective, RecallAtK, SquaredHingePair, SquaredPair
 from fcco_lightning.objectives.ratios import warn_of_ratios
 from tests.contracts.registry_objectives_ranking import CASES, as_recommended, average_precision, logistic
 from tests.contracts.sampled import STRATUM, WAYS, Bench, Case
@@ -232,6 +232,33 @@ def test_labels_that_are_not_known_take_no_part_in_batches_of_labels(missing):
     values = objective.measure(outputs, columns)[1].values[known]
     alone = objective.measure(outputs[known], {name: column[known] for name, column in columns.items()})[1].values
     torch.testing.assert_close(values, alone)
+
+
+def test_the_cross_entropy_of_labels_is_that_of_the_known_ones():
+    """Whether a split has rows of labels that are not known, or not."""
+    objective = MeanAveragePrecision(missing=-1, cross_entropy=1)
+    task, y = torch.cat([TASK, torch.tensor([0, 0, 1])]), torch.cat([VALUE, torch.full((3,), -1)])
+    columns = {"task": task, "y": y, "index": torch.arange(len(y))}
+    objective.row_domain(len(y), columns)
+    outputs = torch.randn(len(y), 3, generator=torch.Generator().manual_seed(0))
+    found = objective.entropy(outputs, columns)
+    known = len(TASK)
+    expected = [logistic(outputs[:known][t == TASK][:, t], VALUE[t == TASK]) for t in range(3)]
+    torch.testing.assert_close(found, sum(expected) / 3)
+
+
+def test_objectives_of_users_may_have_parts_of_any_name():
+    class Mine(Objective):
+        def __init__(self):
+            super().__init__()
+            self.cross_entropy, self.mixture, self.entropy = nn.CrossEntropyLoss(), 0.5, nn.Identity()
+
+        def measure(self, outputs, batch):
+            return self.entropy(self.cross_entropy(outputs, batch["y"])), None
+
+    assert Mine().measure(torch.zeros(2, 3), {"y": torch.tensor([0, 1])})[0] == pytest.approx(math.log(3))
+    assert not Mine().always_measured
+    assert Mine().in_words == "Mine"
 
 
 def test_labels_of_another_shape_are_refused():

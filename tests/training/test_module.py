@@ -574,15 +574,17 @@ def test_layers_unfrozen_in_training_are_trained_by_the_rule(make_module, make_t
     assert len(module.algorithm.state_dict()["previous"]["copy"]) == 4
 
 
-def test_layers_unfrozen_that_the_optimizer_does_not_hold_are_refused(make_module, make_trainer, small_data):
+@pytest.mark.parametrize("epoch", [0, 3], ids=["from the start", "where the start by cross-entropy ends"])
+def test_layers_unfrozen_that_the_optimizer_does_not_hold_are_refused(epoch, make_module, make_trainer, small_data):
     class Unfreeze(Callback):
         def on_train_epoch_start(self, trainer, module):
-            module.network.layers[0].requires_grad_(True)
+            module.network.layers[0].requires_grad_(trainer.current_epoch >= epoch)
 
     network = TabularMLP(hidden=[8], in_features=7)
     network.layers[0].requires_grad_(False)
+    module = make_module(network=network, objective=AveragePrecision(), constraints=[], algorithm=SOX(0.5))
     with pytest.raises(ConfigError, match=r"does not hold, \['layers\.0\.weight', .*add_param_group"):
-        make_trainer(max_epochs=2, callbacks=[Unfreeze()]).fit(make_module(network=network), small_data)
+        make_trainer(max_epochs=4, callbacks=[Unfreeze()]).fit(module, small_data)
 
 
 def test_a_dropped_last_batch_still_closes_the_inner_loop(make_module, make_trainer, small_data):

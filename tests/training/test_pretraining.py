@@ -28,19 +28,25 @@ from fcco_lightning import (
     ConfigError,
     CrossEntropy,
     CVaRGroupDRO,
+    Decisions,
     Drawn,
     Engine,
     FCCOModule,
+    GradedLists,
     HeavyBall,
     LinearWarmUp,
     ListNet,
     LogisticLoss,
     MeanAtMost,
+    MeanAveragePrecision,
     Pretraining,
     Quantity,
+    QuerySampling,
+    RecallAtK,
     ROCFairness,
     Schedule,
     StepAtFractions,
+    SyntheticDataModule,
     TabularMLP,
     TensorDataModule,
     UniformBatches,
@@ -593,6 +599,28 @@ def test_units_are_of_the_size_of_the_objective_beside_cross_entropy():
     engine.train_batch({"x": torch.randn(10, 1), "y": y[index], "index": index}, torch.optim.SGD(engine.params, lr=0.0))
     (multipliers,) = problem.multipliers_of_terms
     assert multipliers.unit.item() == pytest.approx(math.log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", [MeanAveragePrecision(), RecallAtK(3)], ids=lambda o: type(o).__name__)
+def test_all_objectives_beside_which_cross_entropy_stands_are_announced(objective, said):
+    module = FCCOModule(TabularMLP([4]), objective)
+    module.objective.recommended = True
+    module.phases.announce(None)
+    assert any(f"{type(objective).__name__} beside" in line and "cross_entropy 0" in line for line in said)
+
+
+def test_ndcg_has_no_start_under_constraints_and_a_refusal_of_its_start_says_how_to_do_without(make_trainer):
+    """Multipliers would keep the unit of ListNet, which is several times as large."""
+    assert FCCOModule(TabularMLP([4]), NDCG(), [MeanAtMost(LogisticLoss(), 0.5)]).phases.pretrain is None
+    data = SyntheticDataModule(20, 4, problem=GradedLists(), batches=QuerySampling())
+    module = FCCOModule(TabularMLP([4]), NDCG(), algorithm=ALEXR2())
+    with pytest.raises(ConfigError, match=r"not convex.*of ListNet, with which NDCG begins: --model.pretrain null"):
+        make_trainer(max_epochs=4).fit(module, data)
+
+
+def test_decisions_of_what_is_no_score_of_a_class_are_warned_of():
+    with pytest.warns(UserWarning, match="outputs that ListNet trains are no scores of classes"):
+        FCCOModule(TabularMLP([4]), ListNet(), decisions=Decisions(share=0.1))
 
 
 def test_a_start_with_inner_functions_keeps_the_algorithm_of_the_run():

@@ -38,7 +38,7 @@ class AUC(BinaryObjective):
         loss: l, the surrogate loss of a pair.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
-        cross_entropy: weight of the cross-entropy beside the mean over pairs, see :class:`Objective`; None for 0,
+        cross_entropy: weight of the cross-entropy beside the mean over pairs, see :class:`BinaryObjective`; None for 0,
             the papers' objective, or where FCCOModule trains as is recommended for 1.
     """
 

@@ -46,7 +46,7 @@ class CVaRPartialAUC(RankingObjective):
             gradient, 0 or 1 / (1 - min_tpr).
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
-        cross_entropy: weight of the cross-entropy beside the objective, see :class:`Objective`; None for 0, or
+        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`; None for 0, or
             where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.  The steps
             of c are then a tenth, too, but for optimizers that scale them, such as Adam.
 
@@ -145,7 +145,7 @@ class KLPartialAUC(RankingObjective):
         threshold: c to start from; one near F keeps exponentials small where tau is.
         sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
             :class:`BinaryObjective`.
-        cross_entropy: weight of the cross-entropy beside the objective, see :class:`Objective`; None for 0, or
+        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`; None for 0, or
             where FCCOModule trains as is recommended a tenth of the objective beside the cross-entropy.  The steps
             of c are then a tenth, too, but for optimizers that scale them, such as Adam.
 

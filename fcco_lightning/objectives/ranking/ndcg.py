@@ -33,9 +33,10 @@ class NDCG(ListObjective):
     Ranks are sums over whole lists, so rows must be revisited often, or a batch must hold most of a list, and from
     random weights the surrogate is hard to optimise.  So three quarters of a training's epochs are better spent on
     :class:`ListNet` first, with the same optimizer and schedule, which :class:`~fcco_lightning.FCCOModule` does by
-    itself (``pretrain=None`` switches it off).  On 400 simulated lists of 40 items, 12 of them in a batch, 30 epochs
-    reached an NDCG@10 of .921 on new lists so, as much as ListNet alone, and of .866 from random weights
-    (``examples/benchmarks/results/ranking.md``).  See :class:`ListObjective` for the columns and the batches.
+    itself where there are no constraints (``pretrain=None`` switches it off).  On 400 simulated lists of 40 items, 12
+    of them in a batch, 30 epochs reached an NDCG@10 of .921 on new lists so, as much as ListNet alone, and of .866 from
+    random weights (``examples/benchmarks/results/ranking.md``).  See :class:`ListObjective` for the columns and the
+    batches.
 
     Args:
         loss: l; :class:`SquaredHingePair` by default, as SONG; with :class:`SigmoidPair` of a small scale the ranks
@@ -72,8 +73,9 @@ class NDCG(ListObjective):
         if self.recommended:
             return None
         return (
-            "On simulated lists NDCG without its start by ListNet ended behind that in its own figure (.866 against "
-            ".921): compare with the default (nothing said of pretrain), or with --model.objective ListNet."
+            "On simulated lists NDCG without a start by ListNet ended behind that in its own figure (.866 against "
+            ".921). Where it had none, compare with the default (nothing said of pretrain and algorithm), or with "
+            "--model.objective ListNet."
         )
 
     def importance(self, lists: Lists) -> Tensor:

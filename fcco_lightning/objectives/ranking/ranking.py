@@ -38,7 +38,7 @@ class RankingObjective(BinaryObjective, ABC):
     Args:
         loss: l of a pair, non-negative; the squared hinge with margin 1 by default.
         sigmoid: see :class:`BinaryObjective`.
-        cross_entropy: see :class:`Objective`.
+        cross_entropy: see there.
 
     Attributes:
         owner: label of the class whose samples own the rows.
