@@ -150,8 +150,8 @@ class FCCOModule(EvaluatingModule):
         if decisions is not None and not self.objective.scores_classes:
             rank_zero_warn(
                 f"decisions are asked for, and the outputs that {type(self.objective).__name__} trains are no scores "
-                "of classes: they act on rates in constraints only, and nothing is decided of samples. Leave `decisions` "
-                "out (--decisions), or choose an objective of classes."
+                "of classes: they act on rates in constraints only, and nothing is decided of samples. Leave "
+                "`decisions` (--decisions) out, or choose an objective of classes."
             )
         self.margin: float | Literal["auto"] = margin if margin == "auto" else non_negative("margin", margin)
         self._as_recommended = pretrain == "auto" and not isinstance(self.algorithm, PDSCA)
