@@ -594,7 +594,7 @@ def test_weights_of_samples_are_compared_on_digits_with_rare_classes():
 def test_losses_of_ranking_dispatch_few_operators():
     counts = {name: row["here"] for name, row in script("xrisk_cost").operators(others=False).items()}
     assert max(counts[name] for name in ("AP", "pAUC, KL", "pAUC, CVaR", "AUC", "AUC margin")) <= 38
-    assert 5 <= min(counts.values()) <= max(counts.values()) <= 40
+    assert 5 <= min(counts.values()) <= max(counts.values()) <= 41  # mAP, which takes sigmoids of its outputs
 
 
 def test_x_risks_are_measured_with_few_positives_and_beside_plain_steps(command, runs, tmp_path, monkeypatch, capsys):
