@@ -30,8 +30,7 @@ _SMALL_GROUP = 0.1  # of the rows, where nothing is known of the groups
 _IN_A_CELL = 8  # samples of a batch at least, where it is drawn by class and the combination of several groups
 _KAPPA = "0.02"  # of the constraints that are assumed
 _UNIFORM = 128  # samples of a batch by default
-_BESIDE = ("AUC", "AveragePrecision", "CVaRPartialAUC", "KLPartialAUC", "RecallAtK")  # the cross-entropy
-_BY_RECIPE = ("CrossEntropy", *_BESIDE)  # what they are for
+_BY_RECIPE = ("CrossEntropy", "AUC", "AveragePrecision", "CVaRPartialAUC", "KLPartialAUC", "RecallAtK")  # for these
 _PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
 _LABEL, _SENSITIVE = "--data.columns.label", "--data.columns.sensitive"
 _PERCEPTRON, _OF_NUMBERS = "TabularMLP", "SquaredError"
@@ -381,8 +380,8 @@ def _is_to_be_calibrated(
 ) -> bool:
     """Whether scores of two classes are probabilities only by rows held out, and there are enough of them."""
     splits = {"--data.groups", *(f"--data.splits{of}" for of in ("", ".val_fraction", ".whole", ".remove_positives"))}
-    few_positives = objective in ("AveragePrecision", "RecallAtK")  # are all trained on
-    none_held_out = few_positives or objective in ("CrossEntropy", _OF_NUMBERS)
+    # few positives are all trained on
+    none_held_out = objective in ("CrossEntropy", "AveragePrecision", "RecallAtK", _OF_NUMBERS)
     if labels is None or labels.nunique() != 2 or none_held_out or splits & options.keys():
         return False
     return _rarest(labels, groups) >= _ENOUGH

@@ -1,7 +1,7 @@
 """Objectives of labels that are 0 or 1, perhaps with the cross-entropy of the same outputs beside them."""
 
 from abc import ABC
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,12 +32,17 @@ class BinaryObjective(Objective, ABC):
 
     Attributes:
         recommended_mixture: the weights of the cross-entropy and of the objective in F that are recommended.
+        of_sigmoids: whether that is so where scores are sigmoids only; of others the objective alone is recommended.
+        seen_alone: what came out without cross-entropy beside the objective, if that did not pay: a sentence, for
+            :attr:`instead`.
 
     Raises:
         ConfigError: if ``cross_entropy`` is negative or not finite.
     """
 
     recommended_mixture: tuple[float, float] = (0.0, 1.0)
+    of_sigmoids: ClassVar[bool] = False
+    seen_alone: ClassVar[str | None] = None
 
     def __init__(self, *, sigmoid: bool = False, cross_entropy: float | None = None) -> None:
         super().__init__()
@@ -49,7 +54,8 @@ class BinaryObjective(Objective, ABC):
         """The weights of the cross-entropy and of the objective in F, as they are now."""
         if self.cross_entropy is not None:
             return self.cross_entropy, 1.0
-        return self.recommended_mixture if self.recommended else (0.0, 1.0)
+        mixed = self.recommended and (self.sigmoid or not self.of_sigmoids)
+        return self.recommended_mixture if mixed else (0.0, 1.0)
 
     @property
     def always_measured(self) -> bool:
@@ -61,6 +67,10 @@ class BinaryObjective(Objective, ABC):
         of_entropy, own = self.mixture
         times = "" if of_entropy == own else f"{of_entropy / own:.3g} times "
         return super().in_words + (f" beside {times}the cross-entropy" if of_entropy else "")
+
+    @property
+    def instead(self) -> str | None:
+        return None if self.mixture[0] else self.seen_alone
 
     def scores(self, outputs: Any) -> Tensor:
         """The s_i, shape (B,).

@@ -267,7 +267,7 @@ class FCCOModule(EvaluatingModule):
         if self._engine is None and (advice := of_rare_positives(self.objective, self.rule.decisions, split)):
             rank_zero_info(advice)
         self.rule.known |= self.objective.classifies and self.rule.decisions.mistakes  # at a score of 0
-        with self.phases.named():
+        with self.phases.named_in_refusals():
             problem = phase.algorithm.pose(
                 phase.objective,
                 phase.constraints,

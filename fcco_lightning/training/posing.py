@@ -76,10 +76,9 @@ def cost_classes(objective: Objective, decisions: Decisions, columns: Mapping[st
 
 def of_rare_positives(objective: Objective, decisions: Decisions, columns: Mapping[str, Tensor] | None) -> str | None:
     """What the usual decisions mean where one of two classes is rare, and what to ask for; None elsewhere."""
-    y = None if columns is None else columns.get("y")
+    y = None if columns is None or "task" in columns else columns.get("y")  # a task is one of several labels
     decides = objective.classifies or isinstance(objective, BinaryObjective)
-    one_label = y is not None and y.dim() == 1 and not y.is_floating_point() and "task" not in (columns or {})
-    if y is None or not one_label or decisions.asked or not decides or int(y.max()) > 1:
+    if y is None or y.dim() != 1 or y.is_floating_point() or decisions.asked or not decides or int(y.max()) > 1:
         return None
     positives, n = int((y == 1).sum()), len(y)
     if not 0 < positives < _RARE * n:

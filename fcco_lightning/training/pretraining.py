@@ -130,7 +130,8 @@ class Pretraining:
         return Phase(objective, constraints, algorithm, optimizer, self.scheduler, "pretrain")
 
     def _alike(self, main: Phase) -> Phase:
-        constrained, first = main.algorithm.posed(main.objective, main.constraints)[1], self.objective or CrossEntropy()
+        constrained = main.algorithm.posed(main.objective, main.constraints)[1]
+        first = self.objective or CrossEntropy()
         algorithm = main.algorithm if constrained or first.outer is not None else SGD()
         objective, constraints = algorithm.posed(first, main.constraints)
         if any(parameter.requires_grad for parameter in objective.parameters()):
@@ -144,13 +145,16 @@ class Pretraining:
 def recommended_by(objective: Objective, constraints: Sequence[Constraint] = ()) -> Pretraining | None:
     """The pretraining that an objective recommends for itself.
 
-    Under constraints only one without inner functions: multipliers keep the unit of what is minimised first, and
-    ListNet, for instance, is several times as large as NDCG.
+    Under constraints an objective with inner functions is no start: multipliers keep the unit of what is minimised
+    first, and ListNet, for instance, is several times as large as NDCG.
     """
     start = objective.recommended_start
-    if start is None or (constraints and start[1] is not None and start[1].outer is not None):
+    if start is None:
         return None
-    return Pretraining(*start, seamless=True)
+    share, first = start
+    if constraints and first is not None and first.outer is not None:
+        return None
+    return Pretraining(share, first, seamless=True)
 
 
 class Phases:
@@ -179,8 +183,8 @@ class Phases:
         return self.all[0] if self.pretraining else self.all[-1]
 
     @contextmanager
-    def named(self) -> Iterator[None]:
-        """Inside, what the first phase's objective cannot do is refused with how to do without that phase."""
+    def named_in_refusals(self) -> Iterator[None]:
+        """Inside, a refusal of the first phase's objective names it and says how to do without that phase."""
         try:
             yield
         except ConfigError as error:

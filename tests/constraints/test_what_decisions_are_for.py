@@ -215,3 +215,5 @@ def test_rare_positives_are_said_where_nothing_says_what_decisions_are_for(objec
     y = (torch.arange(100) < positives).long()
     said = of_rare_positives(objective, as_decisions(decisions), {"y": y})
     assert said is None if expected is None else expected in said
+    one_of_several = {"y": y, "task": torch.arange(100) % 2}
+    assert of_rare_positives(objective, as_decisions(decisions), one_of_several) is None

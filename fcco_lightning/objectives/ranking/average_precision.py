@@ -53,7 +53,7 @@ class AveragePrecision(RankingObjective):
     :class:`CrossEntropy` first, and give ``cross_entropy=10``.  On 14 other tables the average precision of runs with
     these defaults was that of cross-entropy: +.0007 ± .0005 with steps of the rate, +.0001 ± .0007 by ``fcco fit``.
     With ten times the cross-entropy in the place of a tenth of the ratios, the same F but for its size, ``fcco fit``
-    had +.0061 ± .0028, since Adam, which knows the gradients of the start, then makes longer steps for a while.
+    had +.0061 ± .0028, perhaps since Adam, which knows the gradients of the start, then makes longer steps for a while.
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
@@ -72,6 +72,13 @@ class AveragePrecision(RankingObjective):
     width = 2
     outer = Ratio()
     recommended_start = (0.75, None)
+    recommended_mixture = (1.0, _RATIOS)
+    of_sigmoids = True
+    seen_alone = (
+        "On 12 imbalanced tables average precision without cross-entropy beside it ended behind cross-entropy in its "
+        "own figure (-0.010 by fcco fit, at most -0.036): compare with the default (nothing said of cross_entropy, "
+        "sigmoid, pretrain and algorithm), or with --model.objective CrossEntropy."
+    )
     needs_partner = False  # without a negative g_i2 has an estimate too, which is right on average
     _class_changes = (1.0, 1.0)  # how much a negative and a positive count for the prevalence that is asked for
 
@@ -100,21 +107,6 @@ class AveragePrecision(RankingObjective):
         masks = torch.stack([among_positives, among_all])
         sums = sums_over_data(self.loss, scores, masks, batch, self.num_samples, self.itself, positive, self.most)
         return self.with_cross_entropy(None, outputs, batch), Rows(sums, self.row_weights(positive, sums.dtype))
-
-    @property
-    def recommended_mixture(self) -> tuple[float, float]:  # type: ignore[override]
-        """A tenth of the ratios beside the cross-entropy, where they are of sigmoids."""
-        return (1.0, _RATIOS) if self.sigmoid else (0.0, 1.0)
-
-    @property
-    def instead(self) -> str | None:
-        if self.mixture[0]:
-            return None
-        return (
-            "On 12 imbalanced tables average precision without cross-entropy beside it ended behind cross-entropy in "
-            "its own figure (-0.010 by fcco fit, at most -0.036): compare with the default (nothing said of "
-            "cross_entropy, sigmoid, pretrain and algorithm), or with --model.objective CrossEntropy."
-        )
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
         """How much samples count for another prevalence than the data's, shape (B,)."""
@@ -159,8 +151,8 @@ class MeanAveragePrecision(BinaryObjective):
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
         missing: value of ``y`` that stands for a label that is not known, such as -1; None if all are.
         sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios.  None for 0, the papers' objective;
-            but where FCCOModule trains on sigmoids as is recommended, a tenth of the ratios beside the cross-entropy.
+        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios.  None for 0; but where FCCOModule
+            trains on sigmoids as is recommended, a tenth of the ratios beside the cross-entropy.
             The papers' objective is that of ``sigmoid=False, cross_entropy=0``.
 
     Raises:
@@ -170,6 +162,12 @@ class MeanAveragePrecision(BinaryObjective):
     weighs_samples = False
     width = 2
     outer = Ratio()
+    recommended_mixture = (1.0, _RATIOS)
+    of_sigmoids = True
+    seen_alone = (
+        "On four tables with several labels the mean average precision of raw ratios alone ended .05 below that of "
+        "cross-entropy: compare with the default (nothing said of cross_entropy, sigmoid and pretrain)."
+    )
 
     def __init__(
         self,
@@ -248,20 +246,6 @@ class MeanAveragePrecision(BinaryObjective):
                 "Draw them with LabelSampling and set positives_per_label to 2 or more."
             )
 
-    @property
-    def recommended_mixture(self) -> tuple[float, float]:  # type: ignore[override]
-        """A tenth of the ratios beside the cross-entropy, where they are of sigmoids."""
-        return (1.0, _RATIOS) if self.sigmoid else (0.0, 1.0)
-
-    @property
-    def instead(self) -> str | None:
-        if self.mixture[0]:
-            return None
-        return (
-            "On four tables with several labels the mean average precision of raw ratios alone ended .05 below that of "
-            "cross-entropy: compare with the default (nothing said of cross_entropy, sigmoid and pretrain)."
-        )
-
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor | None, Rows]:
         """The cross-entropy, and the two sums of every pair of a sample and a label, or of a sample for its label."""
         y, outputs = required_column(batch, "y", self), one_tensor(outputs)
@@ -277,7 +261,7 @@ class MeanAveragePrecision(BinaryObjective):
         return self.with_cross_entropy(None, outputs, batch), rows
 
     def entropy(self, outputs: Any, batch: Columns) -> Tensor:
-        """Samples count by the labels that are known of them: each label as much as another."""
+        """The mean over the labels of the mean cross-entropy of the samples whose label is known, a scalar."""
         y, to_known = batch["y"], self._to_known.like(outputs, outputs.dtype)
         if self.one_label_each:
             task: Tensor = batch["task"]
@@ -297,7 +281,7 @@ class MeanAveragePrecision(BinaryObjective):
         every = torch.ones_like(scores) if self.missing is None else (y != self.missing).T * to_known.unsqueeze(1)
         if self.missing is not None:  # so that it does not matter what the network makes of a label that is not known
             scores = scores.where(every > 0, 0.0)
-        masks = torch.stack([every * holds, every], dim=1).to(scores.dtype).detach()
+        masks = torch.stack([every * holds, every], dim=1).to(scores.dtype)
         owners = holds.any(0)
         sums = sums_over_data(self.loss, scores, masks, batch, n, self.itself, owners)
         relevance = self._relevance.like(scores, scores.dtype).unsqueeze(1)
