@@ -41,6 +41,7 @@ from torch.optim import Adam
 from fcco_lightning import (
     AUC,
     AveragePrecision,
+    BalancedSampling,
     CrossEntropy,
     CVaRPartialAUC,
     FCCOModule,
@@ -61,15 +62,25 @@ class Method(NamedTuple):
     Attributes:
         parts: the arguments, by the number of positives that train.
         words: with that number in the place of {k}.
+        balanced: whether half of a batch is positive, and means are those of such data.
     """
 
     parts: Callable[[int], dict[str, Any]]
     words: str
+    balanced: bool = False
 
 
 BASELINE = "cross-entropy"
+BALANCED = " --data.batches BalancedSampling --data.batches.prevalence batch"
 METHODS = {
     BASELINE: Method(lambda _: {"objective": CrossEntropy()}, "CrossEntropy"),
+    "cross-entropy, balanced batches": Method(
+        lambda _: {"objective": CrossEntropy()}, f"CrossEntropy{BALANCED}", balanced=True
+    ),
+    "AveragePrecision(), balanced batches": Method(
+        lambda _: {"objective": AveragePrecision()}, f"AveragePrecision{BALANCED}", balanced=True
+    ),
+    "AUC(), balanced batches": Method(lambda _: {"objective": AUC()}, f"AUC{BALANCED}", balanced=True),
     "AveragePrecision()": Method(lambda _: {"objective": AveragePrecision()}, "AveragePrecision"),
     "no pretraining": Method(
         lambda _: {"objective": AveragePrecision(), "pretrain": None}, "AveragePrecision --model.pretrain null"
@@ -127,11 +138,12 @@ def trained(job: Job, splits: Split) -> dict[str, dict[str, float]]:
     rows = len(splits["train"]["y"])
     batch = min(128, rows // 2)
     torch.manual_seed(job["seed"])
-    parts = METHODS[job["label"]].parts(int(splits["train"]["y"].sum()))
-    module = FCCOModule(TabularMLP([64, 64]), **STEPS[job["way"]], **parts)
-    data = TensorDataModule(
-        {name: splits[name] for name in ("train", "test")}, batches=UniformSampling(batch), seed=job["seed"]
+    method = METHODS[job["label"]]
+    module = FCCOModule(TabularMLP([64, 64]), **STEPS[job["way"]], **method.parts(int(splits["train"]["y"].sum())))
+    batches = (
+        BalancedSampling(batch, allow_repeats=True, prevalence="batch") if method.balanced else UniformSampling(batch)
     )
+    data = TensorDataModule({name: splits[name] for name in ("train", "test")}, batches=batches, seed=job["seed"])
     epochs = math.ceil((job["steps"] or USUAL_STEPS) / (rows // batch))
     quiet_trainer(max_epochs=epochs, limit_val_batches=0).fit(module, data)
     figures = {}

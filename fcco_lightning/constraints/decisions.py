@@ -270,8 +270,8 @@ class DecisionRule:
 
     Args:
         decisions: what they are for.
-        costs: by which the losses of the classes were multiplied in training; none for an objective of ranking, or
-            where all are 1.
+        costs: how much the classes counted in training, by what mistakes cost or by how often batches held them; none
+            where all counted 1.
         division: score above which a positive is decided, see :meth:`Decisions.division`.
         calibration: from scores to probabilities; None where no samples were held out to find it.
         known: whether the division is known: it is 0 where a score of 0 has a meaning, and found on a split elsewhere.

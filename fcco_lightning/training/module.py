@@ -46,6 +46,7 @@ from fcco_lightning.training.finite_weights import require_finite_weights, stati
 from fcco_lightning.training.old_model import OldModel
 from fcco_lightning.training.optimizers import Stepping
 from fcco_lightning.training.posing import (
+    class_changes,
     contents_of_some,
     cost_classes,
     datamodule_of,
@@ -262,9 +263,11 @@ class FCCOModule(EvaluatingModule):
         phase = self.phases.present
         for objective in {phase.objective, self.objective}:  # what does not fit the data is refused before any phase
             objective.adapt(datamodule_of(self.trainer))
-        split = None if sampling is None else next(iter(sampling.values())).columns
-        self.rule.costs = cost_classes(phase.objective, self.rule.decisions, split)
-        if self._engine is None and (advice := of_rare_positives(self.objective, self.rule.decisions, split)):
+        drawn = None if sampling is None else next(iter(sampling.values()))
+        split, changes = None if drawn is None else drawn.columns, class_changes(drawn)
+        self.rule.costs = cost_classes(phase.objective, self.rule.decisions, split, changes)
+        advice = None if changes else of_rare_positives(self.objective, self.rule.decisions, split)
+        if self._engine is None and advice:
             rank_zero_info(advice)
         self.rule.known |= self.objective.classifies and self.rule.decisions.mistakes  # at a score of 0
         with self.phases.named_in_refusals():

@@ -44,15 +44,42 @@ def datamodule_of(trainer: Trainer | None) -> Any:
     return getattr(trainer, "datamodule", None)
 
 
-def cost_classes(objective: Objective, decisions: Decisions, columns: Mapping[str, Tensor] | None) -> list[float]:
+def class_changes(drawn: Drawn | None) -> list[float]:
+    r"""How much batches count the classes in comparison with the data, ``P_batch(c) / P_data(c)`` of class c.
+
+    Where half of a batch is positive and means over it are those of such data (``prevalence: batch``), the log-odds
+    that a network learns are those of the data plus ``log(changes[1] / changes[0])``, as if mistakes cost so much.
+
+    Args:
+        drawn: the training split and how batches are drawn of it; None where only batches are known.
+
+    Returns: one number for each class; empty where batches stand for the data, where samples of one class do not count
+        alike in them, and where the classes are not known.
+    """
+    population = None if drawn is None else getattr(drawn.plan, "population", lambda: None)()
+    y = None if drawn is None else drawn.columns.get("y")
+    if drawn is None or population is None or y is None or y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0:
+        return []
+    weight = drawn.columns.get(SAMPLE_WEIGHT, torch.ones_like(population)).double()
+    population = population * (weight.sum() / population.sum())
+    changes = torch.bincount(y, population) / torch.bincount(y, weight)
+    alike = torch.isclose(population, weight * changes[y], rtol=1e-6, atol=0.0)
+    changed = bool(alike.all()) and bool((changes > 0).all()) and not torch.allclose(changes, torch.ones_like(changes))
+    return changes.tolist() if changed else []
+
+
+def cost_classes(
+    objective: Objective, decisions: Decisions, columns: Mapping[str, Tensor] | None, changes: Sequence[float] = ()
+) -> list[float]:
     """Let losses count what mistakes on their class cost.
 
     Args:
         objective: whose loss is costed, if it classifies; others are left as they are.
         decisions: what they are for.
         columns: of the training split; None where only batches are known.
+        changes: how much batches count the classes already, :func:`class_changes`: costs are those of the data.
 
-    Returns: the costs of the classes; empty where they are all 1.
+    Returns: how much the classes count in training: their costs, or without any the changes; empty where all count 1.
 
     Raises:
         ConfigError: if the classes of the training samples are not known.
@@ -61,7 +88,7 @@ def cost_classes(objective: Objective, decisions: Decisions, columns: Mapping[st
     if isinstance(getattr(owner, "loss", None), CostedLoss):  # of an earlier fit
         owner.loss = owner.loss.loss
     if not (objective.classifies and decisions.mistakes and decisions.asked):
-        return []
+        return list(changes)
     y = None if columns is None else columns.get("y")
     if y is None or y.dim() != 1 or y.is_floating_point():
         raise ConfigError(
@@ -70,7 +97,7 @@ def cost_classes(objective: Objective, decisions: Decisions, columns: Mapping[st
         )
     assert columns is not None  # noqa: S101 - y is one of them
     costs = decisions.class_costs(torch.bincount(y, columns.get(SAMPLE_WEIGHT), minlength=2))
-    owner.loss = CostedLoss(owner.loss, costs)
+    owner.loss = CostedLoss(owner.loss, costs / costs.new_tensor(changes) if changes else costs)
     return [float(cost) for cost in costs]
 
 

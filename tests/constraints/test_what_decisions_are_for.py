@@ -5,11 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from sklearn.metrics import balanced_accuracy_score
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.optim import Adam
 
 from fcco_lightning import (
     AUC,
+    BalancedSampling,
+    CellSampling,
     ConfigError,
     CostedLoss,
     CrossEntropy,
@@ -18,13 +22,20 @@ from fcco_lightning import (
     DecisionRule,
     Decisions,
     DemographicParity,
+    FCCOModule,
+    GroupSampling,
     MeanAtMost,
     SoftRate,
     SquaredError,
+    TabularMLP,
+    TensorDataModule,
     TopShare,
+    UniformSampling,
 )
 from fcco_lightning.constraints import as_decisions
-from fcco_lightning.training.posing import cost_classes, of_rare_positives
+from fcco_lightning.data.batches import Drawn
+from fcco_lightning.training.posing import class_changes, cost_classes, of_rare_positives
+from tests.conftest import QUIET
 
 
 def sample(seed=0, n=400, rare=1.6):
@@ -160,6 +171,51 @@ def test_probabilities_do_not_know_of_costs():
     assert float(rule.probabilities(torch.tensor([s], dtype=torch.float64))) == pytest.approx(0.1)
     logits = torch.tensor([[math.log(costs[0] * 90), math.log(costs[1] * 10)]], dtype=torch.float64)
     assert rule.probabilities(logits)[0, 1].item() == pytest.approx(0.1)
+
+
+def drawn_of(sampling, y, **columns):
+    columns = {"y": y, "index": torch.arange(len(y)), **columns}
+    plan = sampling.plan(columns)
+    weight = columns.get("sample_weight")
+    return Drawn(columns, plan if weight is None else plan.of_weighted_samples(weight))
+
+
+def test_how_much_batches_count_the_classes():
+    y = (torch.arange(100) < 10).long()
+    halves = BalancedSampling(20, prevalence="batch")
+    assert class_changes(drawn_of(halves, y)) == pytest.approx([0.5 / 0.9, 0.5 / 0.1])
+    weight = torch.where(y == 1, 3.0, 1.0)  # positives are 30 of 120, and each drawn one counts three times
+    assert class_changes(drawn_of(halves, y, sample_weight=weight)) == pytest.approx([(1 / 4) / 0.75, (3 / 4) / 0.25])
+    classes = torch.arange(90) % 9 // 4  # 40, 40 and 10 of three classes
+    each = GroupSampling(3, 2, column="y", prevalence="batch")
+    assert class_changes(drawn_of(each, classes)) == pytest.approx([90 / 120, 90 / 120, 90 / 30])
+    groups = (torch.arange(100) % 3 == 0).long()  # samples of one class do not count alike
+    uneven = GroupSampling(2, 4, column="group", prevalence="batch")
+    for same in (UniformSampling(20), BalancedSampling(20), CellSampling(20)):
+        assert class_changes(drawn_of(same, y, group=groups)) == []
+    assert class_changes(drawn_of(uneven, y, group=groups)) == []
+    assert class_changes(None) == []
+
+
+@pytest.mark.parametrize("decisions", [None, "balanced", Decisions([1, 4])], ids=["unasked", "balanced", "costs"])
+def test_probabilities_are_of_the_data_however_batches_are_drawn(decisions):
+    """Log-odds are linear in a feature: by two shares of positives in a batch the same probabilities are learnt."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 1, generator=g)
+    y = (torch.rand(4000, generator=g) < torch.sigmoid(1.5 * x[:, 0] - 2)).long()
+    split = {"x": x, "y": y}
+    data = TensorDataModule({"train": split, "test": split}, batches=BalancedSampling(400, prevalence="batch"))
+    module = FCCOModule(
+        TabularMLP([]), CrossEntropy(), decisions=decisions, optimizer=lambda params: Adam(params, lr=0.1)
+    )
+    Trainer(max_epochs=30, **QUIET).fit(module, data)
+    scores = module.network(x).flatten().detach()
+    probabilities = module.rule.probabilities(scores)
+    assert float(probabilities.mean()) == pytest.approx(float(y.double().mean()), abs=0.02)
+    # a positive that counts c times as much is decided from 1 / (1 + c) on; half of a batch is as much as "balanced"
+    ratio = 4.0 if decisions == Decisions([1, 4]) else float((y == 0).sum() / (y == 1).sum())
+    chosen = module.rule.decided(scores)
+    torch.testing.assert_close(chosen, probabilities > 1 / (1 + ratio))
 
 
 def test_a_rule_survives_being_written():
