@@ -3,7 +3,7 @@
     uv run python examples/benchmarks/cifar_pays.py --data ../shared/data --log runs/cifar_pays.jsonl
     uv run python examples/benchmarks/cifar_pays.py --log runs/cifar_pays.jsonl --page   # tables of what is in the log
 
-Three cells, each with one network, one optimizer and one grid for all of its methods:
+Four cells, each with one network, one optimizer and one grid for all of its methods:
 
 - ``ap``: classes 5 to 9 against 0 to 4 with 2% positives, LibAUC's tutorial 03 and Table 2 of the SOX paper.  Crops,
   flips, half of every batch positive, sigmoids, margin .6, the rate falls to a tenth at half.  "After cross-entropy"
@@ -11,6 +11,8 @@ Three cells, each with one network, one optimizer and one grid for all of its me
   second half the method's objective with a new head.
 - ``auc``: the same classes with 10% positives, LibAUC's tutorial 02.  A fifth of a pairwise loss's batch is positive,
   where the name says "balanced batches" half.
+- ``top``: as ``ap``, for the part of the AUC with a false positive rate of at most .1 (standardised), that with a true
+  positive rate of at least .5, too, and the recall among as many test images as are positive.
 - ``dro``: ten classes, of which 5 to 9 keep 100 images, Fig. 3 and 4 of the PG-SMD paper: weights on samples by PG-SMD
   against the average loss.
 
@@ -63,9 +65,12 @@ from fcco_lightning import (
     AveragePrecision,
     BalancedSampling,
     CrossEntropy,
+    CVaRPartialAUC,
     Engine,
+    KLPartialAUC,
     KLPenalty,
     Objective,
+    RecallAtK,
     SampleDRO,
     Sampling,
     SquaredHingePair,
@@ -74,6 +79,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.algorithms import default_algorithm
 from fcco_lightning.algorithms.stages import Stage, Stages
+from fcco_lightning.evaluation.metrics import partial_auc
 from fcco_lightning.models import renew
 
 Columns = dict[str, Tensor]
@@ -81,7 +87,8 @@ Splits = dict[str, Columns]
 TUNING_SEED, TUNING_SHARE = 100, 0.5
 GAMMAS, MARGIN, CROP, RARE = (0.5, 0.9), 0.6, 30, 5  # beside a gamma of .1; classes from 5 on are rare
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.262)
-BASELINE = {"ap": "cross-entropy", "auc": "cross-entropy", "dro": "average loss"}
+BASELINE = {"ap": "cross-entropy", "auc": "cross-entropy", "top": "cross-entropy", "dro": "average loss"}
+MAX_FPR, MIN_TPR = 0.1, 0.5
 
 
 class Cell(NamedTuple):
@@ -148,6 +155,7 @@ class Method(NamedTuple):
 CELLS = {
     "ap": Cell("average_precision", 2, 64, (1e-3, 3e-3), 0.02),
     "auc": Cell("auc", 1.5, 64, (1e-3, 3e-3), 0.1, 0.2),
+    "top": Cell("partial_auc", 2, 64, (1e-3, 3e-3), 0.02),
     "dro": Cell("accuracy", 3, 128, (0.1, 0.3, 1.0)),
 }
 
@@ -253,6 +261,16 @@ GOING_ON_BALANCED: dict[str, Any] = {"start": BALANCED, "until": 0.75}
 TUTORIAL = {"lr": 1e-3, "gamma": 0.1}
 PRECISION, AREA = (functools.partial(recommended, objective) for objective in (AveragePrecision, AUC))
 PAIRS = functools.partial(ours, AUC, None)
+POSITIVES = 490  # that train in the cell of average precision
+TOPS = {
+    name: Method(functools.partial(ours, functools.partial(recommended, objective), None), halves, like=BALANCED)
+    for name, objective in (
+        ("KLPartialAUC()", KLPartialAUC),
+        ("CVaRPartialAUC(.1)", lambda: CVaRPartialAUC(MAX_FPR)),
+        ("CVaRPartialAUC(.1, .5)", lambda: CVaRPartialAUC(MAX_FPR, MIN_TPR)),
+        ("RecallAtK(n_+)", lambda: RecallAtK(POSITIVES)),
+    )
+}
 METHODS: dict[str, dict[str, Method]] = {
     "ap": {
         "cross-entropy": Method(functools.partial(plain, "BCE"), uniform),
@@ -301,6 +319,11 @@ METHODS: dict[str, dict[str, Method]] = {
             functools.partial(ours, lambda: AUC(SquaredHingePair()), None), drawn
         ),
         "AUCMargin(), compositional": Method(functools.partial(ours, AUCMargin, PDSCA), drawn, like="AUCMargin()"),
+    },
+    "top": {
+        "cross-entropy": Method(functools.partial(plain, "BCE"), uniform),
+        BALANCED: Method(functools.partial(plain, "BCE"), halves),
+        **{f"{name}, balanced batches": of for name, of in TOPS.items()},
     },
     "dro": {
         "average loss": Method(average_loss, uniform),
@@ -405,8 +428,14 @@ def figures(network: nn.Module, columns: Columns) -> dict[str, float]:
     network.train()
     y = columns["y"]
     if outputs.dim() == 1:
-        by = {"average_precision": average_precision_score, "auc": roc_auc_score}
-        return {name: float(of(y, outputs)) for name, of in by.items()}
+        head = outputs.topk(int(y.sum())).indices
+        return {
+            "average_precision": float(average_precision_score(y, outputs)),
+            "auc": float(roc_auc_score(y, outputs)),
+            "partial_auc": float(partial_auc(outputs, y, MAX_FPR)),
+            "two_way_partial_auc": float(partial_auc(outputs, y, MAX_FPR, MIN_TPR)),
+            "recall": float(y[head].double().mean()),
+        }
     hit = (outputs.argmax(1) == y).double()
     return {"accuracy": float(hit.mean()), "rare": float(hit[y >= RARE].mean())}
 
@@ -584,7 +613,8 @@ def page(log: Path) -> str:
         runs.sort(key=lambda run: (order.index(run["label"]), run["seed"]))
         cell, plain = CELLS[name], [run for run in runs if run["label"] == BASELINE[name]]
         column = f"test.{cell.figure}"
-        columns = [f"test.{figure}" for figure in runs[0]["test"]] + [f"train.{cell.figure}"]
+        known = [figure for figure in runs[0]["test"] if all(figure in run["test"] for run in runs)]
+        columns = [f"test.{figure}" for figure in known] + [f"train.{cell.figure}"]
         extra = {f"to {BASELINE[name]}": functools.partial(to_baseline, plain=plain, column=column)}
         if balanced := [run for run in runs if run["label"] == BALANCED]:
             extra["to balanced batches"] = functools.partial(to_baseline, plain=balanced, column=column)

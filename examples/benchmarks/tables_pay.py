@@ -6,8 +6,9 @@ Methods differ in what they minimise and how they begin, and are all trained in 
 - ``--way constant``: the same with the module's own optimizer at a constant rate;
 - ``--way recipe``: ``fcco fit TABLE --label y --objective NAME``, with what follows from that.
 
-Figures are average precision, AUC, its part with a false positive rate of at most .1 (standardised), and the recall
-among as large a share of a split as is positive in training; k is the number of positives that train.
+Figures are average precision, AUC, its part with a false positive rate of at most .1 (standardised), that with a true
+positive rate of at least .5, too (two-way), and the recall among as large a share of a split as is positive in
+training; k is the number of positives that train.
 
 All have the same perceptron.  Runs of a table and a seed follow each other, and differences to cross-entropy that is
 trained in the same way are taken run by run::
@@ -54,6 +55,7 @@ from fcco_lightning import (
     TensorDataModule,
     UniformSampling,
 )
+from fcco_lightning.evaluation.metrics import partial_auc
 
 
 class Method(NamedTuple):
@@ -101,6 +103,13 @@ METHODS = {
     "CVaRPartialAUC(.1)": Method(
         lambda _: {"objective": CVaRPartialAUC(0.1)}, "CVaRPartialAUC --model.objective.max_fpr 0.1"
     ),
+    "CVaRPartialAUC(.1, .5)": Method(
+        lambda _: {"objective": CVaRPartialAUC(0.1, 0.5)},
+        "CVaRPartialAUC --model.objective.max_fpr 0.1 --model.objective.min_tpr 0.5",
+    ),
+    "KLPartialAUC(tau=1)": Method(
+        lambda _: {"objective": KLPartialAUC(tau=1.0)}, "KLPartialAUC --model.objective.tau 1"
+    ),
     "RecallAtK(k)": Method(lambda k: {"objective": RecallAtK(k)}, "RecallAtK --model.objective.k {k}"),
     "RecallAtK(k), ranks alone": Method(
         lambda k: {"objective": RecallAtK(k, sigmoid=False), "pretrain": None},
@@ -113,8 +122,14 @@ STEPS: dict[str, dict[str, Any]] = {  # of a way
 }
 WAYS = (*STEPS, "recipe")
 USUAL_STEPS = 1500
-FIGURES = {"average precision": "average_precision", "AUC": "auc", "partial AUC": "partial_auc", "recall": "recall"}
-MAX_FPR = 0.1  # of the partial AUC
+FIGURES = {
+    "average precision": "average_precision",
+    "AUC": "auc",
+    "partial AUC": "partial_auc",
+    "two-way partial AUC": "two_way_partial_auc",
+    "recall": "recall",
+}
+MAX_FPR, MIN_TPR = 0.1, 0.5  # of the partial AUCs
 PARTS = {"choose": (CHOOSE, "val"), "test": (TEST, "test")}
 
 
@@ -154,6 +169,7 @@ def trained(job: Job, splits: Split) -> dict[str, dict[str, float]]:
                 "average_precision": float(average_precision_score(y, scores)),
                 "auc": float(roc_auc_score(y, scores)),
                 "partial_auc": float(roc_auc_score(y, scores, max_fpr=MAX_FPR)),
+                "two_way_partial_auc": float(partial_auc(scores, y, MAX_FPR, MIN_TPR)),
                 "recall": float(y[scores.topk(head_of(splits, name)).indices].sum() / y.sum()),
             }
     return figures
@@ -180,6 +196,7 @@ def fitted(job: Job, splits: Split) -> dict[str, Mapping[str, float]]:
         objective = METHODS[job["label"]].words.format(k=int(splits["train"]["y"].sum()))
         words = f"fit {files['train']} --test {files[counted]} --label y --objective {objective}"
         words += f" --model.evaluation RankingEvaluation --model.evaluation.max_fpr {MAX_FPR}"  # the same of all
+        words += f" --model.evaluation.min_tpr {MIN_TPR}"
         words += f" --model.evaluation.top [{(head := head_of(splits, counted))}]"
         words += f" --seed {job['seed']} --report.folder {folder} --report.table false --report.pictures false"
         words += f" --trainer.logger false --trainer.enable_progress_bar false --trainer.default_root_dir {folder}"

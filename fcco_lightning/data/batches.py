@@ -806,7 +806,8 @@ class BalancedSampling(Sampling):
         prevalence: "data" gives batches a column ``weight``, N_s B / (n B_s) for a class of N_s rows of which a batch
             holds B_s, with which means over batches estimate means over the data without bias; "batch" gives none, and
             means over batches are those of a population with this share of positives, in which the classes are as in
-            the data: a mean over one class, or over pairs of both, is the same.
+            the data: a mean over one class, or over pairs of both, is the same.  Scores are then the log-odds of such
+            a population, and decisions at 0 are for it; probabilities are still those of the data.
 
     Raises:
         ConfigError: if a number is out of range.
