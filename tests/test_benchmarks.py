@@ -412,7 +412,6 @@ def test_cifar_pays_tunes_runs_goes_on_and_prints(command, runs, tmp_path, monke
     wanted = {
         "ap": ["cross-entropy", balanced, "SOX", "AveragePrecision()"],
         "auc": [],
-        "top": [],
         "dro": ["average loss", "PG-SMD"],
     }
     kept = {cell: {label: s.METHODS[cell][label] for label in labels} for cell, labels in wanted.items()}

@@ -3,16 +3,15 @@
     uv run python examples/benchmarks/cifar_pays.py --data ../shared/data --log runs/cifar_pays.jsonl
     uv run python examples/benchmarks/cifar_pays.py --log runs/cifar_pays.jsonl --page   # tables of what is in the log
 
-Four cells, each with one network, one optimizer and one grid for all of its methods:
+Three cells, each with one network, one optimizer and one grid for all of its methods:
 
 - ``ap``: classes 5 to 9 against 0 to 4 with 2% positives, LibAUC's tutorial 03 and Table 2 of the SOX paper.  Crops,
   flips, half of every batch positive, sigmoids, margin .6, the rate falls to a tenth at half.  "After cross-entropy"
   means that the first half of the batches minimises cross-entropy, the same weights for all methods of a seed, and the
-  second half the method's objective with a new head.
+  second half the method's objective with a new head.  Partial AUC (false positive rates up to .1, standardised),
+  two-way (true positive rates of at least .5, too) and the recall among as many images as are positive are here, too.
 - ``auc``: the same classes with 10% positives, LibAUC's tutorial 02.  A fifth of a pairwise loss's batch is positive,
   where the name says "balanced batches" half.
-- ``top``: as ``ap``, for the part of the AUC with a false positive rate of at most .1 (standardised), that with a true
-  positive rate of at least .5, too, and the recall among as many test images as are positive.
 - ``dro``: ten classes, of which 5 to 9 keep 100 images, Fig. 3 and 4 of the PG-SMD paper: weights on samples by PG-SMD
   against the average loss.
 
@@ -87,7 +86,7 @@ Splits = dict[str, Columns]
 TUNING_SEED, TUNING_SHARE = 100, 0.5
 GAMMAS, MARGIN, CROP, RARE = (0.5, 0.9), 0.6, 30, 5  # beside a gamma of .1; classes from 5 on are rare
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.262)
-BASELINE = {"ap": "cross-entropy", "auc": "cross-entropy", "top": "cross-entropy", "dro": "average loss"}
+BASELINE = {"ap": "cross-entropy", "auc": "cross-entropy", "dro": "average loss"}
 MAX_FPR, MIN_TPR = 0.1, 0.5
 
 
@@ -155,7 +154,6 @@ class Method(NamedTuple):
 CELLS = {
     "ap": Cell("average_precision", 2, 64, (1e-3, 3e-3), 0.02),
     "auc": Cell("auc", 1.5, 64, (1e-3, 3e-3), 0.1, 0.2),
-    "top": Cell("partial_auc", 2, 64, (1e-3, 3e-3), 0.02),
     "dro": Cell("accuracy", 3, 128, (0.1, 0.3, 1.0)),
 }
 
@@ -168,6 +166,11 @@ def uniform(cell: Cell) -> Sampling:
 def halves(cell: Cell) -> Sampling:
     """Half of a batch is positive, and means over it are those of balanced data."""
     return BalancedSampling(cell.batch, prevalence="batch")
+
+
+def weighted_halves(cell: Cell) -> Sampling:
+    """Half of a batch is positive, and weights make means over it those of the data, as in uniform batches."""
+    return BalancedSampling(cell.batch)
 
 
 def drawn(cell: Cell) -> Sampling:
@@ -255,6 +258,7 @@ def guided(eta_dual: float, run: Run) -> Step:
 
 
 PLAINEST, BALANCED = "cross-entropy", "cross-entropy, balanced batches"
+WEIGHTED = "cross-entropy, balanced batches, weighted"
 AFTER: dict[str, Any] = {"start": PLAINEST, "until": 0.5, "new_head": True}
 GOING_ON: dict[str, Any] = {"start": PLAINEST, "until": 0.75}  # as FCCOModule does by itself
 GOING_ON_BALANCED: dict[str, Any] = {"start": BALANCED, "until": 0.75}
@@ -275,11 +279,13 @@ METHODS: dict[str, dict[str, Method]] = {
     "ap": {
         "cross-entropy": Method(functools.partial(plain, "BCE"), uniform),
         BALANCED: Method(functools.partial(plain, "BCE"), halves),
+        WEIGHTED: Method(functools.partial(ours, CrossEntropy, None), weighted_halves, like=BALANCED),
         "SOX": Method(functools.partial(ours, tutorial, SOX), halves, **AFTER, gamma=True),
         "AveragePrecision()": Method(functools.partial(ours, PRECISION, None), uniform, **GOING_ON),
         "AveragePrecision(), balanced batches": Method(
             functools.partial(ours, PRECISION, None), halves, **GOING_ON_BALANCED
         ),
+        **{f"{name}, balanced batches": of for name, of in TOPS.items()},
         "AveragePrecision(cross_entropy=0)": Method(
             functools.partial(ours, AveragePrecision, None), uniform, **GOING_ON
         ),
@@ -306,6 +312,7 @@ METHODS: dict[str, dict[str, Method]] = {
     "auc": {
         "cross-entropy": Method(functools.partial(plain, "BCE"), uniform),
         BALANCED: Method(functools.partial(plain, "BCE"), halves),
+        WEIGHTED: Method(functools.partial(ours, CrossEntropy, None), weighted_halves, like=BALANCED),
         "AUC()": Method(functools.partial(ours, AREA, None), drawn),
         "AUC(), balanced batches": Method(functools.partial(ours, AREA, None), halves),
         "AUC(), uniform batches": Method(functools.partial(ours, AREA, None), uniform),
@@ -319,11 +326,6 @@ METHODS: dict[str, dict[str, Method]] = {
             functools.partial(ours, lambda: AUC(SquaredHingePair()), None), drawn
         ),
         "AUCMargin(), compositional": Method(functools.partial(ours, AUCMargin, PDSCA), drawn, like="AUCMargin()"),
-    },
-    "top": {
-        "cross-entropy": Method(functools.partial(plain, "BCE"), uniform),
-        BALANCED: Method(functools.partial(plain, "BCE"), halves),
-        **{f"{name}, balanced batches": of for name, of in TOPS.items()},
     },
     "dro": {
         "average loss": Method(average_loss, uniform),
