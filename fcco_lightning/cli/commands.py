@@ -297,7 +297,7 @@ def _predict(parser: ArgumentParser) -> Work:
     parser.add_argument("--out", default="predictions.csv", help="file to write, .csv or .parquet")
     parser.add_argument("--id", dest="id_column", help="column that names the rows; without it they are numbered")
     parser.add_argument(
-        "--threshold", type=float, help="probability above which a decision is positive; 0.5 by default"
+        "--threshold", type=float, help="probability above which a decision is positive; else as in the run"
     )
     _add_trusted(parser)
 

@@ -325,7 +325,7 @@ class TabularEncoder:
         if not self.columns:
             raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
         require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
-        frame = with_numbers(frame, self.dates, self.encoding, where)
+        frame = self._read(frame, where)
         self.unknown_counts, self.imputed, self.empty = {}, [], []
         numbers = self._numbers(frame, [column.name for column in self._of_numbers], where)
         places = np.empty((len(self._of_words), len(frame)), dtype=np.int32)
@@ -365,7 +365,8 @@ class TabularEncoder:
             features |= {c.name: [c.transform(row)] for c, row in zip(binned, cells.numbers, strict=True)}
         features |= {c.name: [c.transform(row)] for c, row in zip(self._of_words, cells.places, strict=True)}
         parts = [part for column in self.columns for part in features[column.name]]
-        return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
+        with np.errstate(over="ignore"):  # whoever takes them asks whether they are finite
+            return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 
     @property
     def _of_numbers(self) -> list[NumericColumn | BinnedColumn]:
@@ -388,11 +389,7 @@ class TabularEncoder:
 
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
         """Yield the features x (B, d) of ``size`` rows after the other, see :meth:`transform`, of a table as read."""
-        wanted = {*self.encoding.numeric, *self.dates}
-        numeric = [c.name for c in self.columns if c.name in wanted and c.name in frame.columns]
-        read = with_numbers(frame, numeric, self.encoding)
-        self._unread = {name: len(rows) for name, rows in unread(frame, read, numeric).items()}
-        yield from torch.split(self.transform(read), size)
+        yield from torch.split(self.transform(frame), size)
 
     def remarks(self, rows: int) -> list[str]:
         """Say what a user should know of the latest table, of so many rows: what is unknown, unreadable or missing."""
@@ -433,6 +430,20 @@ class TabularEncoder:
         arguments = ("categorical", "missing", "quantiles", "numeric", "pieces")  # older files do not have all
         self.encoding = Encoding(**{name: state[name] for name in arguments if name in state})
         self.columns, self.dates = [_column(column) for column in state["columns"]], list(state.get("dates", ()))
+
+    def _read(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
+        """Return a table in which dates, and what was said to be numbers, are numbers; note which cells are none."""
+        for name in self.dates:
+            if is_number(frame[name].dtype) and frame[name].notna().any():  # 20260131 is no day since 1970
+                raise DataError(
+                    f"Column {name!r} held dates in the training split but is {frame[name].dtype} in {where}, with "
+                    f"cells such as {frame[name].dropna().iloc[0]}. Write dates as 2026-01-31."
+                )
+        wanted = {*self.encoding.numeric, *self.dates}
+        numeric = [column.name for column in self.columns if column.name in wanted]
+        read = with_numbers(frame, numeric, self.encoding, where)
+        self._unread = {name: len(rows) for name, rows in unread(frame, read, numeric).items()}
+        return read
 
     def _standardised(self, names: Sequence[str], values: FloatArray) -> list[NumericColumn]:
         """Columns of numbers, ``values`` (k, n), cut into pieces where these are asked for."""
@@ -562,11 +573,11 @@ def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         return _days(_since_1970(column))
     column = column.astype(object)  # categories, too
+    kind = "numbers" if str(column.name) in encoding.numeric else "dates"
     numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
-    if numbers.isna().all():
+    if kind == "dates" or numbers.isna().all():
         numbers = _days(_since_1970(column))
     wrong = numbers.isna() & column.notna()
-    kind = "numbers" if str(column.name) in encoding.numeric else "dates"
     if wrong.any() and encoding.missing == "error":
         raise DataError(
             f"encoding: the column {str(column.name)!r} of {where} is one of {kind} and has other cells: "
@@ -584,7 +595,7 @@ def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
 def _since_1970(dates: pd.Series) -> pd.Series:
     """Durations since then; missing of what is no date."""
     parsed = pd.to_datetime(dates, utc=True, format="ISO8601", errors="coerce")
-    since: pd.Series = parsed - pd.Timestamp(0, tz="UTC")
+    since: pd.Series = parsed - pd.Timestamp(0, tz="UTC").as_unit(parsed.dt.unit)  # 9999-12-31 has no nanoseconds
     return since
 
 

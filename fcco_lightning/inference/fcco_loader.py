@@ -46,6 +46,8 @@ class Exported:
         if not len(x):
             raise ValueError("There are no rows to predict.")
         scores = np.asarray(self.network(x), dtype=np.float64).reshape(len(x), -1)
+        if bad := np.flatnonzero(~np.isfinite(scores).all(1)).tolist():
+            raise ValueError(f"Rows {bad[:9]} have no finite score: a number there is too far from those of training.")
         several = scores.shape[1] > 1
         names = names or list(range(scores.shape[1] if several or kind != "classes" else 2))
         ends = [f"_{name}" for name in names] if several else [""]
@@ -84,7 +86,8 @@ def features(encoding: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Any:
             parts.append(np.clip((values - ends[:-1]) / np.diff(ends), 0, 1))
         for period in column["periods"]:
             parts += [np.sin(2 * np.pi * values / period), np.cos(2 * np.pi * values / period)]
-    return np.concatenate(parts, axis=1, dtype=np.float32)
+    with np.errstate(over="ignore"):  # of which the scores tell
+        return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
 def probabilities(rule: Mapping[str, Any], scores: Any) -> Any:
@@ -128,9 +131,10 @@ def _word(cell: Any, *, as_written: bool) -> str:
     if isinstance(cell, str) and not as_written:
         if cell.capitalize() in ("True", "False"):
             return cell.capitalize()
-        for kind in (float, int):
+        for kind in (int, float):  # beyond 2^53 two neighbours are one float
             with suppress(ValueError):
                 cell = kind(cell)
+                break
     whole = isinstance(cell, float | np.floating) and cell.is_integer()
     return str(int(cell)) if whole else str(cell)
 
@@ -139,8 +143,11 @@ def _number(cell: Any, name: str, encoding: Mapping[str, Any]) -> float:
     """A cell as a number, that of a date in days since 1970."""
     if _is_missing(cell):
         return float(_missing(np.nan, name, encoding))
-    with suppress(ValueError, TypeError):
-        return float(cell)
+    if name not in encoding["dates"]:  # where 20260131 is a date
+        with suppress(ValueError, TypeError):
+            cell = float(cell)
+        if isinstance(cell, float):
+            return cell if np.isfinite(cell) else float(_missing(np.nan, name, encoding))
     with suppress(ValueError):
         date = datetime.fromisoformat(str(cell).strip())
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() / 86400

@@ -20,7 +20,7 @@ from fcco_lightning.data.schema import require_seen
 from fcco_lightning.data.sources import read_table, with_features
 from fcco_lightning.data.texts import TextEncoder
 from fcco_lightning.engine import outputs_of_columns
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.inference.networks import network_of
 from fcco_lightning.inference.tables import NO_PROBABILITIES, Kind, prediction_table
 from fcco_lightning.objectives import SquaredError
@@ -134,7 +134,7 @@ class Predictor(nn.Module):
         """The network's outputs for the rows of a table that was :meth:`read`; warns of what the encoder remarks.
 
         Raises:
-            DataError: as :meth:`predict`.
+            DataError: as :meth:`predict`, or if an output is not finite.
         """
         encoder = self.encoder
         assert encoder is not None  # noqa: S101 - the table was read with it
@@ -145,7 +145,14 @@ class Predictor(nn.Module):
             require_seen(inferred, shares, frame, "the table")
         for remark in encoder.remarks(len(frame)):
             warnings.warn(remark, stacklevel=4)
-        return torch.cat(parts)
+        outputs = torch.cat(parts)
+        if bad := (~outputs.reshape(len(frame), -1).isfinite().all(1)).nonzero()[:, 0].tolist():
+            raise DataError(
+                f"the network's outputs for {len(bad)} of {len(frame)} rows of the table are not finite (first: row "
+                f"{bad[0]}): a number there is too far from those of training, or the weights have diverged. Correct "
+                "such cells, or remove the rows."
+            )
+        return outputs
 
     def scores_of(self, outputs: Tensor) -> tuple[Kind, Sequence[str]]:
         """What the outputs are scores of, and their names; of another number than the classes they are an embedding."""

@@ -1,4 +1,5 @@
 import warnings
+from datetime import datetime
 from itertools import pairwise
 
 import numpy as np
@@ -255,3 +256,25 @@ def test_numbers_whose_variance_overflows_are_refused(large):
         warnings.simplefilter("error")
         with pytest.raises(DataError, match=r"Column 'x' has numbers as large as .*missing number.*columns.drop"):
             TabularEncoder().fit(frame)
+
+
+def dated():
+    return TabularEncoder().fit(pd.DataFrame({"day": ["2026-01-31", "2026-02-01", "2026-02-02"]}))
+
+
+def test_numbers_in_a_column_of_dates_are_no_days_since_1970():
+    with pytest.raises(
+        DataError, match=r"'day' held dates in .* but is int64 in the table, with cells such as 20260131"
+    ):
+        dated().transform(pd.DataFrame({"day": [20260131, 20260201]}))
+    written = [dated().transform(pd.DataFrame({"day": [day]})) for day in ("2026-01-31", "20260131")]
+    assert torch.equal(*written)  # ISO 8601 has both
+
+
+@pytest.mark.parametrize("day", ["9999-12-31", "1500-01-01"])
+def test_dates_far_away_are_dates(day):
+    frame = pd.DataFrame({"day": [day, "2026-01-31"]})
+    expected = [(datetime.fromisoformat(text) - datetime(1970, 1, 1)).days for text in frame["day"]]
+    (column,) = TabularEncoder().fit(frame).columns
+    assert column.mean == np.mean(expected)
+    assert dated().transform(frame).isfinite().all()

@@ -20,6 +20,7 @@ from fcco_lightning.cli import run
 from fcco_lightning.constraints import DecisionRule, Decisions
 from fcco_lightning.constraints.calibration import IsotonicMap, PlattScaling
 from fcco_lightning.data.encoding import Column, Encoding, TabularEncoder, with_numbers
+from fcco_lightning.errors import DataError
 from fcco_lightning.inference import Predictor, export, exporting, fcco_loader, prediction_table
 from fcco_lightning.models import CLIPModel, TextClassifier, TimmModel
 from tests.texts import TINY
@@ -74,6 +75,7 @@ COLUMNS = {
     "day": ["2026-01-31", "1999-12-01T12:30:00+02:00", "", "2001-02-03", "2020-02-29 06:00", "2026-02-01"],
     "code": ["007", "7", "A", "", "1.0", "1"],
     "zone": ["1", "2.0", "3", "", "02", "9"],
+    "size": ["0.5", "1.0", "1.5", "", "0.50", "12345678901234567890"],
     "fits": ["True", "false", "", "TRUE", "False", "true"],
 }
 """Cells as they are written in a .csv."""
@@ -95,7 +97,7 @@ def test_columns_become_the_same_features(exported, how):
     rows = pd.DataFrame(COLUMNS)
     rows[:4].to_csv("train.csv", index=False)
     rows.to_csv("new.csv", index=False)
-    encoding = Encoding(categorical=["zone"], numeric=["since"], missing="impute", **how)
+    encoding = Encoding(categorical=["zone", "size"], numeric=["since"], missing="impute", **how)
     encoder = TabularEncoder(encoding).fit(with_numbers(pd.read_csv("train.csv"), ["since"], encoding))
     predictor = Predictor(nn.Identity(), encoder)
     with pytest.warns(UserWarning, match="rows"):
@@ -120,6 +122,15 @@ def test_cells_without_a_value_are_refused_where_training_had_none(exported):
             network.predict([row])
     with pytest.raises(ValueError, match="'old' in the column 'age' is no number"):
         network.predict([{"age": "old", "job": "cook"}])
+
+
+@pytest.mark.parametrize("cell", ["inf", "1e60"])
+def test_a_number_that_gives_no_score_is_refused_and_not_decided_on(exported, cell):
+    predictor = Predictor(nn.Linear(1, 1), TabularEncoder().fit(pd.DataFrame({"age": [1.0, 2.0]})), "classes")
+    with pytest.raises(ValueError, match=r"Rows \[1\] have no finite score|has a cell without a value"):
+        exported(predictor).predict([{"age": "1"}, {"age": cell}])
+    with pytest.raises(DataError, match=r"for 1 of 2 rows of the table are not finite \(first: row 1\)|infinite cells"):
+        predictor.predict(pd.DataFrame({"age": [1.0, float(cell)]}))
 
 
 def test_rows_that_cannot_be_predicted_are_refused_in_words(exported):
