@@ -240,6 +240,11 @@ class Roles:
             self.grouping.know(group_names)
 
     @property
+    def any_group(self) -> bool:
+        """Whether every value of the sensitive column but the favoured one is of the same group, whatever it is."""
+        return self.columns.favoured is not None and self.group_names[0] == f"{_NOT}{self.group_names[1]}"
+
+    @property
     def named(self) -> set[str]:
         """The columns that the arguments name."""
         grouped = () if self.grouping is None else self.grouping.columns
@@ -307,7 +312,7 @@ class Roles:
         if favoured is None:
             return number
         one = marked(cells, [favoured])
-        if self.group_names[0] == f"{_NOT}{self.group_names[1]}":  # whatever it is
+        if self.any_group:
             number = torch.from_numpy(cells.notna().to_numpy().astype(np.int64)) - 1
         return torch.where(one == 1, one, number)
 
@@ -430,6 +435,24 @@ def of_no_group(column: str, present: Any) -> str:
     share = missing / max(1, len(present))
     remark = f"{missing} of {len(present)} training rows ({share:.1%}) have no value of {column!r}"
     return f"{remark}: constraints that compare its groups leave them out, the objective does not." if missing else ""
+
+
+def of_unknown_groups(column: pd.Series, groups: Sequence[str], where: str) -> str:
+    """Say how many rows of a split have a value of a column of groups that training does not have; nothing if none.
+
+    Args:
+        column: of the split, whose values are the groups.
+        groups: its values in training.
+        where: what the split is called.
+    """
+    unknown = text_of(column[(places(groups, column) < 0).numpy() & column.notna().to_numpy()])
+    return (
+        f"{len(unknown)} of {len(column)} rows of {where} have a value of {str(column.name)!r} that is no group of "
+        f"training, {listed(unknown.unique())}: theirs are {listed(groups)}. What is measured of groups leaves these "
+        "rows out. If these are the same groups, write them one way."
+        if len(unknown)
+        else ""
+    )
 
 
 def _weights(column: pd.Series, where: str) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
@@ -31,7 +31,7 @@ from fcco_lightning.data.conditions import Condition, Value, Where, comparisons,
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.images import ImageTable
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
-from fcco_lightning.data.roles import MOST_GROUPS, of_mean_one, of_no_group
+from fcco_lightning.data.roles import MOST_GROUPS, of_mean_one, of_no_group, of_unknown_groups
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, dual_of
@@ -322,6 +322,9 @@ class SplitDataModule(LightningDataModule):
             self._groups_by[column] = values
             if remark := of_no_group(column, self._rows["train"][column].notna().to_numpy()):
                 rank_zero_info(remark)
+            for name, rows in self._rows.items():
+                if remark := of_unknown_groups(rows[column], values, f"the {name} split"):
+                    rank_zero_warn(remark)
         return self._with_column(_column_of_groups(column), column, partial(places, values)), values
 
     def add_clusters(self, column: str) -> str:

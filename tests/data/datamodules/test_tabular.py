@@ -216,3 +216,21 @@ def test_a_missing_cell_is_named_by_its_row_in_the_table(column):
     frame.loc[77, column] = None
     with pytest.raises(DataError, match=rf"'{column}' of the train split has 1 .* cells \(first: row 77\)"):
         make(train=frame)
+
+
+def in_regions(regions):
+    x = np.random.default_rng(0).normal(size=len(regions))
+    return pd.DataFrame({"x": x, "region": regions, "sex": list("fm") * (len(x) // 2), "y": [0, 0, 1, 1] * (len(x) // 4)})
+
+
+@pytest.mark.parametrize(("others", "count"), [(["1.0", "2.0", "3.0"], 24), ([1, 2, 4], 8), ([1, 2, None], 0)])
+@pytest.mark.parametrize("sensitive", ["region", ["region", "sex"]])
+def test_values_of_groups_that_training_does_not_have_are_said(others, count, sensitive, recwarn):
+    """Figures of groups would leave all rows out, and constraints hold of nobody, where 1.0 is written for 1."""
+    train, test = (in_regions(np.repeat(np.array(values, object), 8)) for values in ([1, 2, 3], others))
+    data = TabularDataModule(train, columns=Columns("y", sensitive=sensitive), test=test)
+    data.setup("fit")
+    data.add_groups("group" if sensitive == "region" else "region")
+    said = [str(one.message) for one in recwarn if "no group of training" in str(one.message)]
+    assert len(said) == (count > 0)
+    assert all(text.startswith(f"{count} of 24 rows of the test split have a value of 'region'") for text in said)
