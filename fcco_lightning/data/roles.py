@@ -240,11 +240,6 @@ class Roles:
             self.grouping.know(group_names)
 
     @property
-    def any_group(self) -> bool:
-        """Whether every value of the sensitive column but the favoured one is of the same group, whatever it is."""
-        return self.columns.favoured is not None and self.group_names[0] == f"{_NOT}{self.group_names[1]}"
-
-    @property
     def named(self) -> set[str]:
         """The columns that the arguments name."""
         grouped = () if self.grouping is None else self.grouping.columns
@@ -306,13 +301,25 @@ class Roles:
         _require_classes(column, y >= 0, self.class_names, where)
         return y
 
+    def of_unknown_groups(self, frame: pd.DataFrame, where: str) -> str:
+        """Say how many rows of a split are of no group that training knows, see :func:`of_unknown_groups`."""
+        name = self.columns.sensitive
+        if not isinstance(name, str) or self._any_group:
+            return ""
+        return of_unknown_groups(frame[name], self.group_names, where)
+
+    @property
+    def _any_group(self) -> bool:
+        """Whether every value of the sensitive column but the favoured one is of the same group, whatever it is."""
+        return self.columns.favoured is not None and self.group_names[0] == f"{_NOT}{self.group_names[1]}"
+
     def _groups(self, cells: pd.Series) -> Tensor:
         """The number of the group of every cell, or -1 where it is empty, or training has no such group."""
         number, favoured = places(self.group_names, cells), self.columns.favoured
         if favoured is None:
             return number
         one = marked(cells, [favoured])
-        if self.any_group:
+        if self._any_group:
             number = torch.from_numpy(cells.notna().to_numpy().astype(np.int64)) - 1
         return torch.where(one == 1, one, number)
 

@@ -15,7 +15,7 @@ from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.labelled import LabelledImages, LabelledTexts
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.roles import Columns, Roles, Rows, of_no_group, of_unknown_groups
+from fcco_lightning.data.roles import Columns, Roles, Rows, of_no_group
 from fcco_lightning.data.splits import (
     PARTS,
     ROW,
@@ -173,9 +173,8 @@ class SampleDataModule(SplitDataModule):
         """Refuse a split that lacks what is measured on it, and warn of groups that are not in it."""
         y, group = rows.columns["y"], rows.columns.get("group")
         classes, groups = self.class_names, self.roles.group_names
-        if isinstance(self.columns.sensitive, str) and not self.roles.any_group:
-            if remark := of_unknown_groups(rows.table[self.columns.sensitive], groups, f"the {name} split"):
-                rank_zero_warn(remark)
+        if remark := self.roles.of_unknown_groups(rows.table, f"the {name} split"):
+            rank_zero_warn(remark)
         if self.groups is None and not classes:
             return
         if group is not None and (self.groups is not None or len(groups) > 2):

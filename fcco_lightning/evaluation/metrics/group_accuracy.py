@@ -118,7 +118,7 @@ def worst_fraction(values_by_group: Tensor, alpha: float, counts: Tensor | None 
     k = num_worst(len(values), alpha)
     last = values.sort().values[k - 1]
     below, at = values < last, values == last
-    weights = below + at * ((k - below.sum()) / at.sum())
+    weights = below + at * ((k - below.sum()).double() / at.sum())
     if counts is not None:
         same_rows(values_by_group=values_by_group, counts=counts)
         weights = weights * counts[there].double()

@@ -219,8 +219,9 @@ def test_a_missing_cell_is_named_by_its_row_in_the_table(column):
 
 
 def in_regions(regions):
-    x = np.random.default_rng(0).normal(size=len(regions))
-    return pd.DataFrame({"x": x, "region": regions, "sex": list("fm") * (len(x) // 2), "y": [0, 0, 1, 1] * (len(x) // 4)})
+    size = len(regions)
+    others = {"x": np.random.default_rng(0).normal(size=size), "sex": list("fm") * (size // 2)}
+    return pd.DataFrame({**others, "region": regions, "y": [0, 0, 1, 1] * (size // 4)})
 
 
 @pytest.mark.parametrize(("others", "count"), [(["1.0", "2.0", "3.0"], 24), ([1, 2, 4], 8), ([1, 2, None], 0)])

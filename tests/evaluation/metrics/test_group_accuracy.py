@@ -149,3 +149,8 @@ def test_bad_values(function, values, error, match):
 def test_counts_of_other_groups():
     with pytest.raises(DataError, match=r"counts \(2,\)"):
         worst_fraction(torch.zeros(3), 0.5, torch.ones(2))
+
+
+def test_the_mean_of_the_worst_groups_is_in_float64():
+    values = torch.tensor([0.0, 1.0, 1.0, 1.0, 5.0], dtype=torch.float64) / 3
+    assert worst_fraction(values, 0.5).item() == pytest.approx(2 / 9, abs=1e-15)  # 0 and two of the three equal ones
