@@ -62,6 +62,14 @@ class ArgumentParser(LightningArgumentParser):
         with _at_work(self):
             return super().parse_args(*args, **kwargs)
 
+    def dump(self, *args: Any, **kwargs: Any) -> str:
+        """Write out a configuration, which was checked when it was parsed: once more would take as long."""
+        return str(super().dump(*args, **{"skip_validation": True} | kwargs))
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Likewise, into a file."""
+        super().save(*args, **{"skip_validation": True} | kwargs)
+
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Read the words of an option, which is then acted upon."""
         self._reads(action)

@@ -122,7 +122,7 @@ def test_steps_are_those_of_the_second_implementation(name, noise):
 @pytest.mark.parametrize(
     ("name", "options", "stages"),
     [
-        ("convex", {"mu": 0.01, "eta": 0.1, "tau": 10.0, "theta": 0.1, "K": 200}, 8),
+        ("convex", {"mu": 0.01, "eta": 0.1, "tau": 10.0, "theta": 0.1, "K": 200}, 4),
         pytest.param(
             "weakly convex", {"mu": 1.5, "eta": 0.05, "tau": 5.0, "theta": 0.1, "K": 100}, 25, marks=pytest.mark.slow
         ),

@@ -68,7 +68,7 @@ def best_penalised():
 def test_pg_svrg_reaches_the_saddle_point():
     best = best_penalised()
     algorithm = PGSVRG(gamma=20.0, eta=0.2, eta_dual=2.0, J=13, K=3)
-    w, q = train(algorithm, SampleDRO(None, KLPenalty(THETA), Squares()), 900)
+    w, q = train(algorithm, SampleDRO(None, KLPenalty(THETA), Squares()), 450)
     np.testing.assert_allclose(w, best, atol=5e-4)
     losses = (X @ best - Y) ** 2 / 2 / THETA
     np.testing.assert_allclose(q, np.exp(losses - logsumexp(losses)), atol=5e-4)
@@ -93,10 +93,11 @@ def test_constants_of_pg_svrgs_theory(given, scale, J, K):
 
 
 @pytest.mark.parametrize(
-    ("gamma", "stages"), [(0.5, StronglyConcaveStages(0.3)), (5.0, EqualStages(100, 0.1, 0.1, best_start=True))]
+    ("gamma", "stages", "batches"),
+    [(0.5, StronglyConcaveStages(0.3), 900), (5.0, EqualStages(100, 0.1, 0.1, best_start=True), 450)],
 )
-def test_pg_smd_reaches_the_minimum(gamma, stages):
-    w, _ = train(PGSMD(gamma, stages), SampleDRO(None, KLPenalty(THETA), Squares()), 900)
+def test_pg_smd_reaches_the_minimum(gamma, stages, batches):
+    w, _ = train(PGSMD(gamma, stages), SampleDRO(None, KLPenalty(THETA), Squares()), batches)
     least = penalised(best_penalised())
     assert penalised(np.zeros(2)) > 1.1 * least
     assert penalised(w) < 1.01 * least
@@ -107,13 +108,13 @@ def test_the_largest_error_is_that_of_the_linear_program():
     ones = -np.ones((N, 1))
     rows = np.block([[X, ones], [-X, ones]])
     program = linprog([0, 0, 1], A_ub=rows, b_ub=np.concatenate([Y, -Y]), bounds=[(None, None)] * 3)
-    w, _ = train(PGSMD(5.0, EqualStages(200, 0.05, 0.1)), SampleDRO(loss=Absolute()), 1200)
+    w, _ = train(PGSMD(5.0, EqualStages(200, 0.05, 0.1)), SampleDRO(loss=Absolute()), 450)
     assert np.abs(Y).max() > 1.3 * program.fun
     assert np.abs(X @ w - Y).max() < 1.03 * program.fun
 
 
 def test_alternating_steps_come_close_to_the_minimum():
-    w, _ = train(OOA(0.05), SampleDRO(None, KLPenalty(THETA), Squares()), 600, lr=0.1)
+    w, _ = train(OOA(0.05), SampleDRO(None, KLPenalty(THETA), Squares()), 150, lr=0.1)
     assert penalised(w) < 1.01 * penalised(best_penalised())
 
 

@@ -208,7 +208,7 @@ def test_the_gradient_takes_the_slope_at_the_multiplier_of_the_step(name, rule, 
     (of_rate,) = torch.autograd.grad(scores.sigmoid().mean(), network.weight)
     value = (scores > 0).double().mean() if decisions else scores.sigmoid().mean()
     (term,) = problem.all_terms
-    for step in range(12):
+    for step in range(7):
         unit = term.multipliers.unit.nan_to_num(0.0)
         memory = term.multipliers.state.gather(None).view(1, -1, 1)
         slope = slopes(term.multipliers.rule.outer(memory, kappa, unit), value.detach().view(1, 1))
@@ -221,7 +221,7 @@ def test_the_gradient_takes_the_slope_at_the_multiplier_of_the_step(name, rule, 
     assert reported == pytest.approx(slopes(told, value.detach().view(1, 1)).item(), rel=1e-6)
 
 
-@pytest.mark.parametrize(("name", "rule"), every_nth(5, [(n, r) for n in ("SONEX", "SOX", "MSVR") for r in RULES]))
+@pytest.mark.parametrize(("name", "rule"), every_nth(7, [(n, r) for n in ("SONEX", "SOX", "MSVR") for r in RULES]))
 def test_the_mean_step_over_all_batches_is_the_gradient_where_rows_are_exact(name, rule):
     """Also with decisions: what a batch says of them moves the outer gradient of the next step, not of its own."""
     x = torch.linspace(-1.5, 2.0, 8, dtype=torch.float64).unsqueeze(1)

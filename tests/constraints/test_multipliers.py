@@ -128,7 +128,7 @@ class Slab(Constraint):
         return None, Rows(outputs[:1, [0, 2]], torch.ones(1, dtype=torch.bool))
 
 
-def train(rule, constraints, objective=Distance, algorithm=None, steps=600, lr=0.3):
+def train(rule, constraints, objective=Distance, algorithm=None, steps=200, lr=0.3):
     """The weights and the multipliers of all rows."""
     algorithm = algorithm or SOX(1.0)
     network = Weights()
@@ -163,7 +163,7 @@ def quickly(*names):
 @pytest.mark.parametrize("name", [*map(quickly("SONEX", "ALEXR, mirror", "ALEXR2"), ALGORITHMS)])
 def test_every_algorithm_finds_the_same_multipliers(name):
     rate = 0.1 if name == "ALEXR2" else 0.3
-    w, nu = train(AugmentedLagrangian(1.0, rate), [Halfspaces(0, 1, 2)], algorithm=ALGORITHMS[name](), steps=500)
+    w, nu = train(AugmentedLagrangian(1.0, rate), [Halfspaces(0, 1, 2)], algorithm=ALGORITHMS[name](), steps=200)
     exact, multipliers = projection()
     torch.testing.assert_close(nu, multipliers, **CLOSE)
     torch.testing.assert_close(w, exact, **CLOSE)
@@ -172,7 +172,7 @@ def test_every_algorithm_finds_the_same_multipliers(name):
 @pytest.mark.parametrize("name", [*map(quickly("NuPI, smoothed", "AdaptivePenalty"), RULES)])
 def test_a_constrained_logistic_regression_in_another_unit(name):
     """One multiplier is that of a side of a slab, h = |w_1 - w_3| - .15."""
-    w, nu = train(RULES[name](), [Halfspaces(0, 2), Slab()], Logistic, lr=3e-4, steps=700)
+    w, nu = train(RULES[name](), [Halfspaces(0, 2), Slab()], Logistic, lr=3e-4, steps=400)
 
     def value(w):
         return float(Logistic().measure(torch.as_tensor(w).expand(1, 3), None)[0]) / 1000

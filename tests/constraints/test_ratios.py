@@ -26,6 +26,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.algorithms import SOX
 from fcco_lightning.data.batches import Drawn
+from tests.combinations import every_pair
 
 N = 600
 FEW = [
@@ -96,8 +97,7 @@ def all_batches(plan):
             yield torch.tensor([*chosen, *others])
 
 
-@pytest.mark.parametrize("by", ["y", "apart"])
-@pytest.mark.parametrize("constraint", SEVERAL, ids=lambda c: type(c).__name__)
+@every_pair("constraint, by", {type(c).__name__: c for c in SEVERAL}, {"y": "y", "apart": "apart"})
 def test_the_mean_over_all_batches_is_that_over_the_data(constraint, by):
     """By enumeration, whether strata are the classes or cut across everything that the constraint compares."""
     columns = {"y": Y, "group": GROUP, "apart": torch.arange(SMALL) % 3 % 2, "index": torch.arange(SMALL)}

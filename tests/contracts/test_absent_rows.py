@@ -68,18 +68,24 @@ def limits():
 
 
 @contextmanager
-def filled_with(value):
-    """Inside, a number takes the place of everything that is measured for rows that a batch does not contain."""
-    contained = Term.seen
+def filled_with(size):
+    """Inside, large numbers stand for everything that is measured for rows that a batch does not contain.
 
-    def filled(rows):
-        return rows._replace(values=torch.where((rows.weight == 0).unsqueeze(1), value, rows.values))
+    Their signs alternate from row to row, and are drawn anew for every measurement; no two of them cancel.
+    """
+    contained, generator = Term.seen, torch.Generator().manual_seed(0)
+
+    def filled(rows, sign):
+        numbers = sign * size * torch.arange(1, len(rows.values) + 1, dtype=rows.values.dtype)
+        numbers[1::2] *= -1
+        return rows._replace(values=torch.where((rows.weight == 0).unsqueeze(1), numbers.unsqueeze(1), rows.values))
 
     def seen(term, now, before, *given):
-        found = contained(term, filled(now), None if before is None else filled(before), *given)
+        sign = 1 - 2 * int(torch.randint(2, (), generator=generator))
+        found = contained(term, filled(now, sign), None if before is None else filled(before, sign), *given)
         if found.decided is None:
             return found
-        return found._replace(decided=torch.where(found.present.unsqueeze(1), found.decided, -value))
+        return found._replace(decided=torch.where(found.present.unsqueeze(1), found.decided, -sign * size))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Term, "seen", seen)
@@ -101,9 +107,8 @@ def outcome(member):
 
 def assert_not_read(outcome, *case):
     expected = outcome(*case)
-    for value in (1e30, -1e30):
-        with filled_with(value):
-            assert_same_bits(expected, outcome(*case))
+    with filled_with(1e30):
+        assert_same_bits(expected, outcome(*case))
 
 
 @pytest.mark.parametrize("name", every_nth(3, [n for n in ALGORITHMS if n != "SMD"]))  # which needs all rows in a batch
@@ -124,7 +129,7 @@ PENALTIES = {
 
 @pytest.mark.parametrize(
     ("name", "penalty"),
-    every_nth(3, [(n, p) for n in ("SOX", "MSVR", "SONEX", "ALEXR2, part", "PDSCA") for p in PENALTIES]),
+    every_nth(5, [(n, p) for n in ("SOX", "MSVR", "SONEX", "ALEXR2, part", "PDSCA") for p in PENALTIES]),
 )
 def test_no_multiplier_reads_them(name, penalty):
     assert_not_read(outcome, ALGORITHMS[name]._replace(penalty=PENALTIES[penalty]))

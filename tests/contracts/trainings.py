@@ -65,11 +65,12 @@ class ListedDraws:
     """Batches that are all equally likely, in a list; probabilities are counted."""
 
     def __init__(self, batches: list[tuple[int, ...]], num_samples: int) -> None:
-        self.batches, self.strata = batches, torch.arange(num_samples)  # every sample is a stratum of its own
+        self.batches = torch.tensor(batches)
+        self.strata = torch.arange(num_samples)  # every sample is a stratum of its own
 
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
-        wanted = {i for i, count in enumerate(counts.tolist()) if count}
-        return sum(not wanted & set(b[: int(len(b) * share)]) for b in self.batches) / len(self.batches)
+        rows = self.batches[:, : int(self.batches.shape[1] * share)]
+        return int((~counts.bool()[rows].any(1)).sum()) / len(rows)
 
 
 class Drawn(NamedTuple):

@@ -1,5 +1,7 @@
 """Weight decay in proportion to the spread of scores: by hand, resumed, in two phases, refused, and what it is for."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -119,7 +121,11 @@ def decays_of(make_trainer, module, ckpt_path=None, **flags):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of a graph that begins behind the hook
-def test_compiled_steps_are_looked_at_too(make_module, make_trainer):
+@pytest.mark.parametrize("generated", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_compiled_steps_are_looked_at_too(generated, make_module, make_trainer, monkeypatch):
+    if not generated:
+        traced = functools.partial(torch.compile, backend="aot_eager")
+        monkeypatch.setattr(torch, "compile", lambda function, **_: traced(function))
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
@@ -220,7 +226,7 @@ def test_what_it_cannot_do_is_refused(make_module, make_trainer):
     assert not module.network._forward_hooks
 
 
-@pytest.mark.parametrize("seed", [3, 5])
+@pytest.mark.parametrize("seed", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_a_weak_signal_is_not_shrunk_to_decisions_that_are_all_alike(seed):
     """With the whole decay every one of these samples is decided alike: the scores span hundredths."""
     x, y, group = weak_table(seed)

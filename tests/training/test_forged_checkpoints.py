@@ -219,13 +219,21 @@ def test_a_few_forgeries(saved):
 
 
 def test_a_few_forgeries_of_what_does_not_say_what_it_is_made_of(saved):
-    assert try_forgeries(saved, FAST, 25, 1, sealed=False) > 25
+    assert try_forgeries(saved, FAST, 12, 1, sealed=False) > 12
     assert try_forgeries(saved, ["fit", "test"], 4, 2, sealed=False) > 2
 
 
 @pytest.mark.parametrize("saved", ["all"], indirect=True)
 def test_a_few_forgeries_of_a_run_with_all_parts(saved):
-    assert try_forgeries(saved, ["fit", "convert"], 8, 3, sealed=False) > 6
+    assert try_forgeries(saved, ["fit", "convert"], 5, 3, sealed=False) > 3
+
+
+every_way = pytest.mark.parametrize("every_way", [False, pytest.param(True, marks=pytest.mark.slow)])
+"""Every forgery is opened in every way; or in three of the ways, with others for the next forgery."""
+
+
+def some(ways, number, every_way):
+    return [*ways.values()][slice(None) if every_way else slice(number % 3, None, 3)]
 
 
 @pytest.mark.slow
@@ -266,25 +274,28 @@ def test_many_forgeries(saved, sealed):
         (("pytorch-lightning_version",), "text", "its entry `pytorch-lightning_version` is 'x', no version"),
     ],
 )
-def test_what_is_there_and_what_belongs_there_are_told(saved, at, kind, said):
+@every_way
+def test_what_is_there_and_what_belongs_there_are_told(saved, at, kind, said, every_way):
     path, ways = saved
     content = torch.load(path, weights_only=True)
     del content["fcco"]["structure"]
     torch.save(forged(content, at, VALUES[kind]), path)
-    for way in ways.values():
+    for way in some(ways, len(said), every_way):
         with pytest.raises(CheckpointError, match=f"checkpoint {path}: .*{said}"):
             way(path)
 
 
 @pytest.mark.parametrize("kind", quick(VALUES, "deleted", "None", "int", "tensor"))
-def test_rows_are_those_that_the_header_describes(saved, kind):
+@every_way
+def test_rows_are_those_that_the_header_describes(saved, kind, every_way):
     path, ways = saved
     content = torch.load(path, weights_only=True)
     del content["fcco"]["structure"]
     (name, *_) = content["fcco"]["tables"]
-    for at in (("state_dict", f"{name}.rows"), *((("fcco", "tables", name, key)) for key in ("num_rows", "width"))):
+    rows = ("state_dict", f"{name}.rows")
+    for number, at in enumerate([rows, *(("fcco", "tables", name, key) for key in ("num_rows", "width"))]):
         torch.save(forged(content, at, VALUES[kind]), path)
-        for way in ways.values():
+        for way in some(ways, number + len(kind), every_way):
             with pytest.raises(CheckpointError, match=f"checkpoint {path}: .*{name}"):
                 way(path)
 
