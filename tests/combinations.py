@@ -8,9 +8,10 @@ import pytest
 
 
 def every_pair(names: str, *axes: Mapping[str, Any]) -> pytest.MarkDecorator:
-    """All combinations of the values of three or more axes; every second one is slow.
+    """All combinations of the values of several axes; every second one is slow.
 
-    The others, in which the places of the values sum to an even number, hold every pair of values of two axes.
+    The others, in which the places of the values sum to an even number, hold every value, and of three or more axes
+    every pair of values of two of them.
 
     Args:
         names: of the arguments, separated by commas.

@@ -15,6 +15,7 @@ PRELOAD = ["tests.launch"]  # one server imports everything once and forks the p
 
 import lightning.pytorch  # noqa: E402, F401
 import pytest  # noqa: E402
+import sklearn.metrics  # noqa: E402, F401
 import torch  # noqa: E402
 
 import fcco_lightning.reports  # noqa: E402

@@ -258,6 +258,7 @@ def pretrained(tmp_path):
     return tmp_path / "bert"
 
 
+@pytest.mark.slow
 def test_text_groups_trains_the_upper_layers_of_a_pretrained_network(command, runs, pretrained, tmp_path, monkeypatch):
     module, out, kept = script("text_groups"), tmp_path / "out", tmp_path / "kept.jsonl"
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
@@ -331,7 +332,7 @@ def test_tables_pay_compares_run_by_run(command, runs, tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")  # of runs of a few steps
-@pytest.mark.parametrize("way", ["constant", "recipe"])
+@pytest.mark.parametrize("way", ["constant", pytest.param("recipe", marks=pytest.mark.slow)])
 def test_tables_pay_trains_in_the_ways_that_people_type(way, command, runs, tmp_path):
     module, kept = script("tables_pay"), tmp_path / "kept.jsonl"
     arguments = ["--data", tmp_path, "--seeds", 1, "--steps", 8, "--only", "wine", "--tables", "test", "--kept", kept]
@@ -542,7 +543,8 @@ def test_means_over_pairs_are_measured_beside_all_pairs_at_once(command, capsys)
     assert losses == ["SquaredPair", "SquaredHingePair", "SigmoidPair", "LogisticPair"]
 
 
-@pytest.mark.parametrize("part", ["distributions", pytest.param("smooth", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["distributions", "smooth"])
 def test_weakly_convex_dro_writes_table_json_and_picture(part, command, runs, tmp_path, monkeypatch, capsys):
     module = script("weakly_convex_dro")
     monkeypatch.setattr(module, "LOOKS", 3)

@@ -31,6 +31,7 @@ _WORDS = 3  # in a cell, from which on it is a text, not a name
 _FEWEST_NUMBERED = 10  # rows, of which fewer may have the numbers 0, 1, 2, ... by chance
 _OTHER_DATE = r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d\d)([ T].*)?|\d{4}([./])\d{1,2}\4\d{1,2}([ T].*)?"
 _NOT_AS_WRITTEN = "dates, but not written as 2026-01-31"
+_LIKE_A_NUMBER = re.compile(r"\d|inf", re.IGNORECASE)
 _SIGNED = r"[+-]?[$€£¥]?\s?[+-]?\d{1,3}([ ,']?\d{3})*([.,]\d+)?\s?[$€£¥%]?"
 
 
@@ -63,6 +64,8 @@ def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
     if not len(counts):
         return ""
     cells = counts.index.to_series().astype(str)
+    if not any(map(_LIKE_A_NUMBER.search, cells)):  # most columns are of names: the rest takes as long as reading them
+        return ""
     numbers = pd.to_numeric(cells, errors="coerce").notna()
     share = counts[numbers.to_numpy()].sum() / counts.sum()
     name = str(column.name)

@@ -42,6 +42,7 @@ from tests.algorithms.toy_problem import (
     make_engine,
     make_network,
 )
+from tests.combinations import every_pair
 from tests.conftest import QUIET
 from tests.forgeries import VALUES, forged, paths
 from tests.state import pool as pools
@@ -195,8 +196,9 @@ def test_with_the_state_from_before_the_first_fit_nothing_is_remembered():
     assert not torch.equal(rows(criterion)[0].nan_to_num(9), before[0].nan_to_num(9))
 
 
-@pytest.mark.parametrize("make_algorithm", [SOX, lambda: SONEX(gamma_prime=0)], ids=["SOX", "SONEX"])
-@pytest.mark.parametrize("kind", VALUES)
+@every_pair(
+    "make_algorithm, kind", {"SOX": SOX, "SONEX": lambda: SONEX(gamma_prime=0)}, {kind: kind for kind in VALUES}
+)
 def test_a_state_that_is_not_whole_is_refused_in_words_and_changes_nothing(make_algorithm, kind):
     network = make_network()
     criterion, optimizer = make(make_algorithm(), network)
@@ -224,8 +226,7 @@ def same(value, other):
     return repr(value) == repr(other)  # NaN, too
 
 
-@pytest.mark.parametrize("make_algorithm", [MSVR, ALEXR2, SONEX], ids=["MSVR", "ALEXR2", "SONEX"])
-@pytest.mark.parametrize("kind", VALUES)
+@every_pair("make_algorithm, kind", {"MSVR": MSVR, "ALEXR2": ALEXR2, "SONEX": SONEX}, {kind: kind for kind in VALUES})
 def test_a_state_of_the_engine_that_is_not_whole_is_refused_in_words(make_algorithm, kind):
     network = make_network()
     engine, optimizer = make_engine(make_algorithm(), network), torch.optim.SGD(network.parameters(), lr=0.05)

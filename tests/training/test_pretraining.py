@@ -57,6 +57,7 @@ from fcco_lightning.algorithms import ICPPAC
 from fcco_lightning.models import head_of, renew
 from tests import jobs
 from tests.tables import make_data, make_frame
+from tests.training.conftest import quick
 
 
 def first_batches(look):
@@ -85,7 +86,7 @@ def ranked(**changes):
     return parts | changes
 
 
-@pytest.mark.parametrize("kind", ["rows", "inner loop"])
+@pytest.mark.parametrize("kind", quick(["rows", "inner loop"], "rows"))
 def test_resume_across_the_switch_equals_uninterrupted(kind, make_module, make_trainer, tmp_path):
     """Saved within either phase and in the last batch of the first; ALEXR2's inner loop in the second phase."""
     changes = {} if kind == "rows" else {"algorithm": ALEXR2(K=4, objective_gamma=0.5)}
@@ -380,7 +381,7 @@ def fitted(make_module, make_trainer, parts, *, ckpt_path=None, callbacks=(), ep
     return trainer
 
 
-@pytest.mark.parametrize("kind", ["rows", "inner loop", "no constraints", "averaged"])
+@pytest.mark.parametrize("kind", quick(["rows", "inner loop", "no constraints", "averaged"], "inner loop", "averaged"))
 def test_a_seamless_run_continues_bit_for_bit_from_either_phase(kind, make_module, make_trainer, tmp_path):
     changes = {
         "rows": {},
@@ -543,6 +544,7 @@ def test_a_run_too_short_for_a_start_is_the_run_without(make_module, make_traine
     jobs.require_same(found, fitted(make_module, make_trainer, parts | {"pretrain": None}, epochs=1))
 
 
+@pytest.mark.slow
 def test_average_precision_by_default_is_not_far_behind_cross_entropy(make_trainer):
     """On a small table with a tenth of positives, where raw scores from random weights are .1 behind."""
     x, y = make_classification(1500, 20, n_informative=6, weights=[0.9], random_state=0)
