@@ -11,7 +11,6 @@ from fcco_lightning import MOAP, MSVR, AveragePrecision, CVaRGroupDRO, Engine, M
 from fcco_lightning.constraints import HingePenalty
 from fcco_lightning.errors import FCCOError
 from fcco_lightning.objectives import LogisticLoss, LogisticPair, SquaredHingePair
-from tests.combinations import every_nth
 from tests.contracts.registry_objectives import CASES
 from tests.contracts.sampled import (
     STRATUM,
@@ -40,6 +39,11 @@ WITH_ROWS = [name for name, case in CASES.items() if case.make().outer is not No
 GROUP_ROWS = [name for name in WITH_ROWS if CASES[name].missing == "group"]
 BAG_ROWS = [name for name in WITH_ROWS if CASES[name].missing == "bag"]
 SAMPLE_ROWS = [name for name in WITH_ROWS if Bench(CASES[name]).engine.problem.all_terms[0].per_sample]
+IN_TURN = [  # every case is quick in one of the ways
+    pytest.param(name, way, marks=[pytest.mark.slow] * (place != number % len(case.unbiased)))
+    for number, (name, case) in enumerate(CASES.items())
+    for place, way in enumerate(case.unbiased)
+]
 BIASED = [(name, way) for name, case in CASES.items() for way in ("uniform", "balanced") if way not in case.unbiased]
 
 
@@ -115,9 +119,7 @@ def test_half_precision_ends_with_the_network(name):
     torch.testing.assert_close(found.double(), expected.double(), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "way"), every_nth(2, [(name, way) for name, case in CASES.items() for way in case.unbiased])
-)
+@pytest.mark.parametrize(("name", "way"), IN_TURN)
 def test_gradient_is_right_on_average_over_all_batches(name, way):
     bench = Bench(CASES[name], WAYS[way]())
     mean, (value, gradient) = bench.mean(), bench.brute()

@@ -110,7 +110,13 @@ LIMIT = ["--model.constraints+=MeanAtMost", "--model.constraints.quantity=Logist
          "--model.constraints.kappa=0.4", "--model.constraints.where={y: 1}"]  # fmt: skip
 
 
-@pytest.mark.parametrize("penalty", [["AdaptivePenalty"], ["HingePenalty", "--model.penalty.schedule=GeometricRho"]])
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        ["AdaptivePenalty"],
+        pytest.param(["HingePenalty", "--model.penalty.schedule=GeometricRho"], marks=pytest.mark.slow),
+    ],
+)
 def test_the_certificate_of_a_constrained_run_and_of_its_checkpoint(penalty, capsys):
     options = [*LIMIT, "--model.penalty", *penalty, "--diagnostics.enabled=true"]
     assert fcco("fit", *options, "--diagnostics.every_epoch=true") == 0
