@@ -3,7 +3,7 @@
 import importlib
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,6 +81,18 @@ def one_of(name: str, value: T, options: Sequence[T]) -> T:
     if value not in options:
         known = ", ".join(repr(option) for option in options)
         raise ConfigError(f"{name} must be one of {known}, got {value!r}.")
+    return value
+
+
+def made_of(name: str, value: T, *kinds: type) -> T:
+    """Return ``value`` if it is of one of some classes, else raise :class:`ConfigError` naming the argument and them.
+
+    In a configuration their arguments are enough; in Python a mapping of these is not, and the message spells it out.
+    """
+    if not isinstance(value, kinds):
+        arguments = ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, Mapping) else "..."
+        classes = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"{name} must be a {classes}, got {value!r}. Pass {name}={kinds[0].__name__}({arguments}).")
     return value
 
 

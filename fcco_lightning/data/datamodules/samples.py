@@ -9,6 +9,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from fcco_lightning.checks import made_of
 from fcco_lightning.data.batches import GroupSampling, Sampling
 from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.datamodules.base import SplitDataModule
@@ -58,7 +59,8 @@ class SampleDataModule(SplitDataModule):
 
     def __init__(self, columns: Columns, groups: Groups | None, splits: Splits | ImageSplits, **loading: Any) -> None:
         super().__init__(**loading)
-        self.columns, self.groups, self.splits = columns, groups, splits
+        self.columns, self.splits = made_of("columns", columns, Columns), made_of("splits", splits, Splits, ImageSplits)
+        self.groups = None if groups is None else made_of("groups", groups, Groups)
         self.roles, self.label_names = Roles(columns, groups), columns.several
         self.grouping = self.roles.grouping
         self.dropped: dict[str, int] = {}

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
+from fcco_lightning.checks import made_of
 from fcco_lightning.data.batches import Sampling, UniformSampling
 from fcco_lightning.data.columns import as_texts, holds_texts, is_number, require_columns
 from fcco_lightning.data.datamodules.samples import SampleDataModule
@@ -91,7 +92,8 @@ class TabularDataModule(SampleDataModule):
             )
         pooled = {f"pool[{i}]": source for i, source in enumerate(pool or [])}
         self.sources = {"train": train, **pooled} | ({} if test is None else {"test": test})
-        self.encoding, self.encoder = encoding, TabularEncoder(encoding)
+        self.encoding = made_of("encoding", encoding, Encoding)
+        self.encoder = TabularEncoder(encoding)
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
         self._numbering: dict[str, str] = {}  # columns that are no features -> why
         self._doubts: list[str] = []  # lines on what the table may not be meant to hold

@@ -235,3 +235,20 @@ def test_values_of_groups_that_training_does_not_have_are_said(others, count, se
     said = [str(one.message) for one in recwarn if "no group of training" in str(one.message)]
     assert len(said) == (count > 0)
     assert all(text.startswith(f"{count} of 24 rows of the test split have a value of 'region'") for text in said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"columns": {"label": "y"}}, r"columns must be a Columns, got .* Pass columns=Columns\(label='y'\)"),
+        ({"columns": "y"}, r"columns must be a Columns, got 'y'"),
+        ({"splits": {"test_fraction": 0.2}}, r"Pass splits=Splits\(test_fraction=0.2\)"),
+        ({"splits": 0.2}, r"splits must be a Splits or ImageSplits, got 0.2"),
+        ({"groups": {"by": ["sex"]}}, r"Pass groups=Groups\(by=\['sex'\]\)"),
+        ({"encoding": {"missing": "impute"}}, r"Pass encoding=Encoding\(missing='impute'\)"),
+    ],
+)
+def test_records_that_are_no_records_are_named(changes, message):
+    """In a configuration a mapping is enough, so that in Python somebody will write one."""
+    with pytest.raises(ConfigError, match=message):
+        TabularDataModule(make_frame(), **{"columns": Columns("y"), "splits": Splits(0.2), **changes})
