@@ -14,6 +14,7 @@ from fcco_lightning import (
     AUC,
     BalancedSampling,
     CellSampling,
+    ClassEvaluation,
     ConfigError,
     CostedLoss,
     CrossEntropy,
@@ -216,6 +217,24 @@ def test_probabilities_are_of_the_data_however_batches_are_drawn(decisions):
     ratio = 4.0 if decisions == Decisions([1, 4]) else float((y == 0).sum() / (y == 1).sum())
     chosen = module.rule.decided(scores)
     torch.testing.assert_close(chosen, probabilities > 1 / (1 + ratio))
+
+
+def test_probabilities_of_several_classes_are_of_the_data_too():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3000, 1, generator=g)
+    logits = x * torch.tensor([[0.0, 1.0, -1.0]]) + torch.tensor([[2.0, 0.0, -1.0]])
+    y = torch.multinomial(logits.softmax(1), 1, generator=g).flatten()
+    split, by_class = {"x": x, "y": y}, GroupSampling(3, 100, column="y")
+    data = TensorDataModule({"train": split, "test": split}, batches=by_class)
+    network = TabularMLP([], out_features=3)
+    module = FCCOModule(
+        network, CrossEntropy(), evaluation=ClassEvaluation(), optimizer=lambda params: Adam(params, 0.1)
+    )
+    Trainer(max_epochs=30, **QUIET).fit(module, data)
+    shares = torch.bincount(y) / len(y)
+    scores = network(x).detach()
+    assert float((scores.softmax(1).mean(0) - shares).abs().max()) > 0.1  # those of batches
+    torch.testing.assert_close(module.rule.probabilities(scores).mean(0), shares, atol=0.02, rtol=0.0)
 
 
 def test_a_rule_survives_being_written():
