@@ -53,6 +53,7 @@ from fcco_lightning.training.posing import (
     description,
     ends_with_one,
     fit_to_data,
+    of_changed_classes,
     of_rare_positives,
     own_loader,
     require_same_problem,
@@ -264,9 +265,10 @@ class FCCOModule(EvaluatingModule):
         for objective in {phase.objective, self.objective}:  # what does not fit the data is refused before any phase
             objective.adapt(datamodule_of(self.trainer))
         drawn = None if sampling is None else next(iter(sampling.values()))
-        split, changes = None if drawn is None else drawn.columns, class_changes(drawn)
-        self.rule.costs = cost_classes(phase.objective, self.rule.decisions, split, changes)
-        advice = None if changes else of_rare_positives(self.objective, self.rule.decisions, split)
+        split, decisions = None if drawn is None else drawn.columns, self.rule.decisions
+        self.rule.costs = cost_classes(phase.objective, decisions, split, class_changes(phase.objective, drawn))
+        changes = class_changes(self.objective, drawn)
+        advice = of_changed_classes(decisions, changes) or of_rare_positives(self.objective, decisions, split)
         if self._engine is None and advice:
             rank_zero_info(advice)
         self.rule.known |= self.objective.classifies and self.rule.decisions.mistakes  # at a score of 0

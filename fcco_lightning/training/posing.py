@@ -27,7 +27,7 @@ from fcco_lightning.engine import Drawn, Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, TARGET
-from fcco_lightning.objectives import BinaryObjective, CostedLoss, Objective
+from fcco_lightning.objectives import BinaryObjective, CostedLoss, CrossEntropy, Objective
 from fcco_lightning.training.resuming.random_streams import (
     loader_streams,
     random_streams,
@@ -44,21 +44,23 @@ def datamodule_of(trainer: Trainer | None) -> Any:
     return getattr(trainer, "datamodule", None)
 
 
-def class_changes(drawn: Drawn | None) -> list[float]:
+def class_changes(objective: Objective, drawn: Drawn | None) -> list[float]:
     r"""How much batches count the classes in comparison with the data, ``P_batch(c) / P_data(c)`` of class c.
 
     Where half of a batch is positive and means over it are those of such data (``prevalence: batch``), the log-odds
     that a network learns are those of the data plus ``log(changes[1] / changes[0])``, as if mistakes cost so much.
 
     Args:
+        objective: the mean cross-entropy; others, such as the worst group's, weigh samples themselves.
         drawn: the training split and how batches are drawn of it; None where only batches are known.
 
     Returns: one number for each class; empty where batches stand for the data, where samples of one class do not count
         alike in them, and where the classes are not known.
     """
-    population = None if drawn is None else getattr(drawn.plan, "population", lambda: None)()
-    y = None if drawn is None else drawn.columns.get("y")
-    if drawn is None or population is None or y is None or y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0:
+    if drawn is None or not isinstance(objective, CrossEntropy):
+        return []
+    population, y = getattr(drawn.plan, "population", lambda: None)(), drawn.columns.get("y")
+    if population is None or y is None or y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0:
         return []
     weight = drawn.columns.get(SAMPLE_WEIGHT, torch.ones_like(population)).double()
     population = population * (weight.sum() / population.sum())
@@ -117,6 +119,23 @@ def of_rare_positives(objective: Objective, decisions: Decisions, columns: Mappi
         f"costs ten false alarms), --decisions.share {positives / n:.2g} (so many of all can be chosen) or "
         "--decisions.tpr 0.8 (so many of the positives are to be found); in Python decisions='balanced' or "
         "Decisions(...)."
+    )
+
+
+def of_changed_classes(decisions: Decisions, changes: Sequence[float]) -> str | None:
+    """What decisions are for where batches count the classes otherwise than the data, if nobody says; else None.
+
+    Args:
+        decisions: what they are for.
+        changes: how much batches count the classes, :func:`class_changes`.
+    """
+    if decisions.asked or not changes:
+        return None
+    otherwise = "--decisions.threshold 0.5" if len(changes) == 2 else "uniform batches (--data.batches UniformSampling)"
+    return (
+        f"batches count the classes {', '.join(f'{change:.2g}' for change in changes)} times as much as the data, and "
+        "nothing says what decisions are for: they are those of such batches, so that a rare class is decided on more "
+        f"often. Probabilities are those of the data, and {otherwise} decides by these."
     )
 
 

@@ -32,10 +32,11 @@ from fcco_lightning import (
     TensorDataModule,
     TopShare,
     UniformSampling,
+    WorstGroupDRO,
 )
 from fcco_lightning.constraints import as_decisions
 from fcco_lightning.data.batches import Drawn
-from fcco_lightning.training.posing import class_changes, cost_classes, of_rare_positives
+from fcco_lightning.training.posing import class_changes, cost_classes, of_changed_classes, of_rare_positives
 from tests.conftest import QUIET
 
 
@@ -184,18 +185,28 @@ def drawn_of(sampling, y, **columns):
 def test_how_much_batches_count_the_classes():
     y = (torch.arange(100) < 10).long()
     halves = BalancedSampling(20, prevalence="batch")
-    assert class_changes(drawn_of(halves, y)) == pytest.approx([0.5 / 0.9, 0.5 / 0.1])
+    assert class_changes(CrossEntropy(), drawn_of(halves, y)) == pytest.approx([0.5 / 0.9, 0.5 / 0.1])
     weight = torch.where(y == 1, 3.0, 1.0)  # positives are 30 of 120, and each drawn one counts three times
-    assert class_changes(drawn_of(halves, y, sample_weight=weight)) == pytest.approx([(1 / 4) / 0.75, (3 / 4) / 0.25])
+    assert class_changes(CrossEntropy(), drawn_of(halves, y, sample_weight=weight)) == pytest.approx(
+        [(1 / 4) / 0.75, (3 / 4) / 0.25]
+    )
     classes = torch.arange(90) % 9 // 4  # 40, 40 and 10 of three classes
     each = GroupSampling(3, 2, column="y", prevalence="batch")
-    assert class_changes(drawn_of(each, classes)) == pytest.approx([90 / 120, 90 / 120, 90 / 30])
+    assert class_changes(CrossEntropy(), drawn_of(each, classes)) == pytest.approx([90 / 120, 90 / 120, 90 / 30])
     groups = (torch.arange(100) % 3 == 0).long()  # samples of one class do not count alike
     uneven = GroupSampling(2, 4, column="group", prevalence="batch")
     for same in (UniformSampling(20), BalancedSampling(20), CellSampling(20)):
-        assert class_changes(drawn_of(same, y, group=groups)) == []
-    assert class_changes(drawn_of(uneven, y, group=groups)) == []
-    assert class_changes(None) == []
+        assert class_changes(CrossEntropy(), drawn_of(same, y, group=groups)) == []
+    assert class_changes(CrossEntropy(), drawn_of(uneven, y, group=groups)) == []
+    assert class_changes(CrossEntropy(), None) == class_changes(WorstGroupDRO(), drawn_of(halves, y)) == []
+
+
+def test_decisions_of_batches_that_count_classes_otherwise_are_said():
+    said = of_changed_classes(Decisions(), [0.5 / 0.9, 5.0])
+    assert "0.56, 5 times" in said
+    assert "threshold 0.5" in said
+    assert "UniformSampling" in of_changed_classes(Decisions(), [0.5, 1.0, 2.0])
+    assert of_changed_classes(Decisions("balanced"), [0.5, 5.0]) is None
 
 
 @pytest.mark.parametrize("decisions", [None, "balanced", Decisions([1, 4])], ids=["unasked", "balanced", "costs"])
