@@ -155,7 +155,7 @@ class _Pairs(NamedTuple):
         for some in self.blocks():
             losses = self.loss(self.differences(some))
             if self.thresholds is not None:
-                losses = (losses - _part(self.thresholds, some)).clamp(min=0)
+                losses = (losses - _part(self.thresholds, some)).relu()
             if self.table is not None:
                 losses = losses * self.table(some)
             parts.append(self.weights @ losses.to(self.weights.dtype))
@@ -167,7 +167,7 @@ class _Pairs(NamedTuple):
         table, above = None if self.table is None else self.table(some), None
         if self.thresholds is not None:
             excess = losses - _part(self.thresholds, some)
-            losses, above = excess.clamp(min=0), excess.ge_(0)
+            losses, above = excess.relu(), excess.gt_(0)
             slopes, above = slopes * above, above if table is None else above * table
             above = self.weights @ above.to(self.weights.dtype)
         if table is not None:

@@ -141,6 +141,24 @@ def test_means_of_many_pairs_are_those_of_all_pairs_at_once(loss, known):
         torch.testing.assert_close(pair_mean(loss, scores, v, w, owners), expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("copies", [1, 400], ids=["all pairs", "sorted"])
+@pytest.mark.parametrize("by", ["formula", "operators"])
+def test_pairs_whose_loss_is_the_threshold_do_not_move_it(by, copies):
+    """Well-ordered pairs have the loss 0, and thresholds begin there: ``d/ds [l - s]_+`` is -1 above s only."""
+    scores = torch.tensor([2.0, *[0.5] * 4, 1.6] * copies, dtype=torch.float64)
+    others = (torch.arange(len(scores)) % 6 > 0).double().unsqueeze(0)
+    thresholds = torch.zeros(len(scores), dtype=torch.float64)
+
+    def total(thresholds):
+        return pair_sums(SquaredHingePair(), scores, others, thresholds=thresholds)[:, 0].sum()
+
+    if by == "operators":  # a transform differentiates these
+        found = torch.func.grad(total)(thresholds)
+    else:
+        (found,) = torch.autograd.grad(total(thresholds.requires_grad_()), thresholds)
+    assert float(found[0]) == -copies  # of five pairs of the first sample one is above
+
+
 @pytest.mark.parametrize("way", ["all", "owners", "partners", "strata", "small strata", "thresholds", "table"])
 @pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda loss: type(loss).__name__)
 def test_sums_over_many_pairs_are_those_of_all_pairs_at_once(loss, way):

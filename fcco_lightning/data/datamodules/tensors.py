@@ -62,8 +62,9 @@ class TensorDataModule(SplitDataModule):
 
     @property
     def num_train(self) -> int:
-        """Number of rows of the training split."""
-        return len(self._columns["train"]["x"])
+        """Number of rows that training batches are drawn from, which are in memory before ``setup``, too."""
+        self.setup()
+        return super().num_train
 
     @property
     def num_features(self) -> int:

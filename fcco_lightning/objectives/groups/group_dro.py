@@ -238,9 +238,10 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
     There SONEX by default smooths f so much, too, that the weight of a group rises from 0 to the largest while its risk
     rises from s to s + 1/2 (:attr:`recommended_lam` = alpha/2).  With less, the few samples of a batch decide by chance
     which groups have a gradient.  And the first half of the epochs there goes to the mean of the groups' risks, in the
-    same run (``pretrain=None`` leaves out all that is recommended; a run of one epoch has no such start).  From random
-    weights a network moves the scores of all samples together, so that groups of one label gain what those of the other
-    lose; weights that follow the risks with a delay then swing between them.  Figures are in
+    same run (``pretrain=None`` leaves out all that is recommended; a run of one epoch has no such start).  That mean is
+    over the groups that a batch holds: of batches that are not drawn by group, rare groups count less in it.  From
+    random weights a network moves the scores of all samples together, so that groups of one label gain what those of
+    the other lose; weights that follow the risks with a delay then swing between them.  Figures are in
     ``examples/benchmarks/results/groups_pay.md``.
 
     Primal-dual methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 from fcco_lightning import (
     SOX,
@@ -16,9 +17,11 @@ from fcco_lightning import (
     Splits,
     TabularDataModule,
     TabularMLP,
+    TensorDataModule,
     UniformSampling,
 )
 from fcco_lightning.data import BalancedSampling, Groups
+from tests.conftest import QUIET
 from tests.contracts.test_datamodules import quiet
 
 NAMES = ["rare", "common", "half"]
@@ -55,6 +58,13 @@ def test_labels_are_columns_of_y():
     whole = module.tables["train"].columns["y"].double().mean(0)
     expected = (frame()[NAMES] == "yes").mean()
     assert whole.tolist() == pytest.approx(expected.tolist(), abs=0.05)
+
+
+def test_tensors_know_the_number_of_pairs_that_batches_of_labels_are_drawn_from():
+    split = {"x": torch.randn(24, 2), "y": (torch.arange(72).reshape(24, 3) % 4 == 0).long()}
+    data = TensorDataModule({"train": split, "test": split}, batches=LabelSampling(3, 2, 2))
+    assert data.num_train == 72
+    Trainer(max_epochs=1, **QUIET).fit(FCCOModule(TabularMLP([], out_features=3), MeanAveragePrecision()), data)
 
 
 def test_batches_of_labels_hold_the_samples_of_the_table():
