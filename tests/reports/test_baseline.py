@@ -37,6 +37,7 @@ from tests.contracts.registry_objectives import CASES
 from tests.contracts.sampled import Bench, N
 from tests.launch import launch, values
 from tests.tables import make_data
+from tests.training.conftest import quick
 
 CONFIG = Path(__file__).parents[2] / "configs/roc_fairness/synthetic_alexr2.yaml"
 
@@ -98,7 +99,7 @@ def test_rows_count_once_however_many_groups_there_are():
 # ------------------------------------------------------------------------------------------- the run does not notice it
 
 
-@pytest.mark.parametrize("algorithm", ["SONEX", "ALEXR2", pytest.param("SOXBoost", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", quick(["SONEX", "ALEXR2", "SOXBoost"], "SONEX"))
 def test_the_run_is_bitwise_the_same(algorithm):
     job = {"algorithm": algorithm, "objective": "rank", "batch_norm": True, "before": draws}
     job = {**job, "objective": "auc"} if algorithm == "ALEXR2" else job

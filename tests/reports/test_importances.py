@@ -71,7 +71,7 @@ def test_one_column_decides_alone(fitted, capsys):
 def test_features_that_are_made_for_a_batch_have_the_same_importances(fitted, monkeypatch, capsys):
     monkeypatch.setattr(encoding, "_MOST_IN_MEMORY", 0)
     monkeypatch.chdir(fitted.parents[1])
-    options = "--label y --epochs 12 --lr .05 --report.importances true --name made"
+    options = "--label y --epochs 12 --lr .05 --report.importances true --report.pictures false --name made"
     assert run(["fit", "t.csv", *options.split(), *QUIET.split()]) == 0
     (made,) = set(Path.cwd().rglob("report.json")) - {fitted / "report.json"}
     expected = json.loads((fitted / "report.json").read_text())["test"]["importances"]

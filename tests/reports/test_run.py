@@ -120,8 +120,13 @@ def test_a_folder_without_a_run_is_named(tmp_path):
     "press",
     [
         Press(1),
-        Press(1, "on_before_optimizer_step", UPDATES - 1),  # in the last batch, behind its exchange
-        pytest.param(Press(1, "on_validation_end", UPDATES), marks=pytest.mark.slow),
+        *(
+            pytest.param(stop, marks=pytest.mark.slow)
+            for stop in (
+                Press(1, "on_before_optimizer_step", UPDATES - 1),  # in the last batch, behind its exchange
+                Press(1, "on_validation_end", UPDATES),
+            )
+        ),
     ],
     ids=["after an update", "in the last update", "in the last validation"],
 )
