@@ -38,7 +38,14 @@ def test_python_example(capsys):
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "README.md" and "```python" in PAGES[page]])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * page.endswith("scikit_learn.md"))
+        for page in PAGES
+        if page != "README.md" and "```python" in PAGES[page]
+    ],
+)
 def test_python_blocks_of_guides_run(page):
     names = {}
     for code in re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.S):

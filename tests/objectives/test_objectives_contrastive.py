@@ -197,6 +197,7 @@ def test_a_learnt_temperature_descends_to_the_minimum():
     assert estimates["objective"].item() == pytest.approx(best.fun, rel=1e-6)
 
 
+@pytest.mark.slow  # as that of all samples, which is quick
 def test_temperatures_of_samples_descend_to_their_minima():
     """At fixed embeddings every text and image has a convex problem of its own, which scipy solves."""
     n, rho = 9, 0.8
