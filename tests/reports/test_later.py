@@ -229,3 +229,17 @@ def test_figures_are_those_of_the_predictions(finished):
     own, rest = yes[later["job"] == "a"], yes[known & (later["job"] != "a")]
     assert decided["selection rate: a - rest"] == pytest.approx(abs(own.mean() - rest.mean()) - 0.1)
     assert decided["cap"] == pytest.approx(yes[(later["sex"] == "f") & (later["skill"] < 0)].mean() - 0.5)
+
+
+@pytest.mark.parametrize(("fitted", "later"), [(int, float), (int, str), (float, int), (float, str), (str, int)])
+def test_groups_of_another_type_are_the_same_groups(fitted, later):
+    """1, 1.0 and "1" are one group, as in a table; otherwise figures of groups would silently be of nobody."""
+    r = np.random.default_rng(0)
+    X, group = r.normal(size=(80, 2)), np.tile([0, 1], 40)
+    y = (X[:, 0] + r.normal(size=80) > 0).astype(int)
+    model = ConstrainedClassifier(constraints=[DemographicParity(0.1)], hidden=(4,), max_epochs=1, random_state=0)
+    model.fit(X, y, sensitive_features=group.astype(fitted))
+    found = model.report(X, y, sensitive_features=group.astype(int).astype(later))
+    gap = abs(np.diff([model.predict(X)[group == g].mean() for g in (0, 1)])[0])
+    assert list(found.figures["decided"].values()) == [pytest.approx(gap - 0.1)]
+    assert "lost" not in found._report

@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fcco_lightning.data.batches import CellSampling, UniformSampling
-from fcco_lightning.data.columns import listed, text_of
+from fcco_lightning.data.columns import listed, places, text_of
 from fcco_lightning.data.conditions import Condition, values_of
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
 from fcco_lightning.data.grouping import Grouping, Groups
@@ -70,14 +69,9 @@ class NamedArrays(NamedTensors):
         others = dict(groups or {})
         values = others.pop("group", None)
         if "group" in rows:
-            cells = rows["group"]
-            coded = (
-                pd.Categorical(cells).remove_unused_categories()
-                if values is None
-                else pd.Categorical(cells.where(cells.isin(values)), values)
-            )
-            columns = {**columns, "group": torch.from_numpy(coded.codes.astype(np.int64))}
-            values = list(coded.categories)
+            if values is None:
+                values = list(pd.Categorical(rows["group"]).remove_unused_categories().categories)
+            columns = {**columns, "group": places(_texts(values), rows["group"])}
         self._values, classes = values or [], np.unique(rows["y"]) if classes is None else classes
         super().__init__(
             columns, rows, classes, self._values if "group" in rows else [], others, batches=batches, seed=seed
@@ -102,6 +96,11 @@ class NamedArrays(NamedTensors):
         return {"train": super().evaluation_loaders()["train"]}
 
 
+def _texts(values: Sequence[Any]) -> list[str]:
+    """What cells are compared by, so that 1, 1.0 and "1" are one group, as in a table."""
+    return text_of(pd.Series(list(values), dtype=object)).tolist()
+
+
 def counts_of_no_group(rows: pd.DataFrame, groups: Mapping[str, Sequence[Any]]) -> dict[str, int]:
     """Count the rows that are of no group, with the reason: an empty cell, or a value that training does not have.
 
@@ -114,7 +113,7 @@ def counts_of_no_group(rows: pd.DataFrame, groups: Mapping[str, Sequence[Any]]) 
         if column not in rows:
             continue
         cells = text_of(rows[column])
-        strange = cells[cells.notna() & ~cells.isin([str(value) for value in values])]
+        strange = cells[cells.notna() & ~cells.isin(_texts(values))]
         counts[f"rows without {column!r}, of no group"] = int(cells.isna().sum())
         of_values = listed(strange.unique())
         counts[f"rows of no group of training: {column!r} in {of_values}"] = len(strange)
