@@ -32,6 +32,7 @@ _KAPPA = "0.02"  # of the constraints that are assumed
 _UNIFORM = 128  # samples of a batch by default
 _BY_RECIPE = ("CrossEntropy", "AUC", "AveragePrecision", "CVaRPartialAUC", "KLPartialAUC", "RecallAtK")  # for these
 _PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
+_BATCH_SIZE = "--data.batches.batch_size"
 _LABEL, _SENSITIVE = "--data.columns.label", "--data.columns.sensitive"
 _PERCEPTRON, _OF_NUMBERS = "TabularMLP", "SquaredError"
 _ALIKE = "EqualizedOdds"  # where groups are named, and nothing of how they are to be treated
@@ -287,7 +288,10 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
 def _of_training(
     labels: "pd.Series | None", groups: "pd.Series | None", options: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Batches, steps and epochs: of a perceptron that tells classes apart, or ranks two, those of the recipes."""
+    """Batches, steps and epochs: of a perceptron that tells classes apart, or ranks two, those of the recipes.
+
+    An argument that is typed takes the place of the assumed one; the rest goes with a class that is named.
+    """
     epochs = not _given(options, "--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time")
     others = {"--model.network": _PERCEPTRON, "--model.objective": None, "--model.algorithm": None}
     usual = all(options.get(name, default) in (default, *_BY_RECIPE) for name, default in others.items())
@@ -299,12 +303,12 @@ def _of_training(
             yield "--trainer.max_epochs", _EPOCHS
         return
     n, constrained = _training_rows(len(labels), options), groups is not None or _given(options, _CONSTRAINTS)
-    size = min(recipes.BATCH_SIZE, max(1, n // 4))
-    if not _given(options, "--data.batches"):
+    size = int(_number(options, _BATCH_SIZE, min(recipes.BATCH_SIZE, max(1, n // 4))))
+    if not any(option.startswith("--data.batches") and option != _BATCH_SIZE for option in options):
         yield from _of_batches(labels, groups, size, constrained, options)
-    if not _given(options, "--model.optimizer", "--model.schedule"):
+    if not {"--model.optimizer", "--model.schedule", "--model.schedule.scheduler"} & options.keys():
         yield from _of_steps(labels.value_counts().tolist(), n / len(labels), options, constrained=constrained)
-    if constrained and not _given(options, "--model.penalty"):
+    if constrained and "--model.penalty" not in options:
         yield "--model.penalty", "AdaptivePenalty"
         yield "--model.penalty.rate", f"{recipes.MULTIPLIER_RATE:g}"
         yield "--model.penalty.decisions", "true"
@@ -340,9 +344,10 @@ def _of_steps(
     alike = options.get("--model.decisions") != "balanced"
     effective = share * recipes.effective_size(sizes, [1.0 if alike else 1 / size for size in sizes])
     decay = recipes.weight_decay(effective, costed=constrained and not alike)
+    lr = _number(options, "--model.optimizer.lr", recipes.LEARNING_RATE)
     yield "--model.optimizer", "AdamW"
-    yield "--model.optimizer.lr", f"{recipes.LEARNING_RATE:g}"
-    yield "--model.optimizer.weight_decay", f"{decay / recipes.LEARNING_RATE:.3g}"
+    yield "--model.optimizer.lr", f"{lr:g}"
+    yield "--model.optimizer.weight_decay", f"{decay / lr:.3g}"
     yield "--model.schedule.scheduler", "LinearWarmUp"
     yield "--model.schedule.scheduler.warm_up", "0"
     yield "--model.schedule.interval", "step"
@@ -364,6 +369,14 @@ def _cells(labels: "pd.Series", groups: "pd.Series | None") -> "pd.Series":
 def _given(options: dict[str, str], *names: str) -> bool:
     """Whether one of some options, or an argument of it, is among those that are given."""
     return any(option == name or option.startswith(f"{name}.") for option in options for name in names)
+
+
+def _number(options: dict[str, str], name: str, usual: float) -> float:
+    """The number above 0 that an option has, or the usual one; the parser refuses what is none."""
+    with contextlib.suppress(ValueError):
+        if 0 < (number := float(options.get(name, usual))) < math.inf:
+            return number
+    return usual
 
 
 def _training_rows(rows: int, options: dict[str, str]) -> int:

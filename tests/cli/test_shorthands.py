@@ -70,7 +70,36 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 500, [], {"--trainer.max_epochs": "125", "--model.optimizer.weight_decay": "10"}),
         (["yes", "no"] * 3000, [], {"--trainer.max_epochs": "63", "--data.batches.batch_size": "512"}),
         (["yes", "no"] * 3000, [], {"--model.optimizer.weight_decay": "2.31", "--model.schedule.interval": "step"}),
-        (["yes", "no"] * 3000, ["--model.optimizer.lr", "0.1"], {"--model.optimizer": None}),
+        (
+            ["yes", "no"] * 3000,
+            ["--model.optimizer", "SGD"],
+            {"--model.optimizer.lr": None, "--model.schedule.interval": None},
+        ),
+        (  # what is typed takes the place of what is assumed, and the decay is as much per update as before
+            ["yes", "no"] * 3000,
+            ["--lr", "0.1"],
+            {
+                "--model.optimizer": "AdamW",
+                "--model.optimizer.weight_decay": "0.0231",
+                "--model.schedule.interval": "step",
+            },
+        ),
+        (["yes", "no"] * 3000, ["--lr", "few"], {"--model.optimizer.weight_decay": "2.31"}),  # which the parser refuses
+        (
+            ["yes", "no"] * 3000,
+            ["--batch_size", "64"],
+            {"--data.batches": "UniformSampling", "--trainer.max_epochs": "12"},
+        ),
+        (
+            (["no"] * 19 + ["yes"]) * 400,
+            ["--data.columns.sensitive", "sex", "--batch_size", "256", "--model.penalty.rate", "0.1"],
+            {
+                "--data.batches": "CellSampling",
+                "--model.penalty": "AdaptivePenalty",
+                "--model.penalty.decisions": "true",
+                "--model.margin": "auto",
+            },
+        ),
         (["yes", "no"] * 3000, ["--model.objective", "PNormPush"], {"--trainer.max_epochs": "20"}),
         (["yes", "no"] * 3000, ["--model.objective", "AveragePrecision"], {"--model.optimizer": "AdamW"}),
         (
