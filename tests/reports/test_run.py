@@ -14,7 +14,15 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
-from fcco_lightning import AveragePrecision, FCCOModule, SyntheticDataModule, TabularMLP, load_run
+from fcco_lightning import (
+    AveragePrecision,
+    CVaRPartialAUC,
+    FCCOModule,
+    KLPartialAUC,
+    SyntheticDataModule,
+    TabularMLP,
+    load_run,
+)
 from fcco_lightning.errors import CheckpointError, DataError
 from fcco_lightning.reports import Report
 from fcco_lightning.training import Checkpoints, Preemption, progress_line
@@ -61,6 +69,12 @@ def test_a_run_says_what_may_well_achieve_more(alone):
     line = report.run.headline
     assert line.startswith("On the test split: ")
     assert line.endswith("or with --model.objective CrossEntropy.") == alone
+
+
+@pytest.mark.parametrize("objective", [CVaRPartialAUC(0.1, 0.5), KLPartialAUC()], ids=["CVaR", "KL"])
+def test_objectives_that_did_not_pay_say_so_beside_cross_entropy_too(objective):
+    objective.recommended = True
+    assert objective.instead.endswith("Compare with --model.objective CrossEntropy.")
 
 
 def test_a_run_shows_its_report_log_and_pictures():

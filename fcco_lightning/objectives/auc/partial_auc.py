@@ -15,6 +15,12 @@ from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.ranking.ranking import RankingObjective, both_classes
 from fcco_lightning.outer import Hinge, KullbackLeiblerOfLog, Log, OuterFunction, Range, Shifted
 
+_BEHIND = (
+    "Partial AUC was not ahead of cross-entropy in its own figure: one- and two-way by .005 +- .006 and .007 +- .006 "
+    "behind on 14 imbalanced tables, and by .005 to .016 on CIFAR-10 in the same batches. Compare with "
+    "--model.objective CrossEntropy."
+)
+
 
 class CVaRPartialAUC(RankingObjective):
     r"""The mean pair loss of the lowest (1 - min_tpr) n_+ positives against the highest max_fpr n_- negatives.
@@ -55,6 +61,10 @@ class CVaRPartialAUC(RankingObjective):
     """
 
     recommended_mixture = (1.0, 0.1)
+
+    @property
+    def instead(self) -> str:
+        return _BEHIND
 
     def __init__(
         self,
@@ -155,6 +165,10 @@ class KLPartialAUC(RankingObjective):
 
     dtype = torch.float64
     recommended_mixture = (1.0, 0.1)
+
+    @property
+    def instead(self) -> str:
+        return _BEHIND
 
     def __init__(
         self,
