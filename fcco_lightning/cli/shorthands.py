@@ -290,7 +290,8 @@ def _of_training(
 ) -> Iterator[tuple[str, str]]:
     """Batches, steps and epochs: of a perceptron that tells classes apart, or ranks two, those of the recipes.
 
-    An argument that is typed takes the place of the assumed one; the rest goes with a class that is named.
+    An argument that is typed takes the place of the one that is assumed.  A class that is named, or an argument that
+    the assumed one does not set, and may not have, takes the place of all that is assumed of that part.
     """
     epochs = not _given(options, "--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time")
     others = {"--model.network": _PERCEPTRON, "--model.objective": None, "--model.algorithm": None}
@@ -304,11 +305,12 @@ def _of_training(
         return
     n, constrained = _training_rows(len(labels), options), groups is not None or _given(options, _CONSTRAINTS)
     size = int(_number(options, _BATCH_SIZE, min(recipes.BATCH_SIZE, max(1, n // 4))))
-    if not any(option.startswith("--data.batches") and option != _BATCH_SIZE for option in options):
+    if _only(options, "--data.batches", "batch_size"):
         yield from _of_batches(labels, groups, size, constrained, options)
-    if not {"--model.optimizer", "--model.schedule", "--model.schedule.scheduler"} & options.keys():
+    steps = _only(options, "--model.optimizer", "lr", "weight_decay")
+    if steps and "--model.schedule" not in options and _only(options, "--model.schedule.scheduler", "warm_up"):
         yield from _of_steps(labels.value_counts().tolist(), n / len(labels), options, constrained=constrained)
-    if constrained and "--model.penalty" not in options:
+    if constrained and _only(options, "--model.penalty", "rate", "decisions"):
         yield "--model.penalty", "AdaptivePenalty"
         yield "--model.penalty.rate", f"{recipes.MULTIPLIER_RATE:g}"
         yield "--model.penalty.decisions", "true"
@@ -366,9 +368,14 @@ def _cells(labels: "pd.Series", groups: "pd.Series | None") -> "pd.Series":
     return cells.value_counts()
 
 
-def _given(options: dict[str, str], *names: str) -> bool:
+def _given(options: Iterable[str], *names: str) -> bool:
     """Whether one of some options, or an argument of it, is among those that are given."""
     return any(option == name or option.startswith(f"{name}.") for option in options for name in names)
+
+
+def _only(options: dict[str, str], part: str, *arguments: str) -> bool:
+    """Whether nothing is given of a part but some of these arguments."""
+    return not _given(options.keys() - {f"{part}.{argument}" for argument in arguments}, part)
 
 
 def _number(options: dict[str, str], name: str, usual: float) -> float:

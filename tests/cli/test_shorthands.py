@@ -75,6 +75,15 @@ def test_other_options_stay_as_they_are():
             ["--model.optimizer", "SGD"],
             {"--model.optimizer.lr": None, "--model.schedule.interval": None},
         ),
+        # which AdamW does not have
+        (["yes", "no"] * 3000, ["--model.optimizer.beta", "0.5"], {"--model.optimizer": None}),
+        (["yes", "no"] * 3000, ["--model.schedule.objective_lr", "0.1"], {"--model.optimizer": "AdamW"}),
+        (["yes", "no"] * 3000, ["--data.batches.drop_last", "false"], {"--data.batches": None}),
+        (
+            (["no"] * 19 + ["yes"]) * 400,
+            ["--data.columns.sensitive", "sex", "--model.penalty.rho", "30"],
+            {"--model.penalty": None, "--model.margin": None},
+        ),
         (  # what is typed takes the place of what is assumed, and the decay is as much per update as before
             ["yes", "no"] * 3000,
             ["--lr", "0.1"],
