@@ -59,6 +59,12 @@ class Drawn(Protocol):
     def plan(self) -> BatchDraws: ...
 
 
+def population_of(drawn: Drawn, share: float = 1.0) -> Tensor | None:
+    """For how many samples each counts in the population that ``share`` of a batch stands for; None for the data."""
+    known = getattr(drawn.plan, "population", None)
+    return None if known is None else known(share)
+
+
 class Inclusion(NamedTuple):
     r"""How likely a batch contains the rows of a term, as far as that is known before training.
 

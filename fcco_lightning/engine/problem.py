@@ -22,6 +22,7 @@ from fcco_lightning.engine.probability import (
     of_rows,
     owner_presence,
     partner_presence,
+    population_of,
     presence,
     require_company,
     warn_of_rare_rows,
@@ -316,7 +317,7 @@ class Problem(nn.Module):
                 )
             together = partner_presence(owners, partners, drawn, type(self.objective).__name__, of_batch)
         owning = self._drawn_first(self.objective.part)
-        population = None if owning is None else _population(owning, of_batch)
+        population = None if owning is None else population_of(owning, of_batch)
         if owning is None or population is None:
             return Inclusion(together, len(owners) / num_rows, every)
         known = of_batch == 1 or getattr(owning.plan, "halves_known", True)
@@ -352,7 +353,7 @@ class Problem(nn.Module):
     def _shares_of_samples(self, num_samples: int) -> Tensor | None:
         """What a sample counts in a batch that holds it, (n,), where batches stand for another population."""
         drawn = self._drawn_first(self.objective.part)
-        population = None if drawn is None else _population(drawn)
+        population = None if drawn is None else population_of(drawn)
         if drawn is None or population is None:
             return None
         every = torch.ones(num_samples, dtype=torch.bool)
@@ -478,15 +479,9 @@ class Problem(nn.Module):
         return found
 
 
-def _population(drawn: Drawn, share: float = 1.0) -> Tensor | None:
-    """For how many samples each counts in the population that ``share`` of a batch stands for; None for the data."""
-    known = getattr(drawn.plan, "population", None)
-    return None if known is None else known(share)
-
-
 def _of_population(drawn: Drawn, share: float = 1.0) -> Columns:
     """The columns of the training samples with :data:`POPULATION`, where that is not the data."""
-    population = _population(drawn, share)
+    population = population_of(drawn, share)
     return drawn.columns if population is None else {**drawn.columns, POPULATION: population}
 
 

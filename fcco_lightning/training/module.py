@@ -267,10 +267,11 @@ class FCCOModule(EvaluatingModule):
         drawn = None if sampling is None else next(iter(sampling.values()))
         split, decisions = None if drawn is None else drawn.columns, self.rule.decisions
         self.rule.costs = cost_classes(phase.objective, decisions, split, class_changes(phase.objective, drawn))
-        changes = class_changes(self.objective, drawn)
-        advice = of_changed_classes(decisions, changes) or of_rare_positives(self.objective, decisions, split)
-        if self._engine is None and advice:
-            rank_zero_info(advice)
+        if self._engine is None:
+            changes = class_changes(self.objective, drawn)
+            advice = of_changed_classes(decisions, changes) or of_rare_positives(self.objective, decisions, split)
+            if advice:
+                rank_zero_info(advice)
         self.rule.known |= self.objective.classifies and self.rule.decisions.mistakes  # at a score of 0
         with self.phases.named_in_refusals():
             problem = phase.algorithm.pose(
