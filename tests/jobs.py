@@ -207,7 +207,9 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
     penalty = None if name == "Switching" else SquaredHingePenalty(4.0) if smooth else HingePenalty(4.0)
     network: nn.Module = TabularMLP([8], in_features=data.num_features, batch_norm=job.get("batch_norm", False))
     module = FCCOModule(
-        Transformer(data.num_features, job.get("dropout", 0.1)) if job.get("transformer") else network,
+        Transformer(data.num_features, job.get("dropout", 0.1)).to(job.get("dtype", torch.float32))
+        if job.get("transformer")
+        else network,
         objective,
         constraints=[ROCFairness(thresholds=[-1, 0, 1])],
         penalty=penalty,
