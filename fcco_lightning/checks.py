@@ -142,6 +142,11 @@ def _damage(path: Path) -> str | None:
         if not zipfile.is_zipfile(path):
             return "truncated or no checkpoint"
         with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            if any(one.compress_type != zipfile.ZIP_STORED for one in members):  # torch maps tensors as they lie there
+                return "compressed, as torch.save writes none"
+            if sum(one.file_size for one in members) > path.stat().st_size:
+                return "smaller than what it describes"
             member = archive.testzip()
     except OSError:
         raise

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fcco_lightning.checks import check_file
 from fcco_lightning.errors import CheckpointError, FCCOError
+from fcco_lightning.state.archives import asks_for_memory
 from fcco_lightning.state.checkpoint_schema import misfit_of_checkpoint
 from fcco_lightning.state.divided import put_back
 
@@ -133,10 +135,14 @@ def opened(path: Path) -> dict[str, Any]:
             from what it says it is made of.
     """
     check_file(path)
+    if asks_for_memory(path):
+        raise _foreign(path, "it asks for memory that it does not fill (bytearray, _codecs.encode)")
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a foreign file leads to
-        raise _foreign(path, type(error).__name__) from error
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        no_data = f"it names {named and named[1]}, which is no data (if you trust it: torch.serialization.safe_globals)"
+        raise _foreign(path, no_data if named else type(error).__name__) from error
     if not isinstance(content, dict):
         raise _foreign(path, f"it holds a {type(content).__name__}, not a mapping")
     _require_tree(path, content)

@@ -296,7 +296,34 @@ def zipped(path):
         archive.writestr("hello", "world")
 
 
+def packed(path, pickled=None, method=zipfile.ZIP_STORED):
+    """The members in an archive of another kind, or with another pickle."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, pickled if pickled and name.endswith("data.pkl") else content)
+
+
+def called(function, *arguments):
+    """A pickle that calls a function with numbers or texts; a text is written down in UTF-8."""
+    given = b"".join(
+        b"\x8a\x05" + one.to_bytes(5, "little") if isinstance(one, int) else b"U" + bytes([len(one)]) + one.encode()
+        for one in arguments
+    )
+    return b"c" + function.replace(" ", "\n").encode() + b"\n" + given + (b"\x86R" if len(arguments) > 1 else b"\x85R")
+
+
+def mapping(value):
+    return b"\x80\x02}U\x01a" + value + b"s."
+
+
+HEX = b"c_codecs\nencode\n" + called("_codecs encode", "a", "latin1") + b"U\x03hex\x86R"
+ASKING = "asks for memory that it does not fill"
 DAMAGE = {
+    "compressed": (lambda path: packed(path, method=zipfile.ZIP_DEFLATED), "the file is compressed"),
+    "memory of a number": (lambda path: packed(path, mapping(called("__builtin__ bytearray", 10**9))), ASKING),
+    "memory that doubles": (lambda path: packed(path, mapping(HEX)), ASKING),
     "absent": (Path.unlink, "no such file"),
     "empty": (lambda path: path.write_bytes(b""), "truncated or no checkpoint"),
     "text": (lambda path: path.write_text("hello"), "truncated or no checkpoint"),
@@ -313,7 +340,7 @@ DAMAGE = {
     "no archive of torch": (zipped, "not written by `fcco fit`"),
     "another archive": (lambda path: torch.save({"w": torch.zeros(2)}, path), "not written by `fcco fit`"),
     "another object": (lambda path: torch.save([1], path), "not written by `fcco fit`"),
-    "code": (lambda path: torch.save({"fcco": print}, path), "not written by `fcco fit`"),
+    "code": (lambda path: torch.save({"fcco": print}, path), "it names print, which is no data"),
 }
 
 
@@ -391,6 +418,13 @@ def test_damaged_and_foreign_checkpoints(how, capsys, copied):
         assert (code, message in text) == (1, True)
     assert {p.name for p in Path.cwd().iterdir()} == {"copy", "kept.npz"}  # neither half a file nor a temporary one
     assert Path("kept.npz").read_text() == "as it was"
+
+
+def test_bytes_that_python_has_written_are_data(copied):
+    content = torch.load(copied, weights_only=True)
+    kept = {"a": b"a\xff", "again": b"a\xff", "b": bytearray(b"xy"), "none": bytearray(), "\xff": bytearray(b"a\xff")}
+    torch.save(content | {"kept": kept}, copied)
+    assert read_file(copied)["kept"] == kept
 
 
 # -------------------------------------------------------------------------------------------------------- command line
