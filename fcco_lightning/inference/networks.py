@@ -189,10 +189,15 @@ class _Bounded(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in _MAKERS:
+        name = getattr(func, "__name__", "")
+        if name in _MAKERS:
             shapes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, list | tuple)]
             numbers = [arg for arg in args if isinstance(arg, int)]
             self._left -= max(map(math.prod, shapes or [numbers]))
-            if self._left < 0:
-                raise CheckpointError(f"{self._file} describes a network that is much larger than its weights.")
+        elif name == "clone":  # as layers are copied that a stack has many of
+            self._left -= args[0].numel()
+        elif name == "arange":
+            self._left -= max((int(arg) for arg in (*args, *kwargs.values()) if type(arg) in (int, float)), default=0)
+        if self._left < 0:
+            raise CheckpointError(f"{self._file} describes a network that is much larger than its weights.")
         return func(*args, **kwargs)

@@ -20,10 +20,11 @@ from fcco_lightning import CheckpointError, ConfigError, Execution, FCCOModule
 from fcco_lightning.__main__ import main
 from fcco_lightning.cli.checkpoint_tools import convert, describe, read_checkpoint
 from fcco_lightning.state import DualState
-from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file
+from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file, rows_folder
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import CHUNK_BYTES
-from fcco_lightning.training.resuming.row_checkpoints import save
+from fcco_lightning.training.resuming.row_checkpoints import FOLDER, save
+from fcco_lightning.training.resuming.row_checkpoints import load as load_rows
 from tests import jobs
 from tests.launch import launch, values
 
@@ -418,6 +419,21 @@ def test_damaged_and_foreign_checkpoints(how, capsys, copied):
         assert (code, message in text) == (1, True)
     assert {p.name for p in Path.cwd().iterdir()} == {"copy", "kept.npz"}  # neither half a file nor a temporary one
     assert Path("kept.npz").read_text() == "as it was"
+
+
+def test_parts_that_are_whole_but_not_those_of_the_checkpoint_are_not_continued(copied):
+    described = read_file(copied)["fcco"]["tables"][OBJECTIVE]
+    state = DualState(described["num_rows"], described["width"])
+
+    def continued():
+        content = read_file(copied)
+        content["fcco"][FOLDER] = str(rows_folder(copied))
+        load_rows({OBJECTIVE: state}, content, Processes())
+
+    continued()
+    other_parts(copied)
+    with pytest.raises(CheckpointError, match="do not match their checksum"):
+        continued()
 
 
 def test_bytes_that_python_has_written_are_data(copied):

@@ -206,6 +206,12 @@ def test_code_beside_a_text_network_is_not_run(offered, content):
     assert not Path("ran").exists()
 
 
+BLOCK = {
+    "class_path": "torch.nn.TransformerEncoderLayer",
+    "init_args": {"d_model": 64, "nhead": 2, "batch_first": True},
+}
+
+
 @pytest.mark.parametrize(
     "network",
     [
@@ -213,8 +219,9 @@ def test_code_beside_a_text_network_is_not_run(offered, content):
         {"class_path": "torch.nn.Embedding", "init_args": {"num_embeddings": 10**8, "embedding_dim": 100}},
         described("TabularMLP", hidden=[3000] * 100, in_features=6),
         described("TimmModel", name="vit_tiny_patch16_224") | {"dict_kwargs": {"embed_dim": 3 * 10**9}},
+        {"class_path": "torch.nn.TransformerEncoder", "init_args": {"encoder_layer": BLOCK, "num_layers": 300}},
     ],
-    ids=["one tensor", "that would fit in memory", "many tensors", "of a library"],
+    ids=["one tensor", "that would fit in memory", "many tensors", "of a library", "copies"],
 )
 def test_no_network_is_made_that_is_much_larger_than_its_weights(network):
     with pytest.raises(FCCOError, match=r"much larger than its weights|cannot be made"):

@@ -295,6 +295,8 @@ def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes:
             else:
                 folder = Path(header[FOLDER]) / header["save_id"]
                 manifest = read_manifest(folder, header["save_id"])
+                written = sum(part.checksum for part in manifest.parts if part.table == name) % 2**64
+                require_checksum(written, described["checksum"], name, file)
                 read_rows(folder, manifest, name, state.first, state.rows, state.num_rows)
             weights[key], weights[f"{name}._extra_state"] = state.rows, state.get_extra_state()
 
