@@ -17,6 +17,8 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.base import one_tensor, require
 
+_SMALL_IS_GOOD = {"loss", "error", "gap", "rmse", "mae", "brier"}  # words of names
+
 Final: TypeAlias = Mapping[str, tuple[Tensor, Columns]]
 """The outputs and the columns of every split, by its name, as ``Split`` holds them."""
 Pictures: TypeAlias = dict[str, Callable[[Path], Path | None]]
@@ -170,13 +172,14 @@ def _name(names: Sequence[str], number: int) -> str:
 
 
 def direction(figure: str) -> Literal["max", "min"]:
-    """Whether larger or smaller values of a figure are better: smaller of losses, errors and gaps.
+    """Whether larger or smaller values of a figure are better: smaller of losses, errors and gaps, not of shares.
 
     Example:
         >>> [direction(name) for name in ("auc", "worst_group_accuracy", "cvar_loss", "roc_gap", "bellman_error")]
         ['max', 'max', 'min', 'min', 'min']
     """
-    return "min" if {"loss", "error", "gap"} & set(re.split(r"[_/]", figure)) else "max"
+    words = set(re.split(r"[_/]", figure))
+    return "min" if _SMALL_IS_GOOD & words and "satisfied" not in words else "max"
 
 
 def shown_split(names: Iterable[str]) -> str:

@@ -35,14 +35,17 @@ from fcco_lightning import (
     MultiTaskGroupDRO,
     NeighbourEvaluation,
     NeighbourhoodComponents,
+    NumberEvaluation,
     RankingEvaluation,
     RecallAtK,
     RetrievalEvaluation,
     SquaredError,
     SurvivalEvaluation,
     TaskEvaluation,
+    ValueEvaluation,
     default_evaluation,
 )
+from fcco_lightning.evaluation import direction
 from tests.conftest import QUIET
 
 
@@ -162,3 +165,22 @@ def test_outputs_of_which_there_are_no_figures_are_refused_at_the_first_batch(ob
     assert updates == [0]
     if isinstance(objective, CrossEntropy):
         assert 0 < fit(evaluation=ClassEvaluation())["val_loss"] < 5
+
+
+@pytest.mark.parametrize("evaluation", [NumberEvaluation(), SurvivalEvaluation(), ValueEvaluation()])
+def test_of_errors_the_smaller_one_is_better(evaluation):
+    """Of every figure: a model that knows what is to be predicted has the better one."""
+    n = 40
+    event, reward = torch.ones(n, dtype=torch.int64), torch.zeros(n)
+    y = torch.randn(n, generator=torch.Generator().manual_seed(0))
+    columns = {"y": y, "time": (-y).exp(), "event": event, "reward": reward, "value": 0 * y}
+    columns["group"] = torch.arange(n) % 5
+    best = torch.zeros(n, 2) if isinstance(evaluation, ValueEvaluation) else y
+    worst = torch.stack([y, -y], dim=1) if isinstance(evaluation, ValueEvaluation) else -y
+    good, bad = evaluation(best, columns), evaluation(worst, columns)
+    assert all((good[name] > bad[name]) == (direction(name) == "max") for name in good), (good, bad)
+
+
+def test_a_share_of_what_is_satisfied_is_no_loss():
+    assert direction("satisfied_loss") == direction("satisfied") == "max"
+    assert direction("worst_loss_change") == direction("loss_change/gap") == "min"
