@@ -280,3 +280,18 @@ def test_the_start_counts_the_groups_of_a_batch_alike(num_groups):
     assert direct.item() == pytest.approx((4 / 3 + 5) / 2)
     assert start.measure(losses[:0], batch(torch.zeros(0, dtype=torch.int64)))[0] == 0
     assert start.measure(losses.log().where(losses != 5, torch.nan), columns)[0].isnan()
+
+
+@pytest.mark.parametrize(("task", "group"), [(1, -1), (0, 2), (2, -1)])
+def test_a_group_that_is_none_is_not_that_of_the_next_task(task, group):
+    objective = MultiTaskGroupDRO(3, Given(), num_groups=2)
+    columns = {"group": torch.tensor([0, 1, group]), "task": torch.tensor([0, 0, task])}
+    assert objective.measure(torch.tensor([0.1, 0.2, 5.0]), columns)[1].values.isnan().any()
+
+
+def test_tasks_and_groups_may_be_columns_of_width_one():
+    objective, columns = MultiTaskGroupDRO(2, Given(), num_groups=2), {"group": torch.tensor([0, 1, 1, 0])}
+    columns["task"] = torch.tensor([1, 0, 1, 0])
+    wide = {name: column.unsqueeze(1) for name, column in columns.items()}
+    for narrow, of_wide in zip(objective.subsets(columns), objective.subsets(wide), strict=True):
+        assert torch.equal(torch.stack(narrow), torch.stack(of_wide))

@@ -417,9 +417,11 @@ class MultiTaskGroupDRO(GroupObjective):
         groups = super().subsets(columns)
         if groups is None:
             return None
-        tasks = None if self.loss.all_tasks else columns.get("task")
         every = [mask for (mask,) in groups]
-        return [every if tasks is None else [m & (tasks == t) for m in every] for t in range(self.num_tasks)]
+        if self.loss.all_tasks or "task" not in columns:
+            return [every] * self.num_tasks
+        tasks = one_label_each(columns, self, "task")
+        return [[mask & (tasks == t) for mask in every] for t in range(self.num_tasks)]
 
     def check(self, outputs: Any, batch: Columns) -> None:
         """Refuse groups and tasks that are out of range, and what the loss would misread."""
@@ -450,5 +452,6 @@ class MultiTaskGroupDRO(GroupObjective):
                 )
             return group.unsqueeze(1) + self._first.like(group), weight.unsqueeze(1).expand_as(losses)
         given = one_label_each(batch, self, "task")  # or a loss that gives the losses of all tasks
-        task = given.clamp(0, self.num_tasks - 1)
-        return group + self.width * task, torch.where(task == given, weight, torch.nan)
+        task, position = given.clamp(0, self.num_tasks - 1), group.clamp(0, self.width - 1)
+        known = (task == given) & (position == group)  # a group beyond the last would be the next task's first
+        return position + self.width * task, torch.where(known, weight, torch.nan)
