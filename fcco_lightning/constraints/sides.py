@@ -202,7 +202,8 @@ class SidesOfGroups(Sides):
         if self._labelled:
             require_binary_labels(batch, needed_by)
         groups = one_label_each(batch, needed_by, self._column)
-        wrong = groups[(groups < -1) | (groups >= len(self.groups)) | (groups != groups.round())]
+        whole = groups.long()  # an unsigned byte takes -1 for 255
+        wrong = groups[(whole < -1) | (whole >= len(self.groups)) | (whole != groups)]
         if wrong.numel():
             raise DataError(
                 f"{type(needed_by).__name__} knows the groups 0 to {len(self.groups) - 1} ({self.groups}), got "

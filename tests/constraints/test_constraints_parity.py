@@ -83,3 +83,12 @@ def test_two_sides_cannot_both_be_larger_than_the_other():
         ratio(0.0, "pairs")
     assert len(ratio(0.8, "both ways").names) == 2
     assert len(ratio(1.25, "pairs").names) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.float32])
+def test_groups_may_be_numbers_of_any_type(dtype):
+    columns = {"y": torch.tensor([1, 1, 0, 0]), "group": torch.tensor([0, 1, 0, 1])}
+    odds, scores = EqualizedOdds(), torch.tensor([1.0, -1.0, 0.5, 0.2])
+    narrow = {name: column.to(dtype) for name, column in columns.items()}
+    odds.check(scores, narrow)
+    assert torch.equal(odds.measure(scores, narrow)[1].values, odds.measure(scores, columns)[1].values)
