@@ -167,7 +167,7 @@ class CrossEntropyLoss(Quantity):
             y = one_label_each(batch, self)
             rule = f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}"
             remedy = "Number the classes from 0, or give the network one output per class."
-            require((y >= 0) & (y < classes) & (y == y.round()), y, rule, remedy)
+            require((y >= 0) & (y < classes) & (y == y.long()), y, rule, remedy)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         if _of_classes(outputs):
@@ -200,7 +200,7 @@ class CostedLoss(Quantity):
         self.loss.check(outputs, batch)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
-        losses, y = self.loss(outputs, batch), required_column(batch, "y", self.loss)
+        losses, y = self.loss(outputs, batch), one_label_each(batch, self.loss)
         costs = self._costs.like(losses, losses.dtype)
         if y.is_floating_point() and len(costs) == 2:
             return losses * torch.lerp(costs[0], costs[1], y.to(losses.dtype))
@@ -241,9 +241,9 @@ class ErrorProbability(Quantity):
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
         """Whether the decision is wrong: that for the largest output, or for the sign of a single one."""
-        if _of_classes(outputs):
-            return (outputs.argmax(1) != one_label_each(batch, self)).to(outputs.dtype)
-        return super().decided(outputs, batch)
+        y = one_label_each(batch, self)
+        wrong = outputs.argmax(1) != y if _of_classes(outputs) else (binary_scores(outputs) > 0) != (y > 0.5)
+        return wrong.to(outputs.dtype)
 
 
 @dataclass(frozen=True)

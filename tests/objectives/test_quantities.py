@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.metrics import hinge_loss
 
-from fcco_lightning import DataError, ErrorProbability, Exposure, HingeLoss
+from fcco_lightning import CostedLoss, CrossEntropyLoss, DataError, ErrorProbability, Exposure, HingeLoss
 from fcco_lightning.objectives import SigmoidPair
 from tests.plans import QueryBatches
 
@@ -29,6 +29,29 @@ def test_one_score_is_the_difference_of_two(shape):
     quantity, both = ErrorProbability(0.7), torch.stack([torch.zeros(4), SCORES], dim=1)
     found = quantity(SCORES.reshape(shape), {"y": LABELS})
     torch.testing.assert_close(found, quantity(both, {"y": LABELS}))
+
+
+def test_a_score_of_zero_decides_for_class_0():
+    """As everywhere: a positive is decided where the score is above 0."""
+    labels = {"y": torch.tensor([0, 1, 0, 1])}
+    assert ErrorProbability().decided(torch.tensor([0.0, 0.0, 1e-9, -1e-9]), labels).tolist() == [0, 1, 1, 1]
+    assert ErrorProbability(1e3).decided(torch.zeros(4, 1), labels).tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
+def test_labels_of_two_classes_may_be_of_any_type(dtype):
+    y = {"y": LABELS.to(dtype)}
+    for quantity in (CrossEntropyLoss(), ErrorProbability()):
+        quantity.check(LOGITS[:, :2].repeat(2, 1)[:4], y)
+        quantity.check(SCORES, y)
+
+
+@pytest.mark.parametrize("y", [LABELS, LABELS.float(), LABELS.bool()])
+def test_costs_of_labels_of_width_one(y):
+    loss = CostedLoss(CrossEntropyLoss(), torch.tensor([1.0, 3.0]))
+    expected = CrossEntropyLoss()(SCORES, {"y": LABELS}) * (1 + 2 * LABELS)
+    torch.testing.assert_close(loss(SCORES, {"y": y}), expected)
+    torch.testing.assert_close(loss(SCORES.unsqueeze(1), {"y": y.unsqueeze(1)}), expected)
 
 
 def test_the_mean_hinge_loss_is_that_of_scikit_learn():
