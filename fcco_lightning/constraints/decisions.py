@@ -1,7 +1,7 @@
 """What decisions are for: which scores become a "yes", in training, constraints, reports and predictions alike."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -113,8 +113,8 @@ class Decisions:
         if self.costs is None or self.costs == "balanced":
             return
         costs: Any = self.costs
-        numbers = not isinstance(costs, str) and all(isinstance(c, int | float) and 0 < c < math.inf for c in costs)
-        if not numbers or len(costs) < 2:
+        several = isinstance(costs, Collection) and not isinstance(costs, str) and len(costs) > 1
+        if not several or not all(isinstance(c, int | float) and 0 < c < math.inf for c in costs):
             raise ConfigError(
                 "decisions.costs must be 'balanced', or a number > 0 for every class, those of class 0 first: [1, 10] "
                 f"where a missed positive costs as much as ten false alarms. Got {self.costs!r}."
@@ -177,7 +177,7 @@ class Decisions:
         Raises:
             DataError: if the split has no positive and no negative sample, and these count.
         """
-        scores, y = scores.double(), y == 1
+        dtype, scores, y = scores.dtype, scores.double(), y == 1
         weight = torch.ones_like(scores) if weight is None else weight.double()
         order = scores.argsort(descending=True)
         ranked, count = scores[order], weight[order]
@@ -199,7 +199,11 @@ class Decisions:
                 cut = cut if bool(total[cut] < none) else -1
         if cut < 0:
             return float(ranked[0])
-        return float(ranked[cut]) - 1.0 if cut + 1 == len(ranked) else float(ranked[cut] + ranked[cut + 1]) / 2
+        if cut + 1 == len(ranked):
+            return float(ranked[cut]) - max(1.0, float(ranked[cut].abs()))
+        middle = (ranked[cut] + ranked[cut + 1]) / 2
+        # scores are compared in their type, in which the middle of neighbours is one of them
+        return float(middle if middle.to(dtype) < ranked[cut] else ranked[cut + 1])
 
     def decided(self, scores: Tensor, division: float = 0.0) -> Tensor:
         """Whether each sample is decided positive, shape (n,), bool.

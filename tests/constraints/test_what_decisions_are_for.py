@@ -104,6 +104,7 @@ def test_a_budget_is_of_the_samples_that_are_given():
     [
         {"costs": "balance"},
         {"costs": [1.0]},
+        {"costs": 10.0},
         {"costs": [1.0, -2.0]},
         {"costs": [1.0, math.inf]},
         {"share": 0.0},
@@ -303,3 +304,19 @@ def test_rare_positives_are_said_where_nothing_says_what_decisions_are_for(objec
     assert said is None if expected is None else expected in said
     one_of_several = {"y": y, "task": torch.arange(100) % 2}
     assert of_rare_positives(objective, as_decisions(decisions), one_of_several) is None
+
+
+@pytest.mark.parametrize("top", [1.0, -0.1, 3e9, 1e-38])
+@pytest.mark.parametrize("asked", [Decisions(share=0.5), Decisions(tpr=1.0 - 1e-9), Decisions(costs=(1, 1))])
+def test_a_division_parts_scores_that_are_neighbours_in_float32(asked, top):
+    high = torch.tensor(top)
+    scores = torch.stack([high, torch.nextafter(high, torch.tensor(-math.inf))])
+    rule = DecisionRule(asked)
+    rule.fit(scores, torch.tensor([1, 0]), classifies=False)
+    assert rule.decided(scores).tolist() == [True, False]
+    assert rule.decided(scores, among_themselves=True).tolist() == [True, False]
+
+
+def test_a_division_below_all_scores_is_below_large_ones_too():
+    scores = torch.tensor([3e9, 3e9])
+    assert (scores > Decisions(tpr=0.9).division(scores, torch.tensor([1, 0]))).all()
