@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import finite, positive
+from fcco_lightning.checks import finite, fraction, positive
 from fcco_lightning.outer.base import OuterFunction
 
 
@@ -128,7 +128,7 @@ def cvar(r: float) -> Hinge:
     Args:
         r: tail share, in (0, 1].
     """
-    return Hinge(rho=1 / positive("r", r))
+    return Hinge(rho=1 / fraction("r", r))
 
 
 class SquaredHinge(_AboveKappa):

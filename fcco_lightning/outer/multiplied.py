@@ -9,8 +9,6 @@ from fcco_lightning.checks import finite, non_negative
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import OuterFunction, known_at
 
-TINY = 1e-300  # at c = 0 the multiplier is nu, and nothing is divided
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Multiplied(OuterFunction):
@@ -61,7 +59,8 @@ class Multiplied(OuterFunction):
     def __call__(self, u: Tensor) -> Tensor:
         x, nu, c = self._excess(u), known_at(self.multiplier, u), self._curvature(u)
         y = self._bounded(nu + c * x.detach())
-        return (y * x - (y - nu).square() / (2 * c).clamp(min=TINY)).sum(-1)
+        tiny = torch.finfo(u.dtype).tiny  # at c = 0 the multiplier is nu, and nothing is divided
+        return (y * x - (y - nu).square() / (2 * c).clamp(min=tiny)).sum(-1)
 
     def pressure(self, u: Tensor) -> Tensor:
         """The multipliers ``y = clamp(nu + c x, 0, rho)`` of every side, which multiply its gradient: (b, 1) -> (b, s).

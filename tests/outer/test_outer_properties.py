@@ -14,6 +14,7 @@ from fcco_lightning.outer import (
     Log,
     LogRatio,
     MoreauSmoothing,
+    Multiplied,
     NegativeLog,
     NoSmoothing,
     OuterFunction,
@@ -133,6 +134,13 @@ def test_cvar_is_a_hinge_of_weight_one_over_r():
     assert cvar(0.25) == Hinge(rho=4.0)
 
 
+@pytest.mark.parametrize("cap", [None, torch.tensor([[0.2]])])
+def test_the_lagrangian_of_float32_rows_has_a_value(cap):
+    """Apple's GPUs have no float64."""
+    f = Multiplied(torch.tensor([[0.2]]), kappa=0.1, cap=cap)
+    assert f(torch.tensor([[0.6]])).item() == pytest.approx(0.2 * 0.5)
+
+
 def test_wide_rows_of_separable_functions_sum():
     u = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64)
     for case in CONVEX:
@@ -146,11 +154,11 @@ BAD = [
     *(
         (make, 0.5, (*NOT_FINITE, 0.0, -1.0), f"{name} must be a finite number > 0")
         for name, make in (
-            ("r", cvar),
             ("sigma", Hinge().averaged),
             ("scale", lambda v: Shifted(Hinge(), torch.zeros(()), v)),
         )
     ),
+    (cvar, 1.0, (*NOT_FINITE, 0.0, -1.0, 1.5), r"r must lie in \(0, 1\]"),
     (Power, 1.01, (*NOT_FINITE, 1.0, 0.5, -2.0), "p must be"),
     (Softplus, -0.5, (*NOT_FINITE, 0.0), "b must"),
 ]
