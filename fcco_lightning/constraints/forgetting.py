@@ -132,7 +132,7 @@ class NonForgetting(ProtectedTasks):
 
     def reference(self, outputs: Any, batch: Columns) -> dict[str, Tensor]:
         """``protected_loss``, shape (n,), float64."""
-        return {self.remembered: self.loss(outputs.double(), batch).detach()}
+        return {self.remembered: self._losses(outputs.double(), batch).detach()}
 
     def check(self, outputs: Any, batch: Columns) -> None:
         super().check(outputs, batch)
@@ -143,8 +143,15 @@ class NonForgetting(ProtectedTasks):
 
     def change(self, outputs: Any, batch: Columns, old: Tensor) -> Tensor:
         """``loss(w) - loss(w_old)``."""
-        loss = self.loss(outputs, batch)
+        loss = self._losses(outputs, batch)
         return loss - one_label_each({self.remembered: old}, self, self.remembered).to(loss.dtype)
+
+    def _losses(self, outputs: Any, batch: Columns) -> Tensor:
+        """The loss of every sample, shape (B,); samples of no task, which count nowhere, may have any label."""
+        y, own = batch.get("y"), one_label_each(batch, self, "task") >= 0
+        if y is not None:
+            batch = {**batch, "y": y.where(own.view(-1, *(1 for _ in y.shape[1:])), 0)}
+        return self.loss(outputs, batch)
 
 
 class Distillation(ProtectedTasks):
