@@ -24,6 +24,9 @@ def test_of_equal_scores_any_may_be_among_the_first_five():
 def test_equal_labels_have_no_variance_to_predict():
     y = torch.full((7,), 0.7, dtype=torch.float64)
     assert "r2" not in NumberEvaluation()(torch.zeros(7), {"y": y})
+    weight = torch.ones(7)
+    y[3], weight[3] = 2.0, 0.0
+    assert "r2" not in NumberEvaluation()(torch.zeros(7), {"y": y, "weight": weight})
 
 
 def test_a_common_offset_changes_no_neighbour():
