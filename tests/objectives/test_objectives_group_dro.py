@@ -16,6 +16,7 @@ from fcco_lightning import (
     NoSmoothing,
     Quantity,
     RandomizedSmoothing,
+    SampleDRO,
     WorstGroupDRO,
 )
 
@@ -295,3 +296,10 @@ def test_tasks_and_groups_may_be_columns_of_width_one():
     wide = {name: column.unsqueeze(1) for name, column in columns.items()}
     for narrow, of_wide in zip(objective.subsets(columns), objective.subsets(wide), strict=True):
         assert torch.equal(torch.stack(narrow), torch.stack(of_wide))
+
+
+@pytest.mark.parametrize("objective", [SampleDRO(loss=MultiLabelLoss()), KLGroupDRO(1.0, MultiLabelLoss(), 2)])
+def test_losses_of_several_tasks_are_refused_where_there_is_one_per_sample(objective):
+    outputs, columns = tasks_batch()
+    with pytest.raises(DataError, match=r"needs one loss per sample, MultiLabelLoss gave \(\d+, 3\)"):
+        objective.measure(outputs, columns)

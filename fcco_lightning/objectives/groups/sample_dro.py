@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from fcco_lightning.ambiguity import AmbiguitySet, Penalty, Simplex
+from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import Objective, RowDomain
 from fcco_lightning.objectives.measurable import Rows
@@ -50,4 +51,9 @@ class SampleDRO(Objective):
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
         losses = self.loss(outputs, batch)
+        if losses.dim() != 1:
+            raise DataError(
+                f"SampleDRO needs one loss per sample, {type(self.loss).__name__} gave {tuple(losses.shape)}. Use "
+                "another loss, such as CrossEntropyLoss."
+            )
         return None, Rows(losses.unsqueeze(1), torch.ones_like(losses, dtype=torch.bool))
