@@ -175,7 +175,7 @@ class SidesOfGroups(Sides):
         if self._compared == "each":
             self.rows, labels = [[group] for group in range(size)], [f": {name}" for name in groups]
         elif self._compared == "both ways":
-            called = [*groups, *size * ["others"]]
+            called = [*groups, *(size * ["others"] if self.against == "rest" else beyond)]
             self.rows = [sides for a, b in self.pairs for sides in ((a, b), (b, a))]
             labels = [f": {called[a]} / {called[b]}" for a, b in self.rows]
         elif len(self.pairs) == 1 and (self._levels or groups == _NUMBERED):

@@ -154,6 +154,9 @@ def test_groups_are_the_values_of_any_column(data):
     rule = FourFifthsRule(by="race", against="rest")
     rule.adapt(data)
     assert rule.names[:2] == ["four fifths: Asian / others", "four fifths: others / Asian"]
+    rule = FourFifthsRule(by="race", against="whole")
+    rule.adapt(data)
+    assert rule.names[:2] == ["four fifths: Asian / everyone", "four fifths: everyone / Asian"]
 
 
 def constant_column():
