@@ -294,6 +294,8 @@ def number_or_text(text: str) -> str | float:
     """What two texts are compared by: their number if they are one, so that '1', '1.0', 'True' and 'true' agree."""
     if text.capitalize() in _TRUTH_VALUES:
         return float(text.capitalize() == "True")
+    if "_" in text:  # "1_1" is a name, though int() makes 11 of it
+        return text
     with suppress(ValueError):
         return int(text)  # beyond 2^53 two neighbours are one float
     with suppress(ValueError):

@@ -128,7 +128,7 @@ def _hot(cells: list[Any], column: Mapping[str, Any], encoding: Mapping[str, Any
 def _word(cell: Any, *, as_written: bool) -> str:
     """A cell as the categories are called; where these are numbers, "1.0" is 1."""
     cell = cell.strip() if isinstance(cell, str) else cell
-    if isinstance(cell, str) and not as_written:
+    if isinstance(cell, str) and not as_written and "_" not in cell:  # "1_1" is a name, though int() makes 11 of it
         if cell.capitalize() in ("True", "False"):
             return cell.capitalize()
         for kind in (int, float):  # beyond 2^53 two neighbours are one float
@@ -145,7 +145,7 @@ def _number(cell: Any, name: str, encoding: Mapping[str, Any]) -> float:
         return float(_missing(np.nan, name, encoding))
     if name not in encoding["dates"]:  # where 20260131 is a date
         with suppress(ValueError, TypeError):
-            cell = float(cell)
+            cell = cell if "_" in str(cell) else float(cell)
         if isinstance(cell, float):
             return cell if np.isfinite(cell) else float(_missing(np.nan, name, encoding))
     with suppress(ValueError):

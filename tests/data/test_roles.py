@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fcco_lightning.data.columns import condition_on, require_columns
+from fcco_lightning.data.columns import condition_on, marked, require_columns
 from fcco_lightning.data.roles import Columns, Roles
 from fcco_lightning.data.splits import require_all_cells
 from fcco_lightning.errors import ConfigError, DataError
@@ -157,6 +157,12 @@ def test_words_that_are_no_truth_values_are_only_equal_to_themselves():
     for value in ("true", 1):
         with pytest.raises(DataError, match="is not a value of column 'y'"):
             read(frame, label="y", positive=value, sensitive=None, favoured=None)
+
+
+def test_an_underscore_makes_no_number():
+    cells = pd.Series(["1_1", "11", "1_1"])
+    assert marked(cells, [11]).tolist() == [0, 1, 0]
+    assert condition_on(cells, "1_1")(cells).tolist() == [1, 0, 1]
 
 
 def test_numbers_with_decimal_commas_are_no_classes():

@@ -114,6 +114,17 @@ def test_the_loader_knows_every_kind_of_column():
     assert {field.name for kind in get_args(Column) for field in fields(kind)} == set(known.split())
 
 
+def test_an_underscore_makes_no_number(exported):
+    encoder = TabularEncoder(Encoding(categorical=["zone"])).fit(pd.DataFrame({"age": [1.0, 2.0], "zone": [7, 11]}))
+    network = exported(Predictor(nn.Identity(), encoder))
+    new = pd.DataFrame({"age": [1.0, 1.0], "zone": ["1_1", "11"]})
+    with pytest.warns(UserWarning, match="have a value of the column 'zone'"):
+        expected = Predictor(nn.Identity(), encoder).predict(new)["score_1"]
+    assert network.predict(new.to_dict("records"))["score_1"].tolist() == expected.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="'1_0' in the column 'age' is no number"):
+        network.predict([{"age": "1_0", "zone": 7}])
+
+
 def test_cells_without_a_value_are_refused_where_training_had_none(exported):
     encoder = TabularEncoder().fit(pd.DataFrame({"age": [1.0, 2.0], "job": ["cook", "smith"]}))
     network = exported(Predictor(nn.Identity(), encoder))
