@@ -51,7 +51,7 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise ConfigError(
                 f"pieces={self.pieces} needs an array, and X is a sparse matrix. Leave it out, or give X.toarray()."
             )
-        X = X if thin else np.asarray(X, dtype=np.float64)
+        X = X.tocsr() if thin else np.asarray(X, dtype=np.float64)
         self._scaler = StandardScaler(with_mean=not thin).fit(X)
         self._scaler.scale_[_indicators(X)] = 1.0
         self._scaler.scale_[_constant(X)] = np.inf

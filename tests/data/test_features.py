@@ -58,6 +58,9 @@ def test_a_sparse_matrix_has_no_pieces():
     made = PiecewiseFeatures().fit(thin)
     np.testing.assert_allclose(made.transform(thin).std(0), [1, 1, X[:, 2].std(), 0, 1])
     assert not made.transform(thin)[X == 0].any()
+    for kind in (sparse.csc_matrix, sparse.coo_matrix):
+        again = PiecewiseFeatures().fit(kind(X)).transform(kind(X))
+        np.testing.assert_array_equal(again, made.transform(thin))
     with pytest.raises(ConfigError, match="pieces=2 needs an array, and X is a sparse matrix"):
         PiecewiseFeatures(2).fit(thin)
     with pytest.raises(ConfigError, match="pieces must be a whole number >= 1, got 0"):
