@@ -882,6 +882,8 @@ class CellSampling(Sampling):
 
     def __post_init__(self) -> None:
         _require_counts(self, "batch_size")
+        if not self.columns:
+            raise ConfigError("CellSampling.columns must name at least one column, got none. Name one, such as y.")
 
     def in_parts(self, parts: int) -> tuple["CellSampling", int]:
         return replace(self, batch_size=parts * self.batch_size), self.batch_size
@@ -889,8 +891,15 @@ class CellSampling(Sampling):
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return union batches of ``batch_size`` rows of each process."""
         named = [name for name in self.columns if name in columns] or list(self.columns[:1])
-        values = torch.stack([_required_column(columns, name, "cells").reshape(-1) for name in named])
-        number, cells = torch.unique(values, dim=1, return_inverse=True)
+        values = [_required_column(columns, name, "cells") for name in named]
+        for name, column in zip(named, values, strict=True):
+            if column.ndim != 1:
+                raise ConfigError(
+                    f"CellSampling.columns names {name!r}, of which a sample has several values (its shape is "
+                    f"{tuple(column.shape)}), so that it is of no one combination. Name other columns, or draw single "
+                    "labels with LabelSampling."
+                )
+        number, cells = torch.unique(torch.stack(values), dim=1, return_inverse=True)
         count = number.shape[1]
         drawn = max(1, self.batch_size // count) * world_size
         return BatchPlan(

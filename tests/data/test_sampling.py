@@ -260,3 +260,11 @@ def test_cells_are_drawn_alike_and_weighted():
     assert make(CellSampling(16), Columns("y")).sampling()["target"].plan.num_strata == 2  # a table without groups
     with pytest.raises(ConfigError, match="drawn by cells"):
         make(CellSampling(16, columns=("age",))).sampling()
+    with pytest.raises(ConfigError, match="must name at least one column, got none"):
+        CellSampling(16, columns=())
+
+
+def test_samples_with_several_labels_are_of_no_cell():
+    table = {"y": torch.zeros(8, 2, dtype=torch.int64), "index": torch.arange(8)}
+    with pytest.raises(ConfigError, match=r"names 'y', of which a sample has several values .*LabelSampling"):
+        CellSampling(4).plan(table)
