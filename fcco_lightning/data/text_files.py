@@ -17,6 +17,7 @@ from pandas.errors import ParserError, ParserWarning
 from fcco_lightning.errors import DataError, printable_lines
 
 _CHUNK = 1 << 20
+_LONGEST = (1 << 31) - 1  # characters of a field; csv stops at 131,072 unless told otherwise, and pandas nowhere
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -120,10 +121,21 @@ def said_if_slow(remark: Callable[[], str], seconds: float = 2.0) -> Iterator[No
             watching.join()
 
 
+@contextmanager
+def _rows_of(path: Path) -> Iterator[Any]:
+    """Give a reader of the fields of a .csv file, which may be of any length."""
+    before = csv.field_size_limit(_LONGEST)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            yield csv.reader(file, skipinitialspace=True)
+    finally:
+        csv.field_size_limit(before)
+
+
 def header_of(path: Path) -> tuple[list[str], list[str]]:
     """Return the fields of the first line of a .csv file that is not empty, and of the next one."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = filter(None, csv.reader(file, skipinitialspace=True))
+    with _rows_of(path) as reader:
+        rows = filter(None, reader)
         return next(rows, []), next(rows, [])
 
 
@@ -160,8 +172,7 @@ def require_header(names: Sequence[str], first: Sequence[str], where: str) -> No
 
 def _require_no_more_fields(path: Path, where: str) -> None:
     """Raise :class:`DataError` naming the first line that has more fields than the header."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file, skipinitialspace=True)
+    with _rows_of(path) as reader:
         rows = filter(None, reader)
         expected = len(next(rows, []))
         for row in rows:
