@@ -24,22 +24,26 @@ from fcco_lightning.data.columns import (
 from fcco_lightning.data.conditions import Value
 from fcco_lightning.data.grouping import Grouping, Groups
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import SAMPLE_WEIGHT
+from fcco_lightning.models.batch import HERE, IN_HALVES, KNOWN_STRATUM, POPULATION, SAMPLE_WEIGHT
 
 RESERVED = (
     "x",
+    "x2",
     "y",
     "group",
     "task",
     "text",
     "index",
     "weight",
-    "sample_weight",
+    SAMPLE_WEIGHT,
+    IN_HALVES,
     "stratum",
     "stratum_size",
     "strata",
     "replaced",
-    "here",
+    KNOWN_STRATUM,
+    POPULATION,
+    HERE,
 )
 """Names of batch columns that a further column must not take."""
 

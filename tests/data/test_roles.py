@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +10,7 @@ from fcco_lightning.data.columns import condition_on, marked, require_columns
 from fcco_lightning.data.roles import Columns, Roles
 from fcco_lightning.data.splits import require_all_cells
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models import batch
 
 FRAME = pd.DataFrame(
     {"age": [1, 2, 3, 4], "race": ["White", "Black", "White", "Asian"], "income": [">50K", "<=50K", "<=50K", ">50K"]}
@@ -71,6 +75,15 @@ def test_further_columns_come_along_and_are_no_features():
     assert [columns[name].dtype for name in ("query", "months", "event")] == [torch.int64, torch.float32, torch.int64]
     assert list(features) == ["age"]
     assert list(read(frame, extra=["query"])[2]) == ["age", "time", "event"]
+
+
+def test_no_further_column_takes_the_name_of_one_that_batches_have():
+    free = {"query", "bag", "time", "event"}
+    names = {*re.findall(r"^``(\w+)``", Path(batch.__file__).read_text(), re.MULTILINE), batch.POPULATION} - free
+    assert len(names) > 15
+    for name in names:
+        with pytest.raises(ConfigError, match=f"columns.extra takes \\['{name}'\\]"):
+            Columns("y", extra={name: "age"})
 
 
 @pytest.mark.parametrize(
