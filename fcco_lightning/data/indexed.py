@@ -62,6 +62,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         """Return sample ``i`` by name."""
+        i = range(len(self))[i]
         sample = self.dataset[i]
         if isinstance(sample, Mapping):
             return {**sample, "index": i}

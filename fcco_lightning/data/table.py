@@ -98,7 +98,7 @@ class LabelTable(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         """Return row ``i``: every column without its first dimension."""
-        return {name: column[0] for name, column in self.__getitems__([i]).items()}
+        return {name: column[0] for name, column in self.__getitems__([range(len(self))[i]]).items()}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """Return the batch of the B rows ``indices``."""

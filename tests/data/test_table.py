@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import TensorDataset, default_collate
 
-from fcco_lightning.data.table import TensorTable, collate
+from fcco_lightning.data.indexed import IndexedDataset
+from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import DataError
 
 
@@ -57,3 +58,13 @@ def test_a_table_may_have_no_column():
 def test_a_column_that_is_no_tensor_is_refused_by_name(column):
     with pytest.raises(DataError, match=r"Column 'y' must be a tensor, got (ndarray of|list)"):
         TensorTable({"x": torch.zeros(2), "y": column})
+
+
+def test_rows_are_counted_from_the_end_too():
+    y = torch.tensor([[1, 0], [0, 1]])
+    for table in (LabelTable(TensorTable({"y": y})), IndexedDataset(TensorDataset(y, y))):
+        last = len(table) - 1
+        assert table[-1].keys() == table[last].keys()
+        assert all(torch.equal(torch.as_tensor(table[-1][k]), torch.as_tensor(table[last][k])) for k in table[-1])
+        with pytest.raises(IndexError):
+            table[last + 1]
