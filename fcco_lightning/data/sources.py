@@ -54,8 +54,12 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
     if frame.empty:
         raise DataError(f"{argument}={shown(source)} has no rows or no columns.")
     frame = frame.reset_index(drop=True)
-    if not isinstance(frame.columns, pd.MultiIndex):
-        frame.columns = frame.columns.map(str)
+    if isinstance(frame.columns, pd.MultiIndex):
+        raise DataError(
+            f"{argument}={shown(source)} has names of columns in {frame.columns.nlevels} levels, such as "
+            f"{frame.columns[0]}. Give each one name: frame.columns = ['_'.join(map(str, name)) for name in frame]."
+        )
+    frame.columns = frame.columns.map(str)
     _require_plain(frame, f"{argument}={shown(source)}")
     for name in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
         if pd.api.types.infer_dtype(frame[name], skipna=True) == "decimal":  # amounts in a data base, which are numbers
@@ -70,7 +74,7 @@ def _require_plain(frame: pd.DataFrame, where: str) -> None:
     _require_different(list(frame.columns), where)
     for name in frame.columns[[pd.api.types.is_complex_dtype(kind) for kind in frame.dtypes]]:
         raise DataError(f"{where}: the column {str(name)!r} holds complex numbers. Give their two parts a column each.")
-    for name in frame.columns[[pd.api.types.is_object_dtype(kind) for kind in frame.dtypes]]:
+    for name in frame.columns[[_holds_anything(kind) for kind in frame.dtypes]]:
         if any(issubclass(kind, _BYTES) for kind in set(map(type, frame[name]))):
             raise DataError(
                 f"{where}: the column {str(name)!r} holds bytes, which are neither numbers nor words. Remove the "
@@ -83,6 +87,11 @@ def _require_plain(frame: pd.DataFrame, where: str) -> None:
                 f"{where}: the column {str(name)!r} holds a {type(cell).__name__} in a cell ({str(cell)[:60]}). Give "
                 "every number or name a column of its own, or remove the column."
             )
+
+
+def _holds_anything(kind: Any) -> bool:
+    """Whether cells of a type may be lists, mappings or bytes, as those of Python's objects and some of Arrow's are."""
+    return pd.api.types.is_object_dtype(kind) or getattr(kind, "type", None) in (list, dict, bytes)
 
 
 def _require_different(names: Sequence[Any], where: str) -> None:

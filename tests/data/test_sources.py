@@ -1,10 +1,12 @@
 import bz2
+import csv
 import time
 from decimal import Decimal
 
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from fcco_lightning.data import sources
@@ -183,8 +185,23 @@ def test_columns_that_are_no_features_are_named(tmp_path):
     for cell in ([1, 2], np.zeros(2), {"k": 1}):
         with pytest.raises(DataError, match=f"the column 'b' holds a {type(cell).__name__} in a cell"):
             read_table(frame.assign(b=["x", cell]), "train")
+    in_arrow = pd.Series([[1], [2]], dtype=pd.ArrowDtype(pa.list_(pa.int64())))
+    with pytest.raises(DataError, match="the column 'b' holds a list in a cell"):
+        read_table(frame.assign(b=in_arrow), "train")
+    with pytest.raises(DataError, match=r"train=<DataFrame> has names of columns in 2 levels, such as \('a', 'mean'\)"):
+        read_table(frame.set_axis(pd.MultiIndex.from_tuples([("a", "mean"), ("a", "max")]), axis=1), "train")
     with pytest.raises(DataError, match="the column 'b' holds complex numbers"):
         read_table(frame.assign(b=[1j, 2.0]), "train")
+
+
+def test_a_text_may_be_of_any_length(tmp_path):
+    path, limit = tmp_path / "t.csv", csv.field_size_limit()
+    path.write_text(f"text,y\n{'word ' * 40_000},1\nshort,0\n")
+    assert read_table(path)["text"].str.len().tolist() == [199_999, 5]
+    path.write_text(f"text,y\nshort,0\n{'word ' * 40_000},1\none,two,3\n")
+    with pytest.raises(DataError, match="line 4: it has 3 fields, and the header has 2"):
+        read_table(path)
+    assert csv.field_size_limit() == limit
 
 
 def test_texts_lose_the_blanks_around_them_and_columns_their_types_never(tmp_path):
