@@ -95,6 +95,14 @@ def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], wh
             raise DataError(f"{argument}={name!r} is not a column of {where}.{hint} Its columns are {listed}.")
 
 
+def with_columns(frame: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFrame:
+    """Return a table with other cells in some columns, whatever their names are: ``assign`` takes none called self."""
+    changed = frame.copy(deep=False)
+    for name, cells in columns.items():
+        changed[name] = cells
+    return changed
+
+
 def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.DataFrame:
     """Return the rows of a .csv with the cells of some columns as the texts that stand there, also "NA" and "007".
 
@@ -109,7 +117,7 @@ def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.Data
     if not wanted or path.suffix.lower() != ".csv":
         return frame
     texts = read_csv(path, f"'{path}'", usecols=wanted, dtype=str, keep_default_na=False, skipinitialspace=True)
-    return frame.assign(**{name: texts[name].to_numpy() for name in wanted})
+    return with_columns(frame, {name: texts[name].to_numpy() for name in wanted})
 
 
 def holds_texts(column: pd.Series) -> bool:
@@ -132,7 +140,7 @@ def as_texts(frame: pd.DataFrame, source: object, names: Iterable[str]) -> pd.Da
         return frame
     guessed = [name for name in names if name in frame.columns and not holds_texts(frame[name])]
     written = as_written(frame, Path(source), guessed)
-    return written.assign(**{name: written[name].where(frame[name].notna()) for name in guessed})
+    return with_columns(written, {name: written[name].where(frame[name].notna()) for name in guessed})
 
 
 def with_commas(column: pd.Series) -> str:

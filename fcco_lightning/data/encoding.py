@@ -21,6 +21,7 @@ from fcco_lightning.data.columns import (
     is_value,
     require_columns,
     require_few_lost,
+    with_columns,
 )
 from fcco_lightning.data.pieces import FloatArray, Pieces, ends_of_pieces, shares_below
 from fcco_lightning.data.table import TensorTable, require_finite
@@ -532,7 +533,7 @@ def with_numbers(
         DataError: if a cell is no number, and missing cells are refused, or more than a tenth of them are no numbers.
     """
     others = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
-    return frame.assign(**{name: _as_numbers(frame[name], encoding, where) for name in others}) if others else frame
+    return with_columns(frame, {name: _as_numbers(frame[name], encoding, where) for name in others})
 
 
 def dates_of(frame: pd.DataFrame, known: Collection[str] = ()) -> list[str]:

@@ -168,3 +168,17 @@ def test_weights_must_be_numbers_that_count(weights):
     table = pd.DataFrame({"a": range(8), "y": [0, 1] * 4, "w": weights * 4})
     with pytest.raises(DataError, match="weight"):
         TabularDataModule(table, columns=Columns("y", weight="w"), splits=Splits(test_fraction=0.5)).setup("fit")
+
+
+def test_a_report_of_groups_leaves_out_rows_of_none():
+    frame = sorted_table().assign(sex=["f", "m", None, "m"] * (ROWS // 4))
+    data = TabularDataModule(frame, columns=Columns("y", sensitive="sex"), splits=Splits(test_fraction=0.25))
+    data.setup()
+    head, *lines = data.group_report().splitlines()
+    assert head.split() == ["group", "train", "test", "y=1"]
+    assert [line.split()[0] for line in lines] == ["f", "m"]
+
+
+def test_a_column_may_be_called_self():
+    frame = sorted_table().rename(columns={"a": "self"}).astype({"self": str})
+    assert features_of(frame, encoding=Encoding(numeric=["self"]))[0] == "self"

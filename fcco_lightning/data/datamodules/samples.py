@@ -100,8 +100,9 @@ class SampleDataModule(SplitDataModule):
         sizes = {name: counts.tolist() for name, counts in self.group_sizes.items()}
         report = pd.DataFrame(sizes, index=pd.Index(self.group_names)).rename_axis(columns="group")
         if self.num_classes == 2:
-            train = self._table("train").columns
-            positives = torch.bincount(train["group"], weights=train["y"].double(), minlength=len(report))
+            group, y = (self._table("train").columns[name] for name in ("group", "y"))
+            in_group = group >= 0
+            positives = torch.bincount(group[in_group], weights=y[in_group].double(), minlength=len(report))
             shares = [f"{p / n:.1%}" if n else "" for p, n in zip(positives, sizes["train"], strict=True)]
             report[f"{self.columns.label}={self.class_names[1]}"] = shares
         return report.to_string()
