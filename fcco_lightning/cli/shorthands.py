@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _CONFIGS = (".yaml", ".yml", ".json")
 _CONSTRAINTS, _DECISIONS = "--model.constraints", "--decisions"
 _MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
+_LARGEST = 1e38  # of numbers in float32
 _TEST_FRACTION, _VAL_FRACTION, _EPOCHS, _VALIDATIONS = "0.2", "0.1", "20", 20
 _ENOUGH = 100  # rows of every class, in groups of every class of a group, of which some can be held out
 _SMALL_GROUP = 0.1  # of the rows, where nothing is known of the groups
@@ -233,6 +234,8 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     frame = _table(options)
     label = options.get(_LABEL, "")
     labels, groups = frame[label].dropna() if label in frame else None, _groups(frame, options)
+    if labels is not None and labels.empty:  # the data module says so
+        labels = None
     of_label = _of_labels(label.count(",") + 1, options) if label.startswith("[") else _of_a_label(labels, options)
     held_out = {}
     for name, value in of_label:
@@ -258,11 +261,13 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
     if labels is not None and not positive and _are_numbers(labels, options):
         yield "--data.columns.target", "number"
         yield "--model.objective", _OF_NUMBERS
-        if perceptron and is_number(labels.dtype):  # else the data module says what is wrong
+        # else the data module says what is wrong
+        if perceptron and is_number(labels.dtype) and len(labels) > 1 and float(labels.abs().max()) < _LARGEST:
             mean, deviation = float(labels.mean()), float(f"{labels.std():.3g}")
-            digits = 0 if deviation == 0 else 2 - math.floor(math.log10(deviation))
-            yield "--model.network.offset", f"{round(mean, digits):.15g}"
-            yield "--model.network.scale", f"{deviation:g}"
+            if deviation > 0:
+                digits = 2 - math.floor(math.log10(deviation))
+                yield "--model.network.offset", f"{round(mean, digits):.15g}"
+                yield "--model.network.scale", f"{deviation:g}"
     elif labels is not None and labels.nunique() > 2 and not positive and objective in (None, "CrossEntropy"):
         yield "--model.objective", "CrossEntropy"
         yield "--model.evaluation", "ClassEvaluation"
@@ -359,12 +364,12 @@ def _of_steps(
 
 def _rarest(labels: "pd.Series", groups: "pd.Series | None") -> int:
     """Number of rows of the rarest label, in groups of the rarest combination of a label and a group."""
-    return int(_cells(labels, groups).min())
+    return int(min(_cells(labels, groups), default=0))
 
 
 def _cells(labels: "pd.Series", groups: "pd.Series | None") -> "pd.Series":
     """Number of rows of every label, in groups of every combination of a label and a group that there is."""
-    cells = labels if groups is None else labels.to_frame().join(groups.rename("group"), how="inner")
+    cells = labels if groups is None else labels.to_frame("label").join(groups.rename("group"), how="inner")
     return cells.value_counts()
 
 

@@ -334,6 +334,21 @@ def test_numbers_with_decimal_commas_are_numbers_which_the_data_module_refuses(t
     assert "--model.network.out_features" not in found
 
 
+@pytest.mark.parametrize("numbers", [[0.5, 1.5, float("inf")], [0.5, 1.5, 1e300], [2.5] * 9, [2.5], [""] * 3], ids=str)
+def test_labels_of_which_nothing_can_be_said_are_left_to_the_data_module(numbers, table):
+    words = ["fit", table(numbers), "--label", "y", "--data.columns.target", "number"]
+    found = listed(written_out(words))
+    assert found["--data"] == "TabularDataModule"
+    assert not {"--model.network.offset", "--model.network.scale"} & found.keys()
+
+
+def test_a_label_may_be_called_group_and_stand_beside_no_group(tmp_path):
+    for rows in (["yes,m,1", "no,f,2", "no,m,3"], [",m,1", ",f,2", "yes,,3", "no,,4"]):
+        (tmp_path / "t.csv").write_text("\n".join(["group,sex,age", *rows * 9]))
+        found = listed(written_out(["fit", str(tmp_path / "t.csv"), "--label", "group", "--sensitive", "sex"]))
+        assert found["--data.columns.positive"] == "yes"
+
+
 def test_labels_that_are_not_known(table):
     words = [
         "fit",
