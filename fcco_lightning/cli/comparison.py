@@ -57,6 +57,11 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
         differences = {short[key]: settings[folder].get(key) for key in differing}
         name = folder.name if names[folder.name] == 1 else str(folder)
         rows.append({"run": name, **differences, **figures})
+    return alike(rows)
+
+
+def alike(rows: Sequence[Row]) -> list[Row]:
+    """The rows, each with the keys of all of them, and None where it has no such value."""
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
 
@@ -106,8 +111,9 @@ def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
     figures: Row = {_OBJECTIVE: _last_objective(folder / METRICS)}
     if "worst_violation" in report.get("train", {}):
         train = report["train"]
-        figures[LARGEST] = train["worst_violation"]
-        figures[HOLDS] = "yes" if is_feasible(figures[LARGEST], train.get("vacuous")) else "no"
+        worst = figures[LARGEST] = train["worst_violation"]
+        feasible = is_feasible(math.nan if worst is None else worst, train.get("vacuous"))  # JSON knows no NaN
+        figures[HOLDS] = "yes" if feasible else "no"
         figures[HOLDS] = "vacuous" if train.get("vacuous") else figures[HOLDS]
     test = report.get("test", {})
     numbers = {k: v for k, v in test.items() if isinstance(v, int | float) and k not in _BESIDE}

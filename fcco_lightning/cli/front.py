@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from fcco_lightning.checks import non_negative, positive
-from fcco_lightning.cli.comparison import HOLDS, LARGEST, Row, figures_of, print_rows, write_rows
+from fcco_lightning.cli.comparison import HOLDS, LARGEST, Row, alike, figures_of, print_rows, write_rows
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.evaluation.pictures import plot_front
 from fcco_lightning.reports.left_out import LeftOut
@@ -154,7 +154,7 @@ def front(folders: Sequence[Path]) -> list[Row]:
     if any(one.keys() != other.keys() for one, other in pairwise(kappas)):
         raise DataError(f"the points of {folders[0].parent} have different constraints. Name another folder by --out.")
     tightest = kappas[-1]
-    return [_row(folder, report, tightest) for folder, report in finished.items()]
+    return alike([_row(folder, report, tightest) for folder, report in finished.items()])
 
 
 def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float]) -> Row:
@@ -168,7 +168,8 @@ def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float])
         constraints = values.get("constraints", {}) | (values.get("decided", {}) if report.get("decisions") else {})
         shifts = {name: report["kappas"][name] - tightest[name] for name in constraints}
         if constraints:
-            row[f"{split} violation"] = max(h + shifts[name] for name, h in constraints.items())
+            known = None not in constraints.values()  # in JSON NaN is null
+            row[f"{split} violation"] = max(h + shifts[name] for name, h in constraints.items()) if known else None
         figures = {k: v for k, v in report.get(split, {}).items() if f"test_{k}" in reached}
         row |= {f"{split} {name}": figure for name, figure in figures.items()}
     return row

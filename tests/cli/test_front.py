@@ -11,6 +11,7 @@ from PIL import Image
 
 from fcco_lightning.cli import front as module
 from fcco_lightning.cli import run
+from fcco_lightning.cli.comparison import print_rows
 from fcco_lightning.cli.front import front, points, print_front
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 
@@ -135,6 +136,19 @@ def test_points_of_other_constraints_are_not_compared():
         front([Path("a"), Path("b")])
     with pytest.raises(DataError, match="c holds no report"):
         front([Path("a"), Path("c")])
+
+
+def test_a_figure_that_is_no_number_at_one_point_is_left_empty(capsys):
+    for name, auc, h in (("loose", None, -0.1), ("middle", 0.7, None), ("tight", 0.6, 0.1)):
+        Path(name).mkdir()
+        split = {"loss": 0.5, "auc": auc, "constraints": {"cap": h}, "worst_violation": h}
+        Path(name, "report.json").write_text(json.dumps({"train": split, "test": split, "kappas": {"cap": 0.1}}))
+    rows = front([Path("loose"), Path("middle"), Path("tight")])
+    assert [row["test auc"] for row in rows] == [None, 0.7, 0.6]
+    assert [row["test violation"] for row in rows] == [-0.1, None, 0.1]
+    assert [row["holds"] for row in rows] == ["yes", "no", "no"]
+    print_rows(rows)
+    assert "middle" in capsys.readouterr().out
 
 
 def test_numbers_that_are_none_are_refused(capsys, monkeypatch):
