@@ -203,6 +203,11 @@ class Judge(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Count the validation of the weights that the run ends with."""
+        if not self.validations:
+            raise ConfigError(
+                "the trial has ended without a validation, by which it would be judged. Let it validate: lower "
+                "--trainer.check_val_every_n_epoch, or train longer."
+            )
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, BestFeasible) and callback.chosen:
                 self.chosen = callback.chosen["epoch"]

@@ -168,6 +168,11 @@ def test_a_trial_needs_a_validation_split_and_one_process():
         judge.on_fit_start(SimpleNamespace(world_size=2, datamodule=data), None)
 
 
+def test_a_trial_without_a_validation_is_refused_in_words():
+    with pytest.raises(ConfigError, match=r"ended without a validation.*--trainer\.check_val_every_n_epoch"):
+        Judge(None, None, None).on_fit_end(SimpleNamespace(callbacks=[]), None)
+
+
 def test_optuna_is_asked_for_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'fcco-lightning\[tune\]'"):
