@@ -6,6 +6,7 @@ imported where a test needs it.
 
 import gc
 import itertools
+import logging
 import os
 import random
 from collections.abc import Iterator
@@ -64,7 +65,13 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """From here on it looks at what tests make."""
+    """From here on it looks at what tests make.
+
+    To every logger that does not propagate, as torch's dozens, pytest would give its handlers six times a test.
+    """
+    for name, logger in logging.getLogger().manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in ("torch", "c10d-NullHandler-default"):
+            logger.propagate = True
     gc.freeze()
     gc.enable()
 

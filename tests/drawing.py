@@ -2,20 +2,20 @@
 
 import matplotlib.pyplot as plt
 import pytest
-from matplotlib.figure import Figure
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """Figures in the order in which they were saved; every one is still written, as a PNG."""
-    figures, save = [], Figure.savefig
+    figures, write = [], FigureCanvasAgg.print_png
 
-    def saved(figure, path, **options):
-        figures.append(figure)
-        save(figure, path, **options)
+    def written(canvas, path):
+        figures.append(canvas.figure)
+        write(canvas, path)
         assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
-    monkeypatch.setattr(Figure, "savefig", saved)
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", written)
     yield figures
     assert plt.get_fignums() == []
 

@@ -91,12 +91,9 @@ def shown(name: object, most: int = _MOST_LETTERS) -> str:
 
 def new_figure(width: float, height: float) -> "Figure":
     """An empty figure of that size in inches, which keeps its parts from overlapping."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to import)
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415 (slow to import)
 
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def row_of_axes(figure: "Figure", count: int) -> list["Axes"]:
@@ -127,10 +124,13 @@ def label_epochs(axes: "Axes", unit: str, title: str) -> None:
 
 def save(figure: "Figure", path: str | Path) -> Path:
     """Write the PNG, whole or not at all; its folder is created."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to import)
+
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        figure.savefig(target, dpi=DPI, format="png")
+        # savefig would draw all twice, the first time for nothing but the layout
+        FigureCanvasAgg(figure).print_png(target)  # type: ignore[no-untyped-call]
     except BaseException:
         target.unlink(missing_ok=True)
         raise

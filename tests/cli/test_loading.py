@@ -53,8 +53,9 @@ def test_an_answer_that_needs_no_training_loads_no_library_of_training(commands,
         assert not loaded, command
 
 
-def test_lightning_is_loaded_without_what_it_does_not_need_and_torchmetrics_stays_whole():
-    python(
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_lightning_is_loaded_without_what_it_does_not_need_and_torchmetrics_stays_whole(whole):
+    code = (
         "import sys\n"
         "from fcco_lightning.cli.loading import quick_loading\n"
         "with quick_loading():\n"
@@ -66,9 +67,13 @@ def test_lightning_is_loaded_without_what_it_does_not_need_and_torchmetrics_stay
         "assert torchmetrics.Metric is Metric\n"
         "assert not hasattr(torchmetrics, 'CompositionalMetric'), 'which jsonargparse looks for here'\n"
         "assert 'scipy.signal' not in sys.modules\n"
+        "assert not hasattr(torchmetrics, 'Acuracy')\n"
+    )
+    rest = (
         "assert issubclass(torchmetrics.Accuracy, Metric) and 'scipy.signal' in sys.modules\n"
         "assert not hasattr(torchmetrics, 'Acuracy')\n"
     )
+    python(code + rest * whole)
 
 
 def test_the_help_of_fit_is_a_page_of_options_that_there_are(capsys):

@@ -361,13 +361,15 @@ def test_repeated_samples_and_batches_of_other_sizes(name, compiled):
     assert_same(*both(name, act, sampling=UniformSampling(16)))
 
 
+WITHOUT = [("group", 1), ("y", 0)]
+
+
 @pytest.mark.parametrize(
     "name", ["caps", *(pytest.param(n, marks=pytest.mark.slow) for n in ("AP", "ROC", "AUC", "KL of groups"))]
 )
 def test_batches_that_lack_something(name, compiled):
     def act(engine, optimizer, batches):
-        lacking = [{key: c[b["group"] == 1] for key, c in b.items()} for b in batches[:2]]
-        lacking += [{key: c[b["y"] == 0] for key, c in b.items()} for b in batches[:2]]
+        lacking = [{key: c[batches[0][of] == value] for key, c in batches[0].items()} for of, value in WITHOUT]
         negative = [{key: c[b["y"] == 0] for key, c in b.items()} for b in batches]
         of_one_size = [{key: torch.cat([c, c, c])[:16] for key, c in b.items()} for b in negative]
         return stepped(engine, optimizer, [*batches, *of_one_size, *lacking, *batches])

@@ -81,14 +81,10 @@ def test_a_run_and_its_checkpoint(capsys):
     assert own.keys() == plain.keys() > {"objective.threshold", "problem.terms.0.state.rows"}
     assert all(torch.equal(own[n], value) for n, value in plain.items() if isinstance(value, torch.Tensor))
     assert len(list(Path("runs").rglob("diagnostics.json"))) == 1
-    for command in ("test", "validate"):
-        assert (
-            fcco(command, "--ckpt_path", checkpoint, "--diagnostics.enabled=true", "--diagnostics.folder", command) == 0
-        )
-        again = read(command)
-        del again["duals"]  # without the rows that the algorithm keeps
-        assert again == {name: part for name, part in found.items() if name != "duals"}
-        assert read(command)["duals"] == {k: v for k, v in sizes.items() if k != "remembered"}
+    assert fcco("validate", "--ckpt_path", checkpoint, "--diagnostics.enabled=true", "--diagnostics.folder=again") == 0
+    again = read("again")
+    assert again.pop("duals") == {k: v for k, v in sizes.items() if k != "remembered"}  # rows that the algorithm keeps
+    assert again == {name: part for name, part in found.items() if name != "duals"}
     assert fcco("test", "--ckpt_path", checkpoint, "--diagnostics.enabled=true", "--diagnostics.split=test",
                 "--diagnostics.lam=0.5", "--diagnostics.folder=other") == 0  # fmt: skip
     other = read("other")
