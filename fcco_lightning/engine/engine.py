@@ -524,6 +524,8 @@ class Engine:
             usable = not self.processes.largest(not usable)
         self.answer = asked is not None and answers[0]
         if not usable and (scaler is None or not all_finite(values)):
+            if scaler is not None:
+                scaler.update()  # it would take the next gradients for unscaled ones
             self._refuse(values)
         self._write()
         if known is not None:

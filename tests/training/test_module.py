@@ -357,6 +357,18 @@ def test_a_nonfinite_batch_stops_or_is_skipped(make_module, make_trainer, small_
     assert all(torch.isfinite(value).all() for value in network.state_dict().values())
 
 
+@pytest.mark.parametrize("algorithm", [SONEX, lambda: ALEXR2(K=3)], ids=["SONEX", "ALEXR2"])
+def test_a_nonfinite_batch_is_skipped_where_losses_are_scaled(algorithm, make_module, make_trainer, small_data):
+    small_data.setup()
+    small_data.tables["train"].columns["x"][7, 0] = math.nan
+    module = make_module(algorithm=algorithm(), execution=Execution(skip_nonfinite=True))
+    scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+    trainer = make_trainer(max_epochs=2, limit_val_batches=0, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+    trainer.fit(module, small_data)
+    assert module.skipped_batches == 2
+    assert scaler.get_scale() == 512.0 / 4  # halved for each, as by torch's own step
+
+
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
 @pytest.mark.parametrize("skip", [False, True])
 def test_weights_that_diverged_are_never_saved(skip, make_module, make_trainer, small_data, tmp_path):
