@@ -2,6 +2,7 @@
 
 import random
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.data.table import collate
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.training import module as training_module
+from fcco_lightning.training.resuming.random_streams import loader_streams, set_loader_streams
 from tests.jobs import everything, save_at
 
 ROWS, BATCHES = 40, 5
@@ -136,6 +138,18 @@ def test_continued_exactly_without_a_warning(make_loader, batch, make_module, ma
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
+def test_every_kind_of_a_numpy_stream_goes_on(kind, tmp_path):
+    def loader(seed):
+        return SimpleNamespace(dataset=SimpleNamespace(stream=np.random.Generator(getattr(np.random, kind)(seed))))
+
+    one, other = loader(3), loader(4)
+    one.dataset.stream.integers(9, size=5, dtype=np.int32)
+    torch.save(loader_streams([one]), tmp_path / "streams")
+    set_loader_streams([other], torch.load(tmp_path / "streams", weights_only=True))
+    assert (one.dataset.stream.random(9) == other.dataset.stream.random(9)).all()
+
+
 def test_rows_of_one_data_set_are_not_those_of_another(make_module, make_trainer):
     x = torch.randn(ROWS, 7)
     whole, half = (IndexedDataset(TensorDataset(x[:n], (x[:n, 0] > 0).long())) for n in (ROWS, ROWS // 2))

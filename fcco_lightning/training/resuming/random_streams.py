@@ -82,7 +82,7 @@ def _set_state(generator: _Generator, state: Any) -> None:
     elif isinstance(generator, random.Random):
         generator.setstate(state)
     else:
-        plain = pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy(), state)
+        plain = pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy().astype(np.uint64), state)
         if isinstance(generator, np.random.Generator):
             generator.bit_generator.state = plain
         else:
