@@ -17,7 +17,7 @@ from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.evaluation import Standing, direction, is_feasible, standing
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.reports.verdict import chosen_line
-from fcco_lightning.state.checkpoint_files import in_words
+from fcco_lightning.state.checkpoint_files import in_words, versioned
 from fcco_lightning.training import FCCOModule
 
 FEASIBLE = "feasible.ckpt"
@@ -281,7 +281,7 @@ class BestFeasible(Callback):
         """Put the best weights in place, before anything is reported of them."""
         if not self.chosen or trainer.interrupted or not isinstance(pl_module, FCCOModule):
             return
-        pl_module.network.load_state_dict(self._weights)
+        pl_module.network.load_state_dict(versioned(pl_module.network, self._weights))
         if self._rule:
             pl_module.rule.take(DecisionRule.of(self._rule))
         saver = trainer.checkpoint_callback

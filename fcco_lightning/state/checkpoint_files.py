@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -214,7 +215,17 @@ def load_weights(network: nn.Module, content: Mapping[str, Any], file: str, way_
     """
     weights = weights_of_network(content)
     with whole_or_not(network, weights, file, way_out):
-        network.load_state_dict(weights)
+        network.load_state_dict(versioned(network, weights))
+
+
+def versioned(module: nn.Module, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Stored weights with the versions of the module's layers, where the mapping has lost those of when it was stored.
+
+    A layer whose weights have had several forms asks for theirs: without it MNASNet of torchvision takes none.
+    """
+    found: Any = OrderedDict(stored)
+    found._metadata = getattr(stored, "_metadata", None) or module.state_dict()._metadata  # type: ignore[attr-defined]
+    return found
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def without_values(checkpoint: Mapping[str, Any]) -> list[Tensor]:
         return tensor
 
     for name in _PLACES:
-        _mapped(checkpoint.get(name), note)
+        mapped(checkpoint.get(name), Tensor, note)
     return meta
 
 
@@ -208,15 +208,19 @@ def _read(
 def _change(checkpoint: dict[str, Any], change: Callable[[Tensor], Tensor]) -> None:
     for name in _PLACES:
         if name in checkpoint:
-            checkpoint[name] = _mapped(checkpoint[name], change)
+            checkpoint[name] = mapped(checkpoint[name], Tensor, change)
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The value with changed tensors; what holds none is as it was."""
-    if isinstance(value, Tensor):
+def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The value with changed members of a kind; what holds none that changes is as it was."""
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _mapped(member, change) for key, member in value.items()}
-    if type(value) in (list, tuple) and any(isinstance(m, Tensor | Mapping | list | tuple) for m in value):
-        return type(value)(_mapped(member, change) for member in value)
-    return value
+        changed: Any = {key: mapped(member, kind, change) for key, member in value.items()}
+        same = all(changed[key] is member for key, member in value.items())
+    elif type(value) in (list, tuple):
+        changed = type(value)(mapped(member, kind, change) for member in value)
+        same = all(new is member for new, member in zip(changed, value, strict=True))
+    else:
+        return value
+    return value if same else changed

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from fcco_lightning.checks import at_least, inside
+from fcco_lightning.state.checkpoint_files import versioned
 
 _PREFIX = "network."  # of the network's tensors in a checkpoint's ``state_dict``
 
@@ -68,7 +69,8 @@ class WeightAverage:
         self._finite = [k for k, buffer in enumerate(self.statistics) if bool(buffer.isfinite().all())]
         if stored is not None:
             self._other.n_averaged.fill_(stored["count"])
-            self._other.module.load_state_dict({k.removeprefix(_PREFIX): v for k, v in stored["weights"].items()})
+            last = {k.removeprefix(_PREFIX): v for k, v in stored["weights"].items()}
+            self._other.module.load_state_dict(versioned(network, last))
 
     def update(self, updates: int) -> None:
         """Take in the network's weights after one more update, of so many in all."""

@@ -32,6 +32,7 @@ from fcco_lightning.state.checkpoint_files import (
     in_memory,
     in_words,
     read_file,
+    versioned,
     whole_or_not,
 )
 from fcco_lightning.state.divided import without_values
@@ -637,7 +638,7 @@ class FCCOModule(EvaluatingModule):
             )
         way_out = " Give the network of the run that wrote it: config.yaml in its folder has it."
         with whole_or_not(self, state_dict, "the checkpoint", way_out):
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+            return super().load_state_dict(versioned(self, state_dict), strict=strict, assign=assign)
 
     def _continue(self, stored: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
         """Take over what a fit goes on with."""

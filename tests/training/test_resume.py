@@ -2,12 +2,13 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, StepLR
 
 from fcco_lightning import (
     ALEXR2,
@@ -19,6 +20,7 @@ from fcco_lightning import (
     CheckpointError,
     CrossEntropy,
     EqualizedOdds,
+    FCCOModule,
     HeavyBall,
     KLPenalty,
     Lagrangian,
@@ -29,7 +31,9 @@ from fcco_lightning import (
     TabularMLP,
     TensorDataModule,
     UniformSampling,
+    WeightAverage,
 )
+from fcco_lightning.training import WarmStart
 from tests import jobs
 from tests.tables import make_data, make_frame
 from tests.training.conftest import quick
@@ -114,6 +118,45 @@ def test_a_run_of_which_nothing_is_left_ends_with_the_weights_after_recovery(
     whole = fit()
     for name in ("last", "recovered"):
         jobs.require_same(fit(tmp_path / f"{name}.ckpt"), whole)
+
+
+def test_settings_may_be_numbers_of_numpy(make_module, make_trainer, small_data, tmp_path):
+    path = tmp_path / "at.ckpt"
+
+    def fit(callbacks=(), ckpt_path=None):
+        torch.manual_seed(3 if ckpt_path is None else 99)
+        schedule = Schedule(lambda o: StepLR(o, 1, gamma=np.float64(0.5)))
+        module = make_module(optimizer=lambda p: HeavyBall(p, lr=np.float64(0.05)), schedule=schedule)
+        make_trainer(callbacks=list(callbacks)).fit(module, small_data, ckpt_path=ckpt_path)
+        return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+    whole = fit([jobs.save_at(1, 4, path)])
+    assert torch.equal(fit(ckpt_path=path), whole)
+
+
+class Versioned(torch.nn.Linear):
+    """Knows in which form its weights are stored by their version, as torchvision's MNASNet."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, metadata, *args):
+        assert metadata.get("version") == 2
+        super()._load_from_state_dict(state, prefix, metadata, *args)
+
+
+def test_layers_are_told_the_version_of_their_weights(make_trainer, tmp_path):
+    def made():
+        return FCCOModule(torch.nn.Sequential(Versioned(7, 1)), average=WeightAverage(0.9))
+
+    first, path = made(), tmp_path / "a.ckpt"
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(first, make_data())
+    trainer.save_checkpoint(path)
+    make_trainer(max_epochs=2).fit(made(), make_data(), ckpt_path=path)
+    make_trainer(max_epochs=1, callbacks=[WarmStart(str(path))]).fit(made(), make_data())
+    make_trainer().validate(made(), make_data(), path, verbose=False)
+    again = FCCOModule.load_from_checkpoint(path, network=torch.nn.Sequential(Versioned(7, 1)))
+    assert torch.equal(again.network[0].weight, first.network[0].weight)
 
 
 @pytest.mark.filterwarnings("ignore:precision=.* keeps the weights")

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
@@ -28,7 +29,7 @@ from fcco_lightning.state.checkpoint_files import (
     rows_folder,
     structure_of,
 )
-from fcco_lightning.state.divided import TABLE, gathered, place_of, put_back, rows_here, take_out
+from fcco_lightning.state.divided import TABLE, gathered, mapped, place_of, put_back, rows_here, take_out
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import (
     Part,
@@ -172,6 +173,8 @@ def save(
         CheckpointError: if a file cannot be written; on all processes.
         PeerError: on the other processes.
     """
+    # numbers of NumPy, such as a learning rate of np.geomspace, are read as code is, which reading refuses
+    checkpoint.update(mapped(checkpoint, np.generic, np.generic.item))
     large = {name: s for name, s in states.items() if s.sharded}
     for name in large:
         for key in (f"{name}.rows", f"{name}._extra_state"):
