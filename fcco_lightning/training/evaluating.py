@@ -86,7 +86,7 @@ class EvaluatingModule(LightningModule):
         self._report(["test"])
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Give the outputs with the samples' ``index``.
+        """Give the outputs with the samples' ``index``, where the batch has that.
 
         Returns: ``scores``, the network's outputs (also as ``output``); of a classifier and of scores of two classes
             also ``decisions`` (0 or 1, or the class of the largest score), where the rule knows them, and
@@ -95,7 +95,8 @@ class EvaluatingModule(LightningModule):
         columns = columns_of(batch)
         outputs = outputs_of_columns(self.network, columns)
         self._keep_pace(batch, batch_idx, self.trainer.num_predict_batches)
-        prediction = {"index": columns["index"], "output": outputs}
+        index = {"index": columns["index"]} if "index" in columns else {}
+        prediction = {**index, "output": outputs}
         return prediction | ({"scores": outputs} | self._decided(outputs) if isinstance(outputs, Tensor) else {})
 
     def _decided(self, scores: Tensor) -> dict[str, Tensor]:
