@@ -304,7 +304,8 @@ def _different(column: Tensor) -> int:
 
 
 def _rows(columns: Columns) -> int:
-    return len(next(iter(columns.values())))
+    """How many samples columns are of; 0 where there are none."""
+    return len(next(iter(columns.values()), ()))
 
 
 def _require_own_index(columns: Columns, index: Tensor) -> None:

@@ -229,6 +229,11 @@ def test_labels_that_are_not_those_declared_are_refused():
         train(made, [batch_of(i) for i in shuffled()])
 
 
+def test_declared_are_perhaps_no_columns():
+    sampling = {"target": Drawn({}, UniformBatches(N, BATCH))}
+    train(engine_for(CrossEntropy(), SGD(), sampling), [batch_of(i) for i in shuffled()])
+
+
 def test_batches_without_the_declared_classes_are_refused():
     columns = {"y": Y, "index": torch.arange(N)}
     plan = BalancedSampling(BATCH).plan(columns, 0)
