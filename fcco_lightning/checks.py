@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def positive(name: str, value: float) -> float:

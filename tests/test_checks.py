@@ -27,5 +27,11 @@ def test_checks_return_the_value_or_name_the_argument(check, accepted, refused):
             check("size", value)
 
 
+@pytest.mark.parametrize("check", [positive, finite, lambda name, value: at_least(name, value, 1)])
+def test_a_number_that_no_float_holds_is_refused(check):
+    with pytest.raises(ConfigError, match="^size must "):
+        check("size", 10**400)
+
+
 def test_a_whole_float_becomes_an_int():
     assert isinstance(at_least("K", 3.0, 1), int)
