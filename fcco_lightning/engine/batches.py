@@ -23,7 +23,9 @@ _PLAIN = frozenset((torch.float32, torch.int64, torch.float64))
 _WHOLE = frozenset(("group", "task", "query", "bag", "event"))  # one whole number per sample, (B,) int64
 _ONE_EACH = _WHOLE | {"time", "weight"}  # one number per sample, (B,)
 _NUMBERS = ("y", "index", *sorted(_WHOLE))  # reckoned with, as in 2 y - 1, which small integers do not hold
-_NARROW = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32))
+_NARROW = frozenset(
+    (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
+)
 
 
 def fields_of(given: Any) -> Any:

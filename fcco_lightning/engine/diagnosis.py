@@ -151,7 +151,7 @@ def _narrowness(network: nn.Module, outputs: Outputs) -> str:
         return of_weights
     return (
         " The network computes in float16 (autocast), which holds nothing above 65504: use bfloat16 "
-        "(--trainer.precision bf16-mixed), or a loss scaler, which drops such steps (16-mixed)."
+        "(--trainer.precision bf16-mixed). A loss scaler (16-mixed) drops steps of which the gradient alone overflows."
     )
 
 

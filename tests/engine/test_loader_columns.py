@@ -52,10 +52,12 @@ SAME = {
     "y float64": {"y": Y.double()},
     "y int8": {"y": Y.to(torch.int8)},
     "y uint8, of which 2 y - 1 would be 255": {"y": Y.to(torch.uint8)},
+    "y uint16 of NumPy, which torch hardly reckons with": {"y": Y.numpy().astype(np.uint16)},
     "y of a list": {"y": Y.tolist()},
     "y of NumPy": {"y": Y.numpy()},
     "y of single tensors": {"y": list(Y)},
     "index int32": {"index": torch.arange(N, dtype=torch.int32)},
+    "index uint32 of NumPy": {"index": np.arange(N, dtype=np.uint32)},
     "index of a list": {"index": list(range(N))},
     "index of NumPy": {"index": np.arange(N)},
     "texts first": {"path": ["a"] * N, **PLAIN},
@@ -116,3 +118,12 @@ def test_weights_of_float16_are_named():
     network[0].weight.data.fill_(6e4)
     with pytest.raises(NonFiniteError, match=r"float16 \(precision 16-true\).* bf16-mixed or 32-true"):
         engine.train_batch(batch, torch.optim.SGD(network.parameters(), lr=0.1))
+
+
+def test_outputs_of_float16_are_said_to_overflow_under_a_loss_scaler_too():
+    network, algorithm = nn.Sequential(nn.Linear(WIDTH, 1), nn.Flatten(0)), SOX()
+    engine = Engine(network, algorithm.pose(Margins(), num_samples=N), algorithm)
+    network[0].weight.data.fill_(6e4)
+    refused = pytest.raises(NonFiniteError, match=r"autocast.* bf16-mixed\)\. A loss scaler .* the gradient alone")
+    with refused, torch.autocast("cpu", torch.float16):
+        engine.train_batch(PLAIN | {"x": 100 * X}, torch.optim.SGD(network.parameters(), lr=0.1))
