@@ -29,7 +29,7 @@ def test_checks_return_the_value_or_name_the_argument(check, accepted, refused):
 
 @pytest.mark.parametrize("check", [positive, finite, lambda name, value: at_least(name, value, 1)])
 def test_a_number_that_no_float_holds_is_refused(check):
-    with pytest.raises(ConfigError, match="^size must "):
+    with pytest.raises(ConfigError, match=r"^size must "):
         check("size", 10**400)
 
 

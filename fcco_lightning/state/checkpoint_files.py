@@ -223,8 +223,9 @@ def versioned(module: nn.Module, stored: Mapping[str, Any]) -> Mapping[str, Any]
 
     A layer whose weights have had several forms asks for theirs: without it MNASNet of torchvision takes none.
     """
-    found: Any = OrderedDict(stored)
-    found._metadata = getattr(stored, "_metadata", None) or module.state_dict()._metadata  # type: ignore[attr-defined]
+    found = OrderedDict(stored)
+    versions = getattr(stored, "_metadata", None) or module.state_dict()._metadata  # type: ignore[attr-defined]
+    found._metadata = versions  # type: ignore[attr-defined]
     return found
 
 

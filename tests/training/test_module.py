@@ -441,7 +441,8 @@ def test_predict_gives_outputs_with_indices(make_module, make_trainer, small_dat
 def test_predict_takes_batches_without_index(make_trainer):
     module = FCCOModule(TabularMLP([4], in_features=3), CrossEntropy())
     (part,) = make_trainer().predict(module, DataLoader([{"x": torch.eye(3)}], batch_size=None))
-    assert torch.equal(part["scores"], module.network(torch.eye(3))) and "index" not in part
+    assert torch.equal(part["scores"], module.network(torch.eye(3)))
+    assert "index" not in part
 
 
 def test_predict_gives_decisions_where_there_are_some(make_trainer, small_data):
