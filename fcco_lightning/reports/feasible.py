@@ -105,6 +105,7 @@ class BestFeasible(Callback):
         self._margins: list[float] = []
         self._asked: dict[str, Any] = {}
         self._warned = False
+        self._restored = False  # from a checkpoint, and no run has started since
 
     def state_dict(self) -> dict[str, Any]:
         """The weights that are best so far, and the margins; nothing before the first validation."""
@@ -123,14 +124,18 @@ class BestFeasible(Callback):
         self.chosen, self._weights = state_dict["chosen"], state_dict["weights"]
         self._rule = state_dict.get("rule", {})
         self._margins, self._asked = state_dict["margins"], state_dict["asked"]
+        self._restored = True
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find out now, not after hours, that a split or column is missing; go on with a checkpoint's margins."""
         find = getattr(getattr(trainer, "datamodule", None), "add_clusters", None)
         if self.clusters is not None and find is not None:
             self._cluster_column = find(self.clusters)
-        if not self.enabled:  # a checkpoint may come from a run in which it was
+        another = trainer.current_epoch == 0 and not self._restored  # run than the one that this callback has followed
+        if another or not self.enabled:  # a checkpoint may come from a run in which it was
             self.chosen, self._weights, self._margins = {}, {}, []
+            self._warned = False
+        self._restored = False
         if not (isinstance(pl_module, FCCOModule) and pl_module.constraints):
             return
         self._warn_of_no_effect(trainer)

@@ -102,6 +102,7 @@ class Report(Callback):
         self._folder: Path | None = None
         self._unseen: set[str] = set()
         self._asked: dict[str, float] = {}
+        self._restored = False  # from a checkpoint, and no run has started since
 
     @property
     def run(self) -> Run | None:
@@ -114,9 +115,13 @@ class Report(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history, self._asked = list(state_dict["history"]), dict(state_dict["kappas"])
+        self._restored = True
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock; find out now, not after hours, that a folder cannot be written."""
+        if trainer.current_epoch == 0 and not self._restored:  # another run than the one that it has followed
+            self.history, self._unseen = [], set()
+        self._restored = False
         if isinstance(pl_module, FCCOModule):
             kappas = kappas_of(pl_module)
             if kappas != self._asked:  # those before did not say whether these constraints hold

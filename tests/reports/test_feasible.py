@@ -118,6 +118,17 @@ def test_the_run_ends_with_the_best_feasible_weights(tmp_path, script, best, cap
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_another_run_with_the_same_callbacks_begins_anew(tmp_path):
+    choice, report = BestFeasible(enabled=True), Report(pictures=False, table=False, folder=str(tmp_path))
+    for script in ([(-0.1, 0.9), (-0.1, 0.8)], [(-0.1, 0.5), (-0.1, 0.6)]):
+        module = Scripted(torch.nn.Linear(2, 1), constraints=[MeanAtMost(SoftRate(), 0.4)])
+        module.script = script
+        train(module, data(), choice, report, epochs=2, default_root_dir=tmp_path)
+        assert choice.chosen["auc"] == max(auc for _, auc in script)
+        assert [one["auc"] for one in report.history if one["split"] == "val"] == [auc for _, auc in script]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_a_resumed_run_remembers_the_best_weights_before(tmp_path):
     script = [(-0.1, 0.9), (-0.1, 0.5), (-0.1, 0.7)]
     *_, seen, trainer = fit(tmp_path, script, epochs=2)
