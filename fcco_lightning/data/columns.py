@@ -295,7 +295,9 @@ def is_value(text: str) -> bool:
 def as_value(text: str) -> str:
     """What :func:`text_of` calls the number that a text is; other texts as they are."""
     value = number_or_text(text)
-    return text if isinstance(value, str) or text.capitalize() in _TRUTH_VALUES else _text(value)
+    if text.capitalize() in _TRUTH_VALUES:
+        return text.capitalize()  # as pandas reads them
+    return text if isinstance(value, str) else _text(value)
 
 
 def number_or_text(text: str) -> str | float:

@@ -33,6 +33,7 @@ MISSING = "(missing)"
 _YEAR = 365.2425  # days
 _MOST_IN_MEMORY = 1 << 28  # bytes of features
 _ROWS_AT_ONCE = 1 << 14  # whose features are made together: those of a whole table would take twice its memory
+_STARTS_AS_DATE = r"\s*\d"
 _DATE = r"\s*\d{4}-\d\d-\d\d([T ].*)?"  # without which a number of eight digits is a date of ISO 8601
 
 
@@ -595,6 +596,8 @@ def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
 
 def _since_1970(dates: pd.Series) -> pd.Series:
     """Durations since then; missing of what is no date."""
+    if not pd.api.types.is_datetime64_any_dtype(dates.dtype):
+        dates = dates.where(dates.astype(str).str.match(_STARTS_AS_DATE))  # pandas knows "now" and "today", too
     parsed = pd.to_datetime(dates, utc=True, format="ISO8601", errors="coerce")
     since: pd.Series = parsed - pd.Timestamp(0, tz="UTC").as_unit(parsed.dt.unit)  # 9999-12-31 has no nanoseconds
     return since

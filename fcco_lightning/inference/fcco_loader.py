@@ -8,6 +8,7 @@ This file and NETWORK.json lie beside the network NETWORK, and nothing else is n
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+_ONE_DIGIT = re.compile(r"(?<![\d.,])\d(?!\d)")  # of a month, a day or a time, as pandas reads it, too
 MISSING = frozenset({
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
     "NULL", "NaN", "None", "n/a", "nan", "null",
@@ -149,7 +151,7 @@ def _number(cell: Any, name: str, encoding: Mapping[str, Any]) -> float:
         if isinstance(cell, float):
             return cell if np.isfinite(cell) else float(_missing(np.nan, name, encoding))
     with suppress(ValueError):
-        date = datetime.fromisoformat(str(cell).strip())
+        date = datetime.fromisoformat(_ONE_DIGIT.sub(r"0\g<0>", str(cell).strip().replace("/", "-")))
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() / 86400
     if name in (*encoding["numeric"], *encoding["dates"]):
         return float(_missing(np.nan, name, encoding))

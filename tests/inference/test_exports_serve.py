@@ -114,6 +114,28 @@ def test_the_loader_knows_every_kind_of_column():
     assert {field.name for kind in get_args(Column) for field in fields(kind)} == set(known.split())
 
 
+@pytest.mark.parametrize(
+    "cell", ["2026-1-1", "2026-01-31 9:5", "2026-01-31T09:05:06.5", "2026/1/31", "2026-02-03T1:30:00+02:00", "today"]
+)
+def test_dates_are_read_as_in_training(cell):
+    days = pd.date_range("2025-12-01", periods=40).astype(str).tolist()
+    encoder = TabularEncoder(Encoding(missing="impute")).fit(pd.DataFrame({"day": days}))
+    new = pd.DataFrame({"day": [*days, cell]})
+    expected = encoder.transform(new)
+    found = fcco_loader.features(encoder.state_dict() | {"texts": encoder.texts}, new.to_dict("records"))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert encoder.imputed == ([40] if cell == "today" else [])
+
+
+def test_a_text_beside_truth_values_leaves_these_what_they_are():
+    encoder = TabularEncoder(Encoding(missing="impute")).fit(pd.DataFrame({"own": [True, False]}))
+    words = ["true", "FALSE", "yes"]
+    expected = [[0, 1], [1, 0], [0, 0]]
+    assert encoder.transform(pd.DataFrame({"own": words})).tolist() == expected
+    told = encoder.state_dict() | {"texts": encoder.texts}
+    assert fcco_loader.features(told, [{"own": word} for word in words]).tolist() == expected
+
+
 def test_an_underscore_makes_no_number(exported):
     encoder = TabularEncoder(Encoding(categorical=["zone"])).fit(pd.DataFrame({"age": [1.0, 2.0], "zone": [7, 11]}))
     network = exported(Predictor(nn.Identity(), encoder))
