@@ -20,17 +20,20 @@ from tests.texts import TINY, make_mails, make_texts
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALL_CONFIGS = sorted(CONFIGS.rglob("*.yaml"))
-QUICK = (  # of every data module one, beside the one on a device; the others are slow
+QUICK = (  # of every data module one, beside those on a device, of digits (test_continual_clip) and texts (test_guides)
     "bdd100k_foggy_sonex",
     "camelyon17_sonex",
-    "civilcomments_sonex",
-    "digits_alexr2",
     "five_distributions_pg_smd",
     "chest_partial_auc_tpr",
     "synthetic_bellman_alexr",
     "synthetic_views_sox",
 )
-ON_A_DEVICE = ("adult_sonex", "synthetic_cox_sox")  # beside those above; what algorithms do there is a contract
+ON_A_DEVICE = (
+    "adult_sonex",
+    "synthetic_cox_sox",
+    "civilcomments_sonex",
+    "digits_alexr2",
+)  # beside those above; what algorithms do there is a contract
 PRINTED = ("camelyon17_sonex", "bdd100k_foggy_sonex")  # those with most in them; the others are slow
 
 pytestmark = [

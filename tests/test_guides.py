@@ -19,6 +19,7 @@ from tests.images import picture, shard
 from tests.texts import TINY, make_mails
 
 ROOT = Path(__file__).parents[1]
+NO_PICTURES = ["--report.pictures=false"]
 EPOCHS = "max_epochs=10"  # of the README's example
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text()
@@ -64,7 +65,10 @@ def test_constraints_example():
     names = [c["init_args"]["name"] for c in yaml.safe_load(text)["model"]["constraints"]]
     config = ROOT / "configs/roc_fairness/synthetic_sonex.yaml"
     arguments = ["--trainer.max_epochs=1", "--data.num_train=400", "--data.num_test=400"]
-    assert run(["fit", "--config", str(config), "--config", "own.yaml", "--report.folder=out", *arguments]) == 0
+    assert (
+        run(["fit", "--config", str(config), "--config", "own.yaml", *NO_PICTURES, "--report.folder=out", *arguments])
+        == 0
+    )
     report = yaml.safe_load(Path("out/report.json").read_text())
     assert list(report["train"]["constraints"]) == names
 
@@ -77,7 +81,7 @@ def test_group_dro_example():
     columns = {"sex": ["f", "m"], "origin": ["Here", "There", "Far"], "hired": ["yes", "no"]}
     table = pd.DataFrame({name: rng.choice(values, 900) for name, values in columns.items()})
     table.assign(age=rng.integers(20, 60, 900), skill=rng.normal(size=900)).to_csv("people.csv", index=False)
-    assert run(["fit", "--config", "own.yaml", "--trainer.max_epochs=1", "--report.folder=out"]) == 0
+    assert run(["fit", "--config", "own.yaml", "--trainer.max_epochs=1", *NO_PICTURES, "--report.folder=out"]) == 0
     report = yaml.safe_load(Path("out/report.json").read_text())
     assert len(report["test"]["groups"]) == 12
     assert 0 <= report["test"]["worst_group_accuracy"] <= report["test"]["tail_accuracy"] <= 1
@@ -94,7 +98,7 @@ def test_texts_example():
     make_mails(120).to_parquet("mails.parquet")
     batches = "{class_path: GroupSampling, init_args: {groups_per_batch: 4, samples_per_group: 2}}"
     arguments = ["--model.objective=WorstGroupDRO", f"--data.batches={batches}", "--trainer.max_epochs=1"]
-    assert run(["fit", "--config", "own.yaml", *arguments, "--report.folder=out"]) == 0
+    assert run(["fit", "--config", "own.yaml", *arguments, *NO_PICTURES, "--report.folder=out"]) == 0
     assert len(yaml.safe_load(Path("out/report.json").read_text())["test"]["groups"]) == 4
 
 

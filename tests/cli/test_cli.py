@@ -453,7 +453,7 @@ CSV = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--traine
     ("arguments", "root", "checkpoints"),
     [
         pytest.param(["--trainer.default_root_dir=elsewhere"], "elsewhere", "elsewhere", marks=pytest.mark.slow),
-        (["--trainer.default_root_dir=elsewhere", *CSV], "logs", "logs"),
+        pytest.param(["--trainer.default_root_dir=elsewhere", *CSV], "logs", "logs", marks=pytest.mark.slow),
         pytest.param(
             ["--trainer.default_root_dir=elsewhere", "--trainer.logger=false"],
             "elsewhere",

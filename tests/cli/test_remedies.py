@@ -77,6 +77,7 @@ def test_saying_what_decisions_are_for(rare):
     assert works(*fitted(rare, odds(), AUC(), decisions=Decisions(share=0.1)))
 
 
+@pytest.mark.slow
 def test_a_budget_keeps_the_ranking_and_a_share_is_that_of_decisions(rare):
     figures, _, auc, _ = fitted(rare, odds(TopShare(0.1)))
     assert not figures["vacuous"]
@@ -86,14 +87,18 @@ def test_a_budget_keeps_the_ranking_and_a_share_is_that_of_decisions(rare):
     assert chosen.mean() == pytest.approx(0.2, abs=0.05)
 
 
-def test_quantiles_lower_temperatures_and_smaller_units(rare):
-    """Each is what the reason names."""
+@pytest.mark.slow
+def test_quantiles_rank_and_hold(rare):
     figures, headline, auc, chosen = fitted(
         rare,
         [ROCFairness((0.7, 0.9), 0.1, 0.05, QuantileScores(), by="region"), *odds(), GroupAUCAtLeast(0.6, by="sex")],
         decisions="balanced",
     )
     assert works(figures, headline, auc, chosen)
+
+
+def test_quantiles_lower_temperatures_and_smaller_units(rare):
+    """Each is what the reason names."""
     y = torch.tensor([answer == "yes" for answer in rare[0]["answer"]]).long()
     batch = {"y": y, "group": torch.arange(len(y)) % 2}
     scores = (4 * y + torch.linspace(-2, 2, len(y))).double()

@@ -361,26 +361,31 @@ def test_repeated_samples_and_batches_of_other_sizes(name, compiled):
     assert_same(*both(name, act, sampling=UniformSampling(16)))
 
 
-WITHOUT = [("group", 1), ("y", 0)]
-
-
 @pytest.mark.parametrize(
-    "name", ["caps", *(pytest.param(n, marks=pytest.mark.slow) for n in ("AP", "ROC", "AUC", "KL of groups"))]
+    ("name", "sizes"),
+    [
+        ("caps", False),
+        *(pytest.param(n, True, marks=pytest.mark.slow) for n in ("caps", "AP", "ROC", "AUC", "KL of groups")),
+    ],
 )
-def test_batches_that_lack_something(name, compiled):
+def test_batches_that_lack_something(name, sizes, compiled):
+    """Batches of one size, and of others, for which a graph is made as in the test above."""
+
     def act(engine, optimizer, batches):
-        lacking = [{key: c[batches[0][of] == value] for key, c in batches[0].items()} for of, value in WITHOUT]
-        negative = [{key: c[b["y"] == 0] for key, c in b.items()} for b in batches]
-        of_one_size = [{key: torch.cat([c, c, c])[:16] for key, c in b.items()} for b in negative]
-        return stepped(engine, optimizer, [*batches, *of_one_size, *lacking, *batches])
+        lacking = [{key: c[b[of] == v] for key, c in b.items()} for of, v in (("group", 1), ("y", 0)) for b in batches]
+        of_one_size = [{key: torch.cat([c] * 16)[:16] for key, c in b.items()} for b in lacking]
+        return stepped(engine, optimizer, [*batches, *of_one_size, *lacking * sizes, *batches])
 
     assert_same(*both(name, act, sampling=UniformSampling(16)))
 
 
 rows_or_constraints = pytest.mark.parametrize("name", ["AP", pytest.param("caps", marks=pytest.mark.slow)])
+alone_or_rows = pytest.mark.parametrize(
+    "name", ["AUC", *(pytest.param(n, marks=pytest.mark.slow) for n in ("AP", "caps"))]
+)
 
 
-@rows_or_constraints
+@alone_or_rows
 def test_hooks_of_parameters_are_called(name, compiled):
     called = []
 
@@ -408,7 +413,7 @@ def test_layers_that_are_frozen_between_steps_stay_as_they_are(name, compiled):
     assert_same(*both(name, act))
 
 
-@rows_or_constraints
+@alone_or_rows
 def test_a_backward_pass_of_ones_own_is_used(name, compiled):
     class Doubling(Backend):
         def backward(self, value, leaves, gradients=None):

@@ -226,7 +226,8 @@ def test_what_it_cannot_do_is_refused(make_module, make_trainer):
     assert not module.network._forward_hooks
 
 
-@pytest.mark.parametrize("seed", [3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 5])
 def test_a_weak_signal_is_not_shrunk_to_decisions_that_are_all_alike(seed):
     """With the whole decay every one of these samples is decided alike: the scores span hundredths."""
     x, y, group = weak_table(seed)
