@@ -550,3 +550,30 @@ def test_thresholds_of_samples_move_alike_beside_cross_entropy():
         found.append(problem.row_parameters.state.gather(None))
     assert not torch.equal(found[0], torch.full_like(found[0], 0.7))
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_positive_of_small_weight_may_have_smaller_inner_values():
+    """The first one is ranked above all others, so that only its own loss is left."""
+    weight, scores = torch.ones(N, dtype=torch.float64), features().sum(1)
+    weight[0], scores[0] = 0.05, 50.0
+    columns = {"y": Y, "index": torch.arange(N), "sample_weight": weight * N / weight.sum()}
+    objective = AveragePrecision(sigmoid=False)
+    objective.num_samples = N
+    least = objective.row_domain(N, columns).range.least
+    values = objective.measure(scores, columns | {"weight": columns["sample_weight"]})[1].values
+    assert values[0].tolist() == pytest.approx([least, least])
+
+
+def test_labels_of_samples_that_batches_prefer_may_have_smaller_inner_values():
+    """Of both labels 12 samples are known, which stand for 36 of the 60 in the batches' population."""
+    y = torch.stack([Y, Y.flip(0)], dim=1)
+    y[12:] = -1
+    y[:, 1] = y[:, 0]
+    population = torch.where(torch.arange(N) < 12, 3.0, 0.5).double()
+    columns = {"y": y, "index": torch.arange(N), "population": population}
+    objective = MeanAveragePrecision(missing=-1, sigmoid=False)
+    objective.num_samples = N
+    least = objective.row_domain(N, columns).range.least
+    scores = torch.where(torch.arange(N) == 0, 50.0, 0.0).double().unsqueeze(1).expand(N, 2)
+    rows = objective.measure(scores, columns)[1]
+    assert rows.values[rows.weight > 0].min().item() == pytest.approx(least)

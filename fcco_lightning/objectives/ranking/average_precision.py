@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fcco_lightning.checks import at_least, finite
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.batch import POPULATION, Columns
+from fcco_lightning.models.batch import POPULATION, SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.auc.pairwise import PairLoss, SquaredHingePair
 from fcco_lightning.objectives.base import (
@@ -81,6 +81,7 @@ class AveragePrecision(RankingObjective):
     )
     needs_partner = False  # without a negative g_i2 has an estimate too, which is right on average
     _class_changes = (1.0, 1.0)  # how much a negative and a positive count for the prevalence that is asked for
+    _least_weight = 1.0  # of the positives, where samples have weights of their own
 
     def __init__(
         self,
@@ -120,11 +121,14 @@ class AveragePrecision(RankingObjective):
         if self.prevalence != "data":
             n = negatives + positives
             self._class_changes = (1 - self.prevalence) * n / negatives, self.prevalence * n / positives
+        if columns is not None and SAMPLE_WEIGHT in columns:
+            self._least_weight = float(columns[SAMPLE_WEIGHT][positive].min())
         return negatives, positives
 
     def _range(self) -> Range:
         """At least what the positive itself contributes."""
-        return Range(least=self._class_changes[1] * self.itself / sum(self.class_sizes or (1,)))
+        own = self._class_changes[1] * self._least_weight * self.itself
+        return Range(least=own / sum(self.class_sizes or (1,)))
 
 
 class MeanAveragePrecision(BinaryObjective):
@@ -223,7 +227,8 @@ class MeanAveragePrecision(BinaryObjective):
         )
         self._relevance = Known(of_positives.sum() / (labels * of_positives))
         self._to_known = Known((num_samples / labels if self.one_label_each else num_samples) / of_known)
-        return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.itself / int(known.max())))
+        most = max(float(known.max()), float(of_known.max()))
+        return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.itself / most))
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
         """Refuse batches that have no sample to stand for some others.
