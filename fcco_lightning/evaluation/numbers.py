@@ -45,8 +45,7 @@ class NumberEvaluation(Evaluation):
         share = (weight / weight.sum()).unsqueeze(1).to(y.device)  # of the samples, (n, 1)
         squares = (share * apart.square()).sum(0)
         figures = {"rmse": squares.mean().sqrt().item(), "mae": (share * apart.abs()).sum(0).mean().item()}
-        counted = y[weight.to(y.device) > 0]
-        varied = counted.amin(0) < counted.amax(0)
+        varied = ((y != y[share.argmax()]) & (share > 0)).any(0)
         shares = 1 - squares[varied] / (share * (y - (share * y).sum(0)).square()).sum(0)[varied]
         return figures | ({"r2": shares.mean().item()} if len(shares) else {})
 

@@ -273,9 +273,11 @@ def _scores(outputs: Tensor) -> Tensor:
 
 
 def _of_groups(scores: Tensor, y: Tensor, batch: Columns) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the scores, labels, groups and weights of the samples that are of a group; of none without groups."""
-    group, weight = batch.get("group", torch.full_like(y, -1)), batch.get("weight")
-    in_group = group >= 0
+    """Return the scores, labels, groups and weights of the samples that count and have a group; none without groups."""
+    if "group" not in batch:
+        return scores[:0], y[:0], y[:0], None
+    group, weight = batch["group"], batch.get("weight")
+    in_group = group >= 0 if weight is None else (group >= 0) & (weight > 0)
     return scores[in_group], y[in_group], group[in_group], None if weight is None else weight[in_group]
 
 

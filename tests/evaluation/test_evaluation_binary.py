@@ -29,6 +29,13 @@ def test_a_gap_is_one_of_two_groups_with_both_classes():
     assert math.isnan(BinaryEvaluation()(outputs, batch)["roc_gap"])
 
 
+def test_a_group_of_which_no_sample_counts_is_none(tmp_path):
+    outputs, batch = split(2)
+    batch["weight"] = (batch["group"] == 0).double()
+    assert "roc_gap" not in BinaryEvaluation()(outputs, batch)
+    assert [path.name for path in BinaryEvaluation().draw([], {"test": (outputs, batch)}, tmp_path)] == []
+
+
 def test_a_column_of_scores_is_one_score():
     outputs, batch = split(2)
     assert BinaryEvaluation()(outputs.unsqueeze(1), batch) == BinaryEvaluation()(outputs, batch)

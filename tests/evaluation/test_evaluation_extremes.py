@@ -27,6 +27,7 @@ def test_equal_labels_have_no_variance_to_predict():
     weight = torch.ones(7)
     y[3], weight[3] = 2.0, 0.0
     assert "r2" not in NumberEvaluation()(torch.zeros(7), {"y": y, "weight": weight})
+    assert set(NumberEvaluation()(torch.zeros(7), {"y": y, "weight": 0 * weight})) == {"rmse", "mae"}
 
 
 def test_a_common_offset_changes_no_neighbour():
