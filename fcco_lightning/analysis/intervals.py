@@ -254,12 +254,15 @@ def _of_rates(means: _Means, tail: float) -> tuple[float, float]:
     of each and rates at opposite ends it is 92.5% at least (by enumeration of 37 by 37 pairs of rates).
 
     Of clusters the number of samples of a rate is divided by the design effect, and multiplied by
-    ``(t_(n-1) / t_(c-1))^2``, the quantiles of t (Korn and Graubard, 1998).
+    ``(t_(n-1) / t_(c-1))^2``, the quantiles of t (Korn and Graubard, 1998), if that is less than 1: samples of unequal
+    weight may count as fewer than there are clusters.
     """
     below = above = 0.0
     each = (means.values, means.slopes, means.variances, means.sizes, means.designs)
     for p, slope, variance, size, design in zip(*(part.tolist() for part in each), strict=True):
-        fewer = 1.0 if means.clusters is None else (float(stdtrit(size - 1, tail)) / means.quantile(tail)) ** 2
+        fewer = 1.0
+        if means.clusters is not None and size > means.clusters:
+            fewer = (float(stdtrit(size - 1, tail)) / means.quantile(tail)) ** 2
         low, high = exact_binomial(p, _effective_size(p, variance, size) / design * fewer, tail)
         down, up = (p - low, high - p) if slope >= 0 else (high - p, p - low)
         below, above = below + (slope * down) ** 2, above + (slope * up) ** 2

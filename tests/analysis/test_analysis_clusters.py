@@ -18,6 +18,8 @@ from fcco_lightning import (
 from fcco_lightning.analysis import intervals
 from tests.analysis.problems import HardRate, Score
 
+RATE = MeanAtMost(SoftRate(), 0.5, {"group": 0})
+
 
 def split(rng, clusters=12, size=8):
     """Scores whose correlation within clusters is .5; half of every cluster is in group 1."""
@@ -111,6 +113,16 @@ def test_rows_of_a_single_cluster_have_no_interval():
     clusters = torch.where(columns["group"] == 1, 5, torch.arange(20))
     assert list(intervals(limits, scores, columns, clusters=clusters)) == [limits[0].names[0]]
     assert intervals(limits, scores, columns, clusters=torch.zeros(20)) == {}
+
+
+@pytest.mark.parametrize("small", [0.1, 0.01, 1e-9])
+def test_clusters_of_unequal_weight_say_no_more_than_independent_samples(small):
+    """Of two samples in group 0 one has nearly all of the weight, so that they count as about one."""
+    scores = torch.tensor([1.0, -1.0, 0.5, -0.3, 2.0, -2.0])
+    columns = {"group": torch.tensor([0, 0, 1, 1, 1, 1]), "weight": torch.tensor([1.0, small, 1.0, 1.0, 1.0, 1.0])}
+    (alone,) = intervals([RATE], scores, columns).values()
+    (of_clusters,) = intervals([RATE], scores, columns, clusters=torch.arange(6)).values()
+    assert of_clusters.low <= alone.low < of_clusters.h < alone.high <= of_clusters.high
 
 
 def test_clusters_of_another_shape_are_refused():
