@@ -13,7 +13,7 @@ from tests.contracts.completeness import concrete_classes
 from tests.contracts.registry_plans import PLANS
 from tests.plans import BagBatches, BalancedBatches, GroupBatches, QueryBatches
 
-EPOCHS = 100
+EPOCHS = 50
 every_plan = pytest.mark.parametrize("case", PLANS.values(), ids=PLANS)
 
 
