@@ -75,8 +75,10 @@ class Preemption(Temporary):
             self._interrupted = number == signal.SIGINT
             pl_module.engine.stop_asked = True
 
+        # one whose handler a program has set in which Python runs, such as R, could not be given back
+        ours = [number for number in self.signals if signal.getsignal(number) is not None]
         try:
-            self._before = {number: signal.signal(number, listen) for number in self.signals}
+            self._before = {number: signal.signal(number, listen) for number in ours}
         except ValueError:  # not the main thread, which alone may listen
             rank_zero_warn("training runs outside the main thread: a signal to end it will not save a checkpoint.")
         if signal.SIGTERM in self._before:

@@ -1,6 +1,7 @@
 """Every callback that Lightning ships works, resume included, or is refused by name with what to use instead."""
 
 import inspect
+import signal
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from fcco_lightning import CheckpointError, ConfigError, HeavyBall, TabularMLP
 from fcco_lightning.cli.checkpoint_tools import describe
 from fcco_lightning.reports import PredictionWriter
-from fcco_lightning.training import Checkpoints
+from fcco_lightning.training import Checkpoints, Preemption
 from fcco_lightning.training.trainers import REFUSED
 from tests.jobs import require_same, save_at
 from tests.tables import make_data, make_frame
@@ -238,3 +239,17 @@ def test_nothing_is_warned_of_checkpoints_after_every_step(make_module, make_tra
     assert len(saved(tmp_path)) == BATCHES
     assert not [str(one.message) for one in recwarn if "AFTER optimization" in str(one.message)]
     assert warnings.filters == before
+
+
+def test_a_signal_that_another_program_listens_to_is_left_to_it(make_module, make_trainer, small_data, monkeypatch):
+    """Python knows no handler that R or Julia, in which it runs, have set, and could not give it back."""
+    known, listening = signal.getsignal, signal.signal
+
+    def left(number, handler):
+        assert number != signal.SIGINT
+        assert handler is not None
+        return listening(number, handler)
+
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGINT else known(number))
+    monkeypatch.setattr(signal, "signal", left)
+    make_trainer(max_epochs=1, callbacks=[Preemption(signals=("SIGINT", "SIGUSR1"))]).fit(make_module(), small_data)
