@@ -59,7 +59,7 @@ def build_optimizer(
     optimizer = make([{"params": g.params} for g in groups])
     require_one_evaluation(optimizer)
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
-        group["lr"] *= wanted.lr_scale
+        group["lr"] = group["lr"] * wanted.lr_scale  # a tensor would be one for all groups, and the user's own
         group.update({name: 0.0 for name in _DECAYS if name in group and not wanted.decay})
     if of_objective and objective_lr is not None:
         optimizer.param_groups[-1]["lr"] = objective_lr

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from torch.optim import lr_scheduler as schedules
 
 from fcco_lightning import (
+    AUC,
     SGD,
     CheckpointError,
     ConfigError,
@@ -17,6 +18,8 @@ from fcco_lightning import (
     StepAtFractions,
     TabularMLP,
 )
+from fcco_lightning.models import BatchNetwork, ParameterGroup
+from fcco_lightning.training.optimizers import build_optimizer
 from fcco_lightning.training.resuming.continuing import apply_changes
 from tests.jobs import save_at
 from tests.tables import make_data, make_frame
@@ -245,3 +248,21 @@ def test_linear_warm_up_is_that_of_transformers(warm_up, total):
 def test_a_warm_up_is_a_share(warm_up):
     with pytest.raises(ConfigError, match=rf"warm_up must lie in \[0, 1\), got {warm_up}"):
         LinearWarmUp(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), warm_up)
+
+
+def test_a_learning_rate_that_is_a_tensor_has_the_factor_of_every_group():
+    class Two(BatchNetwork):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+
+        def forward(self, batch):
+            return {name: self.last(self.first(columns["x"])) for name, columns in batch.items()}
+
+        def parameter_groups(self):
+            return [ParameterGroup([*self.first.parameters()], lr_scale=0.1), ParameterGroup([*self.last.parameters()])]
+
+    rate = torch.tensor(1.0)
+    optimizer = build_optimizer(lambda params: torch.optim.Adam(params, lr=rate), Two(), AUC(), None)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.1, 1.0])
+    assert rate == 1
