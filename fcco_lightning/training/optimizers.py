@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -70,9 +70,11 @@ def build_optimizer(
 def typed_hyperparameters(optimizer: Optimizer) -> Hyperparameters:
     """What the user gave, per parameter group; primitives only.  To be taken before any schedule is made."""
     kept = (int, float, bool, str, tuple, type(None))
-    return [
-        {k: v for k, v in group.items() if k != "params" and isinstance(v, kept)} for group in optimizer.param_groups
+    groups = [
+        {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}
+        for group in optimizer.param_groups
     ]
+    return [{k: v for k, v in group.items() if isinstance(v, kept)} for group in groups]
 
 
 def require_one_evaluation(optimizer: Optimizer) -> None:

@@ -266,3 +266,14 @@ def test_a_learning_rate_that_is_a_tensor_has_the_factor_of_every_group():
     optimizer = build_optimizer(lambda params: torch.optim.Adam(params, lr=rate), Two(), AUC(), None)
     assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.1, 1.0])
     assert rate == 1
+
+
+def test_a_learning_rate_that_is_a_tensor_and_was_changed_holds(make_module, make_trainer, tmp_path):
+    def fit(rate, epochs, **continued):
+        module = make_module(optimizer=lambda params: torch.optim.Adam(params, lr=torch.tensor(rate)))
+        trainer = make_trainer(max_epochs=epochs)
+        trainer.fit(module, make_data(**DATA), **continued)
+        return trainer
+
+    fit(0.25, 1).save_checkpoint(tmp_path / "a.ckpt")
+    assert fit(0.5, 2, ckpt_path=tmp_path / "a.ckpt").optimizers[0].param_groups[0]["lr"] == 0.5
