@@ -20,6 +20,7 @@ from fcco_lightning.training.trainers import Temporary
 
 SAVED = "saved"
 """What an exception carries that ends a run which was saved."""
+_ENDS_AT_ONCE = ("SIGKILL", "SIGSTOP")
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -43,7 +44,7 @@ class Preemption(Temporary):
         folder: of the checkpoint; None for that of the other checkpoints.
 
     Raises:
-        ConfigError: if a name is not that of a signal.
+        ConfigError: if a name is not that of a signal, or of one that no program hears.
     """
 
     def __init__(
@@ -53,9 +54,12 @@ class Preemption(Temporary):
         requeue: bool = True,
         folder: str | None = None,
     ) -> None:
-        unknown = [name for name in signals if name not in signal.Signals.__members__]
-        if unknown:
-            raise ConfigError(f"signals names {unknown}, which this system does not know. Use e.g. SIGTERM, SIGUSR1.")
+        deaf = [name for name in signals if name not in signal.Signals.__members__ or name in _ENDS_AT_ONCE]
+        if deaf:
+            raise ConfigError(
+                f"signals names {deaf}, which this system does not know, or lets no program hear. Use e.g. SIGTERM, "
+                "SIGUSR1."
+            )
         self.enabled, self.requeue, self.folder = enabled, requeue, folder
         self.signals = [signal.Signals[name] for name in signals]
         self._before: dict[signal.Signals, Handler] = {}

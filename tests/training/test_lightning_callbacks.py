@@ -253,3 +253,9 @@ def test_a_signal_that_another_program_listens_to_is_left_to_it(make_module, mak
     monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGINT else known(number))
     monkeypatch.setattr(signal, "signal", left)
     make_trainer(max_epochs=1, callbacks=[Preemption(signals=("SIGINT", "SIGUSR1"))]).fit(make_module(), small_data)
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP", "SIGNAL"])
+def test_a_signal_that_no_program_hears_is_refused(name):
+    with pytest.raises(ConfigError, match=rf"signals names \['{name}'\].*Use e\.g\. SIGTERM"):
+        Preemption(signals=("SIGTERM", name))
