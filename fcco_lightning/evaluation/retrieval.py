@@ -42,7 +42,7 @@ class RetrievalEvaluation(Evaluation):
         self.bar = (f"ndcg_{self.k[-1]}",)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        lists = _lists(outputs, batch)
+        lists = _lists(outputs, batch, self)
         if not bool(lists.has_relevant.any()):
             queries = len(lists.has_relevant)
             reason = f": none of the {queries} queries of a split has a relevant item (y > 0)"
@@ -55,11 +55,11 @@ class RetrievalEvaluation(Evaluation):
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return the number of ``queries``, and of those with a relevant item."""
-        lists = _lists(outputs, batch)
+        lists = _lists(outputs, batch, self)
         return {"num_queries": len(lists.has_relevant), "num_queries_with_relevant": int(lists.has_relevant.sum())}
 
 
-def _lists(outputs: Tensor, batch: Columns) -> RankedLists:
+def _lists(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> RankedLists:
     require_columns(batch, "query", "y", figures="figures of ranked lists")
-    query, grade = graded(batch, "RetrievalEvaluation")
+    query, grade = graded(batch, needed_by)
     return RankedLists(binary_scores(outputs).double(), grade, query)

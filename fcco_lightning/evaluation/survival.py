@@ -63,7 +63,7 @@ class SurvivalEvaluation(Evaluation):
         self.groups = at_least("groups", groups, 1)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        time, event, risk = _sample(outputs, batch)
+        time, event, risk = _sample(outputs, batch, self)
         if not bool(event.any()):
             self.warn_of_undefined(
                 "c_index, integrated_brier and loss", f": all {len(time)} samples of a split are censored"
@@ -79,7 +79,7 @@ class SurvivalEvaluation(Evaluation):
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return ``calibration``: size, predicted and observed survival of groups of rising risk, and their time."""
-        time, event, risk = _sample(outputs, batch)
+        time, event, risk = _sample(outputs, batch, self)
         if not bool(event.any()):
             return {}
         middle = float(time[event].median())
@@ -94,7 +94,7 @@ class SurvivalEvaluation(Evaluation):
         return {"calibration.png": partial(self._draw_calibration, final), **super().pictures(history, final)}
 
     def _draw_calibration(self, final: Final, path: Path) -> Path | None:
-        samples = {name: _sample(*split) for name, split in final.items()}
+        samples = {name: _sample(*split, self) for name, split in final.items()}
         samples = {name: sample for name, sample in samples.items() if bool(sample[1].any())}
         if not samples:
             return None
@@ -135,9 +135,9 @@ class SurvivalEvaluation(Evaluation):
         return table
 
 
-def _sample(outputs: Tensor, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
+def _sample(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> tuple[Tensor, Tensor, Tensor]:
     """Return times and log risks, float64, and events as truth values, shape (n,) each; the mean risk is 0."""
     require_columns(batch, "time", "event", figures="figures of survival times")
-    time, event = survival(batch, "SurvivalEvaluation")
+    time, event = survival(batch, needed_by)
     risk = binary_scores(outputs).double()
     return time.double(), event, risk - risk.mean()

@@ -7,7 +7,18 @@ import pytest
 import torch
 from sklearn.metrics import ndcg_score
 
-from fcco_lightning import BSGD, NDCG, CoxPartialLikelihood, Engine, ListMLE, ListNet, NeighbourhoodComponents
+from fcco_lightning import (
+    BSGD,
+    NDCG,
+    CoxPartialLikelihood,
+    Engine,
+    Exposure,
+    ListMLE,
+    ListNet,
+    NeighbourhoodComponents,
+    RetrievalEvaluation,
+    SurvivalEvaluation,
+)
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.numerics import exp_with_tangent
 from fcco_lightning.objectives import SigmoidPair
@@ -199,3 +210,28 @@ def test_embeddings_without_any_neighbour_are_refused():
     NeighbourhoodComponents(1e-2).check(z, columns)
     with pytest.raises(DataError, match=r"exp\(-\|z_i - z_j\|\^2 / 0\.001\) is 0 for all pairs .* from 2 on"):
         NeighbourhoodComponents(1e-3).check(z, columns)
+
+
+@pytest.mark.parametrize("name", ["cox, efron", "cox, breslow", "list net", "ndcg"])
+def test_columns_may_be_of_width_one(name):
+    case = CASES[name]
+    narrow = {key: column for key, column in case.columns.items() if column.dim() == 1}
+    wide = {key: column.unsqueeze(1) for key, column in narrow.items()}
+    value, rows, _ = full_value(case.make(), case.outputs, **narrow)
+    of_wide, rows_of_wide, _ = full_value(case.make(), case.outputs, **wide)
+    assert of_wide == value
+    assert torch.equal(rows_of_wide, rows)
+
+
+def test_the_exposure_of_lists_in_a_column_of_width_one():
+    columns = {"query": torch.tensor([0, 0, 1, 1]), "y": torch.zeros(4), "index": torch.arange(4)}
+    columns |= {"stratum": columns["query"], "stratum_size": torch.full((4,), 2)}
+    wide = columns | {"query": columns["query"].unsqueeze(1)}
+    assert torch.equal(Exposure()(scores(4), wide), Exposure()(scores(4), columns))
+
+
+@pytest.mark.parametrize("evaluation", [RetrievalEvaluation(), SurvivalEvaluation()])
+def test_evaluations_say_their_names(evaluation):
+    columns = {"query": torch.zeros(4, 2), "y": torch.zeros(4), "time": torch.zeros(4, 2), "event": torch.ones(4)}
+    with pytest.raises(DataError, match=f"{type(evaluation).__name__} needs one number `(query|time)` per sample"):
+        evaluation(scores(4), columns)

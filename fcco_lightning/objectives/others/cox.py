@@ -85,7 +85,7 @@ class CoxPartialLikelihood(Objective):
             least = 1 - self._tied.like(index)[index]
             counted = torch.where(event & (time == own), counted * least.unsqueeze(1), counted)
         values = least + torch.linalg.vecdot(counted, exp_with_tangent(scores - scores.unsqueeze(1)))
-        wrong = time.isnan() | (event ^ (batch["event"] != 0))
+        wrong = time.isnan() | (event ^ (one_label_each(batch, self, "event") != 0))
         return None, Rows(nan_where(wrong.any(), values).unsqueeze(1), event)
 
 

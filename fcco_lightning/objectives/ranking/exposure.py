@@ -49,7 +49,7 @@ class Exposure(Quantity):
                 f"{type(self).__name__} compares an item with all others of its list, but nothing says which part of "
                 "the list a batch holds. Set `batches: QuerySampling`."
             )
-        _of_list(batch).check()
+        _of_list(batch, self).check()
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         scores, (query, _) = binary_scores(outputs), graded(batch, self, look=False)
@@ -58,7 +58,7 @@ class Exposure(Quantity):
 
     def _of_batch(self, scores: Tensor, batch: Columns) -> Tensor:
         """Sum of l over the others of an item's list, (B,), from those that the batch holds."""
-        stands = _of_list(batch).table(dtype=scores.dtype)
+        stands = _of_list(batch, self).table(dtype=scores.dtype)
         difference = torch.where(stands == 0, 0.0, scores.unsqueeze(1) - scores)  # l of other lists may overflow
         return (stands * self.loss(difference)).sum(1)
 
@@ -73,7 +73,8 @@ class Exposure(Quantity):
         return torch.cat(above)[order.argsort()]
 
 
-def _of_list(batch: Columns) -> Comparisons:
+def _of_list(batch: Columns, needed_by: object) -> Comparisons:
     """Of every item with those of its list, in a batch that holds several."""
-    same_list = batch["query"].unsqueeze(1) == batch["query"]
+    query, _ = graded(batch, needed_by, look=False)
+    same_list = query.unsqueeze(1) == query
     return Comparisons(batch, len(same_list), within=same_list)

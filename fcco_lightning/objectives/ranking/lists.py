@@ -126,7 +126,7 @@ class ListObjective(Objective, ABC):
 
     def _comparisons(self, batch: Columns) -> Comparisons:
         """Of every item with those of its list."""
-        query, owners = batch["query"], self._relevance_of(batch) > 0
+        query, owners = graded(batch, self, look=False)[0], self._relevance_of(batch) > 0
         return Comparisons(batch, self.num_samples, owners=owners, within=query.unsqueeze(1) == query)
 
     def _relevance_of(self, batch: Columns) -> Tensor:
