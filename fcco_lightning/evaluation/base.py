@@ -200,7 +200,10 @@ def require_columns(batch: Columns, *names: str, figures: str) -> None:
 
 def mean_of(values: Tensor, weight: Tensor | None) -> float:
     """Return the mean of values of samples, shape (n,), by what they count, (n,), or None where all count alike."""
-    return float(values.mean() if weight is None else (values * weight.to(values)).sum() / weight.to(values).sum())
+    if weight is None:
+        return float(values.mean())
+    weight = weight.to(values).reshape(values.shape)
+    return float((values * weight).sum() / weight.sum())
 
 
 def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

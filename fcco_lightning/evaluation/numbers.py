@@ -9,7 +9,7 @@ from torch import Tensor
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, mean_of, require_columns
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import one_tensor
+from fcco_lightning.objectives.base import one_label_each, one_tensor
 from fcco_lightning.objectives.others.bellman import TemporalDifference, mean_residuals, state_values
 
 
@@ -42,7 +42,7 @@ class NumberEvaluation(Evaluation):
         y = y.reshape(len(y), -1)
         apart, weight = outputs.double().reshape(y.shape) - y, batch.get("weight")
         weight = torch.ones(len(y), dtype=torch.float64) if weight is None else weight.double()
-        share = (weight / weight.sum()).unsqueeze(1).to(y.device)  # of the samples, (n, 1)
+        share = (weight / weight.sum()).view(-1, 1).to(y.device)  # of the samples, (n, 1)
         squares = (share * apart.square()).sum(0)
         figures = {"rmse": squares.mean().sqrt().item(), "mae": (share * apart.abs()).sum(0).mean().item()}
         varied = ((y != y[share.argmax()]) & (share > 0)).any(0)
@@ -82,5 +82,7 @@ class ValueEvaluation(Evaluation):
             "td_error": math.sqrt(mean_of(single.square(), weight)),
         }
         if "value" in batch:
-            figures["value_error"] = math.sqrt(mean_of((values[:, 0] - batch["value"].double()).square(), weight))
+            figures["value_error"] = math.sqrt(
+                mean_of((values[:, 0] - one_label_each(batch, self, "value").double()).square(), weight)
+            )
         return figures

@@ -8,7 +8,14 @@ import torch
 from sklearn.metrics import mean_squared_error, r2_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from fcco_lightning import ClassEvaluation, NeighbourEvaluation, NumberEvaluation, SpectralRisk, SurvivalEvaluation
+from fcco_lightning import (
+    ClassEvaluation,
+    NeighbourEvaluation,
+    NumberEvaluation,
+    SpectralRisk,
+    SurvivalEvaluation,
+    ValueEvaluation,
+)
 
 
 def test_of_equal_scores_any_may_be_among_the_first_five():
@@ -72,3 +79,20 @@ def test_the_variance_of_several_labels_is_that_of_each():
     y[:, 1] = 4.0  # says nothing
     found = NumberEvaluation()(outputs, {"y": y})
     assert found["r2"] == pytest.approx(r2_score(y[:, ::2].numpy(), outputs[:, ::2].numpy()))
+
+
+@pytest.mark.parametrize("evaluation", [ClassEvaluation(), NumberEvaluation(), ValueEvaluation()])
+def test_columns_of_width_one_are_not_spread_out(evaluation):
+    numbers = torch.randn(12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    columns = {
+        "y": torch.arange(12) % 2,
+        "reward": numbers[:, 1],
+        "value": numbers[:, 0] + 1,
+        "weight": numbers[:, 1] ** 2,
+    }
+    wide = {name: column.unsqueeze(1) for name, column in columns.items() if name in ("y", "value", "weight")}
+    group = {"group": torch.arange(12) % 3}
+    outputs = numbers if isinstance(evaluation, ValueEvaluation) else numbers[:, 0]
+    if isinstance(evaluation, ValueEvaluation):
+        del wide["weight"]
+    assert evaluation(outputs, columns | group | wide) == evaluation(outputs, columns | group)
