@@ -27,7 +27,7 @@ from fcco_lightning.evaluation.metrics.group_accuracy import (
 )
 from fcco_lightning.evaluation.pictures import History, plot_group_curves, plot_groups
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import one_tensor
+from fcco_lightning.objectives.base import one_label_each, one_tensor
 
 
 class GroupEvaluation(Evaluation):
@@ -69,7 +69,7 @@ class GroupEvaluation(Evaluation):
         self.pooled = pooled
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        return self._figures(_sums_by_group(outputs, batch))
+        return self._figures(_sums_by_group(outputs, batch, self))
 
     def _figures(self, sums: Tensor) -> dict[str, float]:
         numbers, (sizes, correct, losses) = _present(sums)
@@ -92,7 +92,7 @@ class GroupEvaluation(Evaluation):
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return ``groups``: number, name, size, accuracy, loss and weight of each present group, the worst first."""
-        numbers, (sizes, correct, losses) = _present(_sums_by_group(outputs, batch))
+        numbers, (sizes, correct, losses) = _present(_sums_by_group(outputs, batch, self))
         columns = {
             "group": numbers,
             "name": [self.group_name(number) for number in numbers.tolist()],
@@ -147,7 +147,7 @@ class TaskEvaluation(Evaluation):
             )
         pairs = zip(outputs.unbind(1), y.unbind(1), strict=True)
         others = {name: batch[name] for name in ("group", "weight") if name in batch}
-        tasks = [_present(_sums_by_group(scores, {"y": labels, **others}))[1] for scores, labels in pairs]
+        tasks = [_present(_sums_by_group(scores, {"y": labels, **others}, self))[1] for scores, labels in pairs]
         sizes, correct, losses = (torch.stack(sums) for sums in zip(*tasks, strict=True))
         lowest = (correct / sizes).amin(1)
         return {
@@ -159,15 +159,16 @@ class TaskEvaluation(Evaluation):
         } | {f"task_accuracy/{t}": a for t, a in enumerate(lowest.tolist())}
 
 
-def _sums_by_group(outputs: Tensor, batch: Columns) -> Tensor:
+def _sums_by_group(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> Tensor:
     """Size, correct classifications and sum of the losses of every group up to the highest one, (G, 3), float64.
 
     Of samples with weights all three are sums of these.
     """
     require_columns(batch, "y", "group", figures="figures by group")
     correct, losses = correct_and_loss(outputs, batch["y"])
-    in_group = batch["group"] != -1
-    correct, losses, group = correct[in_group], losses[in_group], batch["group"][in_group]
+    group = one_label_each(batch, needed_by, "group")
+    in_group = group != -1
+    correct, losses, group = correct[in_group], losses[in_group], group[in_group]
     size = max(1, int(group.max()) + 1) if len(group) else 1
     weight = batch["weight"][in_group].double() if "weight" in batch else torch.ones_like(losses)
     sums = [group_sums(weight * values, group, size)[0] for values in (torch.ones_like(losses), correct, losses)]

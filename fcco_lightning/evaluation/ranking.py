@@ -61,7 +61,7 @@ class BinaryEvaluation(Evaluation):
             "score_min": scores.min().item(),
             "score_max": scores.max().item(),
         }
-        scores, y, group, weight = _of_groups(scores, y, batch)
+        scores, y, group, weight = _of_groups(scores, y, batch, self)
         if _both(group):
             samples = (scores, y, group, self.num_thresholds, weight)
             figures["roc_gap"] = float(roc_gap(*samples)) if _two_groups(group, y) else math.nan
@@ -83,7 +83,7 @@ class BinaryEvaluation(Evaluation):
         all_names = self.group_names
         names = (str(all_names[0]), str(all_names[1])) if len(all_names) > 1 else ("group 0", "group 1")
         of_groups = {
-            split: _known(_of_groups(_scores(outputs), one_label_each(batch, self), batch))
+            split: _known(_of_groups(_scores(outputs), one_label_each(batch, self), batch, self))
             for split, (outputs, batch) in final.items()
         }
         splits = {split: columns for split, columns in of_groups.items() if _two_groups(columns[2], columns[1])}
@@ -272,11 +272,13 @@ def _scores(outputs: Tensor) -> Tensor:
     )
 
 
-def _of_groups(scores: Tensor, y: Tensor, batch: Columns) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _of_groups(
+    scores: Tensor, y: Tensor, batch: Columns, needed_by: Evaluation
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the scores, labels, groups and weights of the samples that count and have a group; none without groups."""
     if "group" not in batch:
         return scores[:0], y[:0], y[:0], None
-    group, weight = batch["group"], batch.get("weight")
+    group, weight = one_label_each(batch, needed_by, "group"), batch.get("weight")
     in_group = group >= 0 if weight is None else (group >= 0) & (weight > 0)
     return scores[in_group], y[in_group], group[in_group], None if weight is None else weight[in_group]
 

@@ -9,7 +9,9 @@ from sklearn.metrics import mean_squared_error, r2_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from fcco_lightning import (
+    BinaryEvaluation,
     ClassEvaluation,
+    GroupEvaluation,
     NeighbourEvaluation,
     NumberEvaluation,
     SpectralRisk,
@@ -96,3 +98,12 @@ def test_columns_of_width_one_are_not_spread_out(evaluation):
     if isinstance(evaluation, ValueEvaluation):
         del wide["weight"]
     assert evaluation(outputs, columns | group | wide) == evaluation(outputs, columns | group)
+
+
+@pytest.mark.parametrize("evaluation", [GroupEvaluation(), BinaryEvaluation()])
+def test_groups_may_be_a_column_of_width_one(evaluation):
+    scores = torch.randn(24, generator=torch.Generator().manual_seed(0))
+    columns = {"y": torch.arange(24) % 2, "group": torch.arange(24) // 2 % 2}
+    wide = columns | {"group": columns["group"].unsqueeze(1)}
+    assert evaluation(scores, wide) == evaluation(scores, columns)
+    assert evaluation.details(scores, wide) == evaluation.details(scores, columns)
