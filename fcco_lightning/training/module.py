@@ -636,7 +636,7 @@ class FCCOModule(EvaluatingModule):
                 f"the state has no rows ({rows[0]}), as before the first fit. Make a new module for another fold or "
                 "seed, or load the weights alone: module.network.load_state_dict."
             )
-        way_out = " Give the network of the run that wrote it: config.yaml in its folder has it."
+        way_out = " Give the network and the columns of the run that wrote it: config.yaml in its folder has them."
         with whole_or_not(self, state_dict, "the checkpoint", way_out):
             return super().load_state_dict(versioned(self, state_dict), strict=strict, assign=assign)
 

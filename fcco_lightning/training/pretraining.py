@@ -226,11 +226,17 @@ class Phases:
         proper, alone = objective.in_words, type(objective).__name__
         if self.first is None and isinstance(objective, BinaryObjective) and proper != alone:
             rank_zero_info(f"{proper} is minimised ({alone} alone: --model.objective.cross_entropy 0).")
-        if not self.pretraining or self.first is None:
+        if self.first is None:
             return
         first = self.first.objective.in_words
         length = self.first_epochs(trainer)
-        if length == 0:
+        if not self.pretraining:
+            if length != self.start:  # of a checkpoint
+                rank_zero_info(
+                    f"Pretraining is over: the checkpoint has had {self.start} epochs of {first}, and goes on with "
+                    f"{proper}. A run of this length from the beginning would have {length}."
+                )
+        elif length == 0:
             rank_zero_info(
                 f"{proper} would be preceded by {first}, for a share of the epochs that is none here: the run is "
                 "trained on it from the first update on. Give it more epochs (--trainer.max_epochs) for that."

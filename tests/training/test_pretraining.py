@@ -477,6 +477,17 @@ def test_average_precision_begins_with_cross_entropy(make_module, make_trainer, 
     assert by_default.global_step == first.global_step
 
 
+def test_a_run_that_is_made_longer_behind_its_start_says_so(make_module, make_trainer, tmp_path, said):
+    parts, path, told = {"objective": AveragePrecision(), "constraints": [], "algorithm": None}, tmp_path / "a.ckpt", []
+    save(make_module, make_trainer, path, 3, **parts)
+    for epochs in (3, 5):
+        said.clear()
+        make_trainer(max_epochs=epochs).fit(make_module(**parts), make_data(), ckpt_path=path)
+        told.append([line for line in said if line.startswith("Pretraining is over: the checkpoint has had 2 epochs")])
+    assert [len(lines) for lines in told] == [0, 1]
+    assert told[1][0].endswith("A run of this length from the beginning would have 3.")
+
+
 def test_the_start_of_average_precision_is_cross_entropy(make_module, make_trainer):
     """Its weights, when epoch 3 of 4 begins, are those of three epochs of cross-entropy."""
     parts, at_epochs = {"constraints": [], "algorithm": None}, {}
