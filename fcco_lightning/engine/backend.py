@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fcco_lightning.errors import ConfigError
+
 
 class Backend:
     """A bare PyTorch loop, which clips no gradients and scales no losses; subclasses are for other loops.
@@ -51,3 +53,31 @@ class Backend:
             clip: whether gradients are clipped, if the user asked for that.
         """
         optimizer.step()
+
+
+def require_own(optimizer: Optimizer, params: Sequence[Tensor]) -> None:
+    """Refuse an optimizer that evaluates a batch several times, or moves nothing that is trained.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    require_one_evaluation(optimizer)
+    trained = {id(p) for p in params}
+    if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
+        raise ConfigError(
+            f"the optimizer {type(optimizer).__name__} has no parameter of the network that the engine trains, which "
+            "would stay as it is. Make it of that network's: Adam(network.parameters())."
+        )
+
+
+def require_one_evaluation(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that evaluates a batch several times.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if type(optimizer).__name__ == "LBFGS":
+        raise ConfigError(
+            "LBFGS evaluates a batch several times; the dual state allows one evaluation per batch. Use another "
+            "optimizer, such as Adam or SGD."
+        )

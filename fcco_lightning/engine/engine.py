@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.engine.arrivals import Arrivals
-from fcco_lightning.engine.backend import Backend
+from fcco_lightning.engine.backend import Backend, require_own
 from fcco_lightning.engine.batches import part_name, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, reason
@@ -278,9 +278,17 @@ class Engine:
 
         Raises:
             NonFiniteError, DataError, StateIndexError: before any row or weight has changed.
+            ConfigError: if no weight could change: all are frozen, the optimizer has others, or gradients are off.
         """
-        if not self.params:
+        if not any(p.requires_grad for p in self.params):
             raise ConfigError("nothing is trained: all parameters are frozen. Unfreeze some layers of the network.")
+        if not torch.is_grad_enabled():
+            raise ConfigError(
+                "train_batch was called within torch.no_grad() or torch.inference_mode(), where there is no gradient. "
+                "Call it outside."
+            )
+        if optimizer is not vars(self).get("optimizer"):
+            require_own(optimizer, self.params)
         self.optimizer, self.last_batch = optimizer, last_batch
         for p in self.params:
             p.grad = None  # before the forwards: their activations then have that memory
@@ -645,6 +653,11 @@ class Engine:
             DataError: if the training split is another one.
         """
         require(state, EngineState, "the engine's state")
+        if (name := state["algorithm"]["name"]) != self.algorithm.name:
+            raise CheckpointError(
+                f"the engine's state was written by {name}, this engine has {self.algorithm.name}: their states mean "
+                f"different things. Use {name}, or start without the state."
+            )
         self.problem.require_same_data(state.get("data"), allow_changed=allow_changed)
         device, before = self.params[0].device, copy.deepcopy(self.algorithm.state_dict())
         with in_words("the engine's estimates"):

@@ -15,6 +15,7 @@ from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.engine import Backend, Drawn, Engine, Estimates, Problem
+from fcco_lightning.engine.backend import require_one_evaluation
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
@@ -22,7 +23,6 @@ from fcco_lightning.objectives import Objective
 from fcco_lightning.state.checkpoint_files import whole_or_not
 from fcco_lightning.state.checkpoint_schema import CriterionState, require
 from fcco_lightning.state.processes import Processes
-from fcco_lightning.training.optimizers import require_one_evaluation
 
 _NOT_FOLLOWED = 20  # batches; a loss scaler drops fewer steps in a row
 

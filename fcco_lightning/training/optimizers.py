@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fcco_lightning.errors import ConfigError
+from fcco_lightning.engine.backend import require_one_evaluation
 from fcco_lightning.models import BatchNetwork, ParameterGroup
 from fcco_lightning.objectives import Objective
 from fcco_lightning.training.precisions import require_room
@@ -75,13 +75,3 @@ def typed_hyperparameters(optimizer: Optimizer) -> Hyperparameters:
         for group in optimizer.param_groups
     ]
     return [{k: v for k, v in group.items() if isinstance(v, kept)} for group in groups]
-
-
-def require_one_evaluation(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that evaluates a batch several times.
-
-    Raises:
-        ConfigError: naming it.
-    """
-    if type(optimizer).__name__ == "LBFGS":
-        raise ConfigError("LBFGS evaluates a batch several times; the dual state allows one evaluation per batch.")

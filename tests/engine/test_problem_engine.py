@@ -27,7 +27,7 @@ from fcco_lightning.data import UniformBatches
 from fcco_lightning.data.batches import Drawn
 from fcco_lightning.engine import InnerFunctions, named_samples
 from fcco_lightning.engine.functions import in_full
-from fcco_lightning.errors import NonFiniteError, StateIndexError
+from fcco_lightning.errors import CheckpointError, ConfigError, NonFiniteError, StateIndexError
 from fcco_lightning.objectives.measurable import Rows
 
 N = 10
@@ -291,6 +291,46 @@ def test_an_index_out_of_range_changes_nothing(name):
     with pytest.raises(StateIndexError, match=f"got index {N} at batch position 3"):
         training.step(batch)
     assert equal(before, training.everything())
+
+
+def freeze(training):
+    training.network.requires_grad_(False)
+
+
+def take_another_network(training):
+    training.optimizer = torch.optim.Adam(nn.Linear(3, 1).parameters())
+
+
+def take_lbfgs(training):
+    training.optimizer = torch.optim.LBFGS(training.network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "around", "message"),
+    [
+        (freeze, torch.enable_grad, "nothing is trained: all parameters are frozen"),
+        (take_another_network, torch.enable_grad, "the optimizer Adam has no parameter of the network"),
+        (take_lbfgs, torch.enable_grad, "LBFGS evaluates a batch several times.* Use another optimizer"),
+        (lambda _: None, torch.no_grad, r"within torch\.no_grad\(\)"),
+    ],
+)
+def test_a_batch_that_can_train_nothing_is_refused_and_changes_nothing(spoil, around, message):
+    training, _ = started("SOX")
+    before, spared = training.everything(), training.optimizer
+    spoil(training)
+    with around(), pytest.raises(ConfigError, match=message):
+        training.step(make_batch(5))
+    training.optimizer = spared
+    assert equal(before, training.everything())
+    training.network.requires_grad_()
+    training.step(make_batch(5))
+    assert not equal(before, training.everything())
+
+
+def test_the_state_of_an_engine_is_not_continued_by_another_algorithm():
+    state = started("SOX")[0].engine.state_dict()
+    with pytest.raises(CheckpointError, match="was written by SOX, this engine has MSVR"):
+        started("MSVR")[0].engine.load_state_dict(state)
 
 
 def test_the_position_of_a_wrong_index_is_that_of_the_batch_also_with_duplicates():
