@@ -1,5 +1,7 @@
 """The one reader of YAML: what multiplies, nests without end or says a thing twice is refused before it is read."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,8 @@ def read_yaml(path: Path, where: str) -> Any:
 def load_yaml(text: str, where: str) -> Any:
     """Return what a text means, with the errors of :func:`read_yaml`."""
     require_harmless(text, where)
-    return yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe one
+    with _told(text, where):
+        return yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe one
 
 
 def require_harmless(text: str, where: str) -> None:
@@ -46,11 +49,20 @@ def require_harmless(text: str, where: str) -> None:
     Aliases count with the size of what they stand for.  The parser's events are read one by one, so that nothing is
     built, and nothing is written out, before it is known to be small.
     """
-    try:
+    with _told(text, where):
         content = _Found(where)
         for event in yaml.parse(text, Loader=_LOADER):
             content.take(event)
-    except yaml.YAMLError as error:
+
+
+@contextmanager
+def _told(text: str, where: str) -> Iterator[None]:
+    """Say of a text that is no YAML, or of which no values can be made, where it is wrong."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # a value that is none of its type, such as the date 2026-02-30, raises almost any kind
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1},"
         tab = " Indent with blanks instead of tabs." if "\t" in text else ""

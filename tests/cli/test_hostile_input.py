@@ -39,6 +39,11 @@ TEXTS = {
     "a key twice": ("model:\n  lr: 1\n  b: 2\n  lr: 3\n", r"line 4: the key 'lr' stands in line 2 already"),
     "a key twice, quoted": ('{a: 1, "a": 2}', r"line 1: the key 'a' stands in line 1 already"),
     "a control character": ("a: \x1b]0;title\x07\n", r"cannot be read as YAML"),
+    "two documents": ("a: 1\n---\nb: 2\n", "line 2, cannot be read as YAML: expected a single document"),
+    "a tag of code": ("a: !!python/object:os.x {}\n", "line 1, cannot be read as YAML: could not determine"),
+    "a date that is none": ("a: 2026-02-30\n", "cannot be read as YAML: day is out of range for month"),
+    "a key that is a list": ("{[1, 2]: 3}\n", "line 1, cannot be read as YAML: .*unhashable key"),
+    "no truth value": ("a: !!bool x\n", "cannot be read as YAML: 'x'"),
     "no YAML": ("a: [1\nb: 2\n", r"line 2, cannot be read as YAML"),
 }
 
