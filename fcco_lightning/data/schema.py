@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fcco_lightning.data.columns import MOST_ARE_NUMBERS, require_columns, text_of, with_commas
+from fcco_lightning.data.columns import MOST_ARE_NUMBERS, is_number, require_columns, text_of, with_commas
 from fcco_lightning.data.encoding import (
     CategoricalColumn,
     Column,
@@ -92,12 +92,17 @@ def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
     return ""
 
 
+def _of_numbers(frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns of numbers, of which durations are none."""
+    return frame[frame.columns[[is_number(kind) for kind in frame.dtypes]]]
+
+
 def _refuse_totals(frame: pd.DataFrame, where: str) -> None:
     """Refuse a table whose last row is the sum of the others: in every column of numbers, in one beyond all others."""
-    numbers = frame.select_dtypes("number")
+    numbers = _of_numbers(frame).astype(float)
     if len(frame) < _FEWEST_NUMBERED or numbers.shape[1] == 0:
         return
-    others, last = numbers.iloc[:-1].astype(float), numbers.iloc[-1].astype(float)
+    others, last = numbers.iloc[:-1], numbers.iloc[-1]
     equal = np.isclose(last, others.sum(), rtol=1e-9, atol=0) | last.isna()
     if equal.all() and ((last > others.max()) & last.notna()).any():
         raise DataError(
@@ -165,7 +170,7 @@ def _of_rows(frame: pd.DataFrame) -> list[str]:
     """The columns of different whole numbers that leave none out, or have the name of a number of rows."""
     if len(frame) < _FEWEST_NUMBERED:
         return []
-    first = frame.head(_FEWEST_NUMBERED).select_dtypes("number")  # of most columns these are enough
+    first = _of_numbers(frame.head(_FEWEST_NUMBERED))  # of most columns these are enough
     values = first.to_numpy(dtype=np.float64, na_value=np.nan)
     values = np.where(np.isfinite(values), values, np.nan)
     possible = (values % 1 == 0).all(0) & (np.diff(np.sort(values, axis=0), axis=0) > 0).all(0)

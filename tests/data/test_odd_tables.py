@@ -4,6 +4,7 @@ import logging
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -182,3 +183,18 @@ def test_a_report_of_groups_leaves_out_rows_of_none():
 def test_a_column_may_be_called_self():
     frame = sorted_table().rename(columns={"a": "self"}).astype({"self": str})
     assert features_of(frame, encoding=Encoding(numeric=["self"]))[0] == "self"
+
+
+def test_durations_and_numbers_of_arrow_are_read():
+    days = pd.Series(pd.to_timedelta(np.arange(ROWS) % 3, unit="D"))
+    amounts = pd.Series(np.arange(ROWS) % 4, dtype=pd.ArrowDtype(pa.int64()))
+    frame = sorted_table()[["a", "y"]].assign(
+        days=days,
+        arrow=days.astype(pd.ArrowDtype(pa.duration("us"))),
+        amount=amounts,
+        large=amounts.astype("uint64"),
+    )
+    found = features_of(frame)
+    assert [sum(name.startswith(f"{column}=") for name in found) for column in ("days", "arrow")] == [3, 3]
+    assert {"a", "amount", "large"} < set(found)
+    assert "days" in features_of(frame, encoding=Encoding(numeric=["days"]))
