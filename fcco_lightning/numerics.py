@@ -56,8 +56,9 @@ def exp_with_tangent(x: Tensor, start: float = 60.0) -> Tensor:
     Differences of scores beyond 60 are those of a model that has diverged, or that has not been scaled yet; sums of
     many exp(60) = 1e26, and their squares in float64, are far from overflow.
     """
-    excess = (x - start).clamp(min=0)
-    return (x - excess).exp() * (1 + excess)
+    # of an x of 1e8, x less its excess is no longer the start: these are apart by the rounding of x
+    beyond = x > start
+    return torch.where(beyond, start, x).exp() * (1 + torch.where(beyond, x - start, 0.0))
 
 
 def bounded_exp(logs: Tensor, bound: float = 600.0) -> Tensor:

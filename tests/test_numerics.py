@@ -7,6 +7,7 @@ from fcco_lightning.numerics import (
     Known,
     all_finite,
     counts,
+    exp_with_tangent,
     first_of_equals,
     increasing_root,
     project_to_simplex,
@@ -99,3 +100,11 @@ def test_what_is_known_moves_once_to_where_it_is_used():
     assert not narrow.is_inference()
     assert known.like(torch.zeros(1, device="meta")).device.type == "meta"
     assert known.like(torch.zeros(1)).tolist() == [1, 1 / 3]  # no digit was lost on the way
+
+
+def test_the_tangent_of_exp_rises_as_far_as_numbers_reach():
+    x = torch.logspace(1, 11, 200).requires_grad_()
+    value = exp_with_tangent(x)
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    assert (value.diff() > 0).all()
+    torch.testing.assert_close(slope, x.detach().clamp(max=60).exp())
