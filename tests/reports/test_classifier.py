@@ -434,3 +434,14 @@ def test_rates_of_few_negatives_are_equal_in_what_is_decided():
     rates = pd.Series(decided).groupby([y, group]).mean().unstack()
     assert (rates[True] - rates[False]).abs().max() <= 0.025
     assert rates.loc[0].max() < 0.9  # and not nearly all are decided alike
+
+
+def test_a_group_that_is_a_number_and_a_text_is_one():
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    y, group = (X[:, 0] > 0).astype(int), np.array([1, "1", "b"] * 20, dtype=object)
+    model = ConstrainedClassifier(constraints=[DemographicParity(kappa=0.5)], max_epochs=1, random_state=0)
+    report = model.fit(X, y, sensitive_features=group).report(X, y, sensitive_features=group)
+    again = model.report(X, y, sensitive_features=np.array(["1", "1", "b"] * 20))
+    assert report.figures["constraints"] == again.figures["constraints"] != {}
+    with pytest.raises(DataError, match="has one group only, '1'"):
+        model.fit(X, y, sensitive_features=np.array([1, "1"] * 30, dtype=object))

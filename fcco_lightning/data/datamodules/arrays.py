@@ -70,7 +70,8 @@ class NamedArrays(NamedTensors):
         values = others.pop("group", None)
         if "group" in rows:
             if values is None:
-                values = list(pd.Categorical(rows["group"]).remove_unused_categories().categories)
+                found = list(pd.Categorical(rows["group"]).remove_unused_categories().categories)
+                values = list(dict(zip(_texts(found), found, strict=True)).values())
             columns = {**columns, "group": places(_texts(values), rows["group"])}
         self._values, classes = values or [], np.unique(rows["y"]) if classes is None else classes
         super().__init__(
@@ -175,9 +176,9 @@ def _require_groups(name: str, column: pd.Series) -> None:
             f"{missing} of {len(column)} cells of the sensitive feature {name!r} are missing, first in row "
             f"{int(np.flatnonzero(column.isna())[0])}. Leave these samples out, or give them a group of their own."
         )
-    values = column.unique()
+    values = text_of(column).unique()
     if len(values) < 2:
         raise DataError(
-            f"the sensitive feature {name!r} has one group only, {str(values[0])!r}, so there is nothing to compare. "
+            f"the sensitive feature {name!r} has one group only, {values[0]!r}, so there is nothing to compare. "
             "Give another column, or leave the constraints out."
         )
