@@ -267,9 +267,15 @@ PRECISION, AREA = (functools.partial(recommended, objective) for objective in (A
 PAIRS = functools.partial(ours, AUC, None)
 POSITIVES = 490  # that train in the cell of average precision
 TOPS = {
-    name: Method(functools.partial(ours, functools.partial(recommended, objective), None), halves, like=BALANCED)
+    name: Method(
+        functools.partial(ours, functools.partial(recommended, objective), None),
+        halves,
+        like=BALANCED,
+        **(GOING_ON_BALANCED if objective().recommended_start else {}),
+    )
     for name, objective in (
         ("KLPartialAUC()", KLPartialAUC),
+        ("KLPartialAUC(tau=1)", lambda: KLPartialAUC(tau=1.0)),
         ("CVaRPartialAUC(.1)", lambda: CVaRPartialAUC(MAX_FPR)),
         ("CVaRPartialAUC(.1, .5)", lambda: CVaRPartialAUC(MAX_FPR, MIN_TPR)),
         ("RecallAtK(n_+)", lambda: RecallAtK(POSITIVES)),
@@ -480,7 +486,8 @@ def carry_out(job: Job, label: str, until: float, splits: Splits, folder: Path, 
     half = (begin + steps) // 2 if method.new_head else steps // 2
     step = method.make(run)
     if before and not method.new_head and run.optimizer is not None:
-        run.optimizer.load_state_dict(before["optimizer"])
+        own = run.optimizer.state_dict()  # an objective may have a parameter more, behind those of the network
+        run.optimizer.load_state_dict({**own, "state": before["optimizer"]["state"]})
     curve = []
     passes = batches(data, math.ceil(steps / (data.num_train // cell.batch)) + 1)
     for number, batch in enumerate(itertools.islice(passes, round(until * steps))):

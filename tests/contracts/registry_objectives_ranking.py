@@ -226,29 +226,40 @@ CASES = {
     "auc as recommended": binary(
         as_recommended(lambda: AUC(SquaredHingePair())), beside_cross_entropy(pairs, 1.0), "copies of classes"
     ),
-    "partial auc, low fpr": binary(lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7), few_false_positives),
-    "partial auc, high tpr": binary(lambda: CVaRPartialAUC(min_tpr=0.4, threshold=1.1), many_true_positives),
+    "partial auc, low fpr": binary(
+        lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7, sigmoid=False), few_false_positives
+    ),
+    "partial auc, high tpr": binary(
+        lambda: CVaRPartialAUC(min_tpr=0.4, threshold=1.1, sigmoid=False), many_true_positives
+    ),
     "partial auc, two-way": binary(
-        lambda: CVaRPartialAUC(0.5, 0.3, SquaredHingePair(), threshold=1.1, thresholds=0.7), both
+        lambda: CVaRPartialAUC(0.5, 0.3, SquaredHingePair(), threshold=1.1, thresholds=0.7, sigmoid=False), both
     ),
     "partial auc of sigmoids": binary(
-        lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7, sigmoid=True), of_sigmoids(few_false_positives)
+        lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7), of_sigmoids(few_false_positives)
     ),
     "partial auc, low fpr, as recommended": binary(
-        as_recommended(lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7)), beside_cross_entropy(few_false_positives)
+        as_recommended(lambda: CVaRPartialAUC(max_fpr=0.4, thresholds=0.7)),
+        beside_cross_entropy(of_sigmoids(few_false_positives)),
     ),
     "partial auc, high tpr, as recommended": binary(
-        as_recommended(lambda: CVaRPartialAUC(min_tpr=0.4, threshold=1.1)), beside_cross_entropy(many_true_positives)
+        as_recommended(lambda: CVaRPartialAUC(min_tpr=0.4, threshold=1.1)),
+        beside_cross_entropy(of_sigmoids(many_true_positives)),
     ),
     "partial auc, two-way, as recommended": binary(
         as_recommended(lambda: CVaRPartialAUC(0.5, 0.3, SquaredHingePair(), threshold=1.1, thresholds=0.7)),
-        beside_cross_entropy(both),
+        beside_cross_entropy(of_sigmoids(both)),
     ),
-    "soft partial auc": binary(lambda: KLPartialAUC(0.6), soft),
-    "soft partial auc as recommended": binary(as_recommended(lambda: KLPartialAUC(0.6)), beside_cross_entropy(soft)),
+    "soft partial auc": binary(lambda: KLPartialAUC(0.6, sigmoid=False), soft),
+    "soft partial auc as recommended": binary(
+        as_recommended(lambda: KLPartialAUC(0.6)), beside_cross_entropy(of_sigmoids(soft))
+    ),
     "soft partial auc, two-way, as recommended": binary(
-        as_recommended(lambda: KLPartialAUC(1.2, tau=2.0, threshold=1.5)), beside_cross_entropy(soft_twice(2.0))
+        as_recommended(lambda: KLPartialAUC(1.2, tau=2.0, threshold=1.5)),
+        beside_cross_entropy(of_sigmoids(soft_twice(2.0))),
     ),
-    "soft partial auc of sigmoids": binary(lambda: KLPartialAUC(0.6, sigmoid=True), of_sigmoids(soft)),
-    "soft partial auc, two-way": binary(lambda: KLPartialAUC(1.2, tau=2.0, threshold=1.5), soft_twice(2.0)),
+    "soft partial auc of sigmoids": binary(lambda: KLPartialAUC(0.6), of_sigmoids(soft)),
+    "soft partial auc, two-way": binary(
+        lambda: KLPartialAUC(1.2, tau=2.0, threshold=1.5, sigmoid=False), soft_twice(2.0)
+    ),
 }

@@ -172,7 +172,7 @@ def test_the_threshold_of_a_partial_auc_ends_at_its_minimiser(positives, prevale
     """A quantile of the losses of the positives: the term of the threshold itself is on the scale of the others."""
     y = (torch.arange(1000) < positives).long()
     scores = torch.where(y == 1, torch.linspace(-1, 1000 / positives * 2 - 1, 1000), 0.0)  # from -1 to 1, against 0
-    objective = CVaRPartialAUC(min_tpr=0.3)
+    objective = CVaRPartialAUC(min_tpr=0.3, sigmoid=False)
     engine, plan, columns = posed(objective, y, scores, prevalence)
     losses, ends = (1 - scores[:positives]).clamp(min=0).square(), []
     optimizer = torch.optim.SGD(
@@ -191,7 +191,7 @@ def test_thresholds_of_samples_move_as_far_in_any_population(min_tpr):
     """By ``dL_i / ds_i`` times the outer gradient, whatever the positives are of the data and of a batch."""
     y, scores, moved = (torch.arange(200) < 30).long(), torch.linspace(-1, 1, 200).sin(), []
     for prevalence in ("data", "batch"):
-        objective = CVaRPartialAUC(0.4, min_tpr, thresholds=0.5, thresholds_lr=0.1)
+        objective = CVaRPartialAUC(0.4, min_tpr, thresholds=0.5, thresholds_lr=0.1, sigmoid=False)
         engine, plan, columns = posed(objective, y, scores, prevalence)
         index = next(plan.batches(0))
         engine.train_batch({k: c[index] for k, c in columns.items()}, torch.optim.SGD(engine.params, lr=0.0))

@@ -39,8 +39,8 @@ STEPS = {  # objective, algorithm, constraints; operators beyond a plain step
     "AP, SOX": (AveragePrecision, lambda: SOX(0.1), [], 81),
     "AP beside cross-entropy, SOX": (lambda: AveragePrecision(cross_entropy=10), lambda: SOX(0.1), [], 98),
     "AP of raw scores, SOX": (lambda: AveragePrecision(sigmoid=False), lambda: SOX(0.1), [], 77),
-    "partial AUC, SOX": (KLPartialAUC, lambda: SOX(0.1), [], 72),
-    "partial AUC, own thresholds": (lambda: CVaRPartialAUC(0.3), SGD, [], 63),
+    "partial AUC, SOX": (lambda: KLPartialAUC(sigmoid=False), lambda: SOX(0.1), [], 72),
+    "partial AUC, own thresholds": (lambda: CVaRPartialAUC(0.3, sigmoid=False), SGD, [], 63),
     "AUC, 14 ROC constraints, SOX": (AUC, lambda: SOX(0.1), [ROCFairness()], 104),
     "AUC, 14 ROC constraints, SONEX": (AUC, lambda: SONEX(0.1, 0.1, lam=0.1), [ROCFairness()], 135),
     "AUC, 200 caps, SOX": (

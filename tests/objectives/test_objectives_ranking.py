@@ -110,7 +110,7 @@ def test_partial_auc_is_the_mean_over_the_lowest_positives_and_the_highest_negat
         else losses.mean(1)
     )
     c = float(each.sort(descending=True).values[count_p - 1]) if min_tpr else 0.0
-    objective = CVaRPartialAUC(max_fpr, min_tpr, loss, threshold=c)
+    objective = CVaRPartialAUC(max_fpr, min_tpr, loss, threshold=c, sigmoid=False)
     if max_fpr == 1:
         assert exact(objective, s) == pytest.approx(expected, rel=1e-6)
         return
@@ -128,12 +128,12 @@ def test_partial_auc_is_the_mean_over_the_lowest_positives_and_the_highest_negat
 def test_soft_partial_auc_goes_from_the_mean_to_the_worst_negative():
     s, loss = scores(), SquaredHingePair()
     losses = loss(s[Y == 1].unsqueeze(1) - s[Y == 0])
-    assert exact(KLPartialAUC(1e4), s) == pytest.approx(float(losses.mean()), rel=1e-3)
-    assert exact(KLPartialAUC(0.05), s) == pytest.approx(float(losses.max(1).values.mean()), rel=0.1)
+    assert exact(KLPartialAUC(1e4, sigmoid=False), s) == pytest.approx(float(losses.mean()), rel=1e-3)
+    assert exact(KLPartialAUC(0.05, sigmoid=False), s) == pytest.approx(float(losses.max(1).values.mean()), rel=0.1)
     each = torch.log(torch.exp(losses).mean(1))
     best = 0.7 * float(torch.log(torch.exp(each / 0.7).mean()))
-    assert exact(KLPartialAUC(1.0, tau=0.7, threshold=best), s) == pytest.approx(best, rel=1e-6)
-    assert exact(KLPartialAUC(1.0, tau=0.7, threshold=best + 0.1), s) > best
+    assert exact(KLPartialAUC(1.0, tau=0.7, threshold=best, sigmoid=False), s) == pytest.approx(best, rel=1e-6)
+    assert exact(KLPartialAUC(1.0, tau=0.7, threshold=best + 0.1, sigmoid=False), s) > best
 
 
 def test_average_precision_tends_to_that_of_sklearn_for_scores_far_apart():
@@ -337,11 +337,11 @@ MAKES = {
     "push": PNormPush,
     "recall": lambda: RecallAtK(5),
     "margin": AUCMargin,
-    "low fpr": lambda: CVaRPartialAUC(max_fpr=0.3),
-    "high tpr": lambda: CVaRPartialAUC(min_tpr=0.5),
-    "two-way": lambda: CVaRPartialAUC(0.3, 0.5),
-    "soft": KLPartialAUC,
-    "soft two-way": lambda: KLPartialAUC(tau=2.0, threshold=4.0),
+    "low fpr": lambda: CVaRPartialAUC(max_fpr=0.3, sigmoid=False),
+    "high tpr": lambda: CVaRPartialAUC(min_tpr=0.5, sigmoid=False),
+    "two-way": lambda: CVaRPartialAUC(0.3, 0.5, sigmoid=False),
+    "soft": lambda: KLPartialAUC(sigmoid=False),
+    "soft two-way": lambda: KLPartialAUC(tau=2.0, threshold=4.0, sigmoid=False),
 }
 every = pytest.mark.parametrize("name", MAKES)
 
@@ -493,7 +493,7 @@ def test_a_threshold_steps_by_the_slope_of_its_own_term(name, beta, weight, way)
 @pytest.mark.parametrize(
     ("objective", "advice"),
     [
-        (lambda: KLPartialAUC(tau=1e-3), r"Raise tau \(it is 0\.001\) or lam \(1\)"),
+        (lambda: KLPartialAUC(tau=1e-3, sigmoid=False), r"Raise tau \(it is 0\.001\) or lam \(1\)"),
         (lambda: PNormPush(200), r"Lower p \(it is 200\)"),
         (lambda: PNormPush(1000), r"Lower p \(it is 1000\)"),
     ],
@@ -515,7 +515,9 @@ def test_auc_of_single_samples_is_refused():
         SOX().pose(AUC(), num_samples=N, sampling={"target": drawn})
 
 
-@pytest.mark.parametrize("objective", [AveragePrecision(), PNormPush(), KLPartialAUC()], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize(
+    "objective", [AveragePrecision(), PNormPush(), KLPartialAUC(sigmoid=False)], ids=lambda o: type(o).__name__
+)
 def test_the_way_out_of_labels_of_another_shape(objective):
     y, index = torch.tensor([0, 1, 0, 1]), torch.arange(4)
     owners = objective.row_domain(4, {"y": y, "index": index}).owners
@@ -539,7 +541,7 @@ def test_thresholds_of_samples_move_alike_beside_cross_entropy():
     """Their step size is not that of the objective's weight in F: the best threshold is the same."""
     found = []
     for recommended in (False, True):
-        objective = CVaRPartialAUC(max_fpr=0.4, thresholds=0.7)
+        objective = CVaRPartialAUC(max_fpr=0.4, thresholds=0.7, sigmoid=False)
         objective.recommended = recommended
         torch.manual_seed(0)
         network, x, y = torch.nn.Linear(3, 1), torch.randn(12, 3), torch.arange(12) % 3 == 0

@@ -133,7 +133,9 @@ CLASSES = (uniform, balanced, repeats)
 CASES = {
     "average precision": Case(lambda: AveragePrecision(sigmoid=False), lambda t: second.average_precision(t.y), ANY),
     "recall": Case(lambda: RecallAtK(2, sigmoid=False), lambda t: second.recall_at(2, t.y), ANY),
-    "KL partial AUC": Case(lambda: KLPartialAUC(0.7), lambda t: second.kl_partial_auc(0.7, t.y), CLASSES),
+    "KL partial AUC": Case(
+        lambda: KLPartialAUC(0.7, sigmoid=False), lambda t: second.kl_partial_auc(0.7, t.y), CLASSES
+    ),
     "push": Case(lambda: PNormPush(1.5), lambda t: second.p_norm_push(1.5, t.y), CLASSES),
     "Cox": Case(CoxPartialLikelihood, lambda t: second.cox(t.time, t.event), (uniform, events)),
     "ListNet": Case(ListNet, lambda t: second.list_net(t.query, t.grade), (uniform, queries), 1, "grade"),
@@ -255,7 +257,7 @@ def test_thresholds_of_partial_auc(name, way):
     risk = second.kl_partial_auc(1.0, table.y)
     chance = float(risk.chance(drawn.design)[0])
     both = 1.0 if way is balanced else Uniform(30, 10).both(*(np.flatnonzero(table.y == label) for label in (0, 1)))
-    objective = CVaRPartialAUC(fpr, tpr, threshold=1.5, thresholds=0.8, thresholds_lr=0.3)
+    objective = CVaRPartialAUC(fpr, tpr, threshold=1.5, thresholds=0.8, thresholds_lr=0.3, sigmoid=False)
     one = Twin(objective, table.columns(), drawn.plan, SOX(0.4) if tpr else SGD())
     two = PartialAUC(table.x, table.y, one.start[0], (fpr, tpr), (both, chance), own_lr=0.3)
     two.c, two.s = 1.5, two.s + 0.8 * (fpr < 1)

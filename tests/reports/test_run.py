@@ -71,10 +71,13 @@ def test_a_run_says_what_may_well_achieve_more(alone):
     assert line.endswith("or with --model.objective CrossEntropy.") == alone
 
 
-@pytest.mark.parametrize("objective", [CVaRPartialAUC(0.1, 0.5), KLPartialAUC()], ids=["CVaR", "KL"])
-def test_objectives_that_did_not_pay_say_so_beside_cross_entropy_too(objective):
-    objective.recommended = True
-    assert objective.instead.endswith("Compare with --model.objective CrossEntropy.")
+@pytest.mark.parametrize("make", [CVaRPartialAUC, KLPartialAUC])
+def test_partial_auc_of_raw_scores_did_not_pay_and_says_so(make):
+    arguments = {"max_fpr": 0.1} if make is CVaRPartialAUC else {}
+    default, raw = make(**arguments), make(**arguments, sigmoid=False)
+    default.recommended = raw.recommended = True
+    assert default.instead is None
+    assert raw.instead.endswith("or with --model.objective CrossEntropy.")
 
 
 def test_a_run_shows_its_report_log_and_pictures():
