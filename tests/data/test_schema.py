@@ -87,6 +87,15 @@ def test_words_stay_categories_and_columns_that_are_no_features_are_not_asked(ca
     assert "of age (test)" in said[0]  # shares of values that training lacks
 
 
+@pytest.mark.parametrize(("rare", "said"), [(20, True), (60, False)])
+def test_a_positive_class_of_most_rows_is_said(rare, said, caplog):
+    frame = make_frame().assign(y=["in default" if i < rare else "paid" for i in range(ROWS)])
+    with caplog.at_level(logging.INFO):
+        TabularDataModule(frame, columns=Columns("y", positive="paid"), splits=Splits(test_fraction=0.5)).setup("fit")
+    line = "  paid of y counts as positive, and 90% of the training rows are; to find in default: "
+    assert (f"{line}--data.columns.positive 'in default'" in caplog.records[0].message.splitlines()) == said
+
+
 def test_a_hundred_columns_are_said_in_a_few_lines(caplog):
     numbers = pd.DataFrame({f"a long name {i}": np.arange(ROWS) % 99 for i in range(90)})
     words = pd.DataFrame({f"w{i}": [f"{j % (2 + i)}-" for j in range(ROWS)] for i in range(10)})

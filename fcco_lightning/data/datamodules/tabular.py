@@ -1,5 +1,6 @@
 """Tables with labels and perhaps two groups, for Lightning: read, split, and encoded as the training split says."""
 
+import shlex
 from typing import Any
 
 import pandas as pd
@@ -18,7 +19,9 @@ from fcco_lightning.data.schema import doubts, numbering, require_seen, settle_t
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features
 from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.table import TensorTable
-from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.errors import ConfigError, DataError, printable
+
+_MOST = 0.8  # of the rows: a class of so many is seldom the one that is looked for
 
 
 class TabularDataModule(SampleDataModule):
@@ -194,8 +197,19 @@ class TabularDataModule(SampleDataModule):
         lost = [f"  {len(rows)} of {of} {what}" for what, (rows, of) in self._lost.items()]
         groups = [name for name in self.columns.sensitive_columns if name in self.columns.unused]
         columns = described_columns(self.encoder.columns, self._unseen, self._numbering, groups)
-        lines = super()._summary(), columns, *self._doubts, *lost
+        lines = super()._summary(), columns, self._frequent_positives(), *self._doubts, *lost
         return "\n".join(filter(None, lines))
+
+    def _frequent_positives(self) -> str:
+        """Say which of two classes is positive where most rows are, as the rare one is mostly looked for."""
+        share = float(self._table("train").columns["y"].double().mean()) if self.num_classes == 2 else 0.0
+        if share <= _MOST:
+            return ""
+        rare, frequent = map(printable, self.class_names)
+        return (
+            f"  {frequent} of {self.columns.label} counts as positive, and {share:.0%} of the training rows are; to find "
+            f"{rare}: --data.columns.positive {shlex.quote(rare)}"
+        )
 
     def lost(self) -> dict[str, tuple[list[int], int]]:
         """Return cells that were to be numbers and are none, and missing ones in whose place something stands."""
