@@ -207,8 +207,8 @@ class TabularDataModule(SampleDataModule):
             return ""
         rare, frequent = map(printable, self.class_names)
         return (
-            f"  {frequent} of {self.columns.label} counts as positive, and {share:.0%} of the training rows are; to find "
-            f"{rare}: --data.columns.positive {shlex.quote(rare)}"
+            f"  {frequent} of {self.columns.label} counts as positive, and {share:.0%} of the training rows are; to "
+            f"find {rare}: --data.columns.positive {shlex.quote(rare)}"
         )
 
     def lost(self) -> dict[str, tuple[list[int], int]]:
