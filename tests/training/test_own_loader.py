@@ -137,7 +137,6 @@ def test_continued_exactly_without_a_warning(make_loader, batch, make_module, ma
     assert not said
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize("kind", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
 def test_every_kind_of_a_numpy_stream_goes_on(kind, tmp_path):
     def loader(seed):
@@ -150,6 +149,7 @@ def test_every_kind_of_a_numpy_stream_goes_on(kind, tmp_path):
     assert (one.dataset.stream.random(9) == other.dataset.stream.random(9)).all()
 
 
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_rows_of_one_data_set_are_not_those_of_another(make_module, make_trainer):
     x = torch.randn(ROWS, 7)
     whole, half = (IndexedDataset(TensorDataset(x[:n], (x[:n, 0] > 0).long())) for n in (ROWS, ROWS // 2))
