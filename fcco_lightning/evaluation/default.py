@@ -65,13 +65,19 @@ def _of_region(objective: objectives.CVaRPartialAUC) -> Evaluation:
     return _for(merit, RankingEvaluation(max_fpr, objective.min_tpr or usual.min_tpr))
 
 
+def _of_list(objective: objectives.NDCG) -> Evaluation:
+    """With the same gain; of as many places, if the objective is about the first ones."""
+    places = (5, 10) if objective.top_k is None else (objective.top_k,)
+    return RetrievalEvaluation(places, objective.gain)
+
+
 _BY_TYPE: dict[Any, Callable[[Any], Evaluation]] = {
     Objective: lambda _: BinaryEvaluation(),
     objectives.GroupObjective: _of_groups,
     objectives.MultiTaskGroupDRO: lambda _: TaskEvaluation(),
     objectives.RankingObjective: lambda _: RankingEvaluation(),
     objectives.AUCMargin: lambda _: _for("auc", RankingEvaluation()),
-    objectives.KLPartialAUC: lambda _: _for("partial_auc", RankingEvaluation()),
+    objectives.KLPartialAUC: lambda own: _for("two_way_partial_auc" if own.tau else "partial_auc", RankingEvaluation()),
     objectives.CVaRPartialAUC: _of_region,
     objectives.RecallAtK: lambda own: _for(f"recall_at_{own.k}", RankingEvaluation(top=[own.k])),
     objectives.MeanAveragePrecision: lambda own: RankingEvaluation(missing=own.missing),
@@ -83,6 +89,7 @@ _BY_TYPE: dict[Any, Callable[[Any], Evaluation]] = {
     objectives.ViewContrastive: lambda _: NeighbourEvaluation(),
     objectives.NeighbourhoodComponents: lambda _: NeighbourEvaluation(distance="euclidean"),
     objectives.ListObjective: lambda _: RetrievalEvaluation(),
+    objectives.NDCG: _of_list,
     objectives.CoxPartialLikelihood: lambda _: SurvivalEvaluation(),
     objectives.SquaredError: lambda _: NumberEvaluation(),
     objectives.BellmanResidual: lambda own: ValueEvaluation(own.loss.discount),

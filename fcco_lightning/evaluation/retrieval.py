@@ -1,11 +1,11 @@
 """Figures of items that are ranked for queries."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.evaluation.metrics.retrieval import RankedLists
@@ -21,24 +21,26 @@ class RetrievalEvaluation(Evaluation):
     column ``y`` (n,) its grade >= 0.  Every figure is a mean over the queries with a relevant item (y > 0), and NaN
     where there is none.  Among items of equal scores the less relevant ones count as first.
 
-    - ``ndcg_K``: the normalized discounted cumulative gain of the first K places, with the gain 2^y - 1, for every K;
+    - ``ndcg_K``: the normalized discounted cumulative gain of the first K places, for every K;
     - ``map``: the mean average precision over whole lists;
     - ``mrr_K``: the mean of 1 / place of the first relevant item, 0 beyond place K, for the largest K.
 
     Args:
         k: The numbers of places, each >= 1.
+        gain: "exponential" for 2^y - 1, "linear" for y.
 
     Raises:
-        ConfigError: if ``k`` is empty or holds another number.
+        ConfigError: if ``k`` is empty or holds another number, or ``gain`` is another one.
     """
 
     bar = ("map",)
     separable = False
 
-    def __init__(self, k: Sequence[int] = (5, 10)) -> None:
+    def __init__(self, k: Sequence[int] = (5, 10), gain: Literal["exponential", "linear"] = "exponential") -> None:
         if not k:
             raise ConfigError("k must name at least one number of places, got none. Use k=[10].")
         self.k = sorted({at_least("k", places, 1) for places in k})
+        self.gain = one_of("gain", gain, ("exponential", "linear"))
         self.bar = (f"ndcg_{self.k[-1]}",)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
@@ -47,7 +49,7 @@ class RetrievalEvaluation(Evaluation):
             queries = len(lists.has_relevant)
             reason = f": none of the {queries} queries of a split has a relevant item (y > 0)"
             self.warn_of_undefined("ndcg, map and mrr", reason)
-        figures = {f"ndcg_{k}": float(lists.ndcg(k).mean()) for k in self.k}
+        figures = {f"ndcg_{k}": float(lists.ndcg(k, self.gain).mean()) for k in self.k}
         return figures | {
             "map": float(lists.average_precision().mean()),
             f"mrr_{self.k[-1]}": float(lists.reciprocal_rank(self.k[-1]).mean()),

@@ -78,8 +78,10 @@ class NewEvaluation(Evaluation):
         (CVaRPartialAUC(min_tpr=0.25), RankingEvaluation, "partial_auc_tpr"),
         (CVaRPartialAUC(max_fpr=0.2, min_tpr=0.25), RankingEvaluation, "two_way_partial_auc"),
         (KLPartialAUC(), RankingEvaluation, "partial_auc"),
+        (KLPartialAUC(tau=1.0), RankingEvaluation, "two_way_partial_auc"),
         (RecallAtK(7), RankingEvaluation, "recall_at_7"),
         (NDCG(), RetrievalEvaluation, "ndcg_10"),
+        (NDCG(top_k=3), RetrievalEvaluation, "ndcg_3"),
         (CoxPartialLikelihood(), SurvivalEvaluation, "c_index"),
         (NeighbourhoodComponents(), NeighbourEvaluation, "knn_accuracy"),
     ],
@@ -90,6 +92,11 @@ def test_the_type_of_the_objective_decides(objective, expected, merit):
     assert type(evaluation) is expected
     assert evaluation.figure_of_merit() == merit
     assert evaluation.figure_of_merit("loss") == "loss"
+
+
+@pytest.mark.parametrize("gain", ["exponential", "linear"])
+def test_ndcg_is_reported_with_the_gain_that_is_trained(gain):
+    assert default_evaluation(NDCG(gain=gain)).gain == gain
 
 
 def test_an_evaluation_of_several_figures_says_which_one_counts():

@@ -29,8 +29,8 @@ class RankedLists:
         self.items = items.assign(place=items.groupby("query").cumcount() + 1)
         self.has_relevant = items.groupby("query")["grade"].max() > 0
 
-    def ndcg(self, k: int) -> pd.Series:
-        """NDCG of the first k places with the gain 2^y - 1, of the queries with a relevant item.
+    def ndcg(self, k: int, gain: str = "exponential") -> pd.Series:
+        """NDCG of the first k places with the gain 2^y - 1, or "linear" y, of the queries with a relevant item.
 
         Example:
             >>> import torch
@@ -38,10 +38,11 @@ class RankedLists:
             >>> round(float(lists.ndcg(3).item()), 3)  # the relevant item is second: 1 / log2(3)
             0.631
         """
-        query, grade, place = self.items["query"], self.items["grade"], self.items["place"]
-        # 2^y - 1 divided by 2 to the highest grade of the query, which cancels, so that no grade is too large
-        highest = grade.groupby(query).transform("max")
-        gains = np.exp2(grade - highest) - np.exp2(-highest)
+        query, gains, place = self.items["query"], self.items["grade"], self.items["place"]
+        if gain == "exponential":
+            # 2^y - 1 divided by 2 to the highest grade of the query, which cancels, so that no grade is too large
+            highest = gains.groupby(query).transform("max")
+            gains = np.exp2(gains - highest) - np.exp2(-highest)
         ideal = self.items.assign(gain=gains).sort_values(["query", "gain"], ascending=[True, False])["gain"]
         discounts = (place <= at_least("k", k, 1)) / np.log2(1 + place)
         sums = pd.DataFrame({"found": gains * discounts, "best": ideal.to_numpy() * discounts}).groupby(query).sum()

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from sklearn.metrics import ndcg_score
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import RetrievalEvaluation
@@ -22,6 +23,16 @@ def test_no_grade_is_too_large():
     for grade in (1, 50, 2000):
         lists = RankedLists(torch.tensor([2.0, 1.0, 0.0]), torch.tensor([0, grade, 0]), torch.tensor([7, 7, 7]))
         assert lists.ndcg(3).tolist() == pytest.approx([1 / math.log2(3)])
+
+
+def test_the_linear_gain_is_that_of_scikit_learn():
+    generator = torch.Generator().manual_seed(0)
+    grades, scores = torch.randint(5, (6, 12), generator=generator), torch.randn(6, 12, generator=generator)
+    batch = {"query": torch.arange(6).repeat_interleave(12), "y": grades.flatten()}
+    figures = RetrievalEvaluation([4], "linear")(scores.flatten(), batch)
+    assert figures["ndcg_4"] == pytest.approx(ndcg_score(grades, scores, k=4))
+    exponential = RetrievalEvaluation([4])(scores.flatten(), batch)
+    assert exponential["ndcg_4"] == pytest.approx(ndcg_score(2**grades - 1, scores, k=4))
 
 
 def test_without_a_relevant_item_figures_are_nan():
