@@ -1,6 +1,5 @@
 """The interface of all evaluations: from the outputs on a whole split to figures, tables and pictures."""
 
-import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -178,7 +177,7 @@ def direction(figure: str) -> Literal["max", "min"]:
         >>> [direction(name) for name in ("auc", "worst_group_accuracy", "cvar_loss", "roc_gap", "bellman_error")]
         ['max', 'max', 'min', 'min', 'min']
     """
-    words = set(re.split(r"[_/]", figure))
+    words = set(figure.partition("/")[0].split("_"))  # behind it stands the name of a group or label
     return "min" if _SMALL_IS_GOOD & words and "satisfied" not in words else "max"
 
 

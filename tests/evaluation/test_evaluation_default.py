@@ -190,4 +190,5 @@ def test_of_errors_the_smaller_one_is_better(evaluation):
 
 def test_a_share_of_what_is_satisfied_is_no_loss():
     assert direction("satisfied_loss") == direction("satisfied") == "max"
+    assert direction("group_accuracy/loss") == "max"
     assert direction("worst_loss_change") == direction("loss_change/gap") == "min"
