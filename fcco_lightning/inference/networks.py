@@ -48,6 +48,7 @@ _WITHOUT_WEIGHTS: dict[type[nn.Module], dict[str, Any]] = {  # whose place those
 _REFERENCE = re.compile(r"[/\\:]|[^\W\d]\w*\.\w")  # of a text that is a path, an address or a dotted name
 _MAKERS = frozenset({"empty", "full", "ones", "rand", "randint", "randn", "zeros"})  # of a tensor of a given shape
 _SPARE = 1 << 22  # values that a network may need beside its weights
+_OF_A_TENSOR = 512  # values as many as which every tensor counts at least: making one takes time, too
 
 
 def network_of(
@@ -193,9 +194,9 @@ class _Bounded(TorchFunctionMode):
         if name in _MAKERS:
             shapes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, list | tuple)]
             numbers = [arg for arg in args if isinstance(arg, int)]
-            self._left -= max(map(math.prod, shapes or [numbers]))
+            self._left -= max(_OF_A_TENSOR, *map(math.prod, shapes or [numbers]))
         elif name == "clone":  # as layers are copied that a stack has many of
-            self._left -= args[0].numel()
+            self._left -= max(_OF_A_TENSOR, args[0].numel())
         elif name == "arange":
             self._left -= max((int(arg) for arg in (*args, *kwargs.values()) if type(arg) in (int, float)), default=0)
         if self._left < 0:

@@ -221,8 +221,9 @@ BLOCK = {
         described("TabularMLP", hidden=[3000] * 100, in_features=6),
         described("TimmModel", name="vit_tiny_patch16_224") | {"dict_kwargs": {"embed_dim": 3 * 10**9}},
         {"class_path": "torch.nn.TransformerEncoder", "init_args": {"encoder_layer": BLOCK, "num_layers": 300}},
+        {"class_path": "torch.nn.LSTM", "init_args": {"input_size": 1, "hidden_size": 1, "num_layers": 10**9}},
     ],
-    ids=["one tensor", "that would fit in memory", "many tensors", "of a library", "copies"],
+    ids=["one tensor", "that would fit in memory", "many tensors", "of a library", "copies", "many layers"],
 )
 def test_no_network_is_made_that_is_much_larger_than_its_weights(network):
     with pytest.raises(FCCOError, match=r"much larger than its weights|cannot be made"):
