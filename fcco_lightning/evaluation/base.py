@@ -14,7 +14,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation.pictures import History, plot_constraints
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
-from fcco_lightning.objectives.base import one_tensor, require
+from fcco_lightning.objectives.base import one_label_each, one_tensor, require
 
 _SMALL_IS_GOOD = {"loss", "error", "gap", "rmse", "mae", "brier"}  # words of names
 
@@ -197,12 +197,14 @@ def require_columns(batch: Columns, *names: str, figures: str) -> None:
             )
 
 
+def weight_of(batch: Columns, needed_by: object) -> Tensor | None:
+    """Return what every sample of a split counts, the column ``weight``, shape (n,); None where all count alike."""
+    return one_label_each(batch, needed_by, "weight") if "weight" in batch else None
+
+
 def mean_of(values: Tensor, weight: Tensor | None) -> float:
     """Return the mean of values of samples, shape (n,), by what they count, (n,), or None where all count alike."""
-    if weight is None:
-        return float(values.mean())
-    weight = weight.to(values).reshape(values.shape)
-    return float((values * weight).sum() / weight.sum())
+    return float(values.mean() if weight is None else (values * weight.to(values)).sum() / weight.to(values).sum())
 
 
 def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, mean_of, require_columns
+from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, mean_of, require_columns, weight_of
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import one_label_each, one_tensor
 
@@ -33,7 +33,7 @@ class ClassEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "y", figures="figures of a classifier")
         correct, loss = correct_and_loss(outputs, batch["y"])
-        weight = batch.get("weight")
+        weight = weight_of(batch, self)
         figures = {"accuracy": mean_of(correct.double(), weight), "loss": mean_of(loss, weight)}
         if outputs.dim() == 2 and outputs.shape[1] > 5:
             score_of_class = outputs.gather(1, one_label_each(batch, self).long().unsqueeze(1))

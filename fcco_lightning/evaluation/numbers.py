@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, mean_of, require_columns
+from fcco_lightning.evaluation.base import Evaluation, mean_of, require_columns, weight_of
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import one_label_each, one_tensor
 from fcco_lightning.objectives.others.bellman import TemporalDifference, mean_residuals, state_values
@@ -40,9 +40,9 @@ class NumberEvaluation(Evaluation):
         self.check(outputs, batch)
         y, outputs = batch["y"].double(), one_tensor(outputs)
         y = y.reshape(len(y), -1)
-        apart, weight = outputs.double().reshape(y.shape) - y, batch.get("weight")
+        apart, weight = outputs.double().reshape(y.shape) - y, weight_of(batch, self)
         weight = torch.ones(len(y), dtype=torch.float64) if weight is None else weight.double()
-        share = (weight / weight.sum()).view(-1, 1).to(y.device)  # of the samples, (n, 1)
+        share = (weight / weight.sum()).unsqueeze(1).to(y.device)  # of the samples, (n, 1)
         squares = (share * apart.square()).sum(0)
         figures = {"rmse": squares.mean().sqrt().item(), "mae": (share * apart.abs()).sum(0).mean().item()}
         varied = ((y != y[share.argmax()]) & (share > 0)).any(0)
@@ -76,9 +76,10 @@ class ValueEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "group", "reward", figures="figures of a value function")
         values = state_values(outputs).double()
-        single, weight = TemporalDifference(self.discount)(values, batch), batch.get("weight")
+        single = TemporalDifference(self.discount)(values, batch)
+        state, weight = one_label_each(batch, self, "group"), weight_of(batch, self)
         figures = {
-            "bellman_error": mean_residuals(values, batch, self.discount).square().mean().sqrt().item(),
+            "bellman_error": mean_residuals(single, state, weight).square().mean().sqrt().item(),
             "td_error": math.sqrt(mean_of(single.square(), weight)),
         }
         if "value" in batch:

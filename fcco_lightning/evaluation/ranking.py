@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import at_least, below_one, fraction
 from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, require_columns, shown_split
+from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, require_columns, shown_split, weight_of
 from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, partial_auc, precision_recall_at, roc_gap
 from fcco_lightning.evaluation.pictures import History, plot_objective_and_violation, plot_ranking, plot_roc_by_group
 from fcco_lightning.models.batch import Columns
@@ -49,15 +49,15 @@ class BinaryEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         scores = _scores(outputs)
         require_columns(batch, "y", figures="binary figures")
-        y = one_label_each(batch, self)
-        defined = _both(y[batch["weight"] > 0] if "weight" in batch else y)
+        y, weight = one_label_each(batch, self), weight_of(batch, self)
+        defined = _both(y if weight is None else y[weight > 0])
         if not defined:
             self.warn_of_undefined(
                 "the figures of the ROC curve (auc)",
                 f": all {len(y)} samples of a split are of one class. Divide the data by class (splits)",
             )
         figures = {
-            "auc": float(auc(scores, y, batch.get("weight"))) if defined else math.nan,
+            "auc": float(auc(scores, y, weight)) if defined else math.nan,
             "score_min": scores.min().item(),
             "score_max": scores.max().item(),
         }
@@ -213,7 +213,7 @@ class RankingEvaluation(Evaluation):
                 f"{tuple(outputs.shape)} and {tuple(y.shape)}. Use another evaluation (--model.evaluation)."
             )
         pairs = [(scores, y)] if y.dim() == 1 else zip(scores.unbind(1), y.unbind(1), strict=True)
-        weight, lists = batch.get("weight"), []
+        weight, lists = weight_of(batch, self), []
         for of_label, values in pairs:
             labelled = torch.ones_like(values, dtype=torch.bool) if self.missing is None else values != self.missing
             if weight is not None:
@@ -278,7 +278,7 @@ def _of_groups(
     """Return the scores, labels, groups and weights of the samples that count and have a group; none without groups."""
     if "group" not in batch:
         return scores[:0], y[:0], y[:0], None
-    group, weight = one_label_each(batch, needed_by, "group"), batch.get("weight")
+    group, weight = one_label_each(batch, needed_by, "group"), weight_of(batch, needed_by)
     in_group = group >= 0 if weight is None else (group >= 0) & (weight > 0)
     return scores[in_group], y[in_group], group[in_group], None if weight is None else weight[in_group]
 

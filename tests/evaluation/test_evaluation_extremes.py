@@ -14,6 +14,7 @@ from fcco_lightning import (
     GroupEvaluation,
     NeighbourEvaluation,
     NumberEvaluation,
+    RankingEvaluation,
     SpectralRisk,
     SurvivalEvaluation,
     ValueEvaluation,
@@ -83,7 +84,14 @@ def test_the_variance_of_several_labels_is_that_of_each():
     assert found["r2"] == pytest.approx(r2_score(y[:, ::2].numpy(), outputs[:, ::2].numpy()))
 
 
-@pytest.mark.parametrize("evaluation", [ClassEvaluation(), NumberEvaluation(), ValueEvaluation()])
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        BinaryEvaluation(), ClassEvaluation(), GroupEvaluation(), NumberEvaluation(), RankingEvaluation(),
+        ValueEvaluation(),
+    ],
+    ids=lambda evaluation: type(evaluation).__name__,
+)  # fmt: skip
 def test_columns_of_width_one_are_not_spread_out(evaluation):
     numbers = torch.randn(12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     columns = {
@@ -95,8 +103,6 @@ def test_columns_of_width_one_are_not_spread_out(evaluation):
     wide = {name: column.unsqueeze(1) for name, column in columns.items() if name in ("y", "value", "weight")}
     group = {"group": torch.arange(12) % 3}
     outputs = numbers if isinstance(evaluation, ValueEvaluation) else numbers[:, 0]
-    if isinstance(evaluation, ValueEvaluation):
-        del wide["weight"]
     assert evaluation(outputs, columns | group | wide) == evaluation(outputs, columns | group)
 
 

@@ -98,13 +98,15 @@ def state_values(outputs: Any) -> Tensor:
     return values
 
 
-def mean_residuals(outputs: Tensor, batch: Columns, discount: float) -> Tensor:
-    """Mean temporal difference of every state of which there is a transition, in increasing order, float64.
+def mean_residuals(residuals: Tensor, state: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean temporal difference of every state of which there is a transition, in increasing order.
 
-    Transitions with a ``weight`` count by it; a state all of whose transitions weigh nothing is left out.
+    Args:
+        residuals: temporal differences of the transitions, shape (n,).
+        state: in which they begin, shape (n,).
+        weight: what they count, shape (n,); a state all of whose transitions weigh nothing is left out.
     """
-    residuals = TemporalDifference(discount)(outputs.double(), batch)
-    weight = batch["weight"].to(residuals) if "weight" in batch else torch.ones_like(residuals)
-    states, position = torch.unique(batch["group"], return_inverse=True)
+    weight = torch.ones_like(residuals) if weight is None else weight.to(residuals)
+    states, position = torch.unique(state, return_inverse=True)
     total, mass = (residuals.new_zeros(len(states)).index_add(0, position, of) for of in (weight * residuals, weight))
     return total[mass > 0] / mass[mass > 0]
