@@ -198,7 +198,7 @@ def require_columns(batch: Columns, *names: str, figures: str) -> None:
 
 
 def weight_of(batch: Columns, needed_by: object) -> Tensor | None:
-    """Return what every sample of a split counts, the column ``weight``, shape (n,); None where all count alike."""
+    """Return the weights of the samples of a split, the column ``weight``, shape (n,); None where all count alike."""
     return one_label_each(batch, needed_by, "weight") if "weight" in batch else None
 
 

@@ -48,7 +48,7 @@ _WITHOUT_WEIGHTS: dict[type[nn.Module], dict[str, Any]] = {  # whose place those
 _REFERENCE = re.compile(r"[/\\:]|[^\W\d]\w*\.\w")  # of a text that is a path, an address or a dotted name
 _MAKERS = frozenset({"empty", "full", "ones", "rand", "randint", "randn", "zeros"})  # of a tensor of a given shape
 _SPARE = 1 << 22  # values that a network may need beside its weights
-_OF_A_TENSOR = 512  # values as many as which every tensor counts at least: making one takes time, too
+_OF_A_TENSOR = 512  # values that every tensor counts as at least, since making it takes time, too
 
 
 def network_of(

@@ -212,7 +212,7 @@ def _change(checkpoint: dict[str, Any], change: Callable[[Tensor], Tensor]) -> N
 
 
 def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The value with changed members of a kind; what holds none that changes is as it was."""
+    """The value with every member of type ``kind`` changed; a container in which nothing changes is returned itself."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, Mapping):

@@ -44,7 +44,7 @@ class Preemption(Temporary):
         folder: of the checkpoint; None for that of the other checkpoints.
 
     Raises:
-        ConfigError: if a name is not that of a signal, or of one that no program hears.
+        ConfigError: if a name is not that of a signal, or of one that no program can handle.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class Preemption(Temporary):
         requeue: bool = True,
         folder: str | None = None,
     ) -> None:
-        deaf = [name for name in signals if name not in signal.Signals.__members__ or name in _ENDS_AT_ONCE]
-        if deaf:
+        refused = [name for name in signals if name not in signal.Signals.__members__ or name in _ENDS_AT_ONCE]
+        if refused:
             raise ConfigError(
-                f"signals names {deaf}, which this system does not know, or lets no program hear. Use e.g. SIGTERM, "
-                "SIGUSR1."
+                f"signals names {refused}, which this system does not know, or lets no program handle. Use e.g. "
+                "SIGTERM, SIGUSR1."
             )
         self.enabled, self.requeue, self.folder = enabled, requeue, folder
         self.signals = [signal.Signals[name] for name in signals]
@@ -79,7 +79,7 @@ class Preemption(Temporary):
             self._interrupted = number == signal.SIGINT
             pl_module.engine.stop_asked = True
 
-        # one whose handler a program has set in which Python runs, such as R, could not be given back
+        # a handler that was set from outside Python, for example by R, could not be restored
         ours = [number for number in self.signals if signal.getsignal(number) is not None]
         try:
             self._before = {number: signal.signal(number, listen) for number in ours}

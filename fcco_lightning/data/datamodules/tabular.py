@@ -21,7 +21,7 @@ from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError, printable
 
-_MOST = 0.8  # of the rows: a class of so many is seldom the one that is looked for
+_MOST = 0.8  # share of the rows: a class of more is seldom the one that is to be found
 
 
 class TabularDataModule(SampleDataModule):
@@ -201,7 +201,7 @@ class TabularDataModule(SampleDataModule):
         return "\n".join(filter(None, lines))
 
     def _frequent_positives(self) -> str:
-        """Say which of two classes is positive where most rows are, as the rare one is mostly looked for."""
+        """Say which class is positive where most rows have it, since usually the rare class is to be found."""
         share = float(self._table("train").columns["y"].double().mean()) if self.num_classes == 2 else 0.0
         if share <= _MOST:
             return ""
