@@ -101,7 +101,8 @@ class RowParameters(nn.Module):
         self._next = {"index": index, "values": rows}
         again = copies(index) if self.repeats else None
         gradient = gradient if again is None else again.total(gradient)
-        moved = torch.addcdiv(rows, gradient.detach(), self._shares(again, rows), value=-self.spec.lr)
+        shares = self._shares(again, rows).clamp(min=torch.finfo(rows.dtype).tiny)  # of weight 0 the gradient is 0, too
+        moved = torch.addcdiv(rows, gradient.detach(), shares, value=-self.spec.lr)
         return [NewRows(self.state, index, moved.clamp(self.spec.least, self.spec.most))]
 
     def _shares(self, again: Copies | None, leaf: Tensor) -> Tensor:
@@ -116,5 +117,4 @@ class RowParameters(nn.Module):
             weight = weight * expected_copies(self._columns)
         elif again is not None:
             weight = weight * again.count
-        shares = weight.to(leaf.dtype) / len(index)
-        return shares.clamp(min=torch.finfo(leaf.dtype).tiny).unsqueeze(1)  # of weight 0 the gradient is 0, too
+        return (weight.to(leaf.dtype) / len(index)).unsqueeze(1)

@@ -21,6 +21,7 @@ from fcco_lightning import (
     HeavyBall,
     MeanAtMost,
     SoftRate,
+    TensorDataModule,
     UniformSampling,
 )
 from fcco_lightning.algorithms import ICPPAC
@@ -125,6 +126,24 @@ def test_a_sample_of_weight_zero_moves_nothing():
     moved = (engine.problem.row_parameters.state.gather(None) != held).flatten()
     assert not moved[4]
     assert moved[columns["y"] == 1].sum() > 3
+
+
+@pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes a mean")
+@pytest.mark.parametrize("without", [0, 1], ids=["a positive", "a negative"])
+@pytest.mark.parametrize(("min_tpr", "algorithm"), [(0.0, SGD), (0.5, SONX)], ids=["one-way", "two-way"])
+def test_a_sample_whose_own_weight_is_zero_moves_nothing(min_tpr, algorithm, without):
+    """Of such weights the plan knows beforehand what samples count."""
+    table = everyone() | {"sample_weight": (torch.arange(SAMPLES) != without).float()}
+    del table["index"]
+    data = TensorDataModule({"train": table, "test": table}, batches=UniformSampling(SAMPLES))
+    data.setup()
+    network, method = torch.nn.Linear(1, 1), algorithm()
+    objective = CVaRPartialAUC(0.5, min_tpr, thresholds=0.25, thresholds_lr=RATE)
+    engine = Engine(network, method.pose(objective, num_samples=SAMPLES, sampling=data.sampling()), method)
+    engine.train_batch(next(iter(data.train_dataloader())), torch.optim.SGD(network.parameters(), lr=0.1))
+    moved = engine.problem.row_parameters.state.gather(None).flatten() != 0.25
+    assert not moved[without]
+    assert moved[table["y"] == 1].sum() > 3
 
 
 @pytest.mark.filterwarnings("ignore:CVaRPartialAUC takes a mean")

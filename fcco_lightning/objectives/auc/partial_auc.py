@@ -54,7 +54,8 @@ class CVaRPartialAUC(RankingObjective):
         thresholds_lr: step size of the s_i, > 0.  One visit moves s_i on average by ``-thresholds_lr dL_i / ds_i``,
             with ``dL_i / ds_i = 1 - (share of negatives j with l_ij > s_i) / max_fpr`` as in SOPA, whatever the share
             of positives in the data, or in batches whose weights make up for it; with ``min_tpr`` times the outer
-            gradient, 0 or 1 / (1 - min_tpr).
+            gradient, 0 or 1 / (1 - min_tpr).  Where samples have weights of their own, the one-way step is that of a
+            ratio: in batches of few positives it is larger for lighter ones.
         sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
         cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`.  None for 0; but
             where FCCOModule trains on sigmoids as is recommended, a tenth of the objective beside the cross-entropy,
