@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.ambiguity.base import AmbiguitySet, Weights
+from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, type_of_weights, wide
 from fcco_lightning.checks import fraction
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import mean_of_equals, project_to_simplex
@@ -67,31 +67,33 @@ class CappedSimplex(AmbiguitySet):
 
     def nearest(self, v: Tensor) -> Weights:
         # q = clip(v - t, 0, cap); its sum falls with t, linearly between the ends of the pieces, v and v - cap
-        cap, top = self.cap(len(v)), v.max()
+        cap, dtype, v = self.cap(len(v)), type_of_weights(v), wide(v)
+        top = v.max()
         v = v - top  # changes nothing but t, and keeps the digits of large v
         t = _last_end(v, cap)
         inner = (v > t).sum() - (v - cap > t).sum()
         t = t + ((v - t).clamp(min=0, max=cap).sum() - 1) / inner.clamp(min=1)
         q = (v - t).clamp(min=0, max=cap)
-        return Weights(_of_sum_one(q, v, cap), top + t)
+        return Weights(_of_sum_one(q, v, cap).to(dtype), (top + t).to(dtype))
 
     def nearest_kl(self, log_p: Tensor) -> Weights:
         # q = min(c p, cap): the k largest entries are at the cap, the others share what is left; k is the least that
         # fits, and is not read from the device, which would have to be waited for
-        cap, n = self.cap(len(log_p)), len(log_p)
+        cap, n, dtype, log_p = self.cap(len(log_p)), len(log_p), type_of_weights(log_p), wide(log_p)
+        top = log_p.max()
+        log_p = log_p - top  # changes nothing but c
         most = math.ceil(1 / cap - _ROUNDING) - 1  # so many at the cap leave something for the others
         ascending = log_p.sort().values
         tails = ascending.logcumsumexp(0)[n - most - 1 :]  # log of the sum of all but the k largest, for k = most..0
         left = torch.linspace(1 - cap * most, 1, most + 1, device=log_p.device, dtype=log_p.dtype)
-        log_c = left.log() - tails
-        rounding = torch.linalg.vector_norm(ascending, math.inf) * (4 * torch.finfo(log_c.dtype).eps)
-        fits = log_c[1:] + ascending[n - most :] <= rounding + (math.log(cap) + 1e-12)
-        log_c = log_c.index_select(0, fits.sum(0, keepdim=True))
-        q = torch.exp(log_c + log_p).clamp(max=cap)
+        fits = left[1:] * torch.exp(ascending[n - most :] - tails[1:]) <= cap * (1 + 1e-12)
+        left, tail = (one.index_select(0, fits.sum(0, keepdim=True)) for one in (left, tails))
+        q = (left * torch.exp(log_p - tail)).clamp(max=cap)
         # of a large exponent the exponential keeps few digits, of a sum all
         inside = q * (q < cap)
-        q = torch.addcmul(q, inside, (1 - q.sum()) / inside.sum().clamp(min=torch.finfo(q.dtype).tiny))
-        return Weights(q.clamp(max=cap), (-1 - math.log(n)) - log_c.squeeze(0))
+        q = torch.addcmul(q, inside, (1 - q.sum()) / inside.sum().clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=cap)
+        t = top - (1 + math.log(n)) + (tail - left.log()).squeeze(0)
+        return Weights(q.to(dtype), t.to(dtype))
 
 
 def _of_sum_one(q: Tensor, v: Tensor, cap: float) -> Tensor:

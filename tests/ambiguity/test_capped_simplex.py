@@ -55,6 +55,21 @@ def test_of_numbers_far_apart_the_largest_get_the_weight(n, alpha, scale):
     torch.testing.assert_close(q, CappedSimplex(alpha).worst_case(v), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("n", "alpha"), [(2, 0.55), (5, 0.37), (7, 0.5), (9, 1.0), (83, 0.1)])
+@pytest.mark.parametrize("scale", [1e4, 1e6, 1e30])
+def test_projections_of_single_precision_numbers_far_apart(n, alpha, scale):
+    """Of large losses the exponentials of all but the largest vanish, and still somebody has to take what is left."""
+    v = torch.from_numpy(np.random.default_rng(n).normal(size=n) * scale).float()
+    v[: n // 3] = v[: n // 3] / scale
+    capped = CappedSimplex(alpha)
+    for project in (capped.project, capped.project_kl):
+        q = project(v)
+        assert q.dtype == torch.float32
+        torch.testing.assert_close(q, project(v.double()).float(), rtol=0, atol=1e-6)
+        members(n, alpha * (1 - 1e-6), (q.double() / q.double().sum()).numpy())
+        assert q.sum().item() == pytest.approx(1, abs=1e-6)
+
+
 @pytest.mark.parametrize(("n", "alpha"), SIZES_AND_ALPHAS)
 def test_both_ways_to_the_projection_are_the_same(n, alpha, monkeypatch):
     """By a table and by bisection, with ties."""
