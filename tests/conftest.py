@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -53,8 +54,25 @@ LONGEST = (
 )
 
 
+MANY = 4  # cases of one test, of which not all have to be quick
+QUICK = 3  # of so many of them one is
+
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first."""
+    """The longest files first; of a test with many cases a third is quick, and the others are slow.
+
+    One test begins with its first case, another with its second or third, as their names decide, so that every class
+    has its turn in some of the tests that all classes are given.
+    """
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, cases in tests.items():
+        for number, case in enumerate(cases, start=crc32(name.encode())):
+            if len(cases) >= MANY and number % QUICK:
+                case.add_marker(pytest.mark.slow)
     place = {Path(__file__).parent / name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
 

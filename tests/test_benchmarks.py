@@ -142,6 +142,7 @@ def test_contrastive_steps_written_out_are_the_engine_steps():
     assert (moved["SOX written out"] - moved["plain loop, InfoNCE"]).abs().max() > 1e-5  # else one test says nothing
 
 
+@pytest.mark.slow
 def test_protected_tasks_and_their_comparison_take_the_same_images_and_texts(monkeypatch):
     import torch
 
@@ -190,6 +191,7 @@ def test_contrastive_cost_writes_its_tables(command, tmp_path, monkeypatch, caps
         command(s, "--gpu")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the run in its own process
 def test_roc_fairness_writes_table_json_and_picture(command, runs, tmp_path, capsys):
     module = script("roc_fairness")
@@ -230,6 +232,7 @@ def test_group_dro_tunes_and_writes_table_json_and_picture(command, runs, tmp_pa
     assert (out / "group_dro_adult_0.25.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_text_groups_tunes_and_writes_its_tables(command, runs, tmp_path, monkeypatch, capsys):
     module, out = script("text_groups"), tmp_path / "out"
     make_mails(160).to_parquet(tmp_path / "m.parquet")
@@ -278,6 +281,7 @@ def test_text_groups_trains_the_upper_layers_of_a_pretrained_network(command, ru
     assert len(kept.read_text().splitlines()) == 2 * 2 + 2 * 2, "two rates, then two seeds, of two methods; none twice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", [1, 2])
 def test_the_upper_layers_say_what_the_whole_pretrained_network_says(pretrained, tmp_path, trained):
     module, path = script("text_groups"), str(tmp_path / "m.parquet")
@@ -315,6 +319,7 @@ def test_groups_pay_picks_rates_by_validation_and_prints(command, runs, tmp_path
         assert f"| {best['lr']:g} |" in row
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of runs of a few steps
 def test_tables_pay_compares_run_by_run(command, runs, tmp_path, capsys):
     module, kept = script("tables_pay"), tmp_path / "kept.jsonl"
@@ -404,6 +409,7 @@ def images_of_ten_classes(path, count):
     pd.DataFrame({"image": images, "label": labels}).to_parquet(path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of runs of a few steps
 def test_cifar_pays_tunes_runs_goes_on_and_prints(command, runs, tmp_path, monkeypatch, capsys):
     s, log = script("cifar_pays"), tmp_path / "log.jsonl"
@@ -561,6 +567,7 @@ def test_weakly_convex_dro_writes_table_json_and_picture(part, command, runs, tm
     assert (tmp_path / f"weakly_convex_dro_{part}.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_robust_linear_models_are_measured_beside_the_transcription(command, tmp_path, monkeypatch):
     """Both reach the optimum, and the tables and pictures are written."""
     s = script("dro")
@@ -601,6 +608,7 @@ def test_losses_of_ranking_dispatch_few_operators():
     assert 5 <= min(counts.values()) <= max(counts.values()) <= 40
 
 
+@pytest.mark.slow
 def test_x_risks_are_measured_with_few_positives_and_beside_plain_steps(command, runs, tmp_path, monkeypatch, capsys):
     scores, cost = script("xrisk_scores"), script("xrisk_cost")
     for name, value in {"STEPS": 4, "DATA": {"digits": "eights"}, "LEARNING_RATES": [1e-3, 1e-2]}.items():
@@ -843,6 +851,7 @@ def test_a_method_is_ahead_beyond_one_standard_error_of_pairs():
     assert not s.dominates(traded, ours)
 
 
+@pytest.mark.slow
 def test_one_command_is_judged_by_later_rows(command, runs, tmp_path, monkeypatch, capsys):
     """Both of this project's ways on a small table of one's own, which the real tables' folder lacks."""
     s, classifier = script("fair_decisions"), sys.modules["fcco_lightning"].ConstrainedClassifier

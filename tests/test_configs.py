@@ -341,6 +341,7 @@ def written(folder):
     return found
 
 
+@pytest.mark.slow
 @configs(
     quick=lambda c: (c.parent.name, c.stem) == ("roc_fairness", "adult_sonex"),
     of=[c for c in ALL_CONFIGS if c.stem in ON_A_DEVICE + QUICK],

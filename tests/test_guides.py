@@ -58,6 +58,7 @@ def test_python_blocks_of_guides_run(page):
         exec(compile(code, page, "exec"), names)  # noqa: S102
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_constraints_example():
     (text,) = [b for b in blocks("yaml") if "MeanAtMost" in b]
@@ -73,6 +74,7 @@ def test_constraints_example():
     assert list(report["train"]["constraints"]) == names
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_group_dro_example():
     (text,) = [b for b in blocks("yaml") if "CVaRGroupDRO" in b]
@@ -87,6 +89,7 @@ def test_group_dro_example():
     assert 0 <= report["test"]["worst_group_accuracy"] <= report["test"]["tail_accuracy"] <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_texts_example():
     (text,) = [b for b in blocks("yaml") if "GroupedTextDataModule" in b]
@@ -195,6 +198,7 @@ def test_all_blocks_are_of_a_kind_that_is_tested():
     assert kinds <= {"bash", "python", "text", "yaml"}  # what shows output or code that is not run is `text`
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_clip_example(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))

@@ -178,6 +178,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n == "SONEX" else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
 def test_cvar_with_a_trained_threshold(name, cvar_optimum):
     batch_size = N if name.startswith("ALEXR") else 20

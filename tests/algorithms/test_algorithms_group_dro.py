@@ -204,6 +204,7 @@ def test_the_mean_is_not_the_least_cvar(best):
     assert cvar(found) > 1.01 * best[cvar]  # so the methods above have done something
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "objective", "value"),
     [
@@ -217,6 +218,7 @@ def test_smooth_divergences(algorithm, objective, value, best):
     assert value(w) <= best[value] * (1 + GAP)
 
 
+@pytest.mark.slow
 def test_the_worst_group(best):
     make, steps, _, groups, options = METHODS["SMD"]
     w, average = train(make(), WorstGroupDRO(RidgeLogistic(), GROUPS), steps // 4, 0.1, groups, **options)

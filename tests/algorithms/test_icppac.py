@@ -119,6 +119,7 @@ def test_steps_are_those_of_the_second_implementation(name, noise):
     np.testing.assert_allclose(seen, second(name, given, **options), rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "stages"),
     [

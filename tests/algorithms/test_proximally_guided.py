@@ -103,6 +103,7 @@ def test_pg_smd_reaches_the_minimum(gamma, stages, batches):
     assert penalised(w) < 1.01 * least
 
 
+@pytest.mark.slow
 def test_the_largest_error_is_that_of_the_linear_program():
     """``min_{w, s} s`` subject to ``-s <= x_i w - y_i <= s``."""
     ones = -np.ones((N, 1))

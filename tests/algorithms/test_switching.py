@@ -35,6 +35,7 @@ def test_steps_are_those_of_the_objective_or_of_the_row_violated_most(tolerance)
     assert {-1, 0, 1} == set(turns)
 
 
+@pytest.mark.slow
 def test_it_ends_at_the_constrained_optimum():
     network, engine, optimizer = started(Switching(1.0, 0.0), [0.0] * 3, 0.1)
     for t in range(500):

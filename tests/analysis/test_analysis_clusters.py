@@ -29,6 +29,7 @@ def split(rng, clusters=12, size=8):
     return torch.from_numpy(scores), {"group": torch.from_numpy(group)}, torch.from_numpy(numbers)
 
 
+@pytest.mark.slow
 def test_coverage_of_a_rare_rate():
     """What the docstring says: hits of 3% with a correlation of .6 in 40 clusters of 8."""
     rng, held = np.random.default_rng(1), {True: [], False: []}

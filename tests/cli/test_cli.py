@@ -118,6 +118,7 @@ def test_history_holds_every_epoch(fitted):
     assert [(h["epoch"], h["split"]) for h in history] == [(0, "train"), (1, "train")]
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_equal(fitted):
     assert fit("--report.folder=b") == 0
     a, b = fitted.report, json.loads(Path("b/report.json").read_text())
@@ -143,6 +144,7 @@ def test_short_names_overrides_and_composition(tmp_path):
     assert len(report["train"]["constraints"]) == 19
 
 
+@pytest.mark.slow
 def test_a_composition_without_a_name(tmp_path):
     parts = {
         "class_path": "SingleLoop",
@@ -181,6 +183,7 @@ def test_validate_test_and_predict(fitted):
     assert len(lines) == 401
 
 
+@pytest.mark.slow
 def test_evaluation_needs_a_checkpoint(capsys, fitted):
     for command in ("validate", "test", "predict"):
         assert run([command, "--config", str(SYNTHETIC), *SMALL[:3]]) == 1
@@ -201,6 +204,7 @@ def test_evaluation_needs_a_checkpoint(capsys, fitted):
     assert torch.load(newest, weights_only=True)["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_run_is_evaluated_with_its_configuration(capsys, fitted):
     checkpoint = str(fitted.folder / "checkpoints/last.ckpt")
     assert run(["validate", "--config", str(fitted.folder / "config.yaml"), "--ckpt_path", checkpoint]) == 0
@@ -221,6 +225,7 @@ def test_a_checkpoint_of_a_run_is_evaluated_with_its_configuration(capsys, fitte
         run(["validate", "--ckpt_path", "alone.ckpt"])
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_holds_the_reported_weights():
     assert fit("--trainer.val_check_interval=3", "--report.folder=out") == 0
     reported = json.loads(Path("out/report.json").read_text())["train"]["auc"]
@@ -353,6 +358,7 @@ def test_a_misspelt_command_is_told_all_of_them(capsys):
 ALONE = ["--data=TabularDataModule", "--model.network=TabularMLP", "--model.objective=AUC", "--trainer.max_epochs=1"]
 
 
+@pytest.mark.slow
 def test_missing_file_and_column_leave_nothing_behind(capsys, tmp_path):
     table = tmp_path / "t.csv"
     table.write_text("a,sex,label\n" + "".join(f"{i % 9},{'mf'[i % 2]},{'yn'[i // 2 % 2]}\n" for i in range(80)))
@@ -389,6 +395,7 @@ def test_missing_file_and_column_leave_nothing_behind(capsys, tmp_path):
     assert (code, root.exists()) == (0, True), text
 
 
+@pytest.mark.slow
 def test_a_nonconvex_outer_function_is_refused_by_dual_algorithms(capsys, tmp_path):
     own = tmp_path / "objective.py"
     own.write_text(
@@ -420,6 +427,7 @@ def test_checkpoints_that_do_not_fit(fitted, capsys):
             read_file("damaged.ckpt", to_continue=True)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_something_else(fitted, capsys):
     torch.save({"weights": torch.zeros(2)}, "other.ckpt")
     assert "not written by `fcco fit`" in fails(capsys, "--ckpt_path=other.ckpt")
@@ -427,6 +435,7 @@ def test_checkpoints_of_something_else(fitted, capsys):
     assert re.search(r"another network: network\S+ has shape \(\d+, 21\) there and has shape \(3, 21\) here", text)
 
 
+@pytest.mark.slow
 def test_auto_continues_the_job_s_own_checkpoint_only(fitted, caplog, capsys):
     shutil.copytree(fitted.folder.parent, "runs")
     (theirs,) = Path("runs").rglob("last.ckpt")
@@ -449,6 +458,7 @@ def test_auto_continues_the_job_s_own_checkpoint_only(fitted, caplog, capsys):
 CSV = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=logs", "--trainer.logger.name="]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "root", "checkpoints"),
     [
@@ -487,6 +497,7 @@ def test_a_quick_try_leaves_no_files():
     assert not [path for path in Path.cwd().rglob("*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_checkpoints_can_be_switched_off():
     assert fit("--trainer.enable_checkpointing=false", *BRIEF) == 0
     assert not list(Path.cwd().rglob("*.ckpt"))
@@ -593,6 +604,7 @@ def test_a_full_disk_is_said_in_a_line(capsys):
     assert "fcco: OSError: [Errno 28] No space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_has_the_name_of_its_job():
     Path("runs/mine").mkdir(parents=True)
     quick = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--baseline.enabled=false"]
@@ -663,6 +675,7 @@ def with_positive(positive, folder, cells=("True", "False")):
     return str(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "positive", ["true", *(pytest.param(p, marks=pytest.mark.slow) for p in ("'True'", "yes", "[true]", "1"))]
 )

@@ -134,6 +134,7 @@ def test_names_are_printable():
     assert printable_lines("a\nb\x1b") == "a\nb\\x1b"
 
 
+@pytest.mark.slow
 def test_names_of_groups_in_pictures_tables_and_pages(tmp_path, capsys):
     generator, names = torch.Generator().manual_seed(0), list(NAMES.values())
     scores, y = torch.randn(40, generator=generator), torch.arange(40) % 2

@@ -53,6 +53,7 @@ def test_an_answer_that_needs_no_training_loads_no_library_of_training(commands,
         assert not loaded, command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_lightning_is_loaded_without_what_it_does_not_need_and_torchmetrics_stays_whole(whole):
     code = (

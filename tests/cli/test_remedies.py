@@ -67,6 +67,7 @@ def works(figures, headline, auc, chosen):
     return not figures["vacuous"] and figures["auc"] > 0.7 and auc > 0.7 and 0.005 < chosen.mean() < 0.5 and told
 
 
+@pytest.mark.slow
 def test_saying_what_decisions_are_for(rare):
     figures, headline, *_ = fitted(rare, odds())
     assert figures["vacuous"]

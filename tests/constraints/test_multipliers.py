@@ -160,6 +160,7 @@ def quickly(*names):
     return lambda name: name if name in names else pytest.param(name, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*map(quickly("SONEX", "ALEXR, mirror", "ALEXR2"), ALGORITHMS)])
 def test_every_algorithm_finds_the_same_multipliers(name):
     rate = 0.1 if name == "ALEXR2" else 0.3
@@ -169,6 +170,7 @@ def test_every_algorithm_finds_the_same_multipliers(name):
     torch.testing.assert_close(w, exact, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*map(quickly("AdaptivePenalty"), RULES)])
 def test_a_constrained_logistic_regression_in_another_unit(name):
     """One multiplier is that of a side of a slab, h = |w_1 - w_3| - .15."""

@@ -231,6 +231,7 @@ def test_probabilities_are_of_the_data_however_batches_are_drawn(decisions):
     torch.testing.assert_close(chosen, probabilities > 1 / (1 + ratio))
 
 
+@pytest.mark.slow
 def test_probabilities_of_several_classes_are_of_the_data_too():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3000, 1, generator=g)

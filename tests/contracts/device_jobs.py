@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from itertools import cycle, islice, product
@@ -87,20 +87,28 @@ class CUDA(warnings.catch_warnings):
         return found
 
 
-def all_steps(device: str) -> dict[str, list[Steps]]:
-    """Of every objective and constraint with algorithms of all kinds, of every algorithm, of every set of weights."""
+def all_steps(device: str, names: Collection[str]) -> dict[str, list[Steps]]:
+    """Of objectives and constraints with algorithms of all kinds, of algorithms, of sets of weights: those of names."""
     warnings.simplefilter("ignore")
     _made_known(device)
-    others = cycle(("SONEX, multipliers", "ALEXR, old"))
-    cases = (OBJECTIVES | CONSTRAINTS).items()
-    found = {name: _of_case(case, next(others), device) for name, case in cases}
-    found |= {f"algorithm {name}": [_compared(_algorithm_steps, member, device)] for name, member in ALGORITHMS.items()}
-    found |= {f"together, {name}": [_compared(_steps_together, ALGORITHMS[name], device)] for name in TOGETHER}
-    return found | {
-        f"{name}, {geometry}": [_compared(_algorithm_steps, _ascent(member.make(), geometry), device)]
+    cases = zip((OBJECTIVES | CONSTRAINTS).items(), cycle(("SONEX, multipliers", "ALEXR, old")), strict=False)
+    make: dict[str, Callable[[], list[Steps]]] = {
+        name: partial(_of_case, case, other, device) for (name, case), other in cases
+    }
+    make |= {
+        f"algorithm {name}": partial(_alone, _algorithm_steps, member, device) for name, member in ALGORITHMS.items()
+    }
+    make |= {f"together, {name}": partial(_alone, _steps_together, ALGORITHMS[name], device) for name in TOGETHER}
+    make |= {
+        f"{name}, {geometry}": partial(_alone, _algorithm_steps, _ascent(member.make(), geometry), device)
         for name, member in WEIGHTS.items()
         for geometry in ("kl", "euclidean")
     }
+    return {name: make[name]() for name in names}
+
+
+def _alone(steps: Callable[[Any, str], Any], member: Any, device: str) -> list[Steps]:
+    return [_compared(steps, member, device)]
 
 
 def all_figures(device: str) -> dict[str, list[Any]]:

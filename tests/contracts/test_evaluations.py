@@ -406,6 +406,7 @@ def test_columns_to_remember_have_one_value_per_sample(case):
     assert {tuple(column.shape) for column in columns.values()} <= {(len(case.outputs),)}
 
 
+@pytest.mark.slow
 def test_pictures_of_a_history_are_written_into_the_folder(case, tmp_path):
     figures = case.evaluation(case.outputs, case.batch)
     history = [{"epoch": epoch, "split": "test", "h/a": 0.1, **figures} for epoch in range(3)]

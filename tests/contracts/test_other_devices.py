@@ -34,8 +34,11 @@ def device(request):
 
 
 @pytest.fixture(scope="module")
-def steps(device):
-    return values(launch(all_steps, 1, device, limit=300))[0]
+def steps(device, request):
+    """Of the cases that are looked at."""
+    cases = [i.callspec.params for i in request.session.items if "steps" in getattr(i, "fixturenames", ())]
+    names = {f"{c['name']}, {c['geometry']}" if "geometry" in c else c["name"] for c in cases}
+    return values(launch(all_steps, 1, device, names, limit=300))[0]
 
 
 @pytest.fixture(scope="module", params=[3, pytest.param(1, marks=pytest.mark.slow)], ids=["a third", "all"])

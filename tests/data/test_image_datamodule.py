@@ -275,6 +275,7 @@ def test_a_folder_for_every_class_is_enough(caplog):
     assert "test: 9 images, 2 of cat, 3 of dog, 4 of fox" in said
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_metadata_of_waterbirds(caplog):
     rows = [(f"{i % 2:03d}.Bird/{i}.png", i % 2, (0, 0, 1, 2)[i // 4 % 4], i // 2 % 2) for i in range(64)]

@@ -74,6 +74,7 @@ def test_noise_has_the_mean_of_its_group_and_the_variance(celeba):
         assert own.mean().abs() < 4 * (0.08 / own.numel()) ** 0.5
 
 
+@pytest.mark.slow
 def test_noise_is_the_same_whenever_an_image_is_read_and_of_every_image_its_own(celeba):
     data, again, other = make(celeba), make(celeba), make(celeba, ImageNoise(seed=1))
     everything = {name: pixels(table) for name, table in data.tables.items()}
@@ -91,6 +92,7 @@ def test_without_noise_nothing_is_added(celeba):
     assert pixels(data.tables["train"]).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_another_column_and_means_of_ones_own(celeba):
     data = make(celeba, ImageNoise([0.0, 0.5], 0.0, column="light"), ["Male", "light"])
     assert data.group_names == ["Male=0, light=0", "Male=0, light=0.5", "Male=1, light=0", "Male=1, light=0.5"]

@@ -66,6 +66,7 @@ def agree(posed, tol=1e-9, passes=100, **arguments):
     return fast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "size"),
     every_nth(

@@ -192,6 +192,7 @@ def test_a_gap_that_stays_is_warned_of():
         DRORegressor(solver=LSVRG(), max_passes=3, tol=1e-12).fit(*TABLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 16, 331])
 def test_drago_without_a_step_size_on_a_table_whose_loss_is_steep_beside_mu(size):
     x, y = load_diabetes(return_X_y=True)

@@ -209,6 +209,7 @@ def test_hinge_and_no_penalty_are_solved_with_a_proof():
     assert found.lower - 1e-9 <= best <= found.value + 1e-9
 
 
+@pytest.mark.slow
 def test_minibatch_sgd_stays_above_the_minimum():
     """The mean over batches of the worst case within a batch is another function."""
     posed = problem(penalty=ChiSquarePenalty(0.01))
@@ -381,6 +382,7 @@ def test_other_solvers_without_a_ridge_have_a_gap(solver, loss):
     assert solve(solver, problem(loss, mu=0.0), 1e-7, 1000).gap <= 1e-7
 
 
+@pytest.mark.slow
 def test_the_bound_without_a_ridge():
     """It is exact for the squared loss, and for others it is below the minimum over w and near it at its place."""
     posed, q = problem(mu=0.0), np.full(N, 1 / N)

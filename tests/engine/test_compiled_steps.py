@@ -279,6 +279,7 @@ def test_one_graph_and_the_same_step(name, compiled):
     assert found[1].evaluations == 1 or not STEPS[name][-1]  # the first batch is looked at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "regions"),
     [
@@ -347,6 +348,7 @@ def test_other_layers_of_the_same_number_are_trained(compiled, monkeypatch):
     assert_same(*both("in turn", act))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["AP", pytest.param("contrastive", marks=pytest.mark.slow)])
 def test_repeated_samples_and_batches_of_other_sizes(name, compiled):
     def act(engine, optimizer, batches):
@@ -361,6 +363,7 @@ def test_repeated_samples_and_batches_of_other_sizes(name, compiled):
     assert_same(*both(name, act, sampling=UniformSampling(16)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
@@ -385,6 +388,7 @@ alone_or_rows = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @alone_or_rows
 def test_hooks_of_parameters_are_called(name, compiled):
     called = []
@@ -401,6 +405,7 @@ def test_hooks_of_parameters_are_called(name, compiled):
     assert len(called) == 2 * len(called[: len(called) // 2]) > 0
 
 
+@pytest.mark.slow
 @rows_or_constraints
 def test_layers_that_are_frozen_between_steps_stay_as_they_are(name, compiled):
     def act(engine, optimizer, batches):
@@ -507,6 +512,7 @@ def test_with_a_schedule_of_the_penalty_steps_are_not_compiled():
         assert engine.compiles == expected
 
 
+@pytest.mark.slow
 @torch._dynamo.config.patch(recompile_limit=2)
 def test_graphs_of_one_problem_do_not_count_as_those_of_another(compiled):
     """As in a notebook that trains one model after another: torch keeps a few graphs of a piece of code, here two."""

@@ -157,6 +157,7 @@ def train_drago(steps, spoil=None):
     return network, algorithm, problem
 
 
+@pytest.mark.slow
 def test_drago_reaches_the_saddle_point():
     best = minimize(lambda w: NU * (logsumexp(losses(w) / NU) - np.log(N)) + MU / 2 * w @ w, np.zeros(2), tol=1e-12).x
     network, algorithm, problem = train_drago(600)

@@ -64,6 +64,7 @@ def test_a_least_rate_with_an_objective_of_ranking(fitted):
     assert decided[ill].mean() == pytest.approx(0.7, abs=0.08)  # of the training split, and of the test split nearly
 
 
+@pytest.mark.slow
 def test_a_budget_is_a_share_of_the_table(fitted):
     checkpoint, predicted, _ = fitted("--decisions.share", "0.05")
     assert (predicted["decision"] == "yes").sum() == 60
@@ -72,6 +73,7 @@ def test_a_budget_is_a_share_of_the_table(fitted):
     assert few["decision"][few["score"].nlargest(2).index].eq("yes").all()
 
 
+@pytest.mark.slow
 def test_scores_that_nothing_divides_are_said(fitted):
     with (
         pytest.warns(UserWarning, match=r"no probability is written"),
@@ -97,6 +99,7 @@ def test_a_ranking_has_probabilities_where_rows_are_held_out(fitted, capsys):
     assert (asked["decision"].eq("yes") == (asked["probability"] > 0.3)).all()
 
 
+@pytest.mark.slow
 def test_a_ranking_without_rows_held_out_has_scores(fitted):
     with pytest.warns(UserWarning, match=r"no probability is written: .* Hold some out"):
         checkpoint, predicted, _ = fitted(*RANKED)
@@ -121,6 +124,7 @@ def test_a_damaged_calibration_is_told(fitted, tmp_path):
             load(tmp_path / "damaged.ckpt")
 
 
+@pytest.mark.slow
 def test_the_best_weights_keep_their_probabilities(fitted):
     """A calibration belongs to the weights on whose scores it was found."""
     options = ["--model.constraints", "DemographicParity", "--model.constraints.by", "sex", "--model.objective", "AUC"]

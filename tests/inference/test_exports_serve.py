@@ -46,6 +46,7 @@ def people(size, seed):
     return pd.DataFrame({"job": jobs, "zone": zone, "skill": skill, "hired": np.where(hired, "yes", "no")})
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("always:.*rows")  # with unseen categories and missing cells
 def test_an_export_serves_without_this_package():
     people(300, 0).to_csv("train.csv", index=False)
@@ -222,6 +223,7 @@ CLIP = {
 }
 
 
+@pytest.mark.slow
 def test_open_clip_loads_what_is_exported():
     Path("small.json").write_text(json.dumps({**CLIP, "tokenizer": "bytes"}))
     names = ["--model.network=CLIPModel", "--model.network.name=small.json", "--data.model.name=small.json"]

@@ -176,6 +176,7 @@ def test_the_size_of_a_batch_biases_a_loss_without_memory_only():
     assert error(BSGD(), "batch") > 0.1
 
 
+@pytest.mark.slow
 def test_a_learnt_temperature_descends_to_the_minimum():
     """At fixed embeddings F(tau) is convex; scipy knows its minimum."""
     data, rho = samples(20), 0.8

@@ -212,6 +212,7 @@ SMALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_the_embedded_default_reports_it(capsys, monkeypatch):
     found = []
@@ -256,6 +257,7 @@ def _kept(on_fit_end, found):
     return both
 
 
+@pytest.mark.slow
 def test_the_copy_is_pretrained_along_where_that_is_seamless(tmp_path):
     """Where constraints hold by far it is the run itself while both are trained on cross-entropy, and then goes on."""
     torch.manual_seed(0)

@@ -75,6 +75,7 @@ def test_a_constraint_changes_decisions(problem, capfd, caplog):
     np.testing.assert_allclose(model.predict_proba(X)[:, 1], 1 / (1 + np.exp(-model.decision_function(X))))
 
 
+@pytest.mark.slow
 def test_a_ranking_has_no_probabilities_until_it_is_calibrated(problem):
     X, y, _ = problem
     model = ConstrainedClassifier(AUC(), **QUICK)
@@ -86,6 +87,7 @@ def test_a_ranking_has_no_probabilities_until_it_is_calibrated(problem):
     assert calibrated.predict_proba(X)[:, 1].mean() == pytest.approx((y == model.classes_[1]).mean(), abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_epochs", [3, None])
 def test_the_step_falls_to_zero_with_the_last_update(problem, monkeypatch, max_epochs):
     X, y, _ = problem
@@ -103,6 +105,7 @@ def test_what_a_training_leaves(fair, problem):
     assert "data:image/png" in fair.report_._repr_html_()  # which draws the pictures
 
 
+@pytest.mark.slow
 def test_the_report_tells_the_decisions_that_are_made(fair, problem, tmp_path):
     X, y, sex = problem
     told = fair.report_.figures
@@ -183,6 +186,7 @@ def test_indicators_keep_their_size_and_numbers_are_standardised(problem, of):
     assert np.isfinite(seen).all()
 
 
+@pytest.mark.slow
 def test_pieces_learn_what_is_no_line():
     """A step, a bump and noise: 1,200 samples are cut in two by default, and in twelve where that is asked for."""
     X = np.random.default_rng(0).uniform(0, 12, (1200, 1))
@@ -296,6 +300,7 @@ def test_arguments_are_not_changed(problem):
         ConstrainedClassifier(**QUICK | {"max_epochs": 0}).fit(X, y)
 
 
+@pytest.mark.slow
 def test_a_margin_is_kept_for_new_samples(problem):
     """The standard error of a difference of two rates is at most that of fair coins; half of kappa is the most."""
     X, y, sex = problem
@@ -316,6 +321,7 @@ def test_a_margin_is_kept_for_new_samples(problem):
         ConstrainedClassifier(margin=-1).fit(X, y, sensitive_features=sex)
 
 
+@pytest.mark.slow
 def test_margins_are_of_differences_that_have_none(problem):
     X, y, sex = problem
     own, cap = DemographicParity(0.2), MeanAtMost(SoftRate(), 0.4, where={"sex": "f"})
@@ -330,6 +336,7 @@ def test_margins_are_of_differences_that_have_none(problem):
         np.testing.assert_array_equal(*fitted)
 
 
+@pytest.mark.slow
 def test_a_constraint_on_decisions_is_judged_by_them():
     """Its smooth value differs from it: of a cap, which compares no groups, the smoothing does not cancel."""
     rng = np.random.default_rng(0)
@@ -402,6 +409,7 @@ def test_a_budget_is_one_of_later_samples_where_these_are_looked_at_together():
     assert rates["chosen"] == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_weights_decay_more_where_costly_mistakes_are_constrained():
     """Of 1,140 and 60 samples that count alike in sum: as many say as much as 228 equal ones, 4 * 1,200 * .95 * .05."""
     r = np.random.default_rng(0)

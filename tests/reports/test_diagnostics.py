@@ -106,6 +106,7 @@ LIMIT = ["--model.constraints+=MeanAtMost", "--model.constraints.quantity=Logist
          "--model.constraints.kappa=0.4", "--model.constraints.where={y: 1}"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "penalty",
     [

@@ -316,6 +316,7 @@ def called_feasible(seed, epochs, alike, monkeypatch):
     return choice.chosen["feasible"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alike", "runs"), [(0.0, 20), pytest.param(0.0, 200, marks=pytest.mark.slow),
                         pytest.param(0.9, 200, marks=pytest.mark.slow)],

@@ -68,6 +68,7 @@ def test_one_column_decides_alone(fitted, capsys):
     assert (fitted / "importances.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_features_that_are_made_for_a_batch_have_the_same_importances(fitted, monkeypatch, capsys):
     monkeypatch.setattr(encoding, "_MOST_IN_MEMORY", 0)
     monkeypatch.chdir(fitted.parents[1])
@@ -78,6 +79,7 @@ def test_features_that_are_made_for_a_batch_have_the_same_importances(fitted, mo
     assert json.loads(made.read_text())["test"]["importances"] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*missing cells, which are imputed")
 def test_a_later_table_has_importances_on_request(fitted, tmp_path, monkeypatch, capsys):
     (path,) = fitted.rglob("last.ckpt")

@@ -42,6 +42,7 @@ def later():
     return messy(300, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*missing cells, which are imputed")
 def test_groups_of_one_of_several_columns_are_judged_by_the_decisions(checkpoint, later):
     report = report_on(checkpoint, later)
@@ -102,6 +103,7 @@ def test_parts_that_a_stranger_names_are_not_made(checkpoint, later, tmp_path):
         report_on(tmp_path / "strange.ckpt", later)
 
 
+@pytest.mark.slow
 def test_the_classifier_reports_on_later_samples(tmp_path):
     train, later = messy(400), messy(300, seed=1)
     constraints = [EqualizedOdds(), DemographicParity()]

@@ -240,6 +240,7 @@ def makers(values, names):
     return pictures, table_makers(report), report
 
 
+@pytest.mark.slow
 def test_no_name_keeps_a_picture_from_being_drawn(tmp_path):
     """Text that no encoding knows, as a damaged file may hold it."""
     pictures, _, _ = makers([0.25, 0.5] * 4, names := ["a\ud800$\\frac{$"])

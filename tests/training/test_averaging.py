@@ -131,6 +131,7 @@ def test_resumed_bit_for_bit_and_tested_as_validated(make_module, make_trainer, 
     assert tested["train_auc"] == pytest.approx(float(saver.best_k_models[str(last)]))
 
 
+@pytest.mark.slow
 def test_one_object_averages_the_networks_of_two_modules_apart(make_module, make_trainer):
     average = WeightAverage(0.8)
     first, second = (fit(make_module, make_trainer, average) for _ in range(2))

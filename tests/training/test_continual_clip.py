@@ -107,6 +107,7 @@ def test_the_old_model_is_measured_in_the_precision_of_the_run(make_trainer):
     assert trainer.callback_metrics["train_worst_violation"] != 0
 
 
+@pytest.mark.slow
 def test_recomputing_in_the_backward_pass_changes_nothing(make_trainer):
     """SONEX needs inner values at the previous weights, but no gradient there, as MSVR does."""
     trained = []
@@ -214,6 +215,7 @@ def test_other_tasks_or_data_are_refused(data, message, saved, make_trainer):
     assert not any("old_loss" in t.columns for t in made.tables.values())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_evaluated_against_the_old_model(saved, make_trainer):
     path, report = saved
     seed_everything(5, verbose=False)
@@ -310,6 +312,7 @@ def ran(folder, tmp_path_factory):
     return one, two
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Row .* cannot be read")
 def test_every_batch_may_lack_images_that_cannot_be_read(folder):
     found = jobs.fit_pairs({**animals(folder, batch_size=20, num_batches=4), "epochs": 1})  # all pairs in each
@@ -317,6 +320,7 @@ def test_every_batch_may_lack_images_that_cannot_be_read(folder):
     assert found["global_step"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [*JOBS, "damaged"])
 def test_two_processes_are_one(job, ran):
     """The same union batches, captions and old model; a run goes on in two that began in one; uneven batches."""
@@ -347,6 +351,7 @@ def test_damaged_images_are_left_out(ran, folder):
     assert [i for i in range(12) if rows[i].isnan().all() or not rows[i].any()] == [3, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Row .* cannot be read")
 def test_references_are_those_of_the_images_that_can_be_read(folder, make_trainer):
     """The row of a damaged image does not shift the rows behind it."""
@@ -453,6 +458,7 @@ def colours(tmp_path):
     return {"class_path": "ContinualCLIPDataModule", "init_args": composed(settings, CLIP, plain=True)}
 
 
+@pytest.mark.slow
 def test_images_of_the_target_alone_are_refused(command, colours):
     assert "All 10 pairs have the same captions" in refused(command, "--model.constraints=[]", data=colours)
 

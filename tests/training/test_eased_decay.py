@@ -120,6 +120,7 @@ def decays_of(make_trainer, module, ckpt_path=None, **flags):
     return Watched.seen, Watched.behind
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of a graph that begins behind the hook
 @pytest.mark.parametrize("generated", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_steps_are_looked_at_too(generated, make_module, make_trainer, monkeypatch):

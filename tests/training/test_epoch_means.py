@@ -171,6 +171,7 @@ def test_rows_count_by_how_many_a_batch_contains(fit):
     assert trainer.callback_metrics["train_objective"] == pytest.approx(diary.epochs[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize("batch", [1, 3, 5], ids=["first", "middle", "last"])
 def test_a_mean_goes_on_bit_for_bit(batch, fit, tmp_path):

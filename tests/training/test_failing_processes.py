@@ -101,6 +101,7 @@ store.wait(["what nobody sets"])
 """
 
 
+@pytest.mark.slow
 def test_who_waits_where_nothing_can_be_raised_is_ended_with_words():
     port = str(free_port())
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}

@@ -218,6 +218,7 @@ def test_a_few_forgeries(saved):
     assert try_forgeries(saved, FAST, 8, 0) > 24
 
 
+@pytest.mark.slow
 def test_a_few_forgeries_of_what_does_not_say_what_it_is_made_of(saved):
     assert try_forgeries(saved, FAST, 6, 1, sealed=False) > 6
     assert try_forgeries(saved, ["fit", "test"], 2, 2, sealed=False) > 1

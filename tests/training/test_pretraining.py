@@ -104,6 +104,7 @@ def test_resume_across_the_switch_equals_uninterrupted(kind, make_module, make_t
         jobs.require_same(fit(ckpt_path=tmp_path / f"{place}.ckpt"), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:pretrain.epochs")
 @pytest.mark.parametrize("constraints", [False, True])
 def test_the_first_phase_is_plain_training_on_its_objective(constraints, make_module, make_trainer):
@@ -186,6 +187,7 @@ def test_rows_optimizer_schedules_and_rho_start_afresh(make_module, make_trainer
     assert trainer.global_step == 2 * batches + 4 * -(-batches // 3)
 
 
+@pytest.mark.slow
 def test_a_schedule_by_steps_knows_the_length_of_its_phase(make_module, make_trainer):
     totals = []
 
@@ -242,6 +244,7 @@ def save(make_module, make_trainer, path, epochs, **parts):
     trainer.save_checkpoint(path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:pretrain.epochs")
 def test_checkpoints_of_the_phases_and_runs_without_pretraining(make_module, make_trainer, tmp_path):
     path, plain = tmp_path / "a.ckpt", ranked(pretrain=None)
@@ -381,6 +384,7 @@ def fitted(make_module, make_trainer, parts, *, ckpt_path=None, callbacks=(), ep
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick(["rows", "inner loop", "no constraints", "averaged"], "inner loop"))
 def test_a_seamless_run_continues_bit_for_bit_from_either_phase(kind, make_module, make_trainer, tmp_path):
     changes = {
@@ -398,6 +402,7 @@ def test_a_seamless_run_continues_bit_for_bit_from_either_phase(kind, make_modul
         jobs.require_same(continued, whole)
 
 
+@pytest.mark.slow
 def test_nothing_but_the_objective_changes(make_module, make_trainer):
     """With the objective itself in the first phase it is the run without: head, moments, rates, rows of constraints."""
     plain = {"objective": CrossEntropy(), "optimizer": lambda p: AdamType(p, lr=0.01), "algorithm": SOX(0.5)}
@@ -423,6 +428,7 @@ def test_constraints_and_their_multipliers_go_on(make_module, make_trainer):
     assert before == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "epochs"),
     [({"max_epochs": 10}, 7), ({"max_epochs": -1, "max_steps": 35}, 2), ({"max_epochs": 3, "max_steps": 1000}, 2)],

@@ -102,6 +102,7 @@ def test_the_objective_of_an_epoch_that_ends_in_a_pass_is_that_of_the_uninterrup
     assert logged[3:] == logged[1:3]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize("loops", [{}, {"limit_train_batches": 5}], ids=["whole epochs", "part of them"])
 def test_a_run_of_which_nothing_is_left_ends_with_the_weights_after_recovery(

@@ -123,6 +123,7 @@ def test_what_is_typed_on_a_resume_holds(name, make_module, make_trainer, tmp_pa
     assert before | same == expected
 
 
+@pytest.mark.slow
 def test_a_schedule_of_the_whole_run_follows_its_length(make_module, make_trainer, tmp_path):
     """Number of epochs, fractions and learning rate are those typed last."""
 
