@@ -76,9 +76,24 @@ class EasedDecay(Callback):
             optimizer.register_step_post_hook(lambda *_: self._set(1.0)),
         ]
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
-        """Take in the scores of the batch."""
-        self._take()
+    @torch.no_grad()
+    def take(self) -> None:
+        """Take in the scores of the batch, once its step is done: one that fails is trained again by whoever resumes.
+
+        Raises:
+            ConfigError: if the network does not give scores.
+        """
+        for outputs in self._outputs:
+            if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+                raise ConfigError(
+                    f"schedule.decay_spread={self.spread:g} is for networks that give scores, one tensor of floating "
+                    f"numbers, and this one gave {type(outputs).__name__}. Leave it out."
+                )
+            scores = outputs.reshape(len(outputs), -1).double()
+            sums = torch.stack([torch.ones_like(scores), scores, scores * scores]).sum(1)
+            sums = torch.where(sums.isfinite().all(), sums, 0.0)  # of a batch that was skipped
+            self._sums = sums if self._sums is None else self._sums + sums
+        self._outputs.clear()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Measure the spread of the epoch, unless it is to be continued."""
@@ -101,7 +116,6 @@ class EasedDecay(Callback):
 
     def state(self) -> dict[str, Any]:
         """The share of the decay, and the sums of an epoch that is not over; asked of all processes together."""
-        self._take()
         return {"share": self.share, "sums": self._total(), "added": list(self._added)}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -121,20 +135,6 @@ class EasedDecay(Callback):
         """Keep what the network gives, which compiled code can do, too."""
         if network.training and torch.is_grad_enabled():
             self._outputs.append(outputs.detach() if isinstance(outputs, Tensor) else outputs)
-
-    @torch.no_grad()
-    def _take(self) -> None:
-        for outputs in self._outputs:
-            if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
-                raise ConfigError(
-                    f"schedule.decay_spread={self.spread:g} is for networks that give scores, one tensor of floating "
-                    f"numbers, and this one gave {type(outputs).__name__}. Leave it out."
-                )
-            scores = outputs.reshape(len(outputs), -1).double()
-            sums = torch.stack([torch.ones_like(scores), scores, scores * scores]).sum(1)
-            sums = torch.where(sums.isfinite().all(), sums, 0.0)  # of a batch that was skipped
-            self._sums = sums if self._sums is None else self._sums + sums
-        self._outputs.clear()
 
     def _total(self) -> Tensor | None:
         """The sums over all processes, shape (3, C)."""

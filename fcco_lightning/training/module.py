@@ -71,7 +71,7 @@ from fcco_lightning.training.resuming.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.sharding import ShardedWeights, divide, require_divisible, take_strategy
 from fcco_lightning.training.together import Announce, begin_together, joined_by_failure
-from fcco_lightning.training.trainers import OwnSettings, WithoutAdvice, require_rows
+from fcco_lightning.training.trainers import NothingBeforeTraining, OwnSettings, WithoutAdvice, require_rows
 
 RECOVERED = "recovered.ckpt"
 """The checkpoint of what the recovery step of ALEXR2 has made of the last weights."""
@@ -186,6 +186,7 @@ class FCCOModule(EvaluatingModule):
             return self._own_callbacks(self.trainer)
 
     def _own_callbacks(self, trainer: Trainer) -> list[Callback]:
+        nothing_before = NothingBeforeTraining(trainer)
         require_divisible(trainer, self)
         if trainer.state.fn == "fit" and self._compiler_ctx is not None:
             raise ConfigError(
@@ -199,7 +200,7 @@ class FCCOModule(EvaluatingModule):
         if self.schedule.decay_spread is not None and extra:
             self._eased_decay = EasedDecay(self.schedule.decay_spread, lambda: _set_up(self._stepping))
             extra.append(self._eased_decay)
-        callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), *extra]
+        callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), nothing_before, *extra]
         kinds = {
             Announce,
             Continuation,
@@ -482,6 +483,8 @@ class FCCOModule(EvaluatingModule):
             require_finite_weights(self, self.network)  # with weights that diverged all batches would be skipped
             if last:
                 self.engine.close_inner_loop(optimizer)
+        if self._eased_decay is not None:
+            self._eased_decay.take()
         if last:
             self.backend.step_schedulers("epoch")
         self.backend.count_updates()

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -195,6 +196,27 @@ class WithoutAdvice(Temporary):
         if self._filter in warnings.filters:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
         self._filter = None
+
+
+class NothingBeforeTraining(Callback):
+    """Lets no callback save what an exception leaves behind before training has begun.
+
+    ``OnExceptionCheckpoint`` would write a file that no fit can continue, which Lightning continues unasked, and fail
+    with other words than the exception where the data are not there yet.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._begun = False
+        for callback in trainer.checkpoint_callbacks:
+            callback.on_exception = partial(self._unless_early, callback)  # type: ignore[method-assign]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
+        """From now on there is something to continue."""
+        self._begun = True
+
+    def _unless_early(self, callback: Callback, *args: Any) -> None:
+        if self._begun:
+            type(callback).on_exception(callback, *args)
 
 
 def require_rows(trainer: Trainer | None) -> None:

@@ -5,7 +5,8 @@ import functools
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import BaseFinetuning, LambdaCallback, OnExceptionCheckpoint
 from torch import nn
 
 from fcco_lightning import (
@@ -113,6 +114,39 @@ def test_a_resumed_run_ends_bit_for_bit_alike(epoch, batch, make_module, make_tr
     assert all(torch.equal(resumed[name], whole[name]) for name in whole)
 
 
+class Fails(Callback):
+    """Raises in a hook of the fourth batch, the second of its epoch."""
+
+    def __init__(self, hook):
+        def fail(trainer, *_):
+            if trainer.fit_loop.epoch_loop.batch_progress.total.ready == 4:
+                raise RuntimeError("failing")
+
+        setattr(self, hook, fail)
+
+
+class Kept(OnExceptionCheckpoint):
+    def teardown(self, *args, **kwargs):  # which would remove the checkpoint
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:.*was called without a model", "ignore:.*there is no last checkpoint")
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_before_backward"])  # its scores count, or come again
+def test_scores_of_the_batch_in_which_a_callback_fails_count_once(hook, make_module, make_trainer, tmp_path):
+    def fit(path=None, callbacks=()):
+        torch.manual_seed(0)
+        module = module_of(make_module)
+        options = {"callbacks": list(callbacks), "enable_checkpointing": bool(callbacks)}
+        make_trainer(max_epochs=4, **options).fit(module, data(), ckpt_path=path)
+        return {name: tensor.clone() for name, tensor in module.network.state_dict().items()}
+
+    whole = fit()
+    with pytest.raises(RuntimeError, match="failing"):
+        fit(callbacks=[Fails(hook), Kept(tmp_path)])
+    resumed = fit(tmp_path / "on_exception.ckpt")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+
+
 def decays_of(make_trainer, module, ckpt_path=None, **flags):
     """The decay of the first and of the last group in every step."""
     Watched.seen, Watched.behind = [], []
@@ -155,6 +189,7 @@ def test_previous_weights_and_skipped_batches_do_not_count(make_module, make_tra
         eased._note(module.network, None, torch.tensor(x))
     with torch.no_grad():
         eased._note(module.network, None, torch.tensor([100.0]))
+    eased.take()
     assert eased.state()["sums"].flatten().tolist() == [4.0, 12.0, 56.0]
 
 

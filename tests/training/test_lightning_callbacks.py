@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, callbacks
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from fcco_lightning import CheckpointError, ConfigError, HeavyBall, TabularMLP
+from fcco_lightning import CheckpointError, Columns, ConfigError, DataError, HeavyBall, TabularMLP
 from fcco_lightning.cli.checkpoint_tools import describe
 from fcco_lightning.reports import PredictionWriter
 from fcco_lightning.training import Checkpoints, Preemption
@@ -218,6 +218,31 @@ def test_a_checkpoint_of_an_exception_continues(make_module, make_trainer, tmp_p
         fit(make_module, make_trainer, tmp_path, [Failing(), Kept(tmp_path)])
     resumed = fit(make_module, make_trainer, tmp_path, [], tmp_path / "on_exception.ckpt")
     require_same(resumed, fit(make_module, make_trainer, tmp_path, []))
+
+
+class FailsAtFirst(Callback):
+    def on_sanity_check_start(self, *args):
+        raise RuntimeError("failing")
+
+
+FAILURES = {
+    "the data": ({"columns": Columns("nolabel")}, {}, [], DataError, "nolabel"),
+    "another callback": ({}, {}, [callbacks.StochasticWeightAveraging(0.1)], ConfigError, "StochasticWeightAveraging"),
+    "the optimizer": ({}, {"optimizer": torch.optim.LBFGS}, [], ConfigError, "LBFGS"),
+    "the sanity check": ({}, {}, [FailsAtFirst()], RuntimeError, "failing"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_fit_that_fails_before_it_trains_says_why_and_leaves_no_checkpoint(name, make_module, make_trainer, tmp_path):
+    data, parts, others, error, message = FAILURES[name]
+    flags = {"enable_checkpointing": True, "num_sanity_val_steps": 1}
+    with pytest.raises(error, match=message):
+        make_trainer(callbacks=[*others, Kept(tmp_path)], **flags).fit(make_module(**parts), make_data(**data))
+    assert saved(tmp_path) == []
+    trainer = make_trainer(callbacks=[Kept(tmp_path)], **flags)
+    trainer.fit(make_module(), make_data())  # Lightning continues a file of that name unasked
+    assert trainer.global_step == 20
 
 
 def test_a_trainer_that_is_used_again_is_not_told_what_it_replaces(make_module, make_trainer, caplog):
