@@ -63,11 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first; of a test with many cases a third is quick, and the others are slow.
 
     One test begins with its first case, another with its second or third, as their names decide, so that every class
-    has its turn in some of the tests that all classes are given.
+    has its turn in some of the tests that all classes are given.  Files beside this one test pages and configurations,
+    each of which is another.
     """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if item.get_closest_marker("slow") is None and item.path.parent != Path(__file__).parent:
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cases in tests.items():
         for number, case in enumerate(cases, start=crc32(name.encode())):
