@@ -92,8 +92,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         random_state: of the first weights and of the batches.
         decisions: "balanced", or :class:`~fcco_lightning.Decisions`: costs of the two mistakes, a budget, a least true
             positive rate, or a threshold of the probability; by default the more probable class is decided.
-        class_weight: costs of mistakes under the name that scikit-learn has for them, "balanced" or {label: cost}; in
-            the place of ``decisions``.
+        class_weight: costs of mistakes under the name that scikit-learn has for them, "balanced" or {label: cost}, with
+            the cost 1 of a label that is not named; in the place of ``decisions``.
         margin: by how much constraints are enforced tighter than asked for, in units of h; "auto" for the standard
             error of h where it compares two means (:meth:`Constraint.standard_error`), at most half of kappa.
 
@@ -150,9 +150,10 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             X: features, shape (n, d): an array, a table of numbers, or a sparse matrix.
             y: labels of two or more classes, shape (n,).
             sensitive_features: the group of every sample, shape (n,), of numbers or texts, which constraints know as
-                ``group``; or a table of several such columns.  Of these ``group`` is the combination, such as "sex=f,
-                race=b", unless a column is called so, and constraints name single ones by ``by`` or ``where``.  There,
-                as for the column ``y``, values are those that are given here: ``where={"age": "<25", "sex": "f"}``.
+                ``group``; or a table, or a dict, of several such columns.  Of these ``group`` is the combination, such
+                as "sex=f, race=b", unless a column is called so, and constraints name single ones by ``by`` or
+                ``where``.  There, as for the column ``y``, values are those that are given here:
+                ``where={"age": "<25", "sex": "f"}``.
             sample_weight: how much the samples count, shape (n,), numbers >= 0: one of weight 2 counts as two in every
                 mean, constraint and figure.
 
@@ -345,13 +346,13 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             )
         if self.class_weight == "balanced":
             return Decisions(costs="balanced")
-        complete = isinstance(self.class_weight, Mapping) and set(self.class_weight) == set(self.classes_.tolist())
-        if not complete:
+        costs, labels = self.class_weight, self.classes_.tolist()
+        if not isinstance(costs, Mapping) or not set(costs) <= set(labels):
             raise ConfigError(
-                "class_weight must be 'balanced', or name a cost for each of the classes "
-                f"{self.classes_.tolist()}, got {self.class_weight!r}."
+                f"class_weight must be 'balanced', or name costs of some of the classes {labels}, of which those that "
+                f"are not named have the cost 1, got {costs!r}."
             )
-        return Decisions(costs=[float(self.class_weight[label]) for label in self.classes_.tolist()])
+        return Decisions(costs=[float(costs.get(label, 1)) for label in labels])
 
     def _require_groups(self, groups: pd.DataFrame) -> None:
         """Refuse constraints on groups that are not there."""

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import PolynomialLR
 from fcco_lightning import AUC, ConstrainedClassifier, DataError, DemographicParity, EqualizedOdds, MeanAtMost, SoftRate
 from fcco_lightning.constraints import Decisions
 from fcco_lightning.data.datamodules.arrays import NamedArrays
-from fcco_lightning.errors import FCCOError
+from fcco_lightning.errors import ConfigError, FCCOError
 from fcco_lightning.reports import classifier
 
 QUICK = {"hidden": (16,), "max_epochs": 10, "learning_rate": 0.06, "batch_size": 100, "random_state": 0}
@@ -136,6 +136,8 @@ def test_inputs_of_many_kinds_give_one_model(fair, problem):
     by = ConstrainedClassifier(constraints=[DemographicParity(by="sex")], **short)
     groups = pd.DataFrame({"age": np.arange(len(y)) % 2, "sex": sex})
     np.testing.assert_array_equal(by.fit(X, y, sensitive_features=groups).decision_function(X), first)
+    named = {name: pd.Series(groups[name].to_numpy(), index=range(400, 800)) for name in groups}  # and no other order
+    np.testing.assert_array_equal(by.fit(X, y, sensitive_features=named).decision_function(X), first)
     groups = pd.DataFrame({"age": np.arange(len(y)) % 2, "group": sex})
     np.testing.assert_array_equal(made.fit(X, y, sensitive_features=groups).decision_function(X), first)
     np.testing.assert_array_equal(made.fit(X, y, sensitive_features=sex[:, None]).decision_function(X), first)
@@ -255,6 +257,19 @@ def test_bad_input_is_named(problem, labels, sensitive, constraints, text):
     with pytest.raises((FCCOError, ValueError), match=text):
         model.fit(X, y if labels is None else labels(y), sensitive_features=sensitive and sensitive(sex))
     assert not hasattr(model, "network_")
+
+
+def test_a_class_that_class_weight_does_not_name_costs_1(problem):
+    X, y, _ = problem
+    short = QUICK | {"max_epochs": 1}
+    some, all_of_them = (
+        ConstrainedClassifier(class_weight=costs, **short).fit(X, y).decision_function(X)
+        for costs in ({"yes": 3}, {"no": 1, "yes": 3.0})
+    )
+    np.testing.assert_array_equal(some, all_of_them)
+    for costs in ({"maybe": 3}, {"no": 1, "yes": 3, "maybe": 1}, 3.0):
+        with pytest.raises(ConfigError, match=r"class_weight must be.*\['no', 'yes'\]"):
+            ConstrainedClassifier(class_weight=costs, **short).fit(X, y)
 
 
 def test_three_groups_are_compared_by_pairs(problem):

@@ -135,6 +135,8 @@ def groups_of_samples(sensitive: Any, n: int, *, later: bool = False) -> pd.Data
 
     if sensitive is None:
         return pd.DataFrame(index=range(n))
+    if isinstance(sensitive, Mapping):
+        sensitive = pd.DataFrame({name: np.asarray(column) for name, column in sensitive.items()})
     table = sensitive if isinstance(sensitive, pd.DataFrame) else _one_column(sensitive)
     check_consistent_length(np.empty(n), table)
     table = table.set_axis([str(name) for name in table], axis=1).reset_index(drop=True)
