@@ -1,7 +1,8 @@
 """What a network may offer beyond being called with ``batch["x"]``."""
 
+import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import nn
 
@@ -18,6 +19,19 @@ class ParameterGroup(NamedTuple):
     params: list[nn.Parameter]
     lr_scale: float = 1.0
     decay: bool = True
+
+
+N = TypeVar("N", bound=nn.Module)
+
+
+def copied(network: N) -> N:
+    """A copy with weights of its own; hooks are called as they are, since what they belong to is no part of a network.
+
+    Such are those of a profiler, of a callback that records activations, or of ``torch.nn.utils.prune``.
+    """
+    names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    hooks = [hook for part in network.modules() for name in names for hook in getattr(part, name).values()]
+    return copy.deepcopy(network, {id(hook): hook for hook in hooks})
 
 
 class BatchNetwork(nn.Module, ABC):

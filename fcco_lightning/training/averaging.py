@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from fcco_lightning.checks import at_least, inside
-from fcco_lightning.state.checkpoint_files import versioned
+from fcco_lightning.models import copied
+from fcco_lightning.state.checkpoint_files import in_words, versioned
 
 _PREFIX = "network."  # of the network's tensors in a checkpoint's ``state_dict``
 
@@ -64,13 +65,15 @@ class WeightAverage:
                 self.show(averaged=False)
                 return
         how: Any = get_swa_multi_avg_fn if self.decay is None else partial(get_ema_multi_avg_fn, self.decay)
-        self._other = AveragedModel(network, multi_avg_fn=how())  # which copies buffers
+        self._other = AveragedModel(nn.Identity(), multi_avg_fn=how())  # which would copy what hooks belong to
+        self._other.module = copied(network)
         self._network, self._shown = network, False
         self._finite = [k for k, buffer in enumerate(self.statistics) if bool(buffer.isfinite().all())]
         if stored is not None:
-            self._other.n_averaged.fill_(stored["count"])
-            last = {k.removeprefix(_PREFIX): v for k, v in stored["weights"].items()}
-            self._other.module.load_state_dict(versioned(network, last))
+            with in_words("the checkpoint's averaged weights"):
+                self._other.n_averaged.fill_(stored["count"])
+                last = {k.removeprefix(_PREFIX): v for k, v in stored["weights"].items()}
+                self._other.module.load_state_dict(versioned(network, last))
 
     def update(self, updates: int) -> None:
         """Take in the network's weights after one more update, of so many in all."""

@@ -61,12 +61,14 @@ class LightningBackend(Backend):
     Attributes:
         clipping: in the present fit.
         of_steps: names of the figures of training steps that were logged, which every epoch has.
+        validated_in: the epoch in which validation ran last; -1 before.
         idle: parameters that DistributedDataParallel waits for and the present phase has not.
     """
 
     def __init__(self, module: EvaluatingModule, clipping: Clipping, schedule: Schedule) -> None:
         self.module, self.clipping, self.schedule = module, clipping, schedule
         self.of_steps: set[str] = set()
+        self.validated_in = -1
         self.idle: list[Tensor] = []
         self.continued = False
 
@@ -211,11 +213,12 @@ class LightningBackend(Backend):
         every = trainer.check_val_every_n_epoch
         if self.schedule.monitor in self.of_steps:
             return True
+        interval = trainer.val_check_batch
+        if interval is None:  # by time
+            return self.validated_in == trainer.current_epoch
         if every is not None:
             return (trainer.current_epoch + 1) % every == 0
-        batches, interval = trainer.fit_loop.epoch_loop.batch_progress, trainer.val_check_batch
-        if not isinstance(interval, int):  # by time
-            return True
+        batches = trainer.fit_loop.epoch_loop.batch_progress
         before = batches.total.ready - batches.current.ready
         return batches.total.ready // interval > before // interval
 

@@ -322,11 +322,11 @@ class FCCOModule(EvaluatingModule):
         """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
         self.phases.require_time_for_all(self.trainer.max_epochs)
         self._old_model.know()
+        self.backend.validated_in = -1
         self._continuation.freeze_as_then(self.trainer, self.network)
         self._continuation.stop_as_then(self.trainer)
         if self.average is not None:
-            with in_words("the checkpoint's averaged weights"):
-                self.average.begin(self.network, self._continuation.get("average"))
+            self.average.begin(self.network, self._continuation.get("average"))
         if self._stepping is None:
             raise ConfigError(
                 f"{type(self).__name__}.configure_optimizers is overridden, but the algorithm must know the optimizer. "
@@ -516,7 +516,10 @@ class FCCOModule(EvaluatingModule):
 
     def on_validation_end(self) -> None:
         """Train on with the last weights, once all callbacks have seen what was evaluated."""
-        if self.average is not None and self.trainer.state.fn == "fit":
+        if self.trainer.state.fn != "fit":
+            return
+        self.backend.validated_in = -1 if self.trainer.sanity_checking else self.current_epoch
+        if self.average is not None:
             self.average.show(averaged=False)
 
     def on_train_epoch_end(self) -> None:

@@ -29,6 +29,7 @@ _SETTINGS = (
     "precision",
     "reload_dataloaders_every_n_epochs",
     "val_check_interval",
+    "_val_check_time_interval",
 )
 _PLAIN = bool | int | float | str | timedelta
 _OF_ONE_PROCESS = ("dirpath", "folder", "verbose")  # arguments of callbacks that may differ
@@ -93,7 +94,7 @@ def joined_by_failure(trainer: Trainer, module: Any) -> Iterator[None]:
 
 def settings(trainer: Trainer, module: Any) -> dict[str, str]:
     """What a Trainer and a module were told that decides which steps and exchanges there are, by name."""
-    values = {name: str(getattr(trainer, name)) for name in _SETTINGS}
+    values = {name: str(getattr(trainer, name, None)) for name in _SETTINGS}  # an interval is of batches or of time
     values |= {
         "command": str(trainer.state.fn),
         "strategy": type(trainer.strategy).__name__,

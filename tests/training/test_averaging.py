@@ -1,6 +1,7 @@
 """Averaged weights: their formula, what is evaluated, and what a checkpoint holds."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from fcco_lightning import (
     TabularMLP,
     WeightAverage,
 )
-from fcco_lightning.reports import BestFeasible
+from fcco_lightning.reports import Baseline, BestFeasible
 from tests.jobs import everything, require_same, save_at
 from tests.reports.test_feasible import data
 from tests.tables import make_data, make_frame
@@ -187,6 +188,31 @@ def test_with_a_new_head_the_average_starts_afresh(make_module, make_trainer):
     trainer = fit(make_module, make_trainer, WeightAverage(None), [diary], pretrain=Pretraining(1))
     mean = torch.stack([w["layers.4.weight"] for w in diary.trained[5:]]).mean(0)
     torch.testing.assert_close(trainer.lightning_module.network.layers[4].weight.detach(), mean)
+
+
+class Onlooker:
+    """What a hook may belong to: something that cannot be copied, such as a profiler, or a callback."""
+
+    def __init__(self):
+        self.lock, self.calls = threading.Lock(), 0
+
+    def note(self, *_):
+        self.calls += 1
+
+
+def test_what_looks_at_the_network_by_hooks_is_not_copied(make_module, make_trainer):
+    seen = []
+    for average, baseline in ((None, False), (WeightAverage(0.8), True)):
+        torch.manual_seed(0)
+        module, onlooker = make_module(average=average), Onlooker()
+        module.network.layers[0].register_forward_hook(onlooker.note)
+        callbacks = [Baseline(enabled=baseline)]
+        make_trainer(callbacks=callbacks, limit_val_batches=0).fit(module, make_data(**DATA))
+        last = module.network if average is None else average._other.module  # beside the shown average
+        seen.append((onlooker.calls, {name: value.clone() for name, value in last.state_dict().items()}))
+    (calls, weights), (more_calls, again) = seen
+    assert more_calls > calls > 0  # the baseline's copy is looked at, too
+    torch.testing.assert_close(again, weights, rtol=0, atol=0)
 
 
 def test_what_does_not_go_together(make_module, make_trainer):

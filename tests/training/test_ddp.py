@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from fcco_lightning import Execution, Pretraining, Schedule, WeightAverage
 from fcco_lightning.training.preemption import INTERRUPTED
@@ -106,6 +107,20 @@ def test_eased_decay_is_that_of_the_samples_of_all(tmp_path):
     assert_same(run({**job, "resume": path, "seed": 7}, 2), whole)
     full = run({**job, "module": {"optimizer": adam}}, 1)
     assert max(float((full[0]["weights"][k] - v).abs().max()) for k, v in one[0]["weights"].items()) > 0.01
+
+
+class OtherClock(Callback):
+    """The last process has not validated for longer."""
+
+    def on_train_start(self, trainer, pl_module):
+        trainer._last_val_time -= 1000.0 * jobs.rank()
+
+
+def test_processes_with_other_clocks_validate_together():
+    """Lightning lets each ask its own clock, and those that train would wait for those that validate."""
+    by_time = run({"trainer": {"val_check_interval": "00:00:10:00"}, "callbacks": [OtherClock()]}, 2)
+    assert "train_auc" in by_time[0]["logged"]
+    torch.testing.assert_close(by_time[0]["weights"], run({}, 2)[0]["weights"], rtol=0, atol=0)
 
 
 # ----------------------------------------------------------------------------------------------------- checkpoints

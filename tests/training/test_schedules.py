@@ -214,8 +214,10 @@ def test_after_the_last_batch_of_an_epoch_its_end_is_still_to_come(
         ("train_auc", {"check_val_every_n_epoch": 3}, 2),
         ("train_objective", {"check_val_every_n_epoch": 3}, 6),
         ("train_auc", {"check_val_every_n_epoch": None, "val_check_interval": 5}, 2),  # in the epochs 2 and 4
+        ("train_auc", {"val_check_interval": "00:01:00:00"}, 0),  # none within the hour
+        ("train_auc", {"val_check_interval": "00:00:00:00"}, 6),
     ],
-    ids=["of validation", "of steps", "of validation by batches"],
+    ids=["of validation", "of steps", "of validation by batches", "of no validation by time", "of validation by time"],
 )
 def test_a_plateau_is_looked_at_when_there_is_a_new_value(monitor, flags, steps, make_module, make_trainer):
     made = []

@@ -230,14 +230,16 @@ def _trained(trainer: Trainer) -> int:
 
 
 def _whatever_was_asked(trainer: Trainer, due: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Whether to validate, as if nobody had asked to stop."""
+    """Whether to validate, as if nobody had asked to stop; by time as soon as the clock of one process says so."""
 
     def decide(fetcher: Any) -> bool:
         asked, trainer.should_stop = trainer.should_stop, False
         try:
-            return due(fetcher)
+            now = due(fetcher)
         finally:
             trainer.should_stop = asked
+        by_time = trainer._val_check_time_interval is not None  # type: ignore[attr-defined]
+        return trainer.strategy.reduce_boolean_decision(now, all=False) if by_time else now
 
     return decide
 
