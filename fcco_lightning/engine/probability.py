@@ -168,7 +168,20 @@ def count(counted: Tensor, rows: Tensor | None, share: Tensor) -> None:
         counted.index_add_(0, rows, share.to(counted.dtype))
 
 
-def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str], share: float = 1.0) -> Tensor:
+def that_count(drawn: Drawn) -> Tensor | None:
+    """Which samples count in means over batches, shape (n_samples,), bool: those of a weight above 0; None for all."""
+    known = getattr(drawn.plan, "weights", None)
+    weight = None if known is None else known()
+    return None if weight is None or bool((weight > 0).all()) else weight > 0
+
+
+def presence(
+    rows: Sequence[Sequence[Tensor]],
+    drawn: Drawn,
+    names: Sequence[str],
+    share: float = 1.0,
+    counting: Tensor | None = None,
+) -> Tensor:
     """Probability that a batch measures each row, that is, holds a sample of each of its subsets; shape (n,), float64.
 
     Args:
@@ -176,16 +189,19 @@ def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str
         drawn: the training samples and how batches are drawn.
         names: of the rows, for messages.
         share: part of a batch that the gradient is taken on.
+        counting: which samples count in means, without which a batch measures nothing (see :func:`that_count`); None
+            where any sample will do.
 
     Raises:
         DataError: if a subset has no sample.
     """
     if isinstance(rows, Partition):
-        return _presence_in_partition(rows, drawn, names, share)
+        return _presence_in_partition(rows, drawn, names, share, counting)
     strata = drawn.plan.strata
     kinds = 1 if strata is None else int(strata.max()) + 1
 
     def absence(subset: Tensor) -> float:
+        subset = subset if counting is None else subset & counting
         counts = subset.sum().view(1) if strata is None else torch.bincount(strata[subset], minlength=kinds)
         return drawn.plan.absence(counts, share)
 
@@ -209,16 +225,22 @@ def presence(rows: Sequence[Sequence[Tensor]], drawn: Drawn, names: Sequence[str
     return torch.tensor(probability, dtype=torch.float64)
 
 
-def _presence_in_partition(rows: Partition, drawn: Drawn, names: Sequence[str], share: float) -> Tensor:
+def _presence_in_partition(
+    rows: Partition, drawn: Drawn, names: Sequence[str], share: float, counting: Tensor | None
+) -> Tensor:
     """The same in time linear in rows and samples: rows that lie alike in the strata share one computation."""
-    cells = _cells(rows, drawn)
     filled, found = torch.zeros(len(rows), dtype=torch.bool), torch.zeros(len(rows), dtype=torch.float64)
-    filled[cells.row] = True
+    filled[rows.of[(rows.of >= 0) & (rows.of < len(rows))]] = True
     if not bool(filled.all()):
         raise DataError(_empty(names[int((~filled).nonzero()[0])], 0))
+    without = [not bool(mask.any()) for mask in rows.partners]
+    if counting is not None:
+        partners = [mask & counting for mask in rows.partners]
+        rows = Partition(torch.where(counting, rows.of, -1), len(rows), partners, rows.partner_of)
+    cells = _cells(rows, drawn)
     alone = [drawn.plan.absence(counts, share) for counts in cells.partners]
     known: dict[tuple[int, ...], float] = {}
-    ends = torch.bincount(cells.row).cumsum(0).tolist()
+    ends = torch.bincount(cells.row, minlength=len(rows)).cumsum(0).tolist()
     signs, first = cells.sign.tolist(), 0
     for row, (partner, end) in enumerate(zip(rows.partner_of.tolist(), ends, strict=True)):
         like = (partner, *signs[first:end])
@@ -227,7 +249,7 @@ def _presence_in_partition(rows: Partition, drawn: Drawn, names: Sequence[str], 
             own[cells.stratum[first:end]] = cells.count[first:end]
             absent = drawn.plan.absence(own, share)
             if partner >= 0:
-                if not bool(cells.partners[partner].any()):
+                if without[partner]:
                     raise DataError(_empty(names[row], 1))
                 absent += alone[partner] - drawn.plan.absence(own + cells.partners[partner], share)
             known[like] = min(1.0, max(0.0, 1 - absent))
@@ -312,7 +334,8 @@ def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, 
     """
     strata = drawn.plan.strata
     strata = torch.zeros(len(owners), dtype=torch.int64) if strata is None else strata
-    size = int(strata.max()) + 1
+    size, counting = int(strata.max()) + 1, that_count(drawn)
+    partners = partners if counting is None else partners & counting
     others, of_owners = torch.bincount(strata[partners], minlength=size), strata[owners]
     plans = drawn.plan.by_size() if hasattr(drawn.plan, "by_size") else [(1.0, drawn.plan)]
     given = torch.zeros(size, dtype=torch.float64)

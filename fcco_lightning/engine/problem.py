@@ -25,6 +25,7 @@ from fcco_lightning.engine.probability import (
     population_of,
     presence,
     require_company,
+    that_count,
     warn_of_rare_rows,
     within_strata,
 )
@@ -365,7 +366,7 @@ class Problem(nn.Module):
         if drawn is None or subsets is None:
             return 1.0
         name = type(self.objective).__name__
-        probability = presence([subsets], drawn, [name])
+        probability = presence([subsets], drawn, [name], counting=that_count(drawn))
         require_company(float(probability[0]), name)
         warn_of_rare_rows(probability, [name])
         return 1 / float(probability[0])
@@ -431,7 +432,7 @@ class Problem(nn.Module):
         if drawn is None or subsets is None or not (halves and can_know(subsets)):
             return Inclusion()
         names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(num_rows)]
-        probability = presence(subsets, drawn, names, of_batch)
+        probability = presence(subsets, drawn, names, of_batch, that_count(drawn))
         if isinstance(part, Constraint):
             probability = self._by_strata(part, subsets, drawn, of_batch, probability)
         if isinstance(part, Objective):
@@ -463,7 +464,7 @@ class Problem(nn.Module):
         for first in range(0, len(subsets), part.together):
             rows = slice(first, first + part.together)
             cells = within_strata(subsets[rows], strata)
-            if cells is None:
+            if cells is None or not bool(probability[rows].all()):  # too many, or of a row nothing counts
                 continue
             whole = all(len(parts) == len(row) for parts, row in zip(cells, subsets[rows], strict=True))
             if whole and not weighted:  # of samples that weigh alike, whose mean is no ratio

@@ -5,10 +5,19 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from fcco_lightning import TensorDataModule, UniformSampling
+from fcco_lightning import (
+    SOX,
+    CrossEntropy,
+    GroupObjective,
+    HingePenalty,
+    MeanAtMost,
+    SoftRate,
+    TensorDataModule,
+    UniformSampling,
+)
 from fcco_lightning.constraints import DecisionRule
 from fcco_lightning.constraints.calibration import calibrated
-from fcco_lightning.data.batches import BatchPlan, UniformBatches
+from fcco_lightning.data.batches import BatchPlan, Drawn, UniformBatches
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import (
     BinaryEvaluation,
@@ -70,6 +79,36 @@ EXACT_IN = {  # of which means over a batch are no ratios
 def test_the_mean_gradient_over_batches_is_that_where_samples_repeat(way, name):
     found = with_weighted_rows(CASES[name], counting(WAYS[way](), TIMES)).mean_gradient()
     torch.testing.assert_close(found, gradient_where_samples_repeat(CASES[name], TIMES), rtol=1e-6, atol=1e-9)
+
+
+ONE_OF_EACH = {"group": [3, 0, 0, 0, 0, 0, 2, 0, 4], "y": [2, 3, 0, 0, 0, 0, 0, 0, 0]}  # so that no mean is a ratio
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("way", ["uniform", "balanced"])
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_batch_measures_nothing_of_a_group_or_class_of_which_it_has_samples_of_weight_zero_only(way, name):
+    """Rows and means weigh by how often batches measure them; such batches do not."""
+    times = ONE_OF_EACH["group" if isinstance(CASES[name].make(), GroupObjective) else "y"]
+    found = with_weighted_rows(CASES[name], counting(WAYS[way](), times), times).mean_gradient()
+    torch.testing.assert_close(found, gradient_where_samples_repeat(CASES[name], times), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("way", ["uniform", "balanced"])
+@pytest.mark.parametrize("name", ["non-forgetting", "distillation", "rate of a subset by any column"])
+def test_nor_does_it_of_a_constraint(name, way):
+    times = ONE_OF_EACH["group"]
+    found = with_weighted_rows(CONSTRAINTS[name], counting(WAYS[way](), times), times).mean_gradient()
+    torch.testing.assert_close(found, weighted_gradient(CONSTRAINTS[name], times), rtol=1e-6, atol=1e-9)
+
+
+def test_of_a_group_of_which_nothing_counts_one_is_told():
+    plan = UniformBatches(N, 4).of_weighted_samples(torch.tensor([0.0, 0, 1, 1, 1, 1, 1, 1, 1]))
+    drawn = Drawn({"group": torch.tensor([0, 0, 1, 1, 1, 1, 2, 2, 2])}, plan)
+    limit = MeanAtMost(SoftRate(), 0.5, {"group": 0}, name="nobody")
+    with pytest.warns(UserWarning, match="no batch contains all that is needed of 'nobody'"):
+        SOX().pose(CrossEntropy(), [limit], HingePenalty(), num_samples=N, sampling={"target": drawn})
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
