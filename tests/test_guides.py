@@ -13,7 +13,7 @@ import yaml
 
 from fcco_lightning.cli import commands, lightning_cli, run
 from fcco_lightning.cli.catalogue import members
-from fcco_lightning.cli.named_configs import with_files
+from fcco_lightning.cli.named_configs import summary, with_files
 from fcco_lightning.cli.shorthands import written_out
 from tests.images import picture, shard
 from tests.texts import TINY, make_mails
@@ -258,6 +258,8 @@ def test_a_guide_is_short_and_starts_with_something_that_runs(page):
 def test_every_config_is_listed():
     configs = {f"({path.relative_to(ROOT / 'configs')})" for path in ROOT.glob("configs/*/*.yaml")}
     assert {link for link in configs if link not in PAGES["configs/README.md"]} == set()
+    first = [summary(path) for path in ROOT.glob("configs/*/*.yaml")]  # shown by `fcco list configs`
+    assert [line for line in first if not re.search(r"[.)]$", line)] == []
     told = re.findall(r"^\| \[\S+\]\(\S+\) \| (.*) \|$", PAGES["configs/README.md"], flags=re.M)
     assert len(set(told)) == len(configs)  # one that two have says of neither what it does
     assert all(words.endswith(".") and not words.endswith("eq.") for words in told)

@@ -22,7 +22,7 @@ def named_searches() -> dict[str, Path]:
 
 
 def summary(path: Path) -> str:
-    """The first line of a configuration, which is a comment."""
+    """The first line of a configuration: a comment, of whole sentences."""
     with path.open(encoding="utf-8") as file:
         return file.readline().lstrip("# ").rstrip()
 
