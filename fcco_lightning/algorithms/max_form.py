@@ -16,7 +16,7 @@ from fcco_lightning.objectives import Objective
 from fcco_lightning.outer import WorstCase
 
 Geometry = Literal["kl", "euclidean"]
-_TINY = 1e-30  # a weight that was rounded to zero can grow again
+_TINY = torch.finfo(torch.float64).tiny
 
 
 class MaxForm(Algorithm, ABC):
@@ -48,7 +48,10 @@ class MaxForm(Algorithm, ABC):
     def weights(self, term: Term) -> Tensor:
         """q, uniform at first: (n,), in float64, for the weights of many rows are small and add up to one."""
         assert term.state is not None  # noqa: S101 - `prepare` has seen to it
-        return term.state.gather(None).squeeze(1).nan_to_num(1 / term.num_rows).double()
+        q = term.state.gather(None).squeeze(1).nan_to_num(1 / term.num_rows)
+        if self.geometry == "kl":
+            q = q.clamp(min=torch.finfo(q.dtype).tiny)  # a weight that was rounded to zero can grow again
+        return q.double()
 
     def direction(self, risks: Seen, g: Tensor) -> Tensor:
         """``h_i = g_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (r, 1) -> (n,)."""
@@ -58,10 +61,11 @@ class MaxForm(Algorithm, ABC):
 
     def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:
         """``argmax_{p in Q} <p, h> - nu D(p, 1/n) - V(p, q) / eta``: (n,), (n,) -> (n,)."""
+        q = q.clamp(min=_TINY) if self.geometry == "kl" else q
         if penalty is not None and penalty.nu > 0:
             return ambiguity.prox(h, q, penalty, penalty.nu / (eta * penalty.curvature(len(q))))
         if self.geometry == "kl":
-            return ambiguity.project_kl(torch.add(q.clamp(min=_TINY).log(), h, alpha=eta))
+            return ambiguity.project_kl(torch.add(q.log(), h, alpha=eta))
         return ambiguity.project(q + eta * h)
 
     def add(self, estimate: Estimate, risks: Seen, q: Tensor, penalty: Penalty | None) -> None:

@@ -28,6 +28,7 @@ from fcco_lightning import (
     HeavyBall,
     HingePenalty,
     KLGroupDRO,
+    LogisticLoss,
     MoreauSmoothing,
     NonFiniteError,
     ProximalSGD,
@@ -330,6 +331,25 @@ def test_a_threshold_is_the_best_one_for_the_rows_where_these_are_risks_and_none
             objective.threshold.fill_(found + shift)
             values.append(found + shift + term.smoothed(term.state.rows.double()).mean().item())
     assert values[1] <= min(values) + 1e-6
+
+
+@pytest.mark.parametrize("objective", [KLGroupDRO(0.02, LogisticLoss(), 2), WorstGroupDRO(LogisticLoss(), 2)])
+@pytest.mark.parametrize("make", [lambda: OOA(1.0), lambda: SMD(1.0)])
+def test_a_group_whose_weight_was_rounded_to_zero_can_become_the_worst(make, objective):
+    """Weights of groups are kept in single precision, which has none below e^-103."""
+    algorithm, network = make(), nn.Linear(1, 1, bias=False)
+    nn.init.ones_(network.weight)
+    engine = Engine(network, algorithm.pose(objective, num_samples=2), algorithm)
+    optimizer = torch.optim.SGD(engine.params, lr=0.0)
+    columns = {"y": torch.tensor([0, 0]), "group": torch.tensor([0, 1]), "index": torch.tensor([0, 1])}
+    for worst in (0, 1):
+        x = torch.full((2, 1), -10.0)
+        x[worst] = 10.0
+        for _ in range(80):
+            engine.train_batch({**columns, "x": x}, optimizer)
+        q = engine.problem.states[0].rows[:, 0]
+        assert q[worst].item() == pytest.approx(1, abs=1e-6)
+        assert q[1 - worst].item() < 1e-30
 
 
 def test_sonex_smooths_by_what_the_objective_recommends_unless_it_is_told_otherwise():
