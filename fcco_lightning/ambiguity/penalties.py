@@ -11,7 +11,6 @@ from torch import Tensor
 from fcco_lightning.checks import non_negative
 
 W = TypeVar("W")
-_TINY = 1e-300  # weights that were rounded to zero have a logarithm
 
 
 @dataclass(frozen=True)
@@ -107,5 +106,5 @@ class KLPenalty(Penalty):
         return near_kl((losses - losses.max()) / self.nu)
 
     def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, Penalty]:
-        log = (len(q) * q).clamp(min=_TINY).log()
+        log = (len(q) * q).clamp(min=torch.finfo(q.dtype).tiny).log()  # also of weights that were rounded to zero
         return v + pull * log, replace(self, nu=self.nu + pull)

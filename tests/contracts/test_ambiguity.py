@@ -192,6 +192,16 @@ def test_maps_look_at_no_number_unless_they_are_computed_on_the_host(name):
         assert there or looks.found == []
 
 
+@pytest.mark.parametrize("pull", [0.0, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_weight_that_was_rounded_to_zero_takes_part_in_a_step(name, dtype, pull):
+    v, q = torch.tensor([-1.0, 3000.0, 0.5, 0.2], dtype=dtype), torch.tensor([0.5, 0.0, 0.25, 0.25], dtype=dtype)
+    found = MEMBERS[name].make().prox(v, q, KLPenalty(1.0), pull)
+    assert found.sum().item() == pytest.approx(1, abs=1e-6)
+    assert found[1] == found.max()  # 3000 is more than what was rounded away
+
+
 @pytest.mark.parametrize("name", MEMBERS)
 def test_float32_and_float64_agree(name):
     losses = torch.from_numpy(random(40))
