@@ -646,6 +646,14 @@ class FCCOModule(EvaluatingModule):
         with whole_or_not(self, state_dict, "the checkpoint", way_out):
             return super().load_state_dict(versioned(self, state_dict), strict=strict, assign=assign)
 
+    def require_trained_as_then(self) -> None:
+        """Refuse other frozen layers than those of the checkpoint that is continued.
+
+        Raises:
+            CheckpointError: naming the parameters.
+        """
+        self._continuation.require_trained_as_then(self.network)
+
     def _continue(self, stored: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
         """Take over what a fit goes on with."""
         if not {"optimizer_states", "lr_schedulers"} <= checkpoint.keys():

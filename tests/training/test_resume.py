@@ -239,6 +239,20 @@ def test_checkpoint_of_another_run(parts, rows, error, message, saved, make_modu
         make_trainer(max_epochs=2).fit(make_module(**parts), make_data(train=make_frame(rows, 0)), ckpt_path=saved)
 
 
+@pytest.mark.parametrize(("then", "now", "what"), [(True, False, "trained"), (False, True, "frozen")])
+def test_layers_that_were_frozen_or_unfrozen_since_are_named(then, now, what, make_module, make_trainer, tmp_path):
+    def fit(trained, **options):
+        network = TabularMLP([8], in_features=7)
+        network.layers[0].requires_grad_(trained)
+        module, trainer = make_module(network=network, algorithm=SGD(), constraints=(), penalty=None), make_trainer()
+        trainer.fit(module, make_data(), **options)
+        return trainer
+
+    fit(then).save_checkpoint(path := tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match=rf"layers\.0\.bias.* were {what} when it was written\. Freeze the same"):
+        fit(now, ckpt_path=path)
+
+
 def test_fewer_epochs_than_the_checkpoint_was_trained_for(make_module, make_trainer, tmp_path):
     trainer, path = make_trainer(max_epochs=2), tmp_path / "a.ckpt"
     trainer.fit(make_module(), make_data())

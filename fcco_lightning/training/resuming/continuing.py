@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.engine import Engine
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state.checkpoint_files import in_words
@@ -53,6 +54,21 @@ class Continuation(Callback):
         trained: Any = self.get("trained") if finetuned else None
         for name, parameter in () if trained is None else network.named_parameters():
             parameter.requires_grad_(name in trained)
+
+    def require_trained_as_then(self, network: nn.Module) -> None:
+        """Refuse other frozen layers than those of the checkpoint, whose optimizer holds what was trained.
+
+        Raises:
+            CheckpointError: naming the parameters.
+        """
+        then, now = set(self.get("trained") or ()), {name for name, p in network.named_parameters() if p.requires_grad}
+        both = {"were trained when it was written": then - now, "were frozen when it was written": now - then}
+        changes = [f"{listed_in_order(sorted(names))} {what}" for what, names in both.items() if names]
+        if then and changes:
+            raise CheckpointError(
+                f"the checkpoint's optimizer holds other parameters than this one: {' and '.join(changes)}. Freeze the "
+                "same layers as then, or begin another run with its weights by the callback WarmStart."
+            )
 
     def stop_as_then(self, trainer: Trainer) -> None:
         """Train no further where an EarlyStopping has ended the run, which Lightning would forget."""

@@ -152,7 +152,13 @@ def install(trainer: Trainer) -> None:
 def _told(restore: Callable[..., None], trainer: Trainer, state: str) -> Callable[..., None]:
     def restore_in_words(*args: Any, **kwargs: Any) -> None:
         with in_words(f"checkpoint {trainer.ckpt_path}: {state}"):
-            restore(*args, **kwargs)
+            try:
+                restore(*args, **kwargs)
+            except ValueError:  # of torch, for groups of other sizes
+                module: Any = trainer.lightning_module
+                if hasattr(module, "require_trained_as_then"):
+                    module.require_trained_as_then()
+                raise
 
     return restore_in_words
 
