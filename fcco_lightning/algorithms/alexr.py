@@ -15,7 +15,8 @@ class ALEXR(SingleLoop):
     r = mu/2 |w|^2.
 
     Args:
-        tau: inverse dual step size, > 0.
+        tau: inverse dual step size, > 0.  Rows hold risks R_i also where the paper has (R_i - c)/lam (F.2, chi-square
+            divergence): in the y-form its tau is to be multiplied by lam^2.
         theta: extrapolation, in [0, 1] (ALEXR paper: .1, 1); 0 saves the second forward pass.
         mirror: psi = f* for smooth f (u-form, eq. (3)) instead of psi = |.|^2/2 (y-form).  At theta = 0 the mirror form
             on the same samples is SOAP with gamma = 1/(1 + tau).
