@@ -81,7 +81,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         max_epochs: passes over the data; None for 12, or more where these are fewer than 500 updates.
         batch_size: samples of a batch.  Under constraints on groups batches hold as many of every class and group, with
             weights (:class:`~fcco_lightning.CellSampling`), where else they would hold few of one of these.
-        learning_rate: of AdamW, at first.
+        learning_rate: of AdamW, at first; None for .001, or .03 for a linear model.
         weight_decay: share of the weights that an update takes away, which falls with the learning rate: that of AdamW
             times the learning rate at first; None for 10 / n, at most .01, where n samples that count alike would say
             as much as those that there are with what their classes cost; with costs under constraints for 25 / n, at
@@ -123,7 +123,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         hidden: Sequence[int] = (64, 64),
         max_epochs: int | None = None,
         batch_size: int = recipes.BATCH_SIZE,
-        learning_rate: float = recipes.LEARNING_RATE,
+        learning_rate: float | None = None,
         weight_decay: float | None = None,
         pieces: Pieces = "auto",
         verbose: bool = False,
@@ -172,8 +172,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             )
         groups = groups_of_samples(sensitive_features, len(y))
         self._require_groups(groups)
-        linear = np.size(self.hidden) == 0  # in the numbers themselves
-        self.features_ = PiecewiseFeatures(1 if self.pieces == "auto" and linear else self.pieces).fit(X)
+        self.features_ = PiecewiseFeatures(1 if self.pieces == "auto" and self._linear() else self.pieces).fit(X)
         columns = {"x": torch.from_numpy(self.features_.transform(X)).float(), "y": torch.from_numpy(labels)}
         if sample_weight is not None:
             weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
@@ -293,7 +292,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             epochs = at_least("max_epochs", self.max_epochs, 1)
         updates, decisions = epochs * data.updates, self._decisions()
         costed = bool(self.constraints) and decisions.asked and decisions.mistakes
-        rate = positive("learning_rate", self.learning_rate)
+        rate = recipes.LINEAR_LEARNING_RATE if self._linear() else recipes.LEARNING_RATE
+        if self.learning_rate is not None:
+            rate = positive("learning_rate", self.learning_rate)
         decay = recipes.weight_decay(_effective(data, decisions), costed=costed)
         if self.weight_decay is not None:
             decay = below_one("weight_decay", self.weight_decay)
@@ -334,6 +335,10 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             )
         }
         self.report_ = SplitReport(report.report, report.history, module.evaluation, final)
+
+    def _linear(self) -> bool:
+        """Whether scores are linear in the features."""
+        return np.size(self.hidden) == 0
 
     def _decisions(self) -> Decisions:
         """What decisions are for, under either name."""

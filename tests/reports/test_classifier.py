@@ -12,7 +12,8 @@ from scipy import sparse
 from sklearn import clone, config_context
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_classification
-from sklearn.metrics import brier_score_loss, confusion_matrix, roc_auc_score
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import brier_score_loss, confusion_matrix, log_loss, roc_auc_score
 from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -257,6 +258,13 @@ def test_bad_input_is_named(problem, labels, sensitive, constraints, text):
     with pytest.raises((FCCOError, ValueError), match=text):
         model.fit(X, y if labels is None else labels(y), sensitive_features=sensitive and sensitive(sex))
     assert not hasattr(model, "network_")
+
+
+def test_a_linear_model_is_trained_to_the_end_where_nothing_is_said(problem):
+    X, y, _ = problem
+    model = ConstrainedClassifier(hidden=(), random_state=0).fit(X, y)
+    least = log_loss(y, make_pipeline(StandardScaler(), LogisticRegression()).fit(X, y).predict_proba(X))
+    assert log_loss(y, model.predict_proba(X)) < least + 0.01  # with steps of .001 it is .1 above
 
 
 def test_a_class_that_class_weight_does_not_name_costs_1(problem):
