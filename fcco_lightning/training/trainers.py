@@ -83,7 +83,7 @@ def _objection(callback: Callback, module: LightningModule) -> str | None:
 
 
 def require_batches(trainer: Trainer) -> None:
-    """Refuse a fit that would train nothing without a word, or on other batches than its own.
+    """Refuse a fit that would train nothing without a word, on other batches than its own, or divide by 0.
 
     Raises:
         ConfigError: naming the setting.
@@ -98,6 +98,11 @@ def require_batches(trainer: Trainer) -> None:
             f"limit_train_batches={trainer.limit_train_batches} is refused: it would train nothing, and report the "
             "weights of the start. Give a number of batches >= 1 or a share of an epoch; to evaluate weights, use "
             "`fcco validate`, or Trainer.validate."
+        )
+    if trainer.check_val_every_n_epoch is not None and trainer.check_val_every_n_epoch < 1:
+        raise ConfigError(
+            f"check_val_every_n_epoch={trainer.check_val_every_n_epoch} must be a number of epochs >= 1. To leave "
+            "validation out, set --trainer.limit_val_batches 0."
         )
 
 

@@ -505,6 +505,12 @@ def test_a_fit_without_batches_is_refused(share, make_module, make_trainer, smal
         make_trainer(limit_train_batches=share).fit(make_module(), small_data)
 
 
+def test_validation_in_every_0_epochs_is_refused(make_module, make_trainer, small_data):
+    """Lightning divides by the number."""
+    with pytest.raises(ConfigError, match=r"check_val_every_n_epoch=0 .*limit_val_batches 0"):
+        make_trainer(check_val_every_n_epoch=0).fit(make_module(), small_data)
+
+
 def test_common_statistics_of_parts_of_a_batch_are_refused(make_module, make_trainer, small_data):
     trainer = make_trainer()
     trainer.strategy._layer_sync = TorchSyncBatchNorm()  # as of Trainer(strategy="ddp", sync_batchnorm=True)
