@@ -382,6 +382,10 @@ def test_imbalanced_images_are_searched_run_kept_and_printed(command, runs, tmp_
     assert capsys.readouterr().out.count("| SOX, sigmoid | 1 |") == 2  # from scratch and pretrained
     command(s, *arguments, "--ablation", "--starts", "scratch")
     assert "| logistic | 1 |" in capsys.readouterr().out
+    monkeypatch.setattr(s, "DEFAULTS", {"RecallAtK(n_+)": s.RecallAtK})
+    command(s, *arguments, "--defaults", "--starts", "scratch")
+    out = capsys.readouterr().out
+    assert all(out.count(f"| RecallAtK(n_+), {batches} | 1 |") == len(s.OWN) for batches in ("uniform", "balanced"))
     kept = (tmp_path / "imbalanced_images.jsonl").read_text()
     command(s, *arguments)
     assert (tmp_path / "imbalanced_images.jsonl").read_text() == kept

@@ -4,12 +4,14 @@ Digits 5 to 9 against 0 to 4; positives are taken out of the training split unti
 
     uv run python examples/benchmarks/imbalanced_images.py --data digits28.parquet             # the table
     uv run python examples/benchmarks/imbalanced_images.py --data digits28.parquet --ablation  # of the objective
+    uv run python examples/benchmarks/imbalanced_images.py --data digits28.parquet --defaults --starts scratch
 
 A small ResNet of timm starts from random weights, or from half of the epochs on cross-entropy with a new head, so that
 all runs see as many batches.  All methods have the same optimizer, the same decay and the same grid of learning rates,
 which grows until the pick does not lie on its edge; the search has seeds of its own and picks by the average precision
 of the validation split, which is as balanced as the test split is.  ``--ablation`` searches, on these tuning seeds
-alone, with changes of the objective, of what is remembered and of the batches.
+alone, with changes of the objective, of what is remembered and of the batches.  ``--defaults`` compares the objectives
+as FCCOModule trains them (their start, the cross-entropy beside them) with cross-entropy in the same batches.
 
 Finished runs are appended to ``imbalanced_images.jsonl`` in the output folder and are not run again.
 """
@@ -27,12 +29,13 @@ import torch
 from lightning.pytorch import LightningModule, seed_everything
 from peers import advantage
 from runs import SEEDS, Job, arguments, quiet_trainer, rates, run_all, run_searches, seconds, table, value
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 from torch.utils.data import default_collate
 from xrisk_scores import PLAIN
 
 from fcco_lightning import (
+    AUC,
     BSGD,
     MOAP,
     SOAP,
@@ -41,14 +44,21 @@ from fcco_lightning import (
     BalancedSampling,
     Columns,
     Criterion,
+    CVaRPartialAUC,
+    FCCOModule,
     GroupedImageDataModule,
     Groups,
     ImageSplits,
     ImageTransform,
+    KLPartialAUC,
     LabelledImages,
     LogisticPair,
+    Objective,
     RankingEvaluation,
+    RecallAtK,
+    Schedule,
     SquaredHingePair,
+    StepAtFractions,
     TensorDataModule,
     TimmModel,
     UniformSampling,
@@ -73,6 +83,15 @@ CHANGES: dict[str, Job] = {  # of the defaults: arguments of the objective, of t
     "an eighth of a batch positive": {"batches": {"positive_fraction": 1 / 8}},
     **{name: {"loss": name} for name in PAIR_LOSSES},
 }
+DEFAULTS: dict[str, Callable[[int], Objective]] = {  # by the number of positives that train
+    "AveragePrecision()": lambda _: AveragePrecision(),
+    "AUC()": lambda _: AUC(),
+    "CVaRPartialAUC(.1)": lambda _: CVaRPartialAUC(MAX_FPR),
+    "KLPartialAUC()": lambda _: KLPartialAUC(),
+    "RecallAtK(n_+)": RecallAtK,
+}
+MAX_FPR = 0.1  # of the partial AUC
+OWN = ("average_precision", "auc", "partial_auc", "recall")  # figures that the defaults are for
 Splits = dict[str, dict[str, Tensor]]
 Loss = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
@@ -140,11 +159,20 @@ def loss_of(job: Job, data: TensorDataModule) -> Loss:
 def fit(network: TimmModel, job: Job, splits: Splits, epochs: int) -> None:
     """Train the network."""
     balanced = BalancedSampling(BATCH, **job.get("batches", {}))
-    batches = UniformSampling(BATCH) if job["method"] in PLAIN else balanced
+    batches = balanced if job.get("balanced", job["method"] not in PLAIN) else UniformSampling(BATCH)
     data = TensorDataModule(splits, batches=batches, seed=job["seed"])
     data.setup()
     trainer = quiet_trainer(max_epochs=epochs, limit_val_batches=0)
-    trainer.fit(Classifier(network, loss_of(job, data), job["overrides"]["lr"]), data)
+    lr = job["overrides"]["lr"]
+    if job["method"] not in DEFAULTS:
+        return trainer.fit(Classifier(network, loss_of(job, data), lr), data)
+    module = FCCOModule(
+        network,
+        objective=DEFAULTS[job["method"]](int(splits["train"]["y"].sum())),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=lr),
+        schedule=Schedule(StepAtFractions, "step"),
+    )
+    return trainer.fit(module, data)
 
 
 def start(network: TimmModel, job: Job, splits: Splits, epochs: int) -> None:
@@ -167,7 +195,12 @@ def figures(network: TimmModel, columns: dict[str, Tensor], share: float) -> dic
     found = float(y.float().mean())
     weights = torch.where(y == 1, share / found, (1 - share) / (1 - found))
     rare = average_precision_score(y, scores, sample_weight=weights)
-    return RankingEvaluation(top=())(scores, columns) | {"rare": float(rare)}
+    head = scores.flatten().topk(int(y.sum())).indices
+    return RankingEvaluation(top=())(scores, columns) | {
+        "rare": float(rare),
+        "partial_auc": float(roc_auc_score(y, scores, max_fpr=MAX_FPR)),
+        "recall": float(y[head].double().mean()),
+    }
 
 
 def train(job: Job) -> Job:
@@ -215,9 +248,9 @@ def setting(share: float, begin: str, given: argparse.Namespace) -> Job:
     return common
 
 
-def ahead(runs: list[Job], plain: list[Job]) -> str:
-    """By how much a method's average precision is above that of cross-entropy, seed by seed, and its standard error."""
-    mean, error = advantage(plain, runs, FIGURES[0])
+def ahead(runs: list[Job], plain: list[Job], figure: str = FIGURES[0]) -> str:
+    """By how much a method's figure is above that of cross-entropy, seed by seed, and its standard error."""
+    mean, error = advantage(plain, runs, figure)
     return f"{mean:+.4f} +- {error:.4f}"
 
 
@@ -232,6 +265,26 @@ def compare(share: float, begin: str, given: argparse.Namespace) -> None:
     plain = [run for run in results if run["label"] == "BCE"]
     extra = {"above BCE": functools.partial(ahead, plain=plain), "picked": rates, "s": seconds}
     print(f"\n{share:.0%} positives, {begin}\n" + table(results, FIGURES, extra) + "\n", flush=True)
+
+
+def defaults(share: float, begin: str, given: argparse.Namespace) -> None:
+    """Search, run and print the objectives as FCCOModule trains them, beside cross-entropy in the same batches."""
+    common = setting(share, begin, given)
+    jobs = {
+        f"{method}, {'balanced' if balanced else 'uniform'}": common
+        | {"method": method, "balanced": balanced, "batches": {"prevalence": "batch"}}
+        for balanced, method in itertools.product((True, False), ("BCE", *DEFAULTS))
+    }
+    results = run_all(picked(jobs, range(given.seeds), given), 1, FIGURES[:2], train, given.out / KEPT)
+    for name in OWN:
+        extra = {
+            f"above BCE, {batches}": functools.partial(
+                ahead, plain=[run for run in results if run["label"] == f"BCE, {batches}"], figure=f"test.{name}"
+            )
+            for batches in ("uniform", "balanced")
+        }
+        columns = (f"test.{name}", f"train.{name}")
+        print(f"\n{share:.0%} positives, {begin}\n" + table(results, columns, extra | {"picked": rates}), flush=True)
 
 
 def ablation(share: float, begin: str, given: argparse.Namespace) -> None:
@@ -250,12 +303,13 @@ def main() -> None:
     parser.add_argument("--shares", nargs="+", type=float, default=SHARES, help="of positives in training")
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=STARTS)
     parser.add_argument("--ablation", action="store_true", help="changes of the objective, on tuning seeds")
+    parser.add_argument("--defaults", action="store_true", help="objectives as FCCOModule trains them")
     parser.add_argument("--tuning-seeds", type=int, default=1, choices=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of pretrained runs half are pretraining")
     parser.set_defaults(out=Path("runs/benchmarks/imbalanced_images"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    work = ablation if given.ablation else compare
+    work = ablation if given.ablation else defaults if given.defaults else compare
     for share, begin in itertools.product(given.shares, given.starts):
         work(share, begin, given)
 
