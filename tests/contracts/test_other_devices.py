@@ -36,7 +36,8 @@ def device(request):
 @pytest.fixture(scope="module")
 def steps(device, request):
     """Of the cases that are looked at."""
-    cases = [i.callspec.params for i in request.session.items if "steps" in getattr(i, "fixturenames", ())]
+    here = [i for i in request.session.items if i.path == request.path and "steps" in i.fixturenames]
+    cases = [i.callspec.params for i in here]
     names = {f"{c['name']}, {c['geometry']}" if "geometry" in c else c["name"] for c in cases}
     return values(launch(all_steps, 1, device, names, limit=300))[0]
 
