@@ -54,7 +54,7 @@ LONGEST = (
 )
 
 
-MANY = 4  # cases of one test, of which not all have to be quick
+MANY = 3  # cases of one test, of which not all have to be quick
 QUICK = 3  # of so many of them one is
 
 

@@ -92,6 +92,7 @@ def test_constants_of_pg_svrgs_theory(given, scale, J, K):
         PGSVRG.theory(1, 1.0, 1.0, -1.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gamma", "stages", "batches"),
     [(0.5, StronglyConcaveStages(0.3), 900), (5.0, EqualStages(100, 0.1, 0.1, best_start=True), 450)],

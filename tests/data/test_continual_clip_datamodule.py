@@ -232,6 +232,7 @@ def test_loaders_of_whole_parts(make):
         module.part_loaders("test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:Row")
 def test_unreadable_images_are_left_out_when_asked_for(make, folder, table, workers):

@@ -93,6 +93,7 @@ def test_more_than_a_tenth_of_unreadable_images_is_refused(make, tmp_path, corru
         list(ResumableLoader(make(image_transform(8), corrupt=corrupt), UniformBatches(ROWS, 4), num_workers=workers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_missing_and_corrupt_images_name_file_and_row(make, tmp_path, workers):
     (tmp_path / "3.png").write_bytes(png(3)[:60])

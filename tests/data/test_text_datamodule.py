@@ -275,6 +275,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_the_command_line_trains_predicts_and_refuses(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -215,6 +215,7 @@ def test_several_classes_and_other_objectives(problem):
     assert ranking.report_.figures["auc"] > 0.8
 
 
+@pytest.mark.slow
 def test_searches_and_folds_pass_on_the_groups(problem):
     X, y, sex = problem
     quick = QUICK | {"max_epochs": 4}
@@ -288,6 +289,7 @@ def test_three_groups_are_compared_by_pairs(problem):
     assert len(model.report_.figures["constraints"]) == 3
 
 
+@pytest.mark.slow
 def test_several_sensitive_features_are_crossed(problem):
     """As by fairlearn: what is constrained is the difference of all combinations that occur."""
     X, y, sex = problem

@@ -54,6 +54,7 @@ def fitted(tmp_path_factory):
         yield Path.cwd() / "runs/version_0"
 
 
+@pytest.mark.slow
 def test_one_column_decides_alone(fitted, capsys):
     found = json.loads((fitted / "report.json").read_text())["test"]["importances"]
     assert [found["figure"], found["rows"]] == ["auc", 80]

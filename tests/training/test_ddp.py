@@ -63,6 +63,7 @@ def test_batch_norm_is_evaluated_with_the_statistics_of_all():
     torch.testing.assert_close(second["weights"], first["weights"], rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", quick(["SONEX", "ALEXR2"], "SONEX"))
 def test_common_statistics_of_batch_norm_are_those_of_one_process(algorithm):
     """Three processes with 8 samples each, and 3, 2 and 2 of the last batch; running statistics are compared, too."""
@@ -86,6 +87,7 @@ def test_averaged_weights_of_two_processes(tmp_path):
     assert any((whole[0]["weights"][k] != v).any() for k, v in run({"batch_norm": True}, 2)[0]["weights"].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pretrain", [Pretraining(1, head="3"), Pretraining(0.5, seamless=True)], ids=["anew", "seamless"]
 )
@@ -97,6 +99,7 @@ def test_pretraining_and_what_follows_on_two_processes(pretrain):
     assert one[0]["weights"]["threshold"].item() != 0
 
 
+@pytest.mark.slow
 def test_eased_decay_is_that_of_the_samples_of_all(tmp_path):
     """Each process sees half of the scores; those of an epoch that is continued are of all, too."""
     adam = partial(torch.optim.AdamW, lr=0.01, weight_decay=20.0)

@@ -33,6 +33,7 @@ def kill_later(path, chance, pids):
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", KILLS)
 def test_killed_while_saving_an_earlier_checkpoint_is_whole(kills, tmp_path):
     path, chance, version, ends = tmp_path / "at.ckpt", random.Random(0), 0, set()  # noqa: S311

@@ -216,6 +216,7 @@ def test_batches_have_their_own_size_again_after_an_accumulating_fit(make_module
     assert (trainer.global_step, module.execution.micro_batch, module.engine.functions.micro_batch) == (9, None, None)
 
 
+@pytest.mark.slow
 def test_schedules_per_epoch_and_per_step(make_module, make_trainer, small_data):
     def final_lr(epochs, **parts):
         trainer = make_trainer(max_epochs=epochs)

@@ -85,6 +85,7 @@ def test_all_constraints_on_one_pair_of_axes(drawn, tmp_path):
     assert "train" in axes.get_title()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "edges"), [([4], [3.5, 4.5]), ([3, 7, 11], [1, 5, 9, 13])])
 def test_many_constraints_are_a_heat_map(drawn, tmp_path, epochs, edges):
     h = {f"h/group {i}": 0.01 * (i - 10) for i in range(50)}
@@ -102,6 +103,7 @@ def test_many_constraints_are_a_heat_map(drawn, tmp_path, epochs, edges):
     assert "feasible: at most 0" in scale.get_ylabel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("least", "range_"), [(0.0, (0, 1.9)), (-2.0, (-2, 2))])
 def test_many_multipliers_are_a_heat_map(drawn, tmp_path, least, range_):
     nu = {f"nu/group {i}": 0.1 * i for i in range(20)} | {"nu/group 0": least}
