@@ -110,14 +110,14 @@ class FullPass:
     With a batch plan that goes through the data without repeats, and from the start of an epoch, it takes an epoch.
 
     Attributes:
-        values: of the rows, (n,), float64; NaN of rows that have not come.
+        values: of the rows, (n,), float64; NaN of rows that have not come, 0 of those that no batch can measure.
         begun: whether a batch has come.
         complete: whether every row has come.
     """
 
     def __init__(self, term: Term, device: torch.device) -> None:
-        self.values = torch.full((term.num_rows,), torch.nan, dtype=torch.float64, device=device)
-        self.begun = self.complete = False
+        self._unknown = torch.where(term.never_measured, 0.0, torch.nan).to(device, torch.float64)
+        self.forget()
 
     def fresh(self, seen: Seen) -> Tensor:
         """Which rows of a batch come for the first time, (r,), bool."""
@@ -136,7 +136,7 @@ class FullPass:
 
     def forget(self) -> None:
         """Begin anew."""
-        self.values = torch.full_like(self.values, torch.nan)
+        self.values = self._unknown.clone()
         self.begun = self.complete = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,4 +147,4 @@ class FullPass:
         """Restore."""
         self.values.copy_(state["values"])
         missing = self.values.isnan()
-        self.begun, self.complete = not bool(missing.all()), not bool(missing.any())
+        self.begun, self.complete = bool((missing != self._unknown.isnan()).any()), not bool(missing.any())

@@ -156,6 +156,12 @@ class Term(nn.Module):
             self.state = DualState(self.num_rows, self.width, self.dtype, self._processes, self._layout, sink=sink)
 
     @property
+    def never_measured(self) -> Tensor:
+        """Which rows no batch can measure, (n,), bool, as far as that is known: all that they are made of weighs 0."""
+        probability = torch.as_tensor(1.0 if self._inclusion.probability is None else self._inclusion.probability)
+        return (probability == 0).expand(self.num_rows)
+
+    @property
     def present_outer(self) -> OuterFunction:
         """The outer function of all rows, as it is smoothed, with their multipliers at the present values."""
         return self.smoothed if self.multipliers is None else self.smoothing(self.multipliers.outer())

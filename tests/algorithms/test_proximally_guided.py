@@ -19,6 +19,7 @@ from fcco_lightning import (
     SampleDRO,
     StronglyConcaveStages,
 )
+from fcco_lightning.data.batches import Drawn, UniformBatches
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import Quantity
 
@@ -134,3 +135,22 @@ def test_a_geometry_that_is_not_that_of_the_penalty(algorithm):
 def test_what_is_no_maximum_over_weights():
     with pytest.raises(ConfigError, match="CrossEntropy is not a maximum over weights"):
         PGSVRG().pose(CrossEntropy(), num_samples=N)
+
+
+@pytest.mark.filterwarnings("ignore:no batch contains all that is needed")
+@pytest.mark.parametrize(
+    "algorithm", [PGSVRG(J=2), PGSMD(stages=StronglyConcaveStages())], ids=lambda a: type(a).__name__
+)
+def test_a_pass_does_not_wait_for_a_group_that_no_batch_measures(algorithm):
+    columns = {"group": torch.arange(N) % 3, "y": torch.arange(N) % 2}
+    plan = UniformBatches(N, N).of_weighted_samples((columns["group"] < 2).float())
+    objective = KLGroupDRO(1.0, num_groups=3)
+    problem = algorithm.pose(objective, num_samples=N, sampling={"target": Drawn(columns, plan)})
+    network = nn.Linear(2, 1)
+    engine = Engine(network, problem, algorithm)
+    batch = columns | {"x": torch.from_numpy(X).float(), "index": torch.arange(N), "weight": plan.weights()}
+    optimizer = torch.optim.SGD(engine.params, lr=1.0)
+    for _ in range(6):
+        engine.train_batch(batch, optimizer)
+    state = algorithm.state_dict()
+    assert state["stage"] + state["inner_count"] > 1
