@@ -203,7 +203,7 @@ class WithoutAdvice(Temporary):
         self._filter = None
 
 
-class NothingBeforeTraining(Callback):
+class NothingBeforeTraining(Temporary):
     """Lets no callback save what an exception leaves behind before training has begun.
 
     ``OnExceptionCheckpoint`` would write a file that no fit can continue, which Lightning continues unasked, and fail
@@ -211,17 +211,25 @@ class NothingBeforeTraining(Callback):
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self._begun = False
-        for callback in trainer.checkpoint_callbacks:
+        self._begun, self._callbacks = False, trainer.checkpoint_callbacks
+        for callback in self._callbacks:
             callback.on_exception = partial(self._unless_early, callback)  # type: ignore[method-assign]
+
+    def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
+        for callback in self._callbacks:
+            vars(callback).pop("on_exception", None)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Nothing yet: callbacks that save come last, and each has its own method back once it was asked."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """From now on there is something to continue."""
         self._begun = True
 
     def _unless_early(self, callback: Callback, *args: Any) -> None:
+        del callback.on_exception
         if self._begun:
-            type(callback).on_exception(callback, *args)
+            callback.on_exception(*args)
 
 
 def require_rows(trainer: Trainer | None) -> None:

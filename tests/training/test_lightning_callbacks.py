@@ -3,6 +3,7 @@
 import inspect
 import signal
 import warnings
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, callbacks
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
 from fcco_lightning import CheckpointError, Columns, ConfigError, DataError, HeavyBall, TabularMLP
@@ -243,6 +245,19 @@ def test_a_fit_that_fails_before_it_trains_says_why_and_leaves_no_checkpoint(nam
     trainer = make_trainer(callbacks=[Kept(tmp_path)], **flags)
     trainer.fit(make_module(), make_data())  # Lightning continues a file of that name unasked
     assert trainer.global_step == 20
+
+
+@pytest.mark.parametrize("work", ["fit", "validate", "failed"])
+def test_a_callback_saves_for_other_modules_what_it_is_asked_for(work, make_module, make_trainer, tmp_path):
+    """Behind work on a module of this package, too."""
+    kept, others = Kept(tmp_path), [FailsAtFirst()] if work == "failed" else []
+    flags = {"enable_checkpointing": True, "num_sanity_val_steps": 1}
+    with pytest.raises(RuntimeError, match="failing") if others else nullcontext():
+        trainer = make_trainer(callbacks=[kept, *others], **flags)
+        (trainer.validate if work == "validate" else trainer.fit)(make_module(), make_data())
+    with pytest.raises(RuntimeError, match="failing"):
+        make_trainer(callbacks=[kept, FailsAtFirst()], **flags).fit(BoringModel())
+    assert saved(tmp_path) == [kept.filename + ".ckpt"]
 
 
 def test_a_trainer_that_is_used_again_is_not_told_what_it_replaces(make_module, make_trainer, caplog):
