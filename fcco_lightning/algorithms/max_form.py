@@ -61,11 +61,10 @@ class MaxForm(Algorithm, ABC):
 
     def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:
         """``argmax_{p in Q} <p, h> - nu D(p, 1/n) - V(p, q) / eta``: (n,), (n,) -> (n,)."""
-        q = q.clamp(min=_TINY) if self.geometry == "kl" else q
         if penalty is not None and penalty.nu > 0:
             return ambiguity.prox(h, q, penalty, penalty.nu / (eta * penalty.curvature(len(q))))
         if self.geometry == "kl":
-            return ambiguity.project_kl(torch.add(q.log(), h, alpha=eta))
+            return ambiguity.project_kl(torch.add(q.clamp(min=_TINY).log(), h, alpha=eta))
         return ambiguity.project(q + eta * h)
 
     def add(self, estimate: Estimate, risks: Seen, q: Tensor, penalty: Penalty | None) -> None:

@@ -1,6 +1,6 @@
 """Networks that the papers train: a perceptron for tables, timm's for images, transformers for texts, CLIP."""
 
-from fcco_lightning.models.base import BatchNetwork, ParameterGroup, copied
+from fcco_lightning.models.base import BatchNetwork, ParameterGroup, copy_of
 from fcco_lightning.models.class_vectors import ClassVectorNetwork
 from fcco_lightning.models.clip_model import CLIPModel
 from fcco_lightning.models.head import HasHead, head_of, renew
@@ -27,7 +27,7 @@ __all__ = [
     "TextClassifier",
     "TimmModel",
     "TwoViews",
-    "copied",
+    "copy_of",
     "head_of",
     "renew",
 ]

@@ -24,7 +24,7 @@ class ParameterGroup(NamedTuple):
 N = TypeVar("N", bound=nn.Module)
 
 
-def copied(network: N) -> N:
+def copy_of(network: N) -> N:
     """A copy with weights of its own; hooks are called as they are, since what they belong to is no part of a network.
 
     Such are those of a profiler, of a callback that records activations, or of ``torch.nn.utils.prune``.

@@ -19,7 +19,7 @@ from fcco_lightning.engine import as_batch, outputs_of, read, usable
 from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import Split, summarise
-from fcco_lightning.models import copied
+from fcco_lightning.models import copy_of
 from fcco_lightning.objectives import Objective
 from fcco_lightning.state.checkpoint_files import in_words
 from fcco_lightning.training import FCCOModule
@@ -114,7 +114,7 @@ class Baseline(Callback):
                 "a model without constraints is a whole copy of the network, whose weights ModelParallelStrategy "
                 "divides. Set --baseline.enabled to false, or use --trainer.strategy ddp."
             )
-        self.network, self._objective = copied(module.network), copy.deepcopy(objective)
+        self.network, self._objective = copy_of(module.network), copy.deepcopy(objective)
         self._optimizer = build_optimizer(module.optimizer, self.network, self._objective, module.schedule.objective_lr)
         if self._restored is not None:
             state, self._restored, self._continued = self._restored, None, True

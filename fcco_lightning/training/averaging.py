@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 from fcco_lightning.checks import at_least, inside
-from fcco_lightning.models import copied
+from fcco_lightning.models import copy_of
 from fcco_lightning.state.checkpoint_files import in_words, versioned
 
 _PREFIX = "network."  # of the network's tensors in a checkpoint's ``state_dict``
@@ -66,7 +66,7 @@ class WeightAverage:
                 return
         how: Any = get_swa_multi_avg_fn if self.decay is None else partial(get_ema_multi_avg_fn, self.decay)
         self._other = AveragedModel(nn.Identity(), multi_avg_fn=how())  # which would copy what hooks belong to
-        self._other.module = copied(network)
+        self._other.module = copy_of(network)
         self._network, self._shown = network, False
         self._finite = [k for k, buffer in enumerate(self.statistics) if bool(buffer.isfinite().all())]
         if stored is not None:
