@@ -84,7 +84,7 @@ class ALEXR2(DoubleLoop):
         lipschitz: float,
         weak_convexity: float,
         width: int = 1,
-        **given: Any,
+        **arguments: Any,
     ) -> Self:
         r"""The step sizes under which the paper proves convergence.
 
@@ -98,20 +98,21 @@ class ALEXR2(DoubleLoop):
             lipschitz: C_f, > 0, of the outer function.
             weak_convexity: rho_g, > 0, of the inner functions.
             width: d_1, the number of values of an inner function, >= 1.
-            **given: other arguments of the class; K is of the order ``n / (B_1 B_2 epsilon^3)``, lam of epsilon / C_f.
+            **arguments: other arguments of the class; K is of the order ``n / (B_1 B_2 epsilon^3)``, lam of
+                ``epsilon / C_f``.
 
         Raises:
             ConfigError: if an argument is out of range.
         Source: SONEX paper, Thm C.1; the row of u in place of y as in the class.
         """
-        left = 1 - fraction("theta", theta)
-        if not 0 < left <= 0.5 or left >= fraction("sampled", sampled):
+        new_weight = 1 - fraction("theta", theta)
+        if not 0 < new_weight <= 0.5 or new_weight >= fraction("sampled", sampled):
             raise ConfigError(
                 f"theta={theta!r} must be at least 1/2, above 1 - sampled = {1 - sampled:.6g}, and below 1. "
                 f"Use theta={1 - sampled / 2:.6g}."
             )
         bound = sqrt(at_least("width", width, 1)) * positive("lipschitz", lipschitz)
         bound *= positive("weak_convexity", weak_convexity)
-        gamma = left / sampled
-        eta, nu = left / ((4 * theta - 1) * bound), 1 / (4 * bound)
-        return cls(eta=eta, nu=nu, gamma=gamma, gamma_prime=gamma * theta, **given)
+        gamma = new_weight / sampled
+        eta, nu = new_weight / ((4 * theta - 1) * bound), 1 / (4 * bound)
+        return cls(eta=eta, nu=nu, gamma=gamma, gamma_prime=gamma * theta, **arguments)

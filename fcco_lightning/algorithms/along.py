@@ -20,10 +20,10 @@ def along(engine: Engine, values: Tensor, direction: Sequence[Tensor]) -> Tensor
         direction: d, in the order of ``engine.params``.
     """
     y = torch.zeros_like(values, requires_grad=True)
-    gradients = engine.gradients((y * values).sum(), own=True, graph=True)
+    gradients = engine.gradients((y * values).sum(), local=True, graph=True)
     slope = torch.stack([(g * d).sum() for g, d in zip(gradients, direction, strict=True)]).sum()
     if not slope.requires_grad:
         return torch.zeros_like(values)
-    (found,) = torch.autograd.grad(slope, y, retain_graph=True)
-    engine.processes.average_([found])
-    return found
+    (slopes,) = torch.autograd.grad(slope, y, retain_graph=True)
+    engine.processes.average_([slopes])
+    return slopes

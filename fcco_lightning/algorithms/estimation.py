@@ -131,18 +131,18 @@ class Estimation(Algorithm, ABC):
         if estimator.remembers:
             estimate.remember(seen, new, estimator.decay)
         fresh = estimator.fresh and not (self.jacobian == "old" and estimator.convex_only)
-        at = new if fresh else rows
-        at = at if term.growth is None else trusted(at, inner, term.growth)
+        point = new if fresh else rows
+        point = point if term.growth is None else trusted(point, inner, term.growth)
         if term.multipliers is not None:
             u = new
             if seen.gap is not None and term.multipliers.decisions is not None:
                 held = self._gap(seen, inner)
                 gap = torch.lerp(held, self._gap_now(seen, inner), estimator.gamma)
                 estimate.remember(seen, gap, of=(term.multipliers.decisions, seen.gap))
-                u, at = u + gap, at + (gap if fresh else held)
+                u, point = u + gap, point + (gap if fresh else held)
             memory = term.multipliers.state
             estimate.remember(seen, term.multipliers.moved(u), of=(memory, memory.gather(None)))
-        return estimator.estimate(seen.f, at, seen.g, inner)
+        return estimator.estimate(seen.f, point, seen.g, inner)
 
     def recall(self, seen: Seen) -> Tensor:
         """F of every row as it is remembered, (r,); a row never visited counts as the fresh one."""
@@ -151,8 +151,8 @@ class Estimation(Algorithm, ABC):
 
     def at_rows(self, seen: Seen, rows: Tensor, inner: Tensor) -> Tensor:
         """F of every row, (r,), at given rows; and at decisions as they are remembered, if multipliers follow these."""
-        at = rows if seen.gap is None else rows + self._gap(seen, inner)
-        return self.estimator_of(seen.term).estimate(seen.f, at, seen.g, inner)
+        point = rows if seen.gap is None else rows + self._gap(seen, inner)
+        return self.estimator_of(seen.term).estimate(seen.f, point, seen.g, inner)
 
     def _gap(self, seen: Seen, inner: Tensor) -> Tensor:
         """How far a constraint's values on decisions are from the smooth ones, as remembered, (r, k)."""

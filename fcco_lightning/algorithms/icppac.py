@@ -133,7 +133,7 @@ class ICPPAC(Algorithm):
         estimate = Estimate(g0)
         for seen, s, multiplier in zip(terms, signed, y, strict=True):
             self._add(estimate, seen, s, multiplier)
-        gradient = [g.clone() for g in engine.gradients(estimate.value, own=True, of_samples=True)]
+        gradient = [g.clone() for g in engine.gradients(estimate.value, local=True, of_samples=True)]
         engine.processes.average_(gradient)
         pull = 2 * self.mu * (1 + torch.stack([one.sum() for one in y]).sum())
         step = [
@@ -141,12 +141,12 @@ class ICPPAC(Algorithm):
             for p, c, g in zip(self._params, centre, gradient, strict=True)
         ]
         held = self._ahead
-        found = [self._linearised(engine, *one, step) for one in zip(terms, signed, held, strict=True)]
+        ahead = [self._linearised(engine, *one, step) for one in zip(terms, signed, held, strict=True)]
         estimate.gradients = gradient
         engine.descend(estimate)
         engine.commit()
-        self._y, self._ahead = y, found
-        self._before = [torch.where(old.isnan(), new, old) for old, new in zip(held, found, strict=True)]
+        self._y, self._ahead = y, ahead
+        self._before = [torch.where(old.isnan(), new, old) for old, new in zip(held, ahead, strict=True)]
         torch._foreach_add_([p.data for p in self._params], step)
 
     def _risen(self, y: Tensor, ahead: Tensor, before: Tensor, away: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class PDSCA(Estimation):
 
     def iteration(self, engine: Engine, batch: Batch) -> None:
         outputs, terms = engine.evaluate(batch), engine.problem.all_terms
-        inner = engine.gradients(self._loss(engine, outputs, batch), own=True, graph=self.hessian)
+        inner = engine.gradients(self._loss(engine, outputs, batch), local=True, graph=self.hessian)
         u = self._moved(engine, inner)
         with engine.functions.at(u):
             there = engine.measure(engine.evaluate(batch), [t for t in terms if t.name == "objective"])
@@ -107,12 +107,12 @@ class PDSCA(Estimation):
                 )
             self.loss.check(scores, everything)
             self._checked = True
-        own = batch[part]
-        if not _size(own):  # a process may have no sample of a short last batch
-            nothing: Tensor = outputs.own[part].sum()
+        local = batch[part]
+        if not _size(local):  # a process may have no sample of a short last batch
+            nothing: Tensor = outputs.local[part].sum()
             return nothing
-        share = engine.processes.size * _size(own) / _size(everything)
-        return share * mean_over_data(self.loss(outputs.own[part], own), own)
+        share = engine.processes.size * _size(local) / _size(everything)
+        return share * mean_over_data(self.loss(outputs.local[part], local), local)
 
     def _moved(self, engine: Engine, inner: list[Tensor]) -> list[Tensor]:
         """The new u, exact at the first step, from this process's gradients of L."""

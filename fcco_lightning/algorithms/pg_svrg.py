@@ -112,8 +112,8 @@ class PGSVRG(ProximallyGuided):
         mu_z, stages = 1 / (2 * positive("gamma", gamma)), at_least("stages", stages, 1)
         mu = non_negative("mu", mu) or 1 / (stages + 1)
         scale = 52 * positive("smoothness", smoothness) ** 2 / min(mu_z, mu) ** 2 + 1.5  # Lambda
-        apart = mu_z * positive("diameter", diameter) ** 2 + mu * positive("dual_diameter", dual_diameter) ** 2
-        rounds = log(9 * stages**2 * (0.25 + scale / 2) * apart)
+        distance = mu_z * positive("diameter", diameter) ** 2 + mu * positive("dual_diameter", dual_diameter) ** 2
+        rounds = log(9 * stages**2 * (0.25 + scale / 2) * distance)
         return cls(
             gamma,
             eta=1 / (mu_z * scale),
@@ -162,7 +162,7 @@ class PGSVRG(ProximallyGuided):
             y = torch.where(risks.present, risks.share * y / risks.weight, 0.0)  # each row once, whatever its chance
             estimate.add(risks, y * risks.g[:, 0].to(y.dtype))
             gradient = engine.gradients(estimate.value)
-            engine.commit(asked=~joined.isnan().any())
+            engine.commit(question=~joined.isnan().any())
         if not self._pass.begun:
             self._full = [torch.zeros_like(p) for p in self._params]
             with self._point.held():
@@ -216,8 +216,8 @@ class PGSVRG(ProximallyGuided):
 
     def state_dict(self) -> dict[str, Any]:
         snapshot = {"copy": list(self._snapshot), "valid": bool(self._snapshot)}
-        own = {"snapshots": self._snapshots, "snapshot": snapshot, "q": self._q, "full": self._full}
-        return {**super().state_dict(), **own}
+        state = {"snapshots": self._snapshots, "snapshot": snapshot, "q": self._q, "full": self._full}
+        return {**super().state_dict(), **state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

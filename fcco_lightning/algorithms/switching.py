@@ -60,16 +60,16 @@ class Switching(SingleLoop):
 
     def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
         estimate = Estimate(g0)
-        found: list[Tensor] = []
+        violations: list[Tensor] = []
         for seen in terms:
             values = self.track(estimate, seen)
             if seen.term.name == "objective":
                 estimate.add(seen, values)
                 continue
             estimate.add(seen, values.detach())
-            found.append(torch.where(seen.present, values, -torch.inf))
-        if not found:
+            violations.append(torch.where(seen.present, values, -torch.inf))
+        if not violations:
             return estimate
-        worst = torch.cat(found).max(0).values
+        worst = torch.cat(violations).max(0).values
         estimate.value = torch.where(worst > self.tolerance, worst, estimate.value.to(worst))
         return estimate

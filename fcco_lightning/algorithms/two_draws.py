@@ -47,8 +47,8 @@ def _half(outputs: Outputs, *, first: bool) -> Outputs:
             if whole is not None:
                 half[name] = pytree.tree_map(lambda leaf, cut=cut: leaf[cut], whole[name])
         if IN_HALVES in columns:
-            own = halves[1][name]
-            own["weight"] = own.get("weight", 1) * own[IN_HALVES][:, 0 if first else 1]
+            half_columns = halves[1][name]
+            half_columns["weight"] = half_columns.get("weight", 1) * half_columns[IN_HALVES][:, 0 if first else 1]
         if "replaced" in columns:
             copies = halves[1][name]["replaced"]
             halves[1][name]["replaced"] = torch.where(copies > 1, copies // 2, copies)

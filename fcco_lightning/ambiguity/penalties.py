@@ -95,8 +95,8 @@ class KLPenalty(Penalty):
     """
 
     def value(self, q: Tensor) -> Tensor:
-        apart = len(q) * q - 1  # with x = 1 + a, x log x - a is as small as it should be near a = 0
-        divergence: Tensor = (torch.special.xlog1py(1 + apart, apart) - apart).mean()
+        excess = len(q) * q - 1  # with x = 1 + a, x log x - a is as small as it should be near a = 0
+        divergence: Tensor = (torch.special.xlog1py(1 + excess, excess) - excess).mean()
         return self.nu * divergence
 
     def curvature(self, n: int) -> float:  # noqa: ARG002

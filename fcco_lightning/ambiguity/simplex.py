@@ -85,14 +85,14 @@ class CappedSimplex(AmbiguitySet):
         most = math.ceil(1 / cap - _ROUNDING) - 1  # so many at the cap leave something for the others
         ascending = log_p.sort().values
         tails = ascending.logcumsumexp(0)[n - most - 1 :]  # log of the sum of all but the k largest, for k = most..0
-        left = torch.linspace(1 - cap * most, 1, most + 1, device=log_p.device, dtype=log_p.dtype)
-        fits = left[1:] * torch.exp(ascending[n - most :] - tails[1:]) <= cap * (1 + 1e-12)
-        left, tail = (one.index_select(0, fits.sum(0, keepdim=True)) for one in (left, tails))
-        q = (left * torch.exp(log_p - tail)).clamp(max=cap)
+        remaining = torch.linspace(1 - cap * most, 1, most + 1, device=log_p.device, dtype=log_p.dtype)
+        fits = remaining[1:] * torch.exp(ascending[n - most :] - tails[1:]) <= cap * (1 + 1e-12)
+        remaining, tail = (one.index_select(0, fits.sum(0, keepdim=True)) for one in (remaining, tails))
+        q = (remaining * torch.exp(log_p - tail)).clamp(max=cap)
         # of a large exponent the exponential keeps few digits, of a sum all
         inside = q * (q < cap)
         q = torch.addcmul(q, inside, (1 - q.sum()) / inside.sum().clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=cap)
-        t = top - (1 + math.log(n)) + (tail - left.log()).squeeze(0)
+        t = top - (1 + math.log(n)) + (tail - remaining.log()).squeeze(0)
         return Weights(q.to(dtype), t.to(dtype))
 
 

@@ -219,10 +219,10 @@ def kept_together(constraints: Sequence[Constraint]) -> list[Constraint]:
 
 def unique_names(constraints: Iterable[Constraint]) -> list[str]:
     """The names of the rows of some constraints, with apostrophes where one came before."""
-    found: list[str] = []
+    unique: list[str] = []
     for constraint in constraints:
         for name in constraint.names:
-            while name in found:
+            while name in unique:
                 name += "'"  # noqa: PLW2901
-            found.append(name)
-    return found
+            unique.append(name)
+    return unique

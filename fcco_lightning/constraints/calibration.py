@@ -51,8 +51,8 @@ class IsotonicMap:
 
     def __call__(self, scores: Tensor) -> Tensor:
         """The probability of a positive for every score, of the same shape."""
-        found = np.interp(scores.detach().cpu().double().numpy(), self.scores, self.probabilities)
-        return torch.from_numpy(np.asarray(found)).to(scores)
+        probabilities = np.interp(scores.detach().cpu().double().numpy(), self.scores, self.probabilities)
+        return torch.from_numpy(np.asarray(probabilities)).to(scores)
 
 
 Calibration: TypeAlias = PlattScaling | IsotonicMap

@@ -60,7 +60,7 @@ class TopShare(Quantity):
         levels = self.scale(scores, weight)
         return SoftRate(1 - self.share, self.temperature)(levels, batch)
 
-    def asked(self, batch: Columns) -> tuple[float, float]:
+    def positive_share(self, batch: Columns) -> tuple[float, float]:
         """Between which shares of all samples of a split the selected are: a budget, or at least some positives."""
         if self.of == "all":
             return self.share, self.share
@@ -105,11 +105,11 @@ class Decisions:
     threshold: float | None = None
 
     def __post_init__(self) -> None:
-        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
-        if len(given) > 1:
-            raise ConfigError(f"decisions are for one thing, got {given}. Leave all but one of them out.")
-        for name in {"share", "tpr", "threshold"} & given.keys():
-            inside(f"decisions.{name}", given[name])
+        settings = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        if len(settings) > 1:
+            raise ConfigError(f"decisions are for one thing, got {settings}. Leave all but one of them out.")
+        for name in {"share", "tpr", "threshold"} & settings.keys():
+            inside(f"decisions.{name}", settings[name])
         if self.costs is None or self.costs == "balanced":
             return
         costs: Any = self.costs
@@ -185,8 +185,8 @@ class Decisions:
         chosen = positives + negatives
         last = torch.cat([ranked[1:] != ranked[:-1], ranked.new_ones(1, dtype=torch.bool)])
         if self.share is not None:
-            wanted = last & (chosen <= self.share * chosen[-1] * (1 + 1e-12))
-            cut = int(wanted.nonzero()[-1]) if bool(wanted.any()) else -1
+            within_share = last & (chosen <= self.share * chosen[-1] * (1 + 1e-12))
+            cut = int(within_share.nonzero()[-1]) if bool(within_share.any()) else -1
         else:
             self._require_both(positives[-1], negatives[-1])
             if self.tpr is not None:
@@ -250,23 +250,23 @@ def _given(value: float | None) -> float:
     return value
 
 
-def as_decisions(given: Decisions | Mapping[str, Any] | str | None) -> Decisions:
+def as_decisions(value: Decisions | Mapping[str, Any] | str | None) -> Decisions:
     """Decisions as they may be written: None for a probability above 1/2, "balanced" for balanced costs.
 
     Raises:
         ConfigError: if it is something else.
     """
-    if given is None:
+    if value is None:
         return Decisions()
-    if given == "balanced":
+    if value == "balanced":
         return Decisions(costs="balanced")
-    if isinstance(given, Mapping):
-        return Decisions(**given)
-    if not isinstance(given, Decisions):
+    if isinstance(value, Mapping):
+        return Decisions(**value)
+    if not isinstance(value, Decisions):
         raise ConfigError(
-            f"decisions must be 'balanced' or Decisions(costs=..., share=..., tpr=... or threshold=...), got {given!r}."
+            f"decisions must be 'balanced' or Decisions(costs=..., share=..., tpr=... or threshold=...), got {value!r}."
         )
-    return given
+    return value
 
 
 class DecisionRule:
@@ -354,12 +354,12 @@ class DecisionRule:
 
     def state(self) -> dict[str, Any]:
         """What :meth:`of` makes the rule of, in plain values."""
-        asked = {name: value for name, value in asdict(self.decisions).items() if value is not None}
-        if isinstance(asked.get("costs"), list | tuple):
-            asked["costs"] = [float(cost) for cost in asked["costs"]]
+        settings = {name: value for name, value in asdict(self.decisions).items() if value is not None}
+        if isinstance(settings.get("costs"), list | tuple):
+            settings["costs"] = [float(cost) for cost in settings["costs"]]
         calibration = None if self.calibration is None else asdict(self.calibration)
         return {
-            "asked": asked,
+            "asked": settings,
             "costs": self.costs,
             "division": self.division,
             "calibration": calibration,
@@ -376,7 +376,7 @@ class DecisionRule:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "DecisionRule":
         """The rule of a :meth:`state`."""
-        found = state["calibration"]
-        calibration = None if found is None else calibration_of(found)
-        asked, known, proper = Decisions(**state["asked"]), state["known"], state["proper"]
-        return cls(asked, state["costs"], state["division"], calibration, known=known, proper=proper)
+        stored = state["calibration"]
+        calibration = None if stored is None else calibration_of(stored)
+        decisions, known, proper = Decisions(**state["asked"]), state["known"], state["proper"]
+        return cls(decisions, state["costs"], state["division"], calibration, known=known, proper=proper)

@@ -56,13 +56,14 @@ class ProtectedTasks(Constraint, ABC):
         """
 
     def adapt(self, datamodule: Any) -> None:
-        known, own = list(getattr(datamodule, "task_names", None) or ()), type(self).__name__
-        if self.names and known and self.names != known:
-            raise ConfigError(f"names={self.names} of {own}, but the data protects {known}. Leave names out.")
-        self.names = self.names or known
+        of_data, constraint = list(getattr(datamodule, "task_names", None) or ()), type(self).__name__
+        if self.names and of_data and self.names != of_data:
+            raise ConfigError(f"names={self.names} of {constraint}, but the data protects {of_data}. Leave names out.")
+        self.names = self.names or of_data
         if not self.names:
             raise ConfigError(
-                f"{own} has no task to protect: name them in the data (classes.protected), or leave the constraint out."
+                f"{constraint} has no task to protect: name them in the data (classes.protected), or leave the "
+                "constraint out."
             )
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
@@ -101,11 +102,11 @@ class ProtectedTasks(Constraint, ABC):
         """
         for name in ("task", self.remembered):
             if name not in batch:
-                own = type(self).__name__
+                constraint = type(self).__name__
                 raise DataError(
-                    f"{own} needs the column {name!r}, the batch has {sorted(batch)}. Use a datamodule of protected "
-                    f"tasks, such as ContinualCLIPDataModule; to evaluate, a checkpoint of a fit with {own}, which "
-                    "remembers the old model."
+                    f"{constraint} needs the column {name!r}, the batch has {sorted(batch)}. Use a datamodule of "
+                    "protected tasks, such as ContinualCLIPDataModule; to evaluate, a checkpoint of a fit with "
+                    f"{constraint}, which remembers the old model."
                 )
         return one_label_each(batch, self, "task"), required_column(batch, self.remembered, self)
 
@@ -136,9 +137,10 @@ class NonForgetting(ProtectedTasks):
 
     def check(self, outputs: Any, batch: Columns) -> None:
         super().check(outputs, batch)
-        own = one_label_each(batch, self, "task") >= 0
+        protected = one_label_each(batch, self, "task") >= 0
         self.loss.check(
-            one_tensor(outputs)[own], {name: column[own.to(column.device)] for name, column in batch.items()}
+            one_tensor(outputs)[protected],
+            {name: column[protected.to(column.device)] for name, column in batch.items()},
         )
 
     def change(self, outputs: Any, batch: Columns, old: Tensor) -> Tensor:
@@ -148,9 +150,9 @@ class NonForgetting(ProtectedTasks):
 
     def _losses(self, outputs: Any, batch: Columns) -> Tensor:
         """The loss of every sample, shape (B,); samples of no task, which count nowhere, may have any label."""
-        y, own = batch.get("y"), one_label_each(batch, self, "task") >= 0
+        y, protected = batch.get("y"), one_label_each(batch, self, "task") >= 0
         if y is not None:
-            batch = {**batch, "y": y.where(own.view(-1, *(1 for _ in y.shape[1:])), 0)}
+            batch = {**batch, "y": y.where(protected.view(-1, *(1 for _ in y.shape[1:])), 0)}
         return self.loss(outputs, batch)
 
 

@@ -62,7 +62,7 @@ class _OfSubsets(OverSides):
             return self.comparison.target - self.tolerance, self.comparison.target + self.tolerance
         return -math.inf, self.tolerance
 
-    def asked(self) -> tuple[float, float]:
+    def positive_share(self) -> tuple[float, float]:
         (where, *others), (low, high) = self.over.wheres, self.allowed
         return (0.0, 1.0) if others or where.where else (max(0.0, low), min(1.0, high))
 
@@ -70,10 +70,10 @@ class _OfSubsets(OverSides):
         (low, high), least, most = self.allowed, self.range.least, self.range.most
         below, above = least is not None and high < least, most is not None and low > most
         if below or above:
-            asked, bound = (f"at most {high:g}", f">= {least:g}") if below else (f"at least {low:g}", f"<= {most:g}")
+            required, bound = (f"at most {high:g}", f">= {least:g}") if below else (f"at least {low:g}", f"<= {most:g}")
             raise ConfigError(
                 f"no model can reach the constraint {self.names[0]!r}: the mean of {self.mean.quantity!r} is to be "
-                f"{asked}, and it is always {bound}. Change kappa{'' if self.sides == 1 else ' or target'}."
+                f"{required}, and it is always {bound}. Change kappa{'' if self.sides == 1 else ' or target'}."
             )
 
     def alike(self) -> Hashable:

@@ -67,7 +67,7 @@ class Statistic(ABC):
         self,
         outputs: Tensor,  # noqa: ARG002
         batch: Columns,  # noqa: ARG002
-        asked: tuple[float, float],  # noqa: ARG002
+        positive_share: tuple[float, float],  # noqa: ARG002
         *,
         decisions: bool = False,  # noqa: ARG002
     ) -> str | None:
@@ -76,7 +76,7 @@ class Statistic(ABC):
         Args:
             outputs: of the network.
             batch: columns.
-            asked: between which shares of all samples of a split the positive decisions are asked to be.
+            positive_share: between which shares of all samples of a split the positive decisions are asked to be.
             decisions: whether rates of decisions are enforced themselves, not the smoothed ones.
         """
         return None
@@ -105,18 +105,18 @@ class MeanOf(Statistic):
     def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
         return self.quantity.decided(outputs, batch)
 
-    def asked(self, batch: Columns) -> tuple[float, float]:
+    def positive_share(self, batch: Columns) -> tuple[float, float]:
         """Between which shares of all samples of a split the positive decisions are asked to be by q itself."""
-        return self.quantity.asked(batch) if isinstance(self.quantity, TopShare) else (0.0, 1.0)
+        return self.quantity.positive_share(batch) if isinstance(self.quantity, TopShare) else (0.0, 1.0)
 
     def vacuous(
-        self, outputs: Tensor, batch: Columns, asked: tuple[float, float], *, decisions: bool = False
+        self, outputs: Tensor, batch: Columns, positive_share: tuple[float, float], *, decisions: bool = False
     ) -> str | None:
         """Nearly all decisions are equal, or too soft to tell, where q is a rate: then it holds whatever the scores."""
         if self.quantity.range != (0.0, 1.0) or isinstance(self.quantity, ErrorProbability):
             return None  # a loss decides nothing, and errors may be rare
-        low, high = self.asked(batch)
-        enough = enough_decisions(batch, len(outputs), (max(low, asked[0]), min(high, asked[1])))
+        low, high = self.positive_share(batch)
+        enough = enough_decisions(batch, len(outputs), (max(low, positive_share[0]), min(high, positive_share[1])))
         rate = self.quantity.decided(outputs, batch) if decisions else self.quantity(outputs, batch)
         return constant_decision(rate, enough, batch.get("weight"))
 
@@ -173,7 +173,7 @@ class RatesAbove(Statistic):
         self,
         outputs: Tensor,
         batch: Columns,
-        asked: tuple[float, float],  # noqa: ARG002
+        positive_share: tuple[float, float],  # noqa: ARG002
         *,
         decisions: bool = False,
     ) -> str | None:
@@ -218,7 +218,7 @@ class LossOfPairs(Statistic):
         self,
         outputs: Tensor,
         batch: Columns,
-        asked: tuple[float, float],  # noqa: ARG002
+        positive_share: tuple[float, float],  # noqa: ARG002
         *,
         decisions: bool = False,  # noqa: ARG002
     ) -> str | None:

@@ -58,11 +58,11 @@ class OverSides(Constraint):
 
     def _require_fitting(self) -> None:
         statistic, over = self.statistic, self.over
-        given = statistic.numbers * len(over.rows[0])
-        if given != self.width:
+        numbers = statistic.numbers * len(over.rows[0])
+        if numbers != self.width:
             raise ConfigError(
                 f"{type(self.comparison).__name__} compares {self.width} numbers, and {type(statistic).__name__} of "
-                f"{len(over.rows[0])} side(s) gives {given}. Use a comparison of {given}."
+                f"{len(over.rows[0])} side(s) gives {numbers}. Use a comparison of {numbers}."
             )
         compared = self.comparison
         if isinstance(compared, AtLeastTimes) and compared.ratio > 1:
@@ -132,7 +132,7 @@ class OverSides(Constraint):
 
     def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
         """The shares of the samples in the means are the same at all points, and computed once."""
-        return self._compared([self.statistic.of_samples(at, batch) for at in points], batch)
+        return self._compared([self.statistic.of_samples(outputs, batch) for outputs in points], batch)
 
     @property
     def smooths(self) -> bool:
@@ -144,9 +144,9 @@ class OverSides(Constraint):
         return self._compared([self.statistic.of_decisions(outputs.detach(), batch)], batch)[0][1].values
 
     def vacuous(self, outputs: Tensor, batch: Columns, *, decisions: bool = False) -> str | None:
-        return self.statistic.vacuous(outputs, batch, self.asked(), decisions=decisions and self.smooths)
+        return self.statistic.vacuous(outputs, batch, self.positive_share(), decisions=decisions and self.smooths)
 
-    def asked(self) -> tuple[float, float]:
+    def positive_share(self) -> tuple[float, float]:
         """Between which shares of all samples of a split the positive decisions are asked to be."""
         return 0.0, 1.0
 
@@ -154,8 +154,8 @@ class OverSides(Constraint):
         """The rows for each of several numbers of the samples, such as those at several weights."""
         shares, known = self._shares(batch, numbers[0].dtype)
         known = known.all(0, keepdim=True) if self.statistic.of_both_classes else known
-        every = known if self.statistic.levels == 1 else known.unsqueeze(2).expand(-1, -1, self.statistic.levels)
-        weight = self._of_rows(every).all(1)
+        of_levels = known if self.statistic.levels == 1 else known.unsqueeze(2).expand(-1, -1, self.statistic.levels)
+        weight = self._of_rows(of_levels).all(1)
         return [(None, Rows(self._of_rows(self.statistic.over(shares, of_samples)), weight)) for of_samples in numbers]
 
     def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -171,12 +171,12 @@ class OverSides(Constraint):
         if self.strata is None or KNOWN_STRATUM not in batch:
             shares, totals = shares_of(members, batch, dtype)
             return shares, totals.squeeze(-1) > 0
-        found, known = self.strata.shares(members, batch[KNOWN_STRATUM], dtype, batch.get(SAMPLE_WEIGHT))
+        by_strata, known = self.strata.shares(members, batch[KNOWN_STRATUM], dtype, batch.get(SAMPLE_WEIGHT))
         if self.strata.some is None:
-            return found, known
+            return by_strata, known
         ratios, totals = shares_of(members, batch, dtype)
         some = self.strata.some.like(members)
-        return torch.where(some.unsqueeze(1), found, ratios), torch.where(some, known, totals.squeeze(-1) > 0)
+        return torch.where(some.unsqueeze(1), by_strata, ratios), torch.where(some, known, totals.squeeze(-1) > 0)
 
     def _of_rows(self, table: Tensor) -> Tensor:
         """What the rows compare, (m, k), by class, row and level, from a table of classes and sides.

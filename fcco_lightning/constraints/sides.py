@@ -202,8 +202,8 @@ class SidesOfGroups(Sides):
         if self._labelled:
             require_binary_labels(batch, needed_by)
         groups = one_label_each(batch, needed_by, self._column)
-        whole = groups.long()  # an unsigned byte takes -1 for 255
-        wrong = groups[(whole < -1) | (whole >= len(self.groups)) | (whole != groups)]
+        signed = groups.long()  # an unsigned byte takes -1 for 255
+        wrong = groups[(signed < -1) | (signed >= len(self.groups)) | (signed != groups)]
         if wrong.numel():
             raise DataError(
                 f"{type(needed_by).__name__} knows the groups 0 to {len(self.groups) - 1} ({self.groups}), got "
@@ -257,9 +257,9 @@ class StrataOfSides:
         self.some = None if some is None else Known(some)
         number, drawn = int(strata.max()) + 1, strata >= 0
         weight, population = counted or 2 * (torch.ones(len(strata), dtype=torch.float64),)
-        each, population = (torch.where(drawn, of, 0.0) for of in (population / weight, population))
+        weighted, population = (torch.where(drawn, of, 0.0) for of in (population / weight, population))
         sizes = torch.stack(
-            [torch.bincount(strata.clamp(min=0), side * each, minlength=number) for side in sides.flatten(0, -2)]
+            [torch.bincount(strata.clamp(min=0), side * weighted, minlength=number) for side in sides.flatten(0, -2)]
         )
         totals = (sides * population).sum(-1, keepdim=True)
         self._shares = Known(sizes.view(*sides.shape[:-1], number) / torch.where(totals > 0, totals, 1.0))
@@ -278,9 +278,9 @@ class StrataOfSides:
 
         Returns: as :func:`shares_of`; with weights of the samples, shares of which 1 is the expected sum.
         """
-        counts, own = members.to(dtype), self._shares.like(members, dtype)
+        counts, of_strata = members.to(dtype), self._shares.like(members, dtype)
         within = (stratum == self._numbers.like(stratum)).to(dtype)
-        found = counts @ within.T
-        known = ((found > 0) | (own == 0)).all(-1) & members.any(-1)
-        shares = counts * ((own / found.clamp(min=1)) @ within)
+        held = counts @ within.T
+        known = ((held > 0) | (of_strata == 0)).all(-1) & members.any(-1)
+        shares = counts * ((of_strata / held.clamp(min=1)) @ within)
         return shares if sample_weight is None else shares * sample_weight.to(dtype), known

@@ -88,11 +88,13 @@ class Subset:
     def _values(self, columns: Columns) -> str:
         """How many samples meet each condition, and what the columns contain."""
         parts = []
-        for (name, condition), asked in zip(self.conditions.items(), self.where, strict=True):
+        for (name, condition), written in zip(self.conditions.items(), self.where, strict=True):
             number = int(holds(columns[name], condition, name).sum())
             values = torch.unique(columns[name]).tolist()
-            shown = "" if asked != name else f" (its values are {values[:12]}{' and more' if len(values) > 12 else ''})"
-            parts.append(f"{number} have {described({asked: self.where[asked]})}{shown}")
+            shown = (
+                "" if written != name else f" (its values are {values[:12]}{' and more' if len(values) > 12 else ''})"
+            )
+            parts.append(f"{number} have {described({written: self.where[written]})}{shown}")
         return ", ".join(parts)
 
     def check(self, batch: Columns) -> None:
@@ -122,7 +124,7 @@ class Subsets:
     def __init__(self, subsets: Sequence[Subset]) -> None:
         self._subsets = list(subsets)
         names = dict.fromkeys(name for subset in subsets for name in subset.conditions)
-        self._columns = [_Asked(name, [subset.conditions.get(name) for subset in subsets]) for name in names]
+        self._columns = [_ColumnConditions(name, [subset.conditions.get(name) for subset in subsets]) for name in names]
 
     def masks(self, batch: Columns) -> Tensor:
         """Mark the samples of a batch that belong to each subset, shape (m, B), bool.
@@ -130,15 +132,18 @@ class Subsets:
         Raises:
             DataError: if a column is not in the batch, or a name is not known.
         """
-        if any(asked.name not in batch for asked in self._columns):
+        if any(conditions.name not in batch for conditions in self._columns):
             for subset in self._subsets:
                 subset.mask(batch)  # says what is missing
         if not self._columns:
             return _everyone(next(iter(batch.values()))).expand(len(self._subsets), -1)
-        return reduce(operator.and_, (asked.holds(one_label_each(batch, self, asked.name)) for asked in self._columns))
+        return reduce(
+            operator.and_,
+            (conditions.holds(one_label_each(batch, self, conditions.name)) for conditions in self._columns),
+        )
 
 
-class _Asked:
+class _ColumnConditions:
     """What several subsets ask of one column: most often a number each, with which it is compared at once.
 
     Args:

@@ -39,19 +39,19 @@ class Enough(NamedTuple):
 _ONE_OF_EACH = Enough()
 
 
-def enough_decisions(batch: Columns, size: int, asked: tuple[float, float] = (0.0, 1.0)) -> Enough:
+def enough_decisions(batch: Columns, size: int, positive_share: tuple[float, float] = (0.0, 1.0)) -> Enough:
     """What is enough on a split; where labels 0 and 1 are not known, one decision of each kind.
 
     Args:
         batch: columns of the split, with ``weight`` where samples have weights.
         size: number of its samples.
-        asked: between which shares of all samples the positive decisions are asked to be, such as a budget: a tenth of
-            what is asked for is enough, too.
+        positive_share: between which shares of all samples the positive decisions are asked to be, such as a budget: a
+            tenth of what is asked for is enough, too.
     """
     y = batch.get("y")
     if y is None or y.shape not in ((size,), (size, 1)) or not bool(((y >= 0) & (y <= 1)).all()):
         return _ONE_OF_EACH
-    (total, positives), (least, most) = masses(y.reshape(-1) == 1, batch.get("weight")), asked
+    (total, positives), (least, most) = masses(y.reshape(-1) == 1, batch.get("weight")), positive_share
     of_negatives, of_positives = min(total - positives, (1 - least) * total), min(positives, most * total)
     negative, positive = _FEW * of_negatives, _FEW * of_positives
     return Enough(negative, positive, (min(_EDGE, negative / (total or 1)), min(_EDGE, positive / (total or 1))))
@@ -79,11 +79,11 @@ def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> T
         ordered = _shared(weight.index_select(0, order).to(scores.dtype), ranked.detach())
         reached = ((ordered[1:] + ordered[:-1]) / 2).cumsum(0)
         reached = torch.cat([reached.new_zeros(1), reached])
-        wanted = levels * reached[-1]
-        place = (torch.searchsorted(reached, wanted, right=True) - 1).clamp(0, max(len(scores) - 2, 0))
+        targets = levels * reached[-1]
+        place = (torch.searchsorted(reached, targets, right=True) - 1).clamp(0, max(len(scores) - 2, 0))
         gap = reached.diff().index_select(0, place) if len(scores) > 1 else reached.new_ones(len(levels))
         gap = torch.where(gap > 0, gap, 1.0)  # between two samples of weight 0 lies nothing
-        position = place + ((wanted - reached.index_select(0, place)) / gap).clamp(0, 1)
+        position = place + ((targets - reached.index_select(0, place)) / gap).clamp(0, 1)
     below = position.floor().long().clamp(max=len(scores) - 1)
     above = (below + 1).clamp(max=len(scores) - 1)
     return torch.lerp(ranked[below], ranked[above], position - below)

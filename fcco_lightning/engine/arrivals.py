@@ -38,7 +38,7 @@ class Arrivals:
 
     Attributes:
         left: number of batches that are still to be watched.
-        came: those that have been, until they are judged.
+        batches: those that have been, until their warnings are given.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -46,8 +46,8 @@ class Arrivals:
         self.left = WATCHED
         self._sizes = {name: getattr(drawn.plan, "batch_size", None) for name, drawn in problem.declared.items()}
         self._other_size = set[str]()  # parts whose batch before had another size than declared
-        self.came = list[dict[str, _Came]]()
-        self._said = list[Mapping[str, Tensor]]()
+        self.batches = list[dict[str, _Watched]]()
+        self._estimates = list[Mapping[str, Tensor]]()
         self._compared = 0
         self._bounds: dict[str, tuple[Tensor, Tensor]] = {}
         self._same_everywhere = False
@@ -60,7 +60,7 @@ class Arrivals:
         """
         if not self.left:
             return
-        self.left, came = self.left - 1, dict[str, _Came]()
+        self.left, watched = self.left - 1, dict[str, _Watched]()
         for name, part in batch.items():
             columns = {n: part[n] for n in ("index", *_LABELS) if _is_whole_numbers(part.get(n))}
             sizes = [len(next(iter(part.values())))]
@@ -68,8 +68,8 @@ class Arrivals:
                 union = self._processes.gather(list(columns.values()) or [torch.empty(sizes[0], 0)])
                 columns, sizes = dict(zip(columns, union.tensors, strict=False)), union.sizes
             self._compare_size(name, sum(sizes), self._problem.declared.get(name))
-            came[name] = _Came(columns, sizes, "task" not in part, name not in self._other_size)
-        self.came.append(came)
+            watched[name] = _Watched(columns, sizes, "task" not in part, name not in self._other_size)
+        self.batches.append(watched)
 
     def compare(self) -> None:
         """Compare what has come since the last call with what was declared.
@@ -77,12 +77,12 @@ class Arrivals:
         Raises:
             DataError: with what was declared, what came, and the way out.
         """
-        for came in self.came[self._compared :]:
-            self._compare(came)
-        self._compared = len(self.came)
+        for batch in self.batches[self._compared :]:
+            self._compare(batch)
+        self._compared = len(self.batches)
 
-    def learn(self, estimates: Mapping[str, Tensor], *, last_batch: bool) -> None:
-        """Take note of what a batch said; behind the last one that is watched, compare all and warn of what is strange.
+    def note(self, estimates: Mapping[str, Tensor], *, last_batch: bool) -> None:
+        """Take note of the estimates of a batch; behind the last one that is watched, compare all, and warn.
 
         Args:
             estimates: of the parts of F on the batch.
@@ -91,34 +91,34 @@ class Arrivals:
         Raises:
             DataError: as :meth:`compare`.
         """
-        if not self.came:
+        if not self.batches:
             return
-        self._said.append(estimates)
+        self._estimates.append(estimates)
         if last_batch or not self.left:
-            every, said, self.left = self.came, self._said, 0
+            batches, every_estimate, self.left = self.batches, self._estimates, 0
             try:
                 self.compare()
             finally:
-                self.came, self._said = [], []
+                self.batches, self._estimates = [], []
             if self._processes.rank == 0:
-                self._judge([next(iter(came.values())).here() for came in every], said)
+                self._warn([next(iter(batch.values())).on_cpu() for batch in batches], every_estimate)
 
     # ------------------------------------------------------------------------------------------- what is an error
 
-    def _compare(self, batch: Mapping[str, "_Came"]) -> None:
+    def _compare(self, batch: Mapping[str, "_Watched"]) -> None:
         for name, part in batch.items():
-            came, drawn = part.here(), self._problem.declared.get(name)
-            index = came.columns.get("index")
+            watched, drawn = part.on_cpu(), self._problem.declared.get(name)
+            index = watched.columns.get("index")
             if index is None:
                 continue
-            if came.labelled:
-                _require_own_index(came.columns, index)
-            self._compare_different(came, index, None if drawn is None else drawn.plan)
+            if watched.labelled:
+                _require_own_index(watched.columns, index)
+            self._compare_different(watched, index, None if drawn is None else drawn.plan)
             if drawn is None or len(index) == 0 or not 0 <= int(index.min()) <= int(index.max()) < _rows(drawn.columns):
                 continue  # of an index that is none the engine says more
-            if came.labelled:
-                _require_labels(came.columns, index, drawn.columns)
-            if came.as_declared:
+            if watched.labelled:
+                _require_labels(watched.columns, index, drawn.columns)
+            if watched.as_declared:
                 self._compare_strata(name, index, drawn)
 
     def _compare_size(self, name: str, size: int, drawn: Drawn | None) -> None:
@@ -137,9 +137,9 @@ class Arrivals:
             )
         self._other_size = self._other_size | {name} if other else self._other_size - {name}
 
-    def _compare_different(self, came: "_Came", index: Tensor, plan: object) -> None:
+    def _compare_different(self, part: "_Watched", index: Tensor, plan: object) -> None:
         """Refuse copies where samples were declared to be different, and warn where all processes have the same."""
-        copies, parts = len(index) - _different(index), torch.split(index, came.sizes)
+        copies, parts = len(index) - _different(index), torch.split(index, part.sizes)
         first = parts[0].sort().values
         same = len(parts) > 1 and len(first) > 1 and all(torch.equal(first, p.sort().values) for p in parts[1:])
         allowed = self._most_copies(plan)
@@ -149,8 +149,8 @@ class Arrivals:
                 "and was declared to hold different ones. "
                 + (_GIVEN_TWICE if len(parts) > 1 else _ONE_INDEX + " Or declare how the loader draws.")
             )
-        whole = len(first) >= self._problem.num_samples
-        if same and allowed is None and not whole and not self._same_everywhere and self._processes.rank == 0:
+        all_samples = len(first) >= self._problem.num_samples
+        if same and allowed is None and not all_samples and not self._same_everywhere and self._processes.rank == 0:
             self._same_everywhere = True
             warnings.warn(
                 f"all {len(parts)} processes have been given the same {len(first)} samples, so that a batch holds "
@@ -175,15 +175,15 @@ class Arrivals:
         if len(sizes) > _MOST_STRATA:
             return
         if name not in self._bounds:
-            each = torch.diag(sizes)
-            least = torch.tensor([plan.absence(counts) == 0 for counts in each]).long()
-            self._bounds[name] = least, torch.tensor([plan.most(counts) for counts in each])
+            strata_alone = torch.diag(sizes)
+            least = torch.tensor([plan.absence(counts) == 0 for counts in strata_alone]).long()
+            self._bounds[name] = least, torch.tensor([plan.most(counts) for counts in strata_alone])
         least, most = self._bounds[name]
-        found = torch.bincount(strata[index], minlength=len(sizes))
-        for stratum in ((found < least) | (found > most)).nonzero().flatten().tolist():
-            declared = f"at most {int(most[stratum])}" if found[stratum] > most[stratum] else "at least one"
+        held = torch.bincount(strata[index], minlength=len(sizes))
+        for stratum in ((held < least) | (held > most)).nonzero().flatten().tolist():
+            declared = f"at most {int(most[stratum])}" if held[stratum] > most[stratum] else "at least one"
             raise DataError(
-                f"a batch{self._everywhere} holds {int(found[stratum])} samples of stratum {stratum} (the class or "
+                f"a batch{self._everywhere} holds {int(held[stratum])} samples of stratum {stratum} (the class or "
                 f"group by which batches are drawn), and was declared to hold {declared}. Let the loader draw as "
                 "`sampling` says, ResumableLoader(table, plan), or declare how it draws."
             )
@@ -195,42 +195,42 @@ class Arrivals:
 
     # -------------------------------------------------------------------------------------------- what is strange
 
-    def _judge(self, every: Sequence["_Came"], said: Sequence[Mapping[str, Tensor]]) -> None:
-        number = len(every)
+    def _warn(self, batches: Sequence["_Watched"], estimates: Sequence[Mapping[str, Tensor]]) -> None:
+        number = len(batches)
         if number < _FEWEST:
             return
-        classes, objective = [came.columns.get("y") for came in every], self._problem.objective
+        classes, objective = [batch.columns.get("y") for batch in batches], self._problem.objective
         pairs = self._problem.may_lack_direct or objective.needs_partner
         beside = pairs and objective.always_measured  # which is a number without the pairs, too
-        silent = sum(
+        unmeasured = sum(
             bool(value.isnan()) or ((beside or value == 0) and y is not None and _different(y) == 1)
-            for value, y in zip((of_batch.get("objective") for of_batch in said), classes, strict=False)
+            for value, y in zip((of_batch.get("objective") for of_batch in estimates), classes, strict=False)
             if value is not None
         )
         known = self._problem.direct_weight > 2  # rare by how batches are drawn, of which there was a word
-        if silent > number / 2 and not known:
+        if unmeasured > number / 2 and not known:
             warnings.warn(
-                f"{silent} of the first {number} batches contain nothing that {type(objective).__name__} measures, "
+                f"{unmeasured} of the first {number} batches contain nothing that {type(objective).__name__} measures, "
                 f"such as samples of one class only: they train nothing{' but the cross-entropy' * beside}. {_MIXED}",
                 stacklevel=5,
             )
         else:
-            self._judge_labels(every)
-        if all("penalty" in of_batch and bool(of_batch["penalty"].isnan()) for of_batch in said):
+            self._warn_of_labels(batches)
+        if all("penalty" in of_batch and bool(of_batch["penalty"].isnan()) for of_batch in estimates):
             warnings.warn(
                 f"none of the first {number} batches contains what {self._problem.constraints[0].names[0]!r} and the "
                 "other constraints compare: they do not act. Look at their groups or subsets, or draw larger batches.",
                 stacklevel=5,
             )
-        self._judge_range(every)
+        self._warn_of_range(batches)
 
-    def _judge_labels(self, every: Sequence["_Came"]) -> None:
+    def _warn_of_labels(self, batches: Sequence["_Watched"]) -> None:
         """Warn where many batches contain one class or group only, which chance would not explain."""
         drawn = next(iter(self._problem.declared.values()), None)
         if drawn is not None and getattr(drawn.plan, "strata", None) is not None:
             return
         for name in _LABELS:
-            columns = [came.columns[name] for came in every if name in came.columns]
+            columns = [batch.columns[name] for batch in batches if name in batch.columns]
             if not columns:
                 continue
             values, counts = torch.unique(torch.cat(columns), return_counts=True)
@@ -244,9 +244,12 @@ class Arrivals:
                 )
                 return
 
-    def _judge_range(self, every: Sequence["_Came"]) -> None:
+    def _warn_of_range(self, batches: Sequence["_Watched"]) -> None:
         """Warn where the samples end before the declared number does, unless they come in their order."""
-        n, columns = self._problem.num_samples, [came.columns["index"] for came in every if "index" in came.columns]
+        n, columns = (
+            self._problem.num_samples,
+            [batch.columns["index"] for batch in batches if "index" in batch.columns],
+        )
         if not self._problem.needs_index or not columns:
             return
         index = torch.cat(columns)
@@ -254,14 +257,14 @@ class Arrivals:
         awaited = len(index) * (1 - (last + 1) / n)
         if awaited > _AWAITED and half > 0.9 * last:
             warnings.warn(
-                f"the {len(index)} samples of the first {len(every)} batches have the indices 0..{last}, and "
+                f"the {len(index)} samples of the first {len(batches)} batches have the indices 0..{last}, and "
                 f"num_samples={n} declares 0..{n - 1}: the objective is a mean over {n} samples, of which "
                 f"{n - 1 - last} seem not to come. Declare the size of the training split; {_ONE_INDEX}",
                 stacklevel=6,
             )
 
 
-class _Came(NamedTuple):
+class _Watched(NamedTuple):
     """A batch of all processes.
 
     Attributes:
@@ -276,7 +279,7 @@ class _Came(NamedTuple):
     labelled: bool
     as_declared: bool
 
-    def here(self) -> "_Came":
+    def on_cpu(self) -> "_Watched":
         """The same on the CPU."""
         return self._replace(columns={name: column.cpu() for name, column in self.columns.items()})
 
@@ -316,23 +319,24 @@ def _require_own_index(columns: Columns, index: Tensor) -> None:
         labels = columns[name][order]
         wrong = (again & (labels[1:] != labels[:-1])).nonzero().flatten()
         if len(wrong):
-            at = int(wrong[0])
+            position = int(wrong[0])
             raise DataError(
-                f"two samples of a batch carry the index {int(index[order][at])}, and have the {name} "
-                f"{int(labels[at])} and {int(labels[at + 1])}: they would share a row. The index is the position of a "
-                f"sample in the whole training split; {_ONE_INDEX}"
+                f"two samples of a batch carry the index {int(index[order][position])}, and have the {name} "
+                f"{int(labels[position])} and {int(labels[position + 1])}: they would share a row. The index is the "
+                f"position of a sample in the whole training split; {_ONE_INDEX}"
             )
 
 
 def _require_labels(columns: Columns, index: Tensor, declared: Columns) -> None:
     """Refuse samples whose labels are not those that were declared of their index."""
     for name in columns.keys() & {n for n in _LABELS if _is_whole_numbers(declared.get(n))}:
-        expected, found = declared[name].cpu()[index], columns[name]
-        wrong = (expected != found).nonzero().flatten()
+        expected, actual = declared[name].cpu()[index], columns[name]
+        wrong = (expected != actual).nonzero().flatten()
         if len(wrong):
-            at = int(wrong[0])
+            position = int(wrong[0])
             raise DataError(
                 f"{len(wrong)} of {len(index)} samples of a batch have another {name} than was declared: that with "
-                f"index {int(index[at])} has {int(found[at])}, declared is {int(expected[at])}. Let the columns of "
-                "`sampling` be those of the training split that the loader draws from, in the same order."
+                f"index {int(index[position])} has {int(actual[position])}, declared is {int(expected[position])}. "
+                "Let the columns of `sampling` be those of the training split that the loader draws from, in the same "
+                "order."
             )

@@ -28,18 +28,18 @@ _NARROW = frozenset(
 )
 
 
-def fields_of(given: Any) -> Any:
+def fields_of(value: Any) -> Any:
     """The fields of a named tuple or a dataclass by name; anything else as it is."""
-    if isinstance(given, dict):
-        return given
-    if isinstance(given, tuple) and hasattr(given, "_asdict"):
-        return given._asdict()
-    if dataclasses.is_dataclass(given) and not isinstance(given, type):
-        return {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
-    return given
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value
 
 
-def as_columns(given: Mapping[str, Any]) -> Columns:
+def as_columns(loaded: Mapping[str, Any]) -> Columns:
     """One part of a batch, or a whole split, as columns: arrays and lists of numbers become tensors.
 
     ``group``, ``task``, ``query``, ``bag``, ``event``, ``time`` and ``weight`` of shape (B, 1) become (B,), and the
@@ -47,7 +47,7 @@ def as_columns(given: Mapping[str, Any]) -> Columns:
     tensors: there are networks that take images of different sizes so.
 
     Args:
-        given: columns by name, of one first dimension B where they are tensors.
+        loaded: columns by name, of one first dimension B where they are tensors.
 
     Returns: the same mapping where nothing is to be converted.
 
@@ -55,11 +55,11 @@ def as_columns(given: Mapping[str, Any]) -> Columns:
         DataError: if ``index`` or ``y`` are complex or texts, ``index`` has not one dimension, tensors differ in
             length, or a number that must be whole is not.
     """
-    if _is_plain(given):
-        return given
-    columns = given
-    if not all(isinstance(column, Tensor) for column in given.values()):
-        columns = {name: _as_tensor(column) for name, column in given.items()}
+    if _is_plain(loaded):
+        return loaded
+    columns = loaded
+    if not all(isinstance(column, Tensor) for column in loaded.values()):
+        columns = {name: _as_tensor(column) for name, column in loaded.items()}
     narrow = [name for name in _NUMBERS if _is_narrow(columns.get(name))]
     if narrow:
         columns = {**columns, **{name: columns[name].long() for name in narrow}}
@@ -71,16 +71,16 @@ def as_columns(given: Mapping[str, Any]) -> Columns:
     return columns
 
 
-def _is_plain(given: Mapping[str, Any]) -> bool:
+def _is_plain(columns: Mapping[str, Any]) -> bool:
     """Whether there is nothing to do, as with most loaders: seen at little cost, as every step asks."""
     sizes = set()
-    for name, column in given.items():
+    for name, column in columns.items():
         if not isinstance(column, Tensor) or column.dtype not in _PLAIN or not column.ndim:
             return False
         if name in _ONE_EACH and (column.ndim > 1 or (name in _WHOLE and column.dtype is not torch.int64)):
             return False
         sizes.add(column.size(0))
-    return len(sizes) == 1 and ("index" not in given or given["index"].ndim == 1)
+    return len(sizes) == 1 and ("index" not in columns or columns["index"].ndim == 1)
 
 
 def _one_each(name: str, column: Any) -> Any:
@@ -156,28 +156,28 @@ def _require_one_length(columns: Columns) -> None:
         )
 
 
-def as_batch(given: Any) -> Batch:
+def as_batch(loaded: Any) -> Batch:
     """A batch as the loaders gave it, as parts by name: the columns of a single loader are the part "target".
 
     Args:
-        given: a mapping, a named tuple or a dataclass of columns, or of parts with columns of their own.
+        loaded: a mapping, a named tuple or a dataclass of columns, or of parts with columns of their own.
 
     Raises:
         DataError: if it has no columns by name, or one of them cannot be read.
     """
-    given = fields_of(given)
-    if not isinstance(given, Mapping):
+    loaded = fields_of(loaded)
+    if not isinstance(loaded, Mapping):
         raise DataError(
-            f"a batch must be a mapping of columns with the samples' `index`, got a {type(given).__name__}. Wrap the "
+            f"a batch must be a mapping of columns with the samples' `index`, got a {type(loaded).__name__}. Wrap the "
             "data set of (x, y) samples: DataLoader(IndexedDataset(dataset), ...)."
         )
-    if isinstance(next(iter(given.values()), None), Tensor):
-        return {TARGET: as_columns(given)}
-    parts = {name: fields_of(part) for name, part in given.items()}
-    if given and all(isinstance(part, Mapping) for part in parts.values()):
+    if isinstance(next(iter(loaded.values()), None), Tensor):
+        return {TARGET: as_columns(loaded)}
+    parts = {name: fields_of(part) for name, part in loaded.items()}
+    if loaded and all(isinstance(part, Mapping) for part in parts.values()):
         columns = {name: as_columns(part) for name, part in parts.items()}
-        return given if all(columns[name] is part for name, part in given.items()) else columns
-    return {TARGET: as_columns(given)}
+        return loaded if all(columns[name] is part for name, part in loaded.items()) else columns
+    return {TARGET: as_columns(loaded)}
 
 
 def part_name(batch: Mapping[str, Any], name: str | None) -> str:
@@ -216,22 +216,22 @@ def type_of_weights(network: nn.Module) -> torch.dtype | None:
     return None
 
 
-def columns_of(given: Any) -> Columns:
+def columns_of(loaded: Any) -> Columns:
     """The columns of one loader as it gave them, as in evaluation; of several, those of the first.
 
     Raises:
         DataError: as of :func:`as_batch`.
     """
-    return next(iter(as_batch(given).values()))
+    return next(iter(as_batch(loaded).values()))
 
 
-def as_read(given: Mapping[str, Any]) -> Columns:
+def as_read(loaded: Mapping[str, Any]) -> Columns:
     """The columns of a whole split as those of a batch are read, without what is no tensor then.
 
     Raises:
         DataError: see :func:`as_columns`.
     """
-    return {name: column for name, column in as_columns(given).items() if isinstance(column, Tensor)}
+    return {name: column for name, column in as_columns(loaded).items() if isinstance(column, Tensor)}
 
 
 def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
@@ -240,22 +240,22 @@ def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
     return {name: c for name, c in columns.items() if isinstance(c, Tensor) and name not in inputs}
 
 
-def received(given: Any, network: nn.Module, like: Tensor) -> Batch:
+def received(loaded: Any, network: nn.Module, like: Tensor) -> Batch:
     """A loader's batch as parts by name, as the network takes it and on the device of its weights.
 
     Args:
-        given: the batch.
+        loaded: the batch.
         network: that takes it.
         like: a weight of the network.
 
     Raises:
         DataError: see :func:`as_batch` and :func:`usable`.
     """
-    device, whole = like.device, isinstance(network, BatchNetwork)
-    x = given.get("x") if type(given) is dict and not whole and device.type == "cpu" else None
-    if isinstance(x, Tensor) and x.dtype == like.dtype and _is_plain(given):
-        return {TARGET: given}  # as with most loaders
-    batch = usable(as_batch(given), network)
+    device, takes_parts = like.device, isinstance(network, BatchNetwork)
+    x = loaded.get("x") if type(loaded) is dict and not takes_parts and device.type == "cpu" else None
+    if isinstance(x, Tensor) and x.dtype == like.dtype and _is_plain(loaded):
+        return {TARGET: loaded}  # as with most loaders
+    batch = usable(as_batch(loaded), network)
     if device.type == "cpu":
         return batch
     return {name: {n: _moved(c, device) for n, c in part.items()} for name, part in batch.items()}
@@ -274,9 +274,9 @@ def usable(batch: Batch, network: nn.Module) -> Batch:
     """
     if isinstance(network, BatchNetwork):
         return batch
-    found = {}
+    parts = {}
     for name, columns in batch.items():
         x = _input(columns, network)
         plain = x is columns["x"] and _is_plain(columns)
-        found[name] = columns if plain else {"x": x, **other_columns(network, columns)}
-    return found
+        parts[name] = columns if plain else {"x": x, **other_columns(network, columns)}
+    return parts

@@ -47,58 +47,61 @@ class Compiled:
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return _nothing, ()  # of an engine that is copied
 
-    def __call__(self, step: Callable[..., Estimate], given: Outputs, *, whole: bool, gradients: bool) -> Estimate:
+    def __call__(
+        self, step: Callable[..., Estimate], outputs: Outputs, *, with_network: bool, gradients: bool
+    ) -> Estimate:
         """What follows from a batch by a step of an algorithm.
 
         Args:
             step: of the algorithm, see :meth:`Engine.run`.
-            given: the outputs of all processes; with ``whole`` the columns and previous weights alone.
-            whole: whether the network is part of the graph.
+            outputs: the outputs of all processes; ``with_network`` the columns and previous weights alone.
+            with_network: whether the network is part of the graph.
             gradients: whether those of the estimate may be, too.
         """
         params = self._functions.params
-        if whole and given.previous is not None and self.draws:
-            with torch.no_grad(), self._functions.elsewhere(given.previous):
-                given = given._replace(before=self._outputs(given.columns))
-        wanted = whole and gradients and self._differentiates
+        if with_network and outputs.previous is not None and self.draws:
+            with torch.no_grad(), self._functions.elsewhere(outputs.previous):
+                outputs = outputs._replace(before=self._outputs(outputs.columns))
+        with_gradients = with_network and gradients and self._differentiates
         trained = tuple((id(w), w.requires_grad) for w in params)  # torch 2.11 does not see that one was frozen
-        key = (getattr(step, "__func__", step), whole, wanted, trained)
+        key = (getattr(step, "__func__", step), with_network, with_gradients, trained)
         if key not in self._made:
-            self._made[key] = _compiled(self._function(step, whole=whole, wanted=wanted))
+            self._made[key] = _compiled(self._function(step, with_network=with_network, with_gradients=with_gradients))
         device = params[0].device
         before = random_state(device)
         with self._traced:
-            value, found, new, counted, parts = self._made[key](given)
+            value, computed, new, counted, parts = self._made[key](outputs)
         self.draws = self.draws or have_been_drawn(before, device)  # as where dropout begins later
         estimate = Estimate(None)
         estimate.value = value
         estimate.new = [NewRows(self._states[number], *rest) for number, *rest in new]
         estimate.counted = [(self._problem.all_terms[number], *rest) for number, *rest in counted]
         estimate.parts = [Part(name, total, rows=rows) for name, total, rows in parts]
-        estimate.gradients = found
+        estimate.gradients = computed
         return estimate
 
-    def _function(self, step: Callable[..., Estimate], *, whole: bool, wanted: bool) -> Callable[..., Any]:
-        """What is compiled; ``wanted``: whether gradients are part of it."""
+    def _function(
+        self, step: Callable[..., Estimate], *, with_network: bool, with_gradients: bool
+    ) -> Callable[..., Any]:
+        """What is compiled: a step, with the network and with gradients if these are part of it."""
         functions, measure = self._functions, self._measure
         weights, parameters = list(functions.params), self._problem.row_parameters
         names, places = list(functions.trainable()), functions.places()
 
-        def run(given: Outputs) -> tuple[Any, ...]:
-            outputs = given
-            if whole and given.previous is not None and given.before is None:
-                previous = dict(zip(names, given.previous, strict=True))
-                outputs = outputs._replace(before=functions.outputs_at(previous, places, given.columns))
-            if whole:
-                outputs = outputs._replace(now=functions.outputs(given.columns))
+        def run(outputs: Outputs) -> tuple[Any, ...]:
+            if with_network and outputs.previous is not None and outputs.before is None:
+                previous = dict(zip(names, outputs.previous, strict=True))
+                outputs = outputs._replace(before=functions.outputs_at(previous, places, outputs.columns))
+            if with_network:
+                outputs = outputs._replace(now=functions.outputs(outputs.columns))
             estimate = step(*measure(outputs))
             value: Tensor = estimate.value
             gradients: list[Tensor | None] | None = None
-            if wanted:
-                leaves = [] if parameters is None else [_leaf(given.columns, parameters.spec.name)]
+            if with_gradients:
+                leaves = [] if parameters is None else [_leaf(outputs.columns, parameters.spec.name)]
                 wrt = [*(w for w in weights if w.requires_grad), *leaves]  # some may have been frozen since
-                found = iter(torch.autograd.grad(value, wrt, allow_unused=True))
-                gradients = [next(found) if w.requires_grad else None for w in weights] + list(found)
+                computed = iter(torch.autograd.grad(value, wrt, allow_unused=True))
+                gradients = [next(computed) if w.requires_grad else None for w in weights] + list(computed)
                 value = value.detach()
             new = [(n.state.number, n.rows, n.values, n.decay, n.finite) for n in estimate.new]
             counted = [(term.number, rows, share) for term, rows, share in estimate.counted]
@@ -118,8 +121,8 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # torch counts recompilations by the name and place of code, of which every engine has its own; and it draws the
     # same dropout masks as without
     code = function.__code__.replace(co_name=f"{function.__name__}_{id(function)}")
-    own = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    return torch.compile(own, options={"fallback_random": True, "guard_filter_fn": _may_change})
+    renamed = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    return torch.compile(renamed, options={"fallback_random": True, "guard_filter_fn": _may_change})
 
 
 def _may_change(guards: Sequence[Any]) -> list[bool]:

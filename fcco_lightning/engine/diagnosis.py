@@ -49,7 +49,7 @@ def reason(
     problem: Problem,
     functions: InnerFunctions,
     measure: Measure,
-    given: Batch,
+    batch: Batch,
     outputs: Outputs,
     values: Sequence[Tensor],
 ) -> str:
@@ -59,7 +59,7 @@ def reason(
         problem: whose terms were measured.
         functions: the network, whose buffers may move.
         measure: gives g_0 and what a batch contains of the terms.
-        given: the batch of this process.
+        batch: the batch of this process.
         outputs: of the network for the batch of all processes.
         values: what must be finite beside gradients.
     """
@@ -73,9 +73,9 @@ def reason(
             f"If values overflow: {against}{narrowness}"
         )
     else:
-        differentiable = partial(_has_derivatives, functions, measure, given, outputs)
+        differentiable = partial(_has_derivatives, functions, measure, batch, outputs)
         text = _of_gradient(measured[1], values, against, narrowness, differentiable)
-    return text + "".join(_bad_inputs(columns) for columns in given.values())
+    return text + "".join(_bad_inputs(columns) for columns in batch.values())
 
 
 def _of_gradient(
@@ -106,20 +106,20 @@ def _steepest(seen: Seen) -> float:
     return float((slopes(seen.f, rows) * values).abs().nan_to_num(torch.inf).max()) if len(values) else 0.0
 
 
-def _has_derivatives(functions: InnerFunctions, measure: Measure, given: Batch, outputs: Outputs) -> bool:
+def _has_derivatives(functions: InnerFunctions, measure: Measure, batch: Batch, outputs: Outputs) -> bool:
     """Whether the outputs have finite derivatives by the weights, and what is measured by the outputs."""
     with torch.enable_grad():
-        own = pytree.tree_leaves(functions.outputs(given))
-        small = [(leaf.float() * _SMALL).sum() for leaf in own if leaf.requires_grad]
+        local_outputs = pytree.tree_leaves(functions.outputs(batch))
+        small = [(leaf.float() * _SMALL).sum() for leaf in local_outputs if leaf.requires_grad]
         try:
-            found = torch.autograd.grad(small, functions.params, allow_unused=True)
+            by_weights = torch.autograd.grad(small, functions.params, allow_unused=True)
         except RuntimeError:  # a criterion is given outputs whose graph has been gone through
             return False
         leaves = pytree.tree_map_only(Tensor, lambda leaf: leaf.detach().requires_grad_(), outputs.now)
         g0, terms = measure(outputs._replace(now=leaves).at_present())
         values = [seen.g.sum() for seen in terms] + ([] if g0 is None else [g0])
         by_outputs = torch.autograd.grad(values, pytree.tree_leaves(leaves), allow_unused=True)
-    return all_finite([g for g in (*found, *by_outputs) if g is not None])
+    return all_finite([g for g in (*by_weights, *by_outputs) if g is not None])
 
 
 def _blame(problem: Problem, g0: Tensor | None, terms: Sequence[Seen]) -> str:
@@ -157,9 +157,9 @@ def _narrowness(network: nn.Module, outputs: Outputs) -> str:
 
 def named_samples(bad: Tensor, columns: Columns) -> str:
     """The samples that a mask (B,) marks, by their ``index``, or by their position where there is none."""
-    at = bad.nonzero()[:, 0]
-    numbers = columns["index"].to(at.device)[at].flatten() if "index" in columns else at
-    more = f" and {len(at) - _MOST_NAMED} more" if len(at) > _MOST_NAMED else ""
+    positions = bad.nonzero()[:, 0]
+    numbers = columns["index"].to(positions.device)[positions].flatten() if "index" in columns else positions
+    more = f" and {len(positions) - _MOST_NAMED} more" if len(positions) > _MOST_NAMED else ""
     what = "index" if "index" in columns else "position"
     return f"the samples with {what} {', '.join(str(i) for i in numbers[:_MOST_NAMED].tolist())}{more}"
 

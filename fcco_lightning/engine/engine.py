@@ -212,7 +212,7 @@ class Engine:
         averages: means of the estimates since :meth:`average_estimates`; None if nobody asked.
         params: the parameters that are trained.
         divided: whether the weights lie in parts on the processes.
-        given: the batch that is being trained on, of this process, until the commit.
+        batch: the batch that is being trained on, of this process, until the commit.
         outputs: the network's for it, of all processes together; None until it is evaluated.
         arrivals: compares the first batches with what was declared of them.
 
@@ -230,7 +230,7 @@ class Engine:
     optimizer: Optimizer
     params: list[nn.Parameter]
     averages: Averages | None
-    given: Batch
+    batch: Batch
     outputs: Outputs | None
     _estimated: Estimate | None  # what descends, and is committed with new rows if all of it is finite
     _new: list[NewRows]
@@ -310,8 +310,8 @@ class Engine:
             self.discard()
         if self.problem.settles:
             self.problem.settle()
-        if self.arrivals.came:
-            self.arrivals.learn(self._estimates, last_batch=last_batch)
+        if self.arrivals.batches:
+            self.arrivals.note(self._estimates, last_batch=last_batch)
         return self._estimates
 
     def received(self, batch: Mapping[str, Any]) -> Batch:
@@ -356,10 +356,10 @@ class Engine:
                 step(*self.measure(self.evaluate(batch, previous)))
                 self.compiled.draws = have_been_drawn(before, self.params[0].device)
         if not self.alone:
-            return self.compiled(step, self.evaluate(batch, previous), whole=False, gradients=False)
-        self.given, self.stop_agreed = batch, self.stop_asked
-        given, gradients = self.problem.attach(batch), self.backend.plain and not _hooked(self.params)
-        return self.compiled(step, Outputs({}, given, None, previous, {}), whole=True, gradients=gradients)
+            return self.compiled(step, self.evaluate(batch, previous), with_network=False, gradients=False)
+        self.batch, self.stop_agreed = batch, self.stop_asked
+        columns, gradients = self.problem.attach(batch), self.backend.plain and not _hooked(self.params)
+        return self.compiled(step, Outputs({}, columns, None, previous, {}), with_network=True, gradients=gradients)
 
     def evaluate(self, batch: Batch, previous: Sequence[Tensor] | None = None) -> Outputs:
         """The network's outputs at the present weights and, without graph, at the previous ones.
@@ -379,13 +379,13 @@ class Engine:
                 with torch.no_grad(), self.functions.elsewhere(previous):
                     earlier.append(self.functions.outputs(batch))
             torch.clear_autocast_cache()  # of weights that have moved since
-            own = self.functions.outputs(batch)
+            local = self.functions.outputs(batch)
         # behind it all processes compute the same, so they fail together
         (now, *before), columns, self.stop_agreed = unite(
-            [own, *earlier], batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
+            [local, *earlier], batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
         )
-        outputs = Outputs(now, columns, before[0] if before else None, previous, own)
-        self.given, self.outputs = batch, outputs  # for messages, if an index is none of a sample
+        outputs = Outputs(now, columns, before[0] if before else None, previous, local)
+        self.batch, self.outputs = batch, outputs  # for messages, if an index is none of a sample
         self.outputs = outputs = outputs._replace(columns=self.problem.attach(columns))
         if not self.checked:
             self._look_at_first(outputs)
@@ -402,27 +402,27 @@ class Engine:
             direct: whether g_0 is measured.
         """
         objective, g0 = self.problem.objective, None
-        found: list[Seen] = []
+        seen: list[Seen] = []
         with in_full(self.params[0].device.type):
             if direct and not self.problem.compositional:
                 g0 = objective.measure(*read(outputs.now, outputs.columns, objective))[0]
             for term in self.problem.all_terms:
-                own, wanted = direct and term.part is objective, terms is None or term in terms
-                if not own and not wanted:
+                with_g0, with_rows = direct and term.part is objective, terms is None or term in terms
+                if not with_g0 and not with_rows:
                     continue
-                given, before = read(outputs.now, outputs.columns, term.part), None
-                if wanted and term.corrected and outputs.before is not None:
-                    (own_g0, now), before = self._now_and_before(term.part, given, outputs)
+                inputs, before = read(outputs.now, outputs.columns, term.part), None
+                if with_rows and term.corrected and outputs.before is not None:
+                    (of_part, now), before = self._now_and_before(term.part, inputs, outputs)
                 else:
-                    own_g0, now = term.part.measure(*given)
-                g0 = own_g0 if own else g0
-                if wanted and now is not None:
-                    found.append(term.seen(now, before, *given))
+                    of_part, now = term.part.measure(*inputs)
+                g0 = of_part if with_g0 else g0
+                if with_rows and now is not None:
+                    seen.append(term.seen(now, before, *inputs))
         weight = self.problem.direct_weight
-        return g0 if g0 is None or weight == 1 else weight * g0, found
+        return g0 if g0 is None or weight == 1 else weight * g0, seen
 
     def _now_and_before(
-        self, part: Measurable, given: tuple[Any, Any], outputs: Outputs
+        self, part: Measurable, inputs: tuple[Any, Any], outputs: Outputs
     ) -> tuple[_Measured, Rows | None]:
         """What a part measures at the present weights, and without graph at the previous ones."""
         assert outputs.before is not None and outputs.previous is not None  # noqa: S101, PT018 - the caller has seen
@@ -430,11 +430,11 @@ class Engine:
         columns = outputs.columns if samples is None else samples.at_previous(outputs.columns)
         before = read(outputs.before, columns, part)
         if self.network_alone and samples is None:  # the part is the same there, and outputs there have no graph
-            now, there = part.measure_at([given[0], before[0]], given[1])
+            now, there = part.measure_at([inputs[0], before[0]], inputs[1])
             return now, there[1]
         with torch.no_grad(), nullcontext() if self.network_alone else self.functions.at(outputs.previous):
             there = part.measure(*before)
-        return part.measure(*given), there[1]
+        return part.measure(*inputs), there[1]
 
     def descend(self, estimate: Estimate) -> None:
         """Leave the gradient of an estimate of F in ``.grad`` of the parameters, averaged over the processes, unscaled.
@@ -457,13 +457,13 @@ class Engine:
             self._new += samples.step(gradient)
 
     def gradients(
-        self, value: Tensor, *, own: bool = False, graph: bool = False, of_samples: bool = False
+        self, value: Tensor, *, local: bool = False, graph: bool = False, of_samples: bool = False
     ) -> list[Tensor]:
         """Gradients of a scalar with respect to the parameters, at which :meth:`commit` is going to look, too.
 
         Args:
             value: with graph.
-            own: whether they are those of this process alone, the graph of the value being kept; otherwise they are
+            local: whether they are those of this process alone, the graph of the value being kept; otherwise they are
                 averaged over the processes, without graph.
             graph: whether they have a graph of their own, so that they can be differentiated once more.
             of_samples: whether the parameters of single samples, if there are any, move by the value.
@@ -471,11 +471,11 @@ class Engine:
         self._looked_at.append(value.detach())
         samples = self.problem.row_parameters if of_samples else None
         leaves = [] if samples is None or samples.leaf is None else [samples.leaf]
-        found = self._differentiated(value, [*self.params, *leaves], keep=own, graph=graph)
+        gradients = self._differentiated(value, [*self.params, *leaves], keep=local, graph=graph)
         if samples is not None and leaves:
-            self._new += samples.step(found[-1])
-        of_weights = [torch.zeros_like(w) if g is None else g for w, g in zip(self.params, found, strict=False)]
-        if own:
+            self._new += samples.step(gradients[-1])
+        of_weights = [torch.zeros_like(w) if g is None else g for w, g in zip(self.params, gradients, strict=False)]
+        if local:
             return of_weights
         of_weights = [g.detach().clone() for g in of_weights]
         self.processes.average_(of_weights)
@@ -490,23 +490,25 @@ class Engine:
             return [None] * len(leaves)
         if self.divided:  # FSDP2 knows a gradient by a backward pass, and averages it there
             self.backend.backward(value, leaves)
-            left = [leaf.grad for leaf in leaves]
+            of_leaves = [leaf.grad for leaf in leaves]
             for leaf in leaves:
                 leaf.grad = None
-            return left
+            return of_leaves
         scaler = self.backend.scaler
         scaled = value if scaler is None else scaler.scale(value)
-        found = torch.autograd.grad(scaled, leaves, retain_graph=keep or graph, create_graph=graph, allow_unused=True)
-        return found if scaler is None else [None if g is None else g / scaler.get_scale() for g in found]
+        gradients = torch.autograd.grad(
+            scaled, leaves, retain_graph=keep or graph, create_graph=graph, allow_unused=True
+        )
+        return gradients if scaler is None else [None if g is None else g / scaler.get_scale() for g in gradients]
 
-    def commit(self, mover: Optimizer | None = None, asked: Tensor | None = None) -> bool:
+    def commit(self, mover: Optimizer | None = None, question: Tensor | None = None) -> bool:
         """Write new rows, if everything of this iteration is finite: values, rows and gradients.
 
         It is the one look at numbers that a step takes.
 
         Args:
             mover: the optimizer that steps next, if it is not the user's.
-            asked: a truth value that is wanted as :attr:`answer`, a scalar.
+            question: a truth value that is wanted as :attr:`answer`, a scalar.
 
         Returns: False if gradients overflowed in half precision and the step is going to be dropped for that.
 
@@ -523,14 +525,14 @@ class Engine:
         for p in self.params:
             if p.grad is not None:
                 gradients.append(p.grad)
-        questions = [] if asked is None else [asked]
+        questions = [] if question is None else [question]
         questions += [] if known is None else [known]
         if self.divided:  # each process sees its part of the gradient
             gradients = parts_of(gradients)
         usable, answers = look([*values, *gradients], questions)
         if self.divided:
             usable = not self.processes.largest(not usable)
-        self.answer = asked is not None and answers[0]
+        self.answer = question is not None and answers[0]
         if not usable and (scaler is None or not all_finite(values)):
             if scaler is not None:
                 scaler.update()  # it would take the next gradients for unscaled ones
@@ -555,7 +557,7 @@ class Engine:
         for term, rows, share in self._estimated.counted:
             term.count(rows, share)
         if self.averages is not None:
-            columns = self.given if self.outputs is None else self.outputs.columns  # of all processes
+            columns = self.batch if self.outputs is None else self.outputs.columns  # of all processes
             self.averages.add(self._estimates, len(next(iter(next(iter(columns.values())).values()))))
 
     def update(
@@ -576,7 +578,7 @@ class Engine:
     def discard(self) -> None:
         """Forget the batch, and what follows from it and has not been committed."""
         self._estimated, self._new, self._looked_at, self._gradients = None, [], [], []
-        self.given, self.outputs = {}, None
+        self.batch, self.outputs = {}, None
 
     # ---------------------------------------------------------------------------------------------- beside the batches
 
@@ -711,13 +713,13 @@ class Engine:
             StateIndexError, DataError: naming the index or number that is none.
             ConfigError: if a parameter is frozen that the engine trains.
         """
-        if self.given:
-            self.problem.check_index(self.given)
+        if self.batch:
+            self.problem.check_index(self.batch)
         if self.outputs is not None:
             self._check(self.outputs)
-        for term in self.problem.all_terms if self.given and self.outputs is None else ():
+        for term in self.problem.all_terms if self.batch and self.outputs is None else ():
             part = term.part.part
-            term.check_index(self.given if isinstance(part, tuple) else self.given[part_name(self.given, part)])
+            term.check_index(self.batch if isinstance(part, tuple) else self.batch[part_name(self.batch, part)])
         if not all(p.requires_grad for p in self.params):
             raise ConfigError(
                 "parameters were frozen since Engine.follow_parameters: call it after such a change. Under a "
@@ -734,9 +736,9 @@ class Engine:
             NonFiniteError: always, unless a part says in other words what is wrong with the data.
         """
         with torch.no_grad(), self.functions.elsewhere([p.data for p in self.params]):  # so that no buffer moves
-            outputs = self.outputs or self.evaluate(self.given)
+            outputs = self.outputs or self.evaluate(self.batch)
             self._check(outputs)
-            raise NonFiniteError(reason(self.problem, self.functions, self.measure, self.given, outputs, values))
+            raise NonFiniteError(reason(self.problem, self.functions, self.measure, self.batch, outputs, values))
 
 
 def _hooked(params: Sequence[Tensor]) -> bool:

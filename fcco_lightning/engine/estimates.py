@@ -21,14 +21,14 @@ class Outputs(NamedTuple):
         columns: by part, all but the network's input where processes share the batch.
         before: the outputs at the previous weights, without graph; None where there are none.
         previous: these weights.
-        own: the outputs for the samples of this process alone.
+        local: the outputs for the samples of this process alone.
     """
 
     now: dict[str, Any]
     columns: Mapping[str, Any]
     before: dict[str, Any] | None
     previous: Sequence[Tensor] | None
-    own: Mapping[str, Any]
+    local: Mapping[str, Any]
 
     def at_present(self) -> "Outputs":
         """The same without those at the previous weights."""
@@ -97,8 +97,8 @@ class Estimates(Mapping[str, Tensor]):
         if not sums:
             raise KeyError(name)
         values = [total if rows is None else total / rows for total, rows in sums]
-        every = torch.stack([v.to(values[0].dtype).reshape(()) for v in values])
-        return torch.where(every.isnan().all(), torch.nan, every.nansum())
+        stacked = torch.stack([v.to(values[0].dtype).reshape(()) for v in values])
+        return torch.where(stacked.isnan().all(), torch.nan, stacked.nansum())
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(part.name for part in self.parts))
@@ -237,12 +237,12 @@ class Averages:
             for position, part in enumerate(parts):
                 kind = part.values.dim(), part.weights is None, part.rows is None
                 alike.setdefault((f"{part.name}/{position}", *kind), []).append((part, size))
-        found = dict(self._sums)
+        sums = dict(self._sums)
         for (key, *_), several in alike.items():
             total, weight = self._of_parts(*zip(*several, strict=True))
-            known = found.get(key)
-            found[key] = (total, weight) if known is None else (known[0] + total, known[1] + weight)
-        return found
+            known = sums.get(key)
+            sums[key] = (total, weight) if known is None else (known[0] + total, known[1] + weight)
+        return sums
 
     def _of_parts(self, parts: Sequence[Part], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The sum of parts of one kind and name, and how much it is of."""
@@ -274,8 +274,8 @@ class Averages:
         """Go on from there; what cannot be added is found now, before anything changes."""
         held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state))
         sums = held.get("so_far", held.get("sums", {}))  # the former of earlier versions
-        found = Averages(self._direct_weight)
-        found._sums = {key: (total.reshape(()), weight.reshape(())) for key, (total, weight) in sums.items()}
-        found._waiting = [([Part(*part) for part in parts], size) for parts, size in held.get("batches", [])]
-        dict(found.values())
-        self._sums, self._waiting = found._sums, found._waiting
+        restored = Averages(self._direct_weight)
+        restored._sums = {key: (total.reshape(()), weight.reshape(())) for key, (total, weight) in sums.items()}
+        restored._waiting = [([Part(*part) for part in parts], size) for parts, size in held.get("batches", [])]
+        dict(restored.values())
+        self._sums, self._waiting = restored._sums, restored._waiting

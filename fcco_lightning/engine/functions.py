@@ -141,26 +141,26 @@ def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
         batch: parts by name, see :func:`usable`.
     """
     if isinstance(network, BatchNetwork):
-        found = network(batch)
-        if not isinstance(found, Mapping):
+        outputs = network(batch)
+        if not isinstance(outputs, Mapping):
             raise DataError(
                 f"{type(network).__name__} must return its outputs by the parts of a batch, {sorted(batch)}, and "
-                f"returned {described(found)}. Return {{name: outputs of that part}}."
+                f"returned {described(outputs)}. Return {{name: outputs of that part}}."
             )
-        return dict(found)
+        return dict(outputs)
     x = torch.cat([c["x"] for c in batch.values()]) if len(batch) > 1 else next(iter(batch.values()))["x"]
     try:
-        found = network(x)
+        outputs = network(x)
     except (TypeError, RuntimeError) as error:
         _refuse_input(network, x, error)
         raise
     if len(batch) == 1:
-        return dict.fromkeys(batch, found)
+        return dict.fromkeys(batch, outputs)
     sizes = [len(columns["x"]) for columns in batch.values()]
-    leaves, structure = pytree.tree_flatten(found)
+    leaves, structure = pytree.tree_flatten(outputs)
     if any(not isinstance(leaf, Tensor) or leaf.shape[:1] != (sum(sizes),) for leaf in leaves):
         raise DataError(
-            f"the network returned {described(found)} for {sum(sizes)} samples of the parts {sorted(batch)}. Return "
+            f"the network returned {described(outputs)} for {sum(sizes)} samples of the parts {sorted(batch)}. Return "
             "tensors with a row for every sample."
         )
     pieces = zip(*(torch.split(leaf, sizes) for leaf in leaves), strict=True)
@@ -227,15 +227,15 @@ def read(outputs: Mapping[str, Any], batch: Batch, measured: Measurable) -> tupl
         names = [part_name(batch, name) for name in part]
         return {n: wide(_of_part(outputs, n)) for n in names}, {n: batch[n] for n in names}
     name = next(iter(batch)) if part is None else part_name(batch, part)
-    found, columns = outputs[name] if name in outputs else _of_part(outputs, name), batch[name]
-    if not isinstance(found, Tensor):
-        return wide(found), columns
-    if not found.is_floating_point() or not found.ndim or len(found) != len(next(iter(columns.values()))):
+    output, columns = outputs[name] if name in outputs else _of_part(outputs, name), batch[name]
+    if not isinstance(output, Tensor):
+        return wide(output), columns
+    if not output.is_floating_point() or not output.ndim or len(output) != len(next(iter(columns.values()))):
         raise DataError(
-            f"the network returned {described(found)} for {len(next(iter(columns.values())))} samples, where real "
+            f"the network returned {described(output)} for {len(next(iter(columns.values())))} samples, where real "
             "numbers are needed, with a row for every sample. Do not average, round or decide in the network."
         )
-    return found.float() if found.dtype in _HALF else found, columns
+    return output.float() if output.dtype in _HALF else output, columns
 
 
 def _of_part(outputs: Mapping[str, Any], name: str) -> Any:
@@ -306,8 +306,8 @@ def unite(
         leaves, structure = pytree.tree_flatten([of_point[name] for of_point in outputs])
         union = processes.gather([*leaves, *columns.values()], STOP * stop | LAST * last)
         _require_same_end([bool(mark & LAST) for mark in union.marks])
-        for point, whole in zip(united, pytree.tree_unflatten(union.tensors[: len(leaves)], structure), strict=True):
-            point[name] = whole
+        for point, gathered in zip(united, pytree.tree_unflatten(union.tensors[: len(leaves)], structure), strict=True):
+            point[name] = gathered
         together[name] = dict(zip(columns, union.tensors[len(leaves) :], strict=True))
         owner = torch.arange(len(union.sizes)).repeat_interleave(torch.tensor(union.sizes))
         together[name][HERE] = owner == processes.rank

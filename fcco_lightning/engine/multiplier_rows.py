@@ -75,15 +75,15 @@ class MultiplierRows(nn.Module):
         self._largest = self._seen = float(self.largest_rate)
 
     @torch.no_grad()
-    def measure(self, objective: Tensor, *, silent: bool) -> None:
+    def measure(self, objective: Tensor, *, zero_is_none: bool) -> None:
         """Take the unit from the first batch that measures the objective, given its estimate there.
 
         Args:
             objective: NaN where the batch does not measure it.
-            silent: whether 0 means that, too.
+            zero_is_none: whether 0 means that, too.
         """
         size = objective.abs().to(self.unit.dtype)
-        first = torch.where(size > 0, size, torch.where(size == 0, torch.nan if silent else 1.0, torch.nan))
+        first = torch.where(size > 0, size, torch.where(size == 0, torch.nan if zero_is_none else 1.0, torch.nan))
         self.unit.copy_(torch.where(self.unit.isnan(), first, self.unit))
 
     def outer(self) -> OuterFunction:

@@ -89,13 +89,13 @@ class Inclusion(NamedTuple):
         probability: p_i of every row, shape (n,), in (0, 1], or one number; of rows of samples that of a batch which
             holds the owner.  None to estimate them.
         samples_per_row: n_samples / n_rows, where samples own the rows and batches stand for the data; None elsewhere.
-        every: whether every sample owns one row, which does not follow from there being as many rows as samples.
+        all_own: whether every sample owns one row, which does not follow from there being as many rows as samples.
         population: m_i of the owner of every row, shape (n,); None where batches stand for the data.
     """
 
     probability: Tensor | float | None = None
     samples_per_row: float | None = None
-    every: bool = False
+    all_own: bool = False
     population: Tensor | None = None
 
     def inverse(self, num_rows: int) -> Tensor | float:
@@ -105,8 +105,8 @@ class Inclusion(NamedTuple):
         among = num_rows if self.samples_per_row is None else 1
         if not isinstance(self.probability, Tensor):
             return 1 / (self.probability * among)
-        found = 1 / (among * torch.where(self.probability > 0, self.probability, 1.0))  # finite for what never comes
-        return float(found[0]) if bool((found == found[0]).all()) else found
+        inverse = 1 / (among * torch.where(self.probability > 0, self.probability, 1.0))  # finite for what never comes
+        return float(inverse[0]) if bool((inverse == inverse[0]).all()) else inverse
 
     def relevance(self) -> Tensor | None:
         """What each row counts in the mean over all, shape (n,), of mean 1; None where all count alike."""
@@ -126,7 +126,7 @@ def of_samples(columns: Columns, known: Inclusion, share: Tensor, again: Copies 
     """
     assert known.samples_per_row is not None  # noqa: S101 - the caller has seen to it
     size = len(columns["index"])
-    if "weight" not in columns and known.every:
+    if "weight" not in columns and known.all_own:
         return 1 / share.sum().clamp(min=1)
     if "weight" not in columns:
         different = size if again is None else (1 / counts(columns["index"]).to(share.dtype)).sum().round()
@@ -229,7 +229,7 @@ def _presence_in_partition(
     rows: Partition, drawn: Drawn, names: Sequence[str], share: float, counting: Tensor | None
 ) -> Tensor:
     """The same in time linear in rows and samples: rows that lie alike in the strata share one computation."""
-    filled, found = torch.zeros(len(rows), dtype=torch.bool), torch.zeros(len(rows), dtype=torch.float64)
+    filled, probability = torch.zeros(len(rows), dtype=torch.bool), torch.zeros(len(rows), dtype=torch.float64)
     filled[rows.of[(rows.of >= 0) & (rows.of < len(rows))]] = True
     if not bool(filled.all()):
         raise DataError(_empty(names[int((~filled).nonzero()[0])], 0))
@@ -243,18 +243,18 @@ def _presence_in_partition(
     ends = torch.bincount(cells.row, minlength=len(rows)).cumsum(0).tolist()
     signs, first = cells.sign.tolist(), 0
     for row, (partner, end) in enumerate(zip(rows.partner_of.tolist(), ends, strict=True)):
-        like = (partner, *signs[first:end])
-        if like not in known:
-            own = torch.zeros(cells.num_strata, dtype=torch.int64)
-            own[cells.stratum[first:end]] = cells.count[first:end]
-            absent = drawn.plan.absence(own, share)
+        key = (partner, *signs[first:end])
+        if key not in known:
+            of_row = torch.zeros(cells.num_strata, dtype=torch.int64)
+            of_row[cells.stratum[first:end]] = cells.count[first:end]
+            absent = drawn.plan.absence(of_row, share)
             if partner >= 0:
                 if without[partner]:
                     raise DataError(_empty(names[row], 1))
-                absent += alone[partner] - drawn.plan.absence(own + cells.partners[partner], share)
-            known[like] = min(1.0, max(0.0, 1 - absent))
-        found[row], first = known[like], end
-    return found
+                absent += alone[partner] - drawn.plan.absence(of_row + cells.partners[partner], share)
+            known[key] = min(1.0, max(0.0, 1 - absent))
+        probability[row], first = known[key], end
+    return probability
 
 
 class _Cells(NamedTuple):
@@ -338,19 +338,19 @@ def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, 
     partners = partners if counting is None else partners & counting
     others, of_owners = torch.bincount(strata[partners], minlength=size), strata[owners]
     plans = drawn.plan.by_size() if hasattr(drawn.plan, "by_size") else [(1.0, drawn.plan)]
-    given = torch.zeros(size, dtype=torch.float64)
+    conditional = torch.zeros(size, dtype=torch.float64)
     for stratum in torch.unique(of_owners).tolist():
         one = torch.zeros(size, dtype=torch.int64)
         one[stratum] = 1
         for of_epoch, plan in plans:
             lonely, without, neither = (plan.absence(marked, share) for marked in (one, others, others + one))
             both = 1 - lonely - without + neither
-            given[stratum] += of_epoch * max(0.0, both / (1 - lonely)) if lonely < 1 else 0.0
-    least = float(given[of_owners].min())
+            conditional[stratum] += of_epoch * max(0.0, both / (1 - lonely)) if lonely < 1 else 0.0
+    least = float(conditional[of_owners].min())
     require_company(least, name)
     warn_of_rare_rows(torch.tensor([least]), [f"{name}, which needs samples of both classes"])
-    found = given[of_owners]
-    return float(found[0]) if bool((found == found[0]).all()) else found
+    of_rows = conditional[of_owners]
+    return float(of_rows[0]) if bool((of_rows == of_rows[0]).all()) else of_rows
 
 
 def owner_presence(owners: Tensor, drawn: Drawn, share: float = 1.0) -> Tensor:
@@ -364,8 +364,8 @@ def owner_presence(owners: Tensor, drawn: Drawn, share: float = 1.0) -> Tensor:
     strata = drawn.plan.strata
     strata = torch.zeros(len(owners), dtype=torch.int64) if strata is None else strata
     one_each, number = torch.full_like(strata, -1), int(strata.max()) + 1  # the samples of a stratum are drawn alike
-    every = torch.arange(number)
-    one_each[torch.zeros_like(every).scatter_(0, strata, torch.arange(len(strata)))] = every
+    numbers = torch.arange(number)
+    one_each[torch.zeros_like(numbers).scatter_(0, strata, torch.arange(len(strata)))] = numbers
     return of_rows(presence(Partition(one_each, number), drawn, [], share)[strata], owners)
 
 
@@ -446,5 +446,5 @@ def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
         )
 
 
-def _and_more(found: Sequence[int], shown: int) -> str:
-    return f" and {len(found) - shown} more" if len(found) > shown else ""
+def _and_more(rows: Sequence[int], shown: int) -> str:
+    return f" and {len(rows) - shown} more" if len(rows) > shown else ""

@@ -209,7 +209,7 @@ class Problem(nn.Module):
         first = next(iter(batch))
         for part, strata in self._strata.items():
             name = part or first
-            yield from ((own, strata) for own in (name, dual_of(name, first)) if own in batch)
+            yield from ((draw, strata) for draw in (name, dual_of(name, first)) if draw in batch)
 
     def follow(self, optimizer: Optimizer) -> None:
         """Let the dual steps of multipliers follow the schedule of the learning rate, before a batch is measured."""
@@ -247,7 +247,7 @@ class Problem(nn.Module):
             # beside it is measured by all batches, and of its size
             weight = 1.0 if self.objective.always_measured else self.direct_weight
             for multipliers in self.multipliers_of_terms:
-                multipliers.measure(estimates["objective"] / weight, silent=weight != 1)
+                multipliers.measure(estimates["objective"] / weight, zero_is_none=weight != 1)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -265,8 +265,8 @@ class Problem(nn.Module):
 
     def take_constraints(self, other: "Problem") -> None:
         """Go on with the rows and multipliers of another problem's constraints, which are the same as these."""
-        own, others = (problem.all_terms[problem.compositional :] for problem in (self, other))
-        for term, before in zip(own, others, strict=True):
+        terms, other_terms = (problem.all_terms[problem.compositional :] for problem in (self, other))
+        for term, before in zip(terms, other_terms, strict=True):
             term.load_state_dict(before.state_dict())
 
     def begin_epoch(self, epoch: int) -> None:
@@ -299,7 +299,7 @@ class Problem(nn.Module):
         if not domain.per_sample:
             return self._inclusion_by_subsets(self.objective, domain.num_rows, of_batch)
         partners, drawn = domain.partners, self._drawn(self.objective.part)
-        every, owners = domain.owners is None, domain.owners
+        all_own, owners = domain.owners is None, domain.owners
         owners = torch.ones(domain.num_rows, dtype=torch.bool) if owners is None else owners
         num_rows = int(owners.sum())
         if num_rows == 0:
@@ -320,7 +320,7 @@ class Problem(nn.Module):
         owning = self._drawn_first(self.objective.part)
         population = None if owning is None else population_of(owning, of_batch)
         if owning is None or population is None:
-            return Inclusion(together, len(owners) / num_rows, every)
+            return Inclusion(together, len(owners) / num_rows, all_own)
         known = of_batch == 1 or getattr(owning.plan, "halves_known", True)
         probability = together * owner_presence(owners, owning, of_batch) if known else None
         return Inclusion(probability, population=of_rows(population, owners))
@@ -357,8 +357,8 @@ class Problem(nn.Module):
         population = None if drawn is None else population_of(drawn)
         if drawn is None or population is None:
             return None
-        every = torch.ones(num_samples, dtype=torch.bool)
-        return population / (num_samples * owner_presence(every, drawn).clamp(min=torch.finfo(torch.float32).tiny))
+        owners = torch.ones(num_samples, dtype=torch.bool)
+        return population / (num_samples * owner_presence(owners, drawn).clamp(min=torch.finfo(torch.float32).tiny))
 
     def _direct_weight(self) -> float:
         drawn = self._drawn(self.objective.part)
@@ -460,24 +460,24 @@ class Problem(nn.Module):
             return probability
         strata = torch.zeros(len(weight), dtype=torch.int64) if strata is None else strata
         strata = torch.where(weight > 0, strata, -1)
-        found, by_strata = probability.clone(), torch.zeros(len(subsets), dtype=torch.bool)
+        combined, by_strata = probability.clone(), torch.zeros(len(subsets), dtype=torch.bool)
         for first in range(0, len(subsets), part.together):
             rows = slice(first, first + part.together)
             cells = within_strata(subsets[rows], strata)
             if cells is None or not bool(probability[rows].all()):  # too many, or of a row nothing counts
                 continue
-            whole = all(len(parts) == len(row) for parts, row in zip(cells, subsets[rows], strict=True))
-            if whole and not weighted:  # of samples that weigh alike, whose mean is no ratio
+            undivided = all(len(parts) == len(row) for parts, row in zip(cells, subsets[rows], strict=True))
+            if undivided and not weighted:  # of samples that weigh alike, whose mean is no ratio
                 continue
-            own = presence(cells, drawn, part.names[rows], of_batch)
-            if bool((own >= _OFTEN * probability[rows]).all()):
-                found[rows], by_strata[rows] = own, True
+            within = presence(cells, drawn, part.names[rows], of_batch)
+            if bool((within >= _OFTEN * probability[rows]).all()):
+                combined[rows], by_strata[rows] = within, True
         sides = part.over_strata(_of_population(drawn), strata, by_strata) if bool(by_strata.any()) else None
         if sides is None:
             return probability
         self._sides.append((part, sides))
         self._strata[part.part if isinstance(part.part, str) else None] = Known(strata)
-        return found
+        return combined
 
 
 def _of_population(drawn: Drawn, share: float = 1.0) -> Columns:

@@ -63,10 +63,10 @@ class RowParameters(nn.Module):
         """The batch with the samples' parameters as one more column of its first part, and of an independent draw."""
         name, columns = next(iter(batch.items()))
         self._columns, self.leaf, self._next = columns, self._held(columns).requires_grad_(), {}
-        found = {**batch, name: self._with(columns, self.leaf)}
+        attached = {**batch, name: self._with(columns, self.leaf)}
         if DUAL in batch:
-            found[DUAL] = self._with(batch[DUAL], self._held(batch[DUAL]))
-        return found
+            attached[DUAL] = self._with(batch[DUAL], self._held(batch[DUAL]))
+        return attached
 
     def at_previous(self, batch: Batch) -> Batch:
         """A batch to which parameters are attached, with those from before the last step in their place."""
@@ -78,11 +78,11 @@ class RowParameters(nn.Module):
         self.before, self._next = self._next, {}
 
     def _with(self, columns: Columns, rows: Tensor) -> Columns:
-        found = {**columns, self.spec.name: rows}
+        attached = {**columns, self.spec.name: rows}
         if self.with_previous and self.before:
             before = replaced(rows.detach(), columns["index"], self.before["index"], self.before["values"])
-            found[f"{self.spec.name} before"] = before
-        return found
+            attached[f"{self.spec.name} before"] = before
+        return attached
 
     def _held(self, columns: Columns) -> Tensor:
         held = self.state.gather(columns["index"])

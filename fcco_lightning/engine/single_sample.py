@@ -22,7 +22,7 @@ def require_single(engine: Engine, outputs: Outputs) -> None:
     cut = partial(pytree.tree_map_only, Tensor, lambda leaf: leaf[:1])
     with torch.no_grad(), engine.functions.elsewhere([p.data for p in engine.params]):
         try:
-            now = engine.functions.outputs(cut(engine.given))
+            now = engine.functions.outputs(cut(engine.batch))
             single = Outputs(now, cut(outputs.columns), None, None, now)
             engine.measure(single)
             engine.algorithm.check(single)

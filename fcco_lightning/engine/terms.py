@@ -275,8 +275,8 @@ class Term(nn.Module):
         if self._inclusion.samples_per_row is None:
             return known
         owners = columns[self.part.part[0]] if isinstance(self.part.part, tuple) else columns
-        found = of_samples(owners, self._inclusion, share, again)
-        return found if self._of_mean == 1 else known * found
+        of_owners = of_samples(owners, self._inclusion, share, again)
+        return of_owners if self._of_mean == 1 else known * of_owners
 
     def _names(self, measured: Rows, columns: Any) -> Tensor | None:
         """Which row each of those measured is, shape (r,); None for all, in their order."""
@@ -293,12 +293,12 @@ class Term(nn.Module):
                 "and let num_samples be its size."
             )
 
-    def _relevant(self, rows: Tensor | None, given: Tensor, share: Tensor) -> Tensor:
+    def _relevant(self, rows: Tensor | None, weight: Tensor, share: Tensor) -> Tensor:
         """What each entry counts in the mean over all rows, (r,), by what the part says of it, and by its owner."""
         if self._relevance is None:
-            return given
+            return weight
         counted = _at(self._relevance, rows, share)
-        return counted if given.dtype == torch.bool else given * counted
+        return counted if weight.dtype == torch.bool else weight * counted
 
     def _known(self, of_rows: Tensor) -> Known:
         """Numbers (n,) of the rows, with one more for the row that is none, where samples without a row name this."""

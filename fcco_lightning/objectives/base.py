@@ -303,8 +303,8 @@ def require(right: Tensor, values: Tensor, rule: str, remedy: str) -> None:
         DataError: "<rule>, got <value> at position <sample>. <remedy>"
     """
     if not bool(right.all()):
-        at = tuple((~right).nonzero()[0].tolist())
-        raise DataError(f"{rule}, got {values[at].item()!r} at position {at[0]}. {remedy}")
+        position = tuple((~right).nonzero()[0].tolist())
+        raise DataError(f"{rule}, got {values[position].item()!r} at position {position[0]}. {remedy}")
 
 
 def vectors(outputs: Any, part: str, kind: type[T], needed_by: object, network: str) -> T:
@@ -313,25 +313,27 @@ def vectors(outputs: Any, part: str, kind: type[T], needed_by: object, network: 
     Raises:
         DataError: if the outputs are something else, naming the class of ``needed_by`` and the network to use.
     """
-    found = outputs.get(part) if isinstance(outputs, Mapping) else None
-    if not isinstance(found, kind) or any(vector.dim() != 2 for vector in found):
+    output = outputs.get(part) if isinstance(outputs, Mapping) else None
+    if not isinstance(output, kind) or any(vector.dim() != 2 for vector in output):
         raise DataError(
             f"{type(needed_by).__name__} needs {kind.__name__} of shape (B, d) for the part {part!r} of a batch, got "
-            f"{type(found).__name__}. Use {network}, and batches with a part {part!r}."
+            f"{type(output).__name__}. Use {network}, and batches with a part {part!r}."
         )
-    return found
+    return output
 
 
-def agreed(name: str, given: int | None, datamodule: Any, needed_by: object) -> int | None:
+def agreed(name: str, argument: int | None, datamodule: Any, needed_by: object) -> int | None:
     """A number that an argument gives, or else the attribute of that name of the datamodule (or None).
 
     Raises:
         ConfigError: if they differ.
     """
-    found = getattr(datamodule, name, None)
-    if given is not None and found is not None and given != found:
-        raise ConfigError(f"{name}={given} of {type(needed_by).__name__}, but the data has {found}. Leave {name} out.")
-    return given if found is None else int(found)
+    of_data = getattr(datamodule, name, None)
+    if argument is not None and of_data is not None and argument != of_data:
+        raise ConfigError(
+            f"{name}={argument} of {type(needed_by).__name__}, but the data has {of_data}. Leave {name} out."
+        )
+    return argument if of_data is None else int(of_data)
 
 
 def whole_split(columns: Columns | None, needed_by: object, what: str) -> Columns:

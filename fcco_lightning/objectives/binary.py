@@ -64,9 +64,9 @@ class BinaryObjective(Objective, ABC):
 
     @property
     def in_words(self) -> str:
-        of_entropy, own = self.mixture
-        times = "" if of_entropy == own else f"{of_entropy / own:.3g} times "
-        return super().in_words + (f" beside {times}the cross-entropy" if of_entropy else "")
+        entropy_weight, own_weight = self.mixture
+        times = "" if entropy_weight == own_weight else f"{entropy_weight / own_weight:.3g} times "
+        return super().in_words + (f" beside {times}the cross-entropy" if entropy_weight else "")
 
     @property
     def instead(self) -> str | None:
@@ -87,15 +87,15 @@ class BinaryObjective(Objective, ABC):
 
     def with_cross_entropy(self, g0: Tensor | None, outputs: Any, batch: Columns) -> Tensor | None:
         """The direct part of F, given that of F_own: every batch measures the cross-entropy, which counts as it is."""
-        of_entropy, own = self.mixture
-        if g0 is not None and own != 1:
-            g0 = own * g0
-        if of_entropy == 0:
+        entropy_weight, own_weight = self.mixture
+        if g0 is not None and own_weight != 1:
+            g0 = own_weight * g0
+        if entropy_weight == 0:
             return g0
-        entropy = of_entropy / self.direct_weight * self.entropy(outputs, batch)
+        entropy = entropy_weight / self.direct_weight * self.entropy(outputs, batch)
         return entropy if g0 is None else entropy + g0
 
     def row_weights(self, owners: Tensor, dtype: torch.dtype) -> Tensor:
         """The weights of the rows of F_own in F, from whether samples own one or what its row counts, shape (B,)."""
-        own = self.mixture[1]
-        return owners if own == 1 else own * owners.to(dtype)
+        own_weight = self.mixture[1]
+        return owners if own_weight == 1 else own_weight * owners.to(dtype)

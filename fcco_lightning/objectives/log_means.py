@@ -20,19 +20,19 @@ class Weigh(Protocol):
         """Add to ``logits`` (m, k), in place, the logarithms of the weights of ``others`` for ``anchors``."""
 
 
-def on_diagonal(own: float) -> Weigh:
-    """All others weigh 1, the anchor itself has another weight, of which ``own`` is the logarithm."""
+def on_diagonal(log_weight: float) -> Weigh:
+    """All others weigh 1, the anchor itself has another weight, of which ``log_weight`` is the logarithm."""
 
     def weigh(logits: Tensor, anchors: slice, others: slice) -> None:
-        logits.diagonal(anchors.start - others.start).add_(own)
+        logits.diagonal(anchors.start - others.start).add_(log_weight)
 
     return weigh
 
 
 def by_table(logs: Callable[[slice, slice], Tensor], size: int) -> Weigh:
     """Any weights, given the logarithms (m, k) of some; those of a batch that fits into a block are formed once."""
-    every = slice(0, size)
-    table = logs(every, every) if size**2 <= BLOCK else None
+    everyone = slice(0, size)
+    table = logs(everyone, everyone) if size**2 <= BLOCK else None
 
     def weigh(logits: Tensor, anchors: slice, others: slice) -> None:
         logits.add_(logs(anchors, others) if table is None else table[anchors, others])
@@ -45,7 +45,7 @@ def log_means(
     text: Tensor | None,
     tau: Tensor,
     weigh: Weigh,
-    own: slice | None = None,
+    local: slice | None = None,
     processes: Processes = _ALONE,
 ) -> Tensor:
     r"""``log g_i1`` and ``log g_i2`` for all pairs of a batch, up to rounding as if all similarities were in memory.
@@ -68,17 +68,17 @@ def log_means(
         text: those of texts, likewise; None for views.
         tau: temperatures > 0, shape (B, 2), or (B, 1) of views.
         weigh: weights of the negatives.
-        own: the samples of this process, consecutive ones; None where the batch is this process's alone.
+        local: the samples of this process, consecutive ones; None where the batch is this process's alone.
         processes: that share the batch.
 
     Returns: shape of ``tau``.  It can be differentiated once.
     """
     with torch.autocast(image.device.type, enabled=False):
-        if own is None and len(image) ** 2 <= BLOCK:
+        if local is None and len(image) ** 2 <= BLOCK:
             at_once: Tensor = _AtOnce.apply(image, text, tau, weigh)
             return at_once
-        every, processes = slice(0, len(image)), _ALONE if own is None else processes
-        by_blocks: Tensor = _ByBlocks.apply(image, text, tau, weigh, own or every, processes)
+        everyone, processes = slice(0, len(image)), _ALONE if local is None else processes
+        by_blocks: Tensor = _ByBlocks.apply(image, text, tau, weigh, local or everyone, processes)
         return by_blocks
 
 
@@ -87,12 +87,12 @@ class _AtOnce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh) -> Tensor:
-        similarity, every = image @ (image if text is None else text).T, slice(0, len(image))
+        similarity, everyone = image @ (image if text is None else text).T, slice(0, len(image))
         kept, masses, means = [], [], []
         for side in range(tau.shape[1]):
             along = 1 - side  # the negatives of an image are in its row, those of a text in its column
             logits = similarity / tau[:, side].unsqueeze(along)
-            weigh(logits if along else logits.T, every, every)
+            weigh(logits if along else logits.T, everyone, everyone)
             shares = logits.softmax(along)
             masses.append(logits.amax(along) - shares.amax(along).log())  # the largest share is no less than 1/B
             means += [(shares * similarity).sum(along)] if ctx.needs_input_grad[2] else []
@@ -122,25 +122,25 @@ class _ByBlocks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, own: slice, processes: Processes
+        ctx: Any, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, local: slice, processes: Processes
     ) -> Tensor:
-        ctx.weigh, ctx.own = weigh, own
+        ctx.weigh, ctx.local = weigh, local
         with processes.guard():
-            blocks = _Blocks(image, text, tau, weigh, own)
-            found = [blocks.anchors(side, learnt=ctx.needs_input_grad[2]) for side in range(tau.shape[1])]
-        together = processes.gather([torch.cat([columns for columns, _ in found], 1)]).tensors[0]
+            blocks = _Blocks(image, text, tau, weigh, local)
+            of_sides = [blocks.anchors(side, learnt=ctx.needs_input_grad[2]) for side in range(tau.shape[1])]
+        together = processes.gather([torch.cat([columns for columns, _ in of_sides], 1)]).tensors[0]
         pair, mass, mean = together[:, :1], together[:, 1::3], together[:, 2::3]
-        ctx.save_for_backward(image, text, tau, mass, mean - pair, *(similarity for _, similarity in found))
+        ctx.save_for_backward(image, text, tau, mass, mean - pair, *(similarity for _, similarity in of_sides))
         return mass - pair / tau
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         image, text, tau, mass, gap, *kept = ctx.saved_tensors
-        scaled, blocks = gradient / tau, _Blocks(image, text, tau, ctx.weigh, ctx.own)
-        found = [blocks.gradient(side, similarity, mass, scaled) for side, similarity in enumerate(kept)]
+        scaled, blocks = gradient / tau, _Blocks(image, text, tau, ctx.weigh, ctx.local)
+        gradients = [blocks.gradient(side, similarity, mass, scaled) for side, similarity in enumerate(kept)]
         by_tau = -scaled / tau * gap if ctx.needs_input_grad[2] else None
-        return found[0], None if text is None else found[1], by_tau, None, None, None
+        return gradients[0], None if text is None else gradients[1], by_tau, None, None, None
 
 
 class _Blocks:
@@ -149,12 +149,12 @@ class _Blocks:
     Args: see :func:`log_means`.
     """
 
-    def __init__(self, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, own: slice) -> None:
+    def __init__(self, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, local: slice) -> None:
         self.sides = [(image, image)] if text is None else [(image, text), (text, image)]
-        self.tau, self.weigh, self.every = tau, weigh, slice(0, len(image))
+        self.tau, self.weigh, self.everyone = tau, weigh, slice(0, len(image))
         self.partners = _partners(image, text)
         step = max(2, BLOCK // len(image) // 2 * 2)  # both views of a sample are in one block
-        self.rows = [slice(start, min(start + step, own.stop)) for start in range(own.start, own.stop, step)]
+        self.rows = [slice(start, min(start + step, local.stop)) for start in range(local.start, local.stop, step)]
 
     def anchors(self, side: int, *, learnt: bool) -> tuple[Tensor, Tensor | None]:
         """What a process knows of its own anchors of one side.
@@ -167,7 +167,7 @@ class _Blocks:
         for rows in self.rows:
             similarity = x[rows] @ y.T
             logits = similarity / self.tau[rows, side : side + 1]
-            self.weigh(logits, rows, self.every)
+            self.weigh(logits, rows, self.everyone)
             mass, pair = logits.logsumexp(1, keepdim=True), similarity.gather(1, self.partners[rows])
             mean = logits.sub_(mass).exp_().mul_(similarity).sum(1, keepdim=True) if learnt else torch.zeros_like(mass)
             parts.append(torch.cat([pair, mass, mean], 1))
@@ -194,9 +194,9 @@ class _Blocks:
 
         A sample is an anchor itself, and it is among the negatives of every anchor of the other side.
         """
-        partners, every, other = self.partners[rows], self.every, len(self.sides) - 1 - side
-        slope = self._weights(similarity, rows, every, side, mass).mul_(scaled[rows, side : side + 1])
-        slope.addcmul_(self._weights(similarity.T, every, rows, other, mass).T, scaled[:, other])
+        partners, everyone, other = self.partners[rows], self.everyone, len(self.sides) - 1 - side
+        slope = self._weights(similarity, rows, everyone, side, mass).mul_(scaled[rows, side : side + 1])
+        slope.addcmul_(self._weights(similarity.T, everyone, rows, other, mass).T, scaled[:, other])
         return slope.scatter_add_(1, partners, -scaled[rows, side : side + 1] - scaled[partners, other])
 
     def _weights(self, similarity: Tensor, anchors: slice, others: slice, side: int, mass: Tensor) -> Tensor:
@@ -208,5 +208,5 @@ class _Blocks:
 
 def _partners(image: Tensor, text: Tensor | None) -> Tensor:
     """The number of an anchor's own text, or other view, shape (B, 1)."""
-    every = torch.arange(len(image), device=image.device).unsqueeze(1)
-    return every ^ 1 if text is None else every
+    positions = torch.arange(len(image), device=image.device).unsqueeze(1)
+    return positions ^ 1 if text is None else positions

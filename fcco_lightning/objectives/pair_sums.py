@@ -47,8 +47,8 @@ class Few:
 
     def spread(self, values: Tensor) -> Tensor:
         """Their values (q, k) among zeros for the other samples, shape (B, k); NaN if they are too many."""
-        every = values.new_zeros(self.size + 1, values.shape[1]).index_copy(0, self.places, values)
-        return nan_where(self.beyond, every[: self.size])
+        padded = values.new_zeros(self.size + 1, values.shape[1]).index_copy(0, self.places, values)
+        return nan_where(self.beyond, padded[: self.size])
 
 
 class Strata:
@@ -64,7 +64,7 @@ class Strata:
 
     def __init__(self, stratum: Tensor, owners: Few | None = None) -> None:
         self.stratum, self.owners = stratum, owners
-        self.own = stratum if owners is None else owners.of(stratum)
+        self.of_owners = stratum if owners is None else owners.of(stratum)
         self._same = self._table(_ALL) if owners is None and len(stratum) ** 2 <= FEW_PAIRS else None
 
     def held(self) -> Tensor:
@@ -84,7 +84,7 @@ class Strata:
         return torch.addcmul(self.across.unsqueeze(1), same.to(self.across.dtype), _part(self.more, some))
 
     def _table(self, some: slice) -> Tensor:
-        return (self.stratum.unsqueeze(1) - _part(self.own, some)).eq_(0)
+        return (self.stratum.unsqueeze(1) - _part(self.of_owners, some)).eq_(0)
 
 
 class PairLoss(ABC):
@@ -216,11 +216,11 @@ def pair_sums(
         thresholds = None if thresholds is None else owners.of(thresholds)
         return owners.spread(_sums(_Pairs(loss, table, scores, weights, owners.of(scores), thresholds)))
     if partners is not None:
-        given = partners.of(scores), partners.of(weights), scores
-        return nan_where(partners.beyond, _sums(_Pairs(loss, None, *given, thresholds)))
+        arguments = partners.of(scores), partners.of(weights), scores
+        return nan_where(partners.beyond, _sums(_Pairs(loss, None, *arguments, thresholds)))
     pairs = _Pairs(loss, table, scores, weights, None, thresholds)
     if scores.dim() > 1 and scores.shape[-1] ** 2 > FEW_PAIRS:
-        return torch.stack([pair_sums(loss, *each, table=table) for each in zip(scores, weights, strict=True)])
+        return torch.stack([pair_sums(loss, *one_set, table=table) for one_set in zip(scores, weights, strict=True)])
     return _sums(pairs)
 
 
@@ -289,9 +289,9 @@ def _moments(x: Tensor, weights: Tensor, reach: Tensor, strata: Strata | None) -
     if strata is None:
         return before.index_select(-1, torch.searchsorted(place, reach))
     stratum = strata.stratum[order]
-    first, last = (torch.searchsorted(stratum, strata.own, right=right) for right in (False, True))
-    apart = 2 * (place.amax() - place.amin()) + 1  # moves the strata away from each other, for one search in all
-    end = torch.searchsorted(place + apart * torch.searchsorted(stratum, stratum), reach + apart * first)
+    first, last = (torch.searchsorted(stratum, strata.of_owners, right=right) for right in (False, True))
+    offset = 2 * (place.amax() - place.amin()) + 1  # moves the strata away from each other, for one search in all
+    end = torch.searchsorted(place + offset * torch.searchsorted(stratum, stratum), reach + offset * first)
     return before.index_select(-1, end.clamp(first, last)) - before.index_select(-1, first)
 
 
@@ -300,12 +300,12 @@ def _by_formula() -> bool:
     return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 
-def _plain_sums(*given: Any) -> Tensor:
-    return _Pairs(*given).sums()
+def _plain_sums(*fields: Any) -> Tensor:
+    return _Pairs(*fields).sums()
 
 
-def _plain_mean(v: Tensor, *given: Any) -> Tensor:
-    pairs = _Pairs(*given)
+def _plain_mean(v: Tensor, *fields: Any) -> Tensor:
+    pairs = _Pairs(*fields)
     return (pairs.sums().double() @ v.double()).to(pairs.scores.dtype)
 
 
@@ -321,22 +321,22 @@ def _exact(backward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _by_autograd(function: Callable[..., Tensor], given: tuple[Any, ...], gradient: Tensor) -> tuple[Any, ...]:
+def _by_autograd(function: Callable[..., Tensor], arguments: tuple[Any, ...], gradient: Tensor) -> tuple[Any, ...]:
     """Gradients by the arguments that have one, with graph."""
-    needed = [isinstance(one, Tensor) and one.requires_grad for one in given]
+    needed = [isinstance(one, Tensor) and one.requires_grad for one in arguments]
     # each by itself: some may be functions of others
-    apart = [one.view_as(one) if need else one for one, need in zip(given, needed, strict=True)]
-    wanted = [one for one, need in zip(apart, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(function(*apart), wanted, gradient, create_graph=True))
-    return tuple(next(found) if need else None for need in needed)
+    views = [one.view_as(one) if need else one for one, need in zip(arguments, needed, strict=True)]
+    leaves = [one for one, need in zip(views, needed, strict=True) if need]
+    gradients = iter(torch.autograd.grad(function(*views), leaves, gradient, create_graph=True))
+    return tuple(next(gradients) if need else None for need in needed)
 
 
 class _PairSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        pairs, ctx.given = _Pairs(*given), given[:2]
+    def forward(ctx: Any, *fields: Any) -> Tensor:
+        pairs, ctx.constants = _Pairs(*fields), fields[:2]
         if not any(ctx.needs_input_grad) or pairs.number > _MOST_KEPT:
-            ctx.save_for_backward(*given[2:])
+            ctx.save_for_backward(*fields[2:])
             return pairs.sums()
         parts: list[Tensor] = []
         kept: list[Tensor | None] = []
@@ -344,13 +344,13 @@ class _PairSums(torch.autograd.Function):
             sums, *slopes = pairs.with_slopes(some)
             parts.append(sums)
             kept += slopes
-        ctx.save_for_backward(*given[2:], *kept)
+        ctx.save_for_backward(*fields[2:], *kept)
         return _joined(parts)
 
     @staticmethod
     @_exact
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        pairs, kept, parts = _Pairs(*ctx.given, *ctx.saved_tensors[:4]), ctx.saved_tensors[4:], []
+        pairs, kept, parts = _Pairs(*ctx.constants, *ctx.saved_tensors[:4]), ctx.saved_tensors[4:], []
         if torch.is_grad_enabled():
             return _by_autograd(_plain_sums, pairs, gradient)
         for number, some in enumerate(pairs.blocks()):
@@ -368,26 +368,26 @@ class _PairSums(torch.autograd.Function):
 
 class _PairMean(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, v: Tensor, *given: Any) -> Tensor:
-        pairs, parts, ctx.given = _Pairs(*given), [], given[:2]
+    def forward(ctx: Any, v: Tensor, *fields: Any) -> Tensor:
+        pairs, parts, ctx.constants = _Pairs(*fields), [], fields[:2]
         if not any(ctx.needs_input_grad):
-            return _plain_mean(v, *given)
+            return _plain_mean(v, *fields)
         w = pairs.weights
         for some in pairs.blocks():
             losses, slopes = pairs.loss.with_slope(_part(pairs.mine, some).unsqueeze(1) - pairs.scores)
             share = _part(v, some)
             parts.append((share @ (losses @ w), (slopes @ w).mul_(share), share @ slopes))
         means, of_owners, of_others = zip(*parts, strict=True)
-        ctx.save_for_backward(v, *given[2:], _joined(of_owners), reduce(torch.add, of_others).mul_(w))
+        ctx.save_for_backward(v, *fields[2:], _joined(of_owners), reduce(torch.add, of_others).mul_(w))
         mean: Tensor = reduce(torch.add, means)
         return mean
 
     @staticmethod
     @_exact
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        v, *given, by_owners, by_others = ctx.saved_tensors
+        v, *tensors, by_owners, by_others = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _by_autograd(_plain_mean, (v, *ctx.given, *given), gradient)
-        if given[2] is None:
+            return _by_autograd(_plain_mean, (v, *ctx.constants, *tensors), gradient)
+        if tensors[2] is None:
             return None, None, None, gradient * (by_owners - by_others), None, None, None
         return None, None, None, -gradient * by_others, None, gradient * by_owners, None

@@ -66,13 +66,13 @@ def warn_of_ratios(sets: Tensor, batch: Columns, name: str) -> None:
     remedy = "more or all groups (groups_per_batch)" if chosen else alike
     for members in sets:
         count = len(torch.unique(units[members]))
-        whole = (
+        all_strata = (
             known
             and not chosen
             and SAMPLE_WEIGHT not in batch
             and not bool(torch.isin(stratum[members], stratum[~members]).any())
         )
-        if not count or count >= _FEW or whole or bool((weight[members] == weight[members][0]).all()):
+        if not count or count >= _FEW or all_strata or bool((weight[members] == weight[members][0]).all()):
             continue
         warnings.warn(
             f"{name} takes a mean over {'samples of ' * chosen}{count} {'groups' if chosen else 'samples'} of a batch, "

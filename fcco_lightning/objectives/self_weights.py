@@ -21,11 +21,11 @@ _EVERY = slice(None)
 def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tuple[float, float]:
     r"""Weights with which a uniform batch of B samples estimates a mean over n samples that contains the anchor.
 
-    For an anchor i of the batch, ``own q(i, i) + others sum over j != i in the batch of q(i, j)`` estimates
+    For an anchor i of the batch, ``self_weight q(i, i) + others sum over j != i in the batch of q(i, j)`` estimates
     ``(1/n) sum_j q(i, j)``.  The anchor is in the batch for certain and each other sample by chance only, so the
-    estimate is unbiased with ``own = 1/n`` and ``others = (1 - 1/n) / (B - 1)``, which is "dataset".  With "batch" both
-    are 1/B, as mini-batch losses have it, which is biased towards q(i, i); with "none" the mean is over the n - 1 other
-    samples, and its estimate is unbiased too.
+    estimate is unbiased with ``self_weight = 1/n`` and ``others = (1 - 1/n) / (B - 1)``, which is "dataset".  With
+    "batch" both are 1/B, as mini-batch losses have it, which is biased towards q(i, i); with "none" the mean is over
+    the n - 1 other samples, and its estimate is unbiased too.
 
     Args:
         kind: which of them.
@@ -45,8 +45,8 @@ def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tup
         )
     if kind == "batch":
         return 1 / size, 1 / size
-    own = 1 / _known(num_samples) if kind == "dataset" else 0.0
-    return own, (1 - own) / (size - 1)
+    self_weight = 1 / _known(num_samples) if kind == "dataset" else 0.0
+    return self_weight, (1 - self_weight) / (size - 1)
 
 
 def comparison_weights(
@@ -82,11 +82,11 @@ def comparison_weights(
         DataError: if the batch holds one sample.
     """
     index = batch["index"]
-    every = torch.arange(len(index), device=index.device)
-    itself = every[anchors].unsqueeze(1) == every[others]
+    positions = torch.arange(len(index), device=index.device)
+    itself = positions[anchors].unsqueeze(1) == positions[others]
     if not by_strata(batch):
-        own, rest = self_and_others(kind, len(index), num_samples)
-        return torch.full(itself.shape, rest, device=index.device, dtype=dtype).masked_fill(itself, own)
+        self_weight, rest = self_and_others(kind, len(index), num_samples)
+        return torch.full(itself.shape, rest, device=index.device, dtype=dtype).masked_fill(itself, self_weight)
     if kind == "batch":
         weight = batch.get("weight", torch.ones_like(index)).to(dtype)
         return (weight[others] / len(index)).expand(itself.shape)
@@ -145,16 +145,16 @@ class Comparisons:
         single = held == copies
         met = held - (expected_copies(batch) if independent else copies)
         # how many samples another one stands for: of its own stratum, and seen from another one
-        self.own = torch.where(single, 0.0, (self.size - 1) / torch.where(single, 1.0, met))
-        self.elsewhere, silent = self.size / held, None
+        self.in_stratum = torch.where(single, 0.0, (self.size - 1) / torch.where(single, 1.0, met))
+        self.elsewhere, unknown = self.size / held, None
         if "strata" in batch:  # some of all strata, of which the anchor's is one for certain
             strata, drawn = batch["strata"][0], (1 / held.double()).sum().round()
             self.elsewhere = self.elsewhere * ((strata - 1) / (drawn - 1).clamp(min=1))
-            silent = (drawn == 1) & (strata > 1)
+            unknown = (drawn == 1) & (strata > 1)
         elif "stratum" in batch:
-            silent = self.elsewhere.sum() < n - 0.5
-        if silent is not None and within is None:
-            self.elsewhere = torch.where(silent, torch.nan, self.elsewhere)
+            unknown = self.elsewhere.sum() < n - 0.5
+        if unknown is not None and within is None:
+            self.elsewhere = torch.where(unknown, torch.nan, self.elsewhere)
         alone = single & (self.size > 1.5)
         self.lonely = alone if owners is None else alone & owners
 
@@ -166,9 +166,9 @@ class Comparisons:
         It is NaN for an anchor of which the batch does not say enough; :meth:`check` names the cause.
         """
         index, lost = self.batch["index"], self.lonely | self.elsewhere.isnan()
-        own = torch.where(lost, torch.nan, share * self.own).to(dtype)
+        of_stratum = torch.where(lost, torch.nan, share * self.in_stratum).to(dtype)
         same = self.stratum[anchors].unsqueeze(1) == self.stratum[others]
-        table = torch.where(same, own[anchors].unsqueeze(1), (share * self.elsewhere).to(dtype)[others])
+        table = torch.where(same, of_stratum[anchors].unsqueeze(1), (share * self.elsewhere).to(dtype)[others])
         known = index[anchors].unsqueeze(1) == index[others]
         hidden = known if self.within is None else known | ~self.within[anchors][:, others]
         return table.masked_fill(hidden & ~lost[anchors].unsqueeze(1), 0.0)

@@ -205,9 +205,11 @@ class MoreauEnvelope(Composed):
 def slopes(f: OuterFunction, u: Tensor) -> Tensor:
     """The gradient of f at rows, one element of the subdifferential at a kink: (B, k) -> (B, k), without graph."""
     with torch.inference_mode(False), torch.enable_grad():
-        at = u.detach().to(widest(u), copy=True).requires_grad_()  # what inference gave has no derivatives
-        (found,) = torch.autograd.grad(f(at).sum(), at, retain_graph=True)  # that of parameters of f is the caller's
-    return found.to(u.dtype)
+        point = u.detach().to(widest(u), copy=True).requires_grad_()  # what inference gave has no derivatives
+        (gradient,) = torch.autograd.grad(
+            f(point).sum(), point, retain_graph=True
+        )  # that of parameters of f is the caller's
+    return gradient.to(u.dtype)
 
 
 def widest(u: Tensor) -> torch.dtype:

@@ -182,7 +182,7 @@ class Criterion(nn.Module):
             raise
         self._backend.value = estimate.value
         self.estimates = Estimates(estimate.parts)
-        engine.arrivals.learn(self.estimates, last_batch=False)
+        engine.arrivals.note(self.estimates, last_batch=False)
         engine.descend(estimate)
         value = self._backend.value
         del self._backend.value  # as the outputs once rows are written: nothing keeps the graph

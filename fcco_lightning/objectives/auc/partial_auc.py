@@ -131,10 +131,12 @@ class CVaRPartialAUC(RankingObjective):
 
         Steps of samples' own parameters are taken as if F were a mean over all n samples, and here it is one over n_+.
         """
-        given, own = required_column(batch, "threshold", self).squeeze(1).to(dtype), self.mixture[1]
+        thresholds, own_weight = required_column(batch, "threshold", self).squeeze(1).to(dtype), self.mixture[1]
         if self.class_sizes is None:  # only batches are known
-            return torch.lerp(given.detach(), given, mean_over_data(self._owners(batch).to(dtype), batch) / own)
-        return torch.lerp(given.detach(), given, self.class_sizes[1] / sum(self.class_sizes) / own)
+            return torch.lerp(
+                thresholds.detach(), thresholds, mean_over_data(self._owners(batch).to(dtype), batch) / own_weight
+            )
+        return torch.lerp(thresholds.detach(), thresholds, self.class_sizes[1] / sum(self.class_sizes) / own_weight)
 
 
 class KLPartialAUC(RankingObjective):

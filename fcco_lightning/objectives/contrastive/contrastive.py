@@ -63,12 +63,15 @@ class PairObjective(Objective, ABC):
         """Take the processes that share every batch."""
         self._processes = processes
 
-    def own(self, batch: Columns) -> slice | None:
+    def local_samples(self, batch: Columns) -> slice | None:
         """The samples of this process; None where the batch is its alone (a single process, or evaluation)."""
         if self._processes.size == 1 or HERE not in batch:
             return None
-        own = batch[HERE].nonzero().flatten().tolist() or [0, -1]  # a column of the CPU: nothing waits for a device
-        return slice(own[0], own[-1] + 1)
+        positions = batch[HERE].nonzero().flatten().tolist() or [
+            0,
+            -1,
+        ]  # a column of the CPU: nothing waits for a device
+        return slice(positions[0], positions[-1] + 1)
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         """Warn of embeddings of another length than 1, whose inner products are no similarities in [-1, 1]."""
@@ -218,11 +221,16 @@ class GlobalContrastive(PairObjective):
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
-        kind, size, n, shared = self.positive, len(image), self.num_samples, (self.own(batch), self._processes)
+        kind, size, n, shared = (
+            self.positive,
+            len(image),
+            self.num_samples,
+            (self.local_samples(batch), self._processes),
+        )
         tau = two_of_each(tau, image)
         if not by_strata(batch):
-            own, others = self_and_others(kind, size, n)
-            return log_means(image, text, tau, on_diagonal(log(own / others)), *shared) + log(others)
+            itself, others = self_and_others(kind, size, n)
+            return log_means(image, text, tau, on_diagonal(log(itself / others)), *shared) + log(others)
 
         def table(anchors: slice, others: slice) -> Tensor:
             return comparison_weights(kind, batch, n, image.dtype, anchors=anchors, others=others).log()
@@ -251,7 +259,7 @@ class InfoNCE(PairObjective):
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, None]:
         image, text = embeddings(outputs)
         tau = two_of_each(self.tau if self.temperature is None else self.temperature(), image)
-        logs = log_means(image, text, tau, on_diagonal(0.0), self.own(batch), self._processes)
+        logs = log_means(image, text, tau, on_diagonal(0.0), self.local_samples(batch), self._processes)
         both = logs.mean(0).sum()  # the two cross-entropies: log sum_j exp(s_ij / tau) - s_ii / tau
         return both / 2 if self.temperature is not None else self.tau * both, None
 

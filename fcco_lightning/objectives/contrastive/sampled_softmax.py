@@ -65,21 +65,21 @@ class SampledSoftmax(Objective):
 
     def check(self, outputs: Any, batch: Mapping[str, Columns]) -> None:  # noqa: ARG002
         """Refuse labels and classes that are not in 0..C-1."""
-        for found, what in zip(self._numbers(batch), ("labels y", "classes"), strict=True):
+        for numbers, what in zip(self._numbers(batch), ("labels y", "classes"), strict=True):
             rule = f"{what} must lie in 0..{self._classes() - 1}"
-            require(~self._outside(found), found, rule, "Number the classes from 0, and check num_classes.")
+            require(~self._outside(numbers), numbers, rule, "Number the classes from 0, and check num_classes.")
 
     def measure(self, outputs: Any, batch: Mapping[str, Columns]) -> tuple[Tensor | None, Rows | None]:
         """g_i of every sample, shape (B, 1), with the weight 0 if its own class alone was drawn."""
         samples, classes = (vectors(outputs, part, ClassVectors, self, "ClassVectorNetwork") for part in self.part)
-        count, (own, drawn) = self._classes(), self._numbers(batch)
+        count, (label, classes_drawn) = self._classes(), self._numbers(batch)
         wide = torch.promote_types(samples.vector.dtype, torch.float32)
         features = samples.vector.to(wide)
         logits = features @ classes.vector.to(wide).T - (features * samples.own.to(wide)).sum(1, keepdim=True)
-        other = own.unsqueeze(1) != drawn
+        other = label.unsqueeze(1) != classes_drawn
         number = other.sum(1)
         shift = math.log1p(-1 / count) - number.clamp(min=1).to(wide).log()
-        shift = nan_where(self._outside(own) | self._outside(drawn).any(), shift)
+        shift = nan_where(self._outside(label) | self._outside(classes_drawn).any(), shift)
         others = logits.masked_fill(~other, -math.inf).logsumexp(1) + shift
         logs = torch.logaddexp(others, others.new_full((), -math.log(count)))
         return None, Rows(bounded_exp(logs.unsqueeze(1)), number > 0)

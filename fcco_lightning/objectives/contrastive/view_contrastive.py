@@ -49,11 +49,11 @@ class ViewContrastive(GlobalContrastive):
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         # the views of a sample are neighbours, so that those of a process are consecutive
-        views, each = torch.stack((image, text), 1).flatten(0, 1), two_of_each(tau, image).reshape(-1, 1)
-        own, weigh = self.own(batch), by_table(self._weights(image, batch), len(views))
-        if own is not None:
-            own = slice(2 * own.start, 2 * own.stop)
-        return log_means(views, None, each, weigh, own, self._processes).view(-1, 2)
+        views, taus = torch.stack((image, text), 1).flatten(0, 1), two_of_each(tau, image).reshape(-1, 1)
+        local, weigh = self.local_samples(batch), by_table(self._weights(image, batch), len(views))
+        if local is not None:
+            local = slice(2 * local.start, 2 * local.stop)
+        return log_means(views, None, taus, weigh, local, self._processes).view(-1, 2)
 
     def _weights(self, like: Tensor, batch: Columns) -> Callable[[slice, slice], Tensor]:
         """Logarithms of the weights of views, two of each sample: p of a view's partner, and 0 of the view itself.
@@ -68,12 +68,12 @@ class ViewContrastive(GlobalContrastive):
                 "positive='batch' takes all samples of a batch alike, but they come with weights. Use "
                 "positive='dataset', or batches without weights (prevalence: batch)."
             )
-        n, given = self.num_samples, {"index": batch["index"]} if self.positive == "batch" else batch
+        n, columns = self.num_samples, {"index": batch["index"]} if self.positive == "batch" else batch
         partner, _ = self_and_others(self.positive, 2 * len(like) - 1, None if n is None else 2 * n - 1)
 
         def logs(*views: slice) -> Tensor:
             anchors, others = (slice(v.start // 2, v.stop // 2) for v in views)
-            table = comparison_weights("none", given, n, like.dtype, anchors=anchors, others=others)
+            table = comparison_weights("none", columns, n, like.dtype, anchors=anchors, others=others)
             of_views = table.mul((1 - partner) / 2).log()[:, None, :, None].repeat(1, 2, 1, 2)
             for view in (0, 1):
                 of_views[:, view, :, 1 - view].diagonal(anchors.start - others.start).fill_(log(partner))

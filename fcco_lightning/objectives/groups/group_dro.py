@@ -203,8 +203,8 @@ class _ShiftedGroupObjective(GroupObjective):
 
         They do not with a smooth h.  With a start of c nothing is left to recommend.
         """
-        own = isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters())
-        if own or self._trained or self._base.smooth:  # parameters of a loss would not go on
+        trained = isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters())
+        if trained or self._trained or self._base.smooth:  # parameters of a loss would not go on
             return None
         return _START, _MeanGroupRisk(self.loss, self.num_groups)
 
@@ -417,11 +417,11 @@ class MultiTaskGroupDRO(GroupObjective):
         groups = super().subsets(columns)
         if groups is None:
             return None
-        every = [mask for (mask,) in groups]
+        masks = [mask for (mask,) in groups]
         if self.loss.all_tasks or "task" not in columns:
-            return [every] * self.num_tasks
+            return [masks] * self.num_tasks
         tasks = one_label_each(columns, self, "task")
-        return [[mask & (tasks == t) for mask in every] for t in range(self.num_tasks)]
+        return [[mask & (tasks == t) for mask in masks] for t in range(self.num_tasks)]
 
     def check(self, outputs: Any, batch: Columns) -> None:
         """Refuse groups and tasks that are out of range, and what the loss would misread."""
@@ -451,7 +451,7 @@ class MultiTaskGroupDRO(GroupObjective):
                     "a column `task`. Set `all_tasks = True` in that class, or rename the column."
                 )
             return group.unsqueeze(1) + self._first.like(group), weight.unsqueeze(1).expand_as(losses)
-        given = one_label_each(batch, self, "task")  # or a loss that gives the losses of all tasks
-        task, position = given.clamp(0, self.num_tasks - 1), group.clamp(0, self.width - 1)
-        known = (task == given) & (position == group)  # a group beyond the last would be the next task's first
+        number = one_label_each(batch, self, "task")  # or a loss that gives the losses of all tasks
+        task, position = number.clamp(0, self.num_tasks - 1), group.clamp(0, self.width - 1)
+        known = (task == number) & (position == group)  # a group beyond the last would be the next task's first
         return position + self.width * task, torch.where(known, weight, torch.nan)

@@ -79,11 +79,11 @@ class CoxPartialLikelihood(Objective):
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """Estimates for the events of a batch from all of its samples."""
         scores, (time, event) = binary_scores(outputs).double(), survival(batch, self, look=False)
-        index, own, least = batch["index"], time.unsqueeze(1), torch.ones_like(scores)
-        counted = Comparisons(batch, self.num_samples, owners=event).table() * (time >= own)
+        index, event_time, least = batch["index"], time.unsqueeze(1), torch.ones_like(scores)
+        counted = Comparisons(batch, self.num_samples, owners=event).table() * (time >= event_time)
         if self._tied is not None:
             least = 1 - self._tied.like(index)[index]
-            counted = torch.where(event & (time == own), counted * least.unsqueeze(1), counted)
+            counted = torch.where(event & (time == event_time), counted * least.unsqueeze(1), counted)
         values = least + torch.linalg.vecdot(counted, exp_with_tangent(scores - scores.unsqueeze(1)))
         wrong = time.isnan() | (event ^ (one_label_each(batch, self, "event") != 0))
         return None, Rows(nan_where(wrong.any(), values).unsqueeze(1), event)

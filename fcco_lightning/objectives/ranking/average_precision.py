@@ -127,8 +127,8 @@ class AveragePrecision(RankingObjective):
 
     def _range(self) -> Range:
         """At least what the positive itself contributes."""
-        own = self._class_changes[1] * self._least_weight * self.itself
-        return Range(least=own / sum(self.class_sizes or (1,)))
+        least = self._class_changes[1] * self._least_weight * self.itself
+        return Range(least=least / sum(self.class_sizes or (1,)))
 
 
 class MeanAveragePrecision(BinaryObjective):
@@ -243,11 +243,11 @@ class MeanAveragePrecision(BinaryObjective):
                 Comparisons(batch, self.num_samples, owners=(batch["y"] == 1).any(1)).check()
             return
         of_negatives, of_positives, lonely = self._held(batch)
-        for at in lonely.nonzero().flatten().tolist():
-            label = int(batch["task"][at])
+        for position in lonely.nonzero().flatten().tolist():
+            label = int(batch["task"][position])
             raise DataError(
-                f"a batch holds {int(of_positives[at])} of {int(self.positives.values[label])} positives and "
-                f"{int(of_negatives[at])} negatives of label {label}, and so none to stand for the others. "
+                f"a batch holds {int(of_positives[position])} of {int(self.positives.values[label])} positives and "
+                f"{int(of_negatives[position])} negatives of label {label}, and so none to stand for the others. "
                 "Draw them with LabelSampling and set positives_per_label to 2 or more."
             )
 
@@ -283,10 +283,10 @@ class MeanAveragePrecision(BinaryObjective):
         scores, holds = outputs.T.contiguous(), (y == 1).T
         # from weights of a mean over all n samples those of one over the samples of which the label is known
         n, to_known = at_least("num_samples", self.num_samples or 0, 1), self._to_known.like(scores, scores.dtype)
-        every = torch.ones_like(scores) if self.missing is None else (y != self.missing).T * to_known.unsqueeze(1)
+        weights = torch.ones_like(scores) if self.missing is None else (y != self.missing).T * to_known.unsqueeze(1)
         if self.missing is not None:  # so that it does not matter what the network makes of a label that is not known
-            scores = scores.where(every > 0, 0.0)
-        masks = torch.stack([every * holds, every], dim=1).to(scores.dtype)
+            scores = scores.where(weights > 0, 0.0)
+        masks = torch.stack([weights * holds, weights], dim=1).to(scores.dtype)
         owners = holds.any(0)
         sums = sums_over_data(self.loss, scores, masks, batch, n, self.itself, owners)
         relevance = self._relevance.like(scores, scores.dtype).unsqueeze(1)

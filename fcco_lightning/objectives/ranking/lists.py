@@ -81,14 +81,14 @@ class ListObjective(Objective, ABC):
         """Return c_i of every item, shape (n,), float64, >= 0."""
 
     @abstractmethod
-    def compared(self, difference: Tensor, own: Tensor, others: Tensor) -> Tensor:
+    def compared(self, difference: Tensor, grades: Tensor, others: Tensor) -> Tensor:
         """Return l >= 0 for B items i against B items j, shape (B, B).
 
         Most pairs do not count, being of different lists, but l must be finite there too.
 
         Args:
             difference: h_j - h_i, shape (B, B), float64.
-            own: grades of the items i, shape (B, 1).
+            grades: grades of the items i, shape (B, 1).
             others: grades of the items j, shape (B,).
         """
 

@@ -40,7 +40,7 @@ class ListNet(ListObjective):
             return lists.softmax()
         return lists.grade / lists.total(lists.grade)[lists.of].clamp(min=torch.finfo(torch.float64).tiny)
 
-    def compared(self, difference: Tensor, own: Tensor, others: Tensor) -> Tensor:  # noqa: ARG002
+    def compared(self, difference: Tensor, grades: Tensor, others: Tensor) -> Tensor:  # noqa: ARG002
         """exp(h_j - h_i)."""
         return exp_with_tangent(difference)
 
@@ -63,6 +63,6 @@ class ListMLE(ListObjective):
         """1 for every item that is not among the least relevant of its list."""
         return (lists.grade > lists.extreme("amin")[lists.of]).double()
 
-    def compared(self, difference: Tensor, own: Tensor, others: Tensor) -> Tensor:
+    def compared(self, difference: Tensor, grades: Tensor, others: Tensor) -> Tensor:
         """exp(h_j - h_i) where j is less relevant than i, else 0."""
-        return exp_with_tangent(difference) * (others < own)
+        return exp_with_tangent(difference) * (others < grades)

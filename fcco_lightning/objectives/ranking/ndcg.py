@@ -102,6 +102,6 @@ class NDCG(ListObjective):
             )
         return torch.expm1(grade * torch.log(torch.tensor(2.0, dtype=grade.dtype)))
 
-    def compared(self, difference: Tensor, own: Tensor, others: Tensor) -> Tensor:  # noqa: ARG002
+    def compared(self, difference: Tensor, grades: Tensor, others: Tensor) -> Tensor:  # noqa: ARG002
         """l(h_i - h_j)."""
         return self.loss(-difference)

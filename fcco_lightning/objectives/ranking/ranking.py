@@ -108,8 +108,8 @@ class RankingObjective(BinaryObjective, ABC):
     def _classes(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Owners, if a batch holds both classes; and shares in means over owners and over the others, (B,) each."""
         owners = self._owners(batch)
-        (others, own), totals = shares_of(torch.stack([~owners, owners]), batch, dtype)
-        return owners & totals.all(), own, others
+        (of_others, of_owners), totals = shares_of(torch.stack([~owners, owners]), batch, dtype)
+        return owners & totals.all(), of_owners, of_others
 
     def _means(
         self, loss: PairLoss, scores: Tensor, owners: Tensor, share: Tensor, thresholds: Tensor | None = None
@@ -156,9 +156,9 @@ def sums_over_data(
     size, some = len(owners), few(owners, most)
     if SAMPLE_WEIGHT in batch:
         masks = masks * batch[SAMPLE_WEIGHT].to(masks.dtype)
-    own, others = self_and_others("dataset", size, num_samples)
+    self_weight, others = self_and_others("dataset", size, num_samples)
     if not by_strata(batch):
-        return torch.add(pair_sums(loss, scores, masks * others, some), masks.mT, alpha=(own - others) * itself)
+        return torch.add(pair_sums(loss, scores, masks * others, some), masks.mT, alpha=(self_weight - others) * itself)
     if "stratum" in batch:
 
         def table(which: slice) -> Tensor:
@@ -168,10 +168,10 @@ def sums_over_data(
 
         return pair_sums(loss, scores, masks, some, table=table)
     strata, across = Strata(batch["weight"], some), batch["weight"].to(scores.dtype) / size
-    fellows, lonely = strata.held() - 1, owners & (across > 1.5 * own)  # unless there are fellows
-    more = (across - own) / torch.where(lonely, fellows, fellows.clamp(min=1))
+    fellows, lonely = strata.held() - 1, owners & (across > 1.5 * self_weight)  # unless there are fellows
+    more = (across - self_weight) / torch.where(lonely, fellows, fellows.clamp(min=1))
     sums = pair_sums(loss, scores, masks, some, table=strata.weighted(across, more))
-    return torch.addcmul(sums, masks.mT, (own - across - more).unsqueeze(1), value=itself)
+    return torch.addcmul(sums, masks.mT, (self_weight - across - more).unsqueeze(1), value=itself)
 
 
 def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:

@@ -87,6 +87,6 @@ class RecallAtK(RankingObjective):
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows]:
         """The cross-entropy, and estimates of ``rank_i / n``."""
         scores, positive = self.scores(outputs), self._owners(batch)
-        every = torch.ones_like(scores.detach()).unsqueeze(0)
-        sums = sums_over_data(self.loss, scores, every, batch, self.num_samples, self.itself, positive, self.most)
+        ones = torch.ones_like(scores.detach()).unsqueeze(0)
+        sums = sums_over_data(self.loss, scores, ones, batch, self.num_samples, self.itself, positive, self.most)
         return self.with_cross_entropy(None, outputs, batch), Rows(sums, self.row_weights(positive, sums.dtype))
