@@ -126,7 +126,7 @@ class Estimation(Algorithm, ABC):
         term, estimator = seen.term, self.estimator_of(seen.term)
         rows, inner, unseen = self.held(seen, estimator)
         before = None if seen.before is None else seen.before.to(rows.dtype)
-        inverse = seen.inverse_inclusion if estimator.by_chance else 1.0
+        inverse = seen.inverse_inclusion if estimator.by_inclusion else 1.0
         new = moved(estimator, rows, inner, before, seen.f, inverse, unseen, term.range)
         if estimator.remembers:
             estimate.remember(seen, new, estimator.decay)

@@ -71,11 +71,12 @@ class Option:
 
     def _check_range(self, value: object) -> None:
         numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
-        fits = len(self.values) == len(numbers) == 2 and numbers[0] < numbers[1]
-        if not fits or (self.kind == "log" and numbers[0] <= 0):
-            above = "0 < " if self.kind == "log" else ""
+        fits = len(self.values) == len(numbers) == 2 and -math.inf < numbers[0] < numbers[1] < math.inf
+        divided = self.kind == "int" and not all(isinstance(number, int) for number in numbers)
+        if not fits or divided or (self.kind == "log" and numbers[0] <= 0):
+            whole, above = " of whole numbers" * (self.kind == "int"), "0 < " * (self.kind == "log")
             raise ConfigError(
-                f"search: {self.kind} of {self.path} must be [LOW, HIGH] with {above}LOW < HIGH, got {value!r}."
+                f"search: {self.kind} of {self.path} must be [LOW, HIGH]{whole} with {above}LOW < HIGH, got {value!r}."
             )
 
     def suggest(self, trial: "optuna.Trial") -> Any:

@@ -254,7 +254,7 @@ class BatchPlan:
     def by_size(self) -> list[tuple[float, Self]]:
         """Return for every size of batches their share of an epoch, and a copy whose :meth:`absence` is that of these.
 
-        What a batch holds besides a certain row is another chance in each of them.
+        What a batch holds besides a certain row has another probability in each of them.
         """
         if not self._last:
             return [(1.0, self)]
@@ -461,7 +461,7 @@ class BatchPlan:
 
     @property
     def stratum_kinds(self) -> Tensor:
-        """Kind of every stratum, shape (S,), int64: strata of one kind may be exchanged without changing any chance.
+        """Kind of every stratum, shape (S,), int64: exchanging strata of one kind changes no probability.
 
         Where S is large, few kinds spare the same computations for many groups or bags.  Where units are strata, those
         of one kind of units and one size are drawn alike; else no two strata are.
@@ -499,10 +499,10 @@ class BatchPlan:
         marked row.  With it the expectation of a mean that is defined on batches with a marked row only can be told
         from that of one over all batches: the probability that a batch includes some of them is 1 minus it.
 
-        Of a stratum of N rows, k of them marked, m are drawn without one with the chance C(N - k, m) / C(N, m), with
-        replacement (1 - k / N)^m.  The chances of a chosen unit's strata are multiplied, and those of the chosen units;
-        the mean over all choices of each kind is taken, and the kinds are multiplied.  Two of five rows, of which three
-        are marked, are drawn without one with the chance 1 / 10: one pair of ten.
+        Of a stratum of N rows, k of them marked, m are drawn without one with probability C(N - k, m) / C(N, m), with
+        replacement (1 - k / N)^m.  The probabilities of a chosen unit's strata are multiplied, and those of the chosen
+        units; the mean over all choices of each kind is taken, and the kinds are multiplied.  Two of five rows, three of
+        them marked, are drawn without one with probability 1 / 10: one pair of ten.
 
         Args:
             counts: number of marked rows in every stratum, shape (S,), int64.
@@ -519,8 +519,8 @@ class BatchPlan:
         """
         half = one_of("share", share, (1.0, 0.5)) != 1 and self._copies == 1  # a half of copies holds whole ones
         inner = self._checked(counts)
-        chances = [(part, plan._second_half() if half else plan) for part, plan in self.by_size()]
-        return min(max(float(sum(part * plan._absence(inner) for part, plan in chances)), 0.0), 1.0)
+        plans = [(part, plan._second_half() if half else plan) for part, plan in self.by_size()]
+        return min(max(float(sum(part * plan._absence(inner) for part, plan in plans)), 0.0), 1.0)
 
     def most(self, counts: Tensor) -> int:
         """Return a number of marked rows that no batch of any epoch exceeds; a row that comes twice counts twice.
@@ -675,7 +675,7 @@ def mean_product(factors: NDArray[np.float64], count: int) -> float:
 
     .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
 
-    Numbers that are 0 leave the mean over the choices among the others, times the chance of such a choice.
+    Numbers that are 0 leave the mean over the choices among the others, times the probability of such a choice.
     """
     every, factors = len(factors), factors[factors > 0.0]
     if len(factors) < count:

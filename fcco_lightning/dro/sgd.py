@@ -121,7 +121,7 @@ class MultilevelSGD(_SGD):
         """Samples of a random level."""
         levels = Levels(problem.n, size)
         while True:
-            level = int(random.choice(len(levels.sizes), p=levels.chances))
+            level = int(random.choice(len(levels.sizes), p=levels.probabilities))
             drawn = random.choice(problem.n, levels.sizes[level], replace=False)
             yield drawn, partial(levels.weights, problem, level)
 
@@ -135,22 +135,22 @@ class Levels:
 
     Attributes:
         sizes: m_0 = b, m_1, ... with ``m_j = 2^j b``, the last one n; n alone where n < 2 b.
-        chances: of the levels; 0 for level 0 where there are others.
+        probabilities: of the levels; 0 for level 0 where there are others.
     """
 
     def __init__(self, n: int, smallest: int) -> None:
         count = (n // smallest).bit_length() - 1
         self.sizes = [2**j * smallest for j in range(count)] + [n]
-        self.chances = [0.0] + [0.5**j for j in range(1, count)] + [0.5 ** (count - 1)] if count else [1.0]
+        self.probabilities = [0.0] + [0.5**j for j in range(1, count)] + [0.5 ** (count - 1)] if count else [1.0]
 
     def weights(self, problem: LinearProblem, level: int, losses: Array) -> Array:
         """Those of the slopes of ``m_level`` samples in the estimate: losses -> like them."""
         if level == 0:
             return worst(problem, losses)
-        b, half, chance = self.sizes[0], self.sizes[level - 1], self.chances[level]
-        weights = worst(problem, losses) / chance
+        b, half, probability = self.sizes[0], self.sizes[level - 1], self.probabilities[level]
+        weights = worst(problem, losses) / probability
         for part in (slice(half), slice(half, 2 * half)):
-            weights[part] -= worst(problem, losses[part]) / (2 * chance)
+            weights[part] -= worst(problem, losses[part]) / (2 * probability)
         weights[:b] += worst(problem, losses[:b])
         return weights
 

@@ -65,7 +65,7 @@ class Term(nn.Module):
     Args:
         name: in logs and checkpoints.
         part: what measures it.
-        outer: f, or for f with known parameters what says of its class.
+        outer: f; where it has parameters of its own in every row, such as thresholds, batches bring f with them.
         domain: the rows, which samples own them, and the interval in which the inner values are known to lie.
         inclusion: how likely a batch contains the rows.
         share: weight of the term in F.

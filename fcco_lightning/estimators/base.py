@@ -27,7 +27,7 @@ class Estimator(ABC):
         convex_only: whether it takes dual steps, for which f must be convex.
         follows_values: whether a row stands for an inner value u_i, and not for a dual variable.
         decay: factor on ALL rows before those of the batch are written; 1 for every estimator but MOAP's.
-        by_chance: whether the update depends on how likely a batch contains the rows.
+        by_inclusion: whether the update divides by the inclusion probabilities of the rows.
         gamma: weight of a new value in a running mean.
         fresh: whether f is taken at the new rows, or at those from before the step, which do not depend on the batch.
     """
@@ -36,7 +36,7 @@ class Estimator(ABC):
     follows_values: ClassVar[bool] = True
     convex_only: bool = False
     decay: float = 1.0
-    by_chance: bool = False
+    by_inclusion: bool = False
     gamma: float = 1.0
     fresh: bool = True
 
@@ -116,7 +116,7 @@ def moved(
     new = estimator.update(rows, inner, previous, outer, inverse)
     if previous is not None:  # others may leave the interval on purpose
         new = within.project(new)
-    return torch.where(unseen, inner, new) if unseen is not None and estimator.by_chance else new
+    return torch.where(unseen, inner, new) if unseen is not None and estimator.by_inclusion else new
 
 
 def trusted(rows: Tensor, inner: Tensor, growth: float | None) -> Tensor:
@@ -186,7 +186,7 @@ class Average(Estimator):
         return self.gamma_prime != 0
 
     @property
-    def by_chance(self) -> bool:  # type: ignore[override]
+    def by_inclusion(self) -> bool:  # type: ignore[override]
         return self.gamma_prime == "theory"
 
     def update(
@@ -216,7 +216,7 @@ class ScaledAverage(Estimator):
     """
 
     gamma: float = 0.9
-    by_chance = True
+    by_inclusion = True
 
     def __post_init__(self) -> None:
         fraction("gamma", self.gamma)

@@ -236,12 +236,12 @@ def test_the_multilevel_estimate_has_no_bias(n, b, ambiguity, penalty):
     posed = LinearProblem(X[:n], Y[:n], Squared(), ambiguity, penalty, 0.5)
     w, levels = np.array([0.5, 1.0, -1.0]), Levels(n, b)
     losses, slopes = posed.loss(X[:n] @ w, Y[:n])
-    assert sum(levels.chances) == pytest.approx(1)
+    assert sum(levels.probabilities) == pytest.approx(1)
     assert levels.sizes[-1] == n
     exact, mean, small = posed.point(w).gradient, 0.0, 0.0
     orders = [np.array(order) for order in permutations(range(n))]
     for order in orders:
-        for level, chance in enumerate(levels.chances):
+        for level, chance in enumerate(levels.probabilities):
             drawn = order[: levels.sizes[level]]
             if chance > 0:
                 weights = levels.weights(posed, level, losses[drawn])
@@ -256,7 +256,7 @@ def test_multilevel_sgd_comes_near_the_minimum_and_counts_its_calls():
     posed = problem(penalty=ChiSquarePenalty(0.01))
     found = solve(MultilevelSGD(4), posed, 1e-10, 40)
     assert found.value - solve(LBFGS(), posed, 1e-12).value < 0.01
-    sizes, chances = Levels(N, 4).sizes, Levels(N, 4).chances
+    sizes, chances = Levels(N, 4).sizes, Levels(N, 4).probabilities
     assert sizes == [4, 8, 16, N]
     assert chances == [0, 0.5, 0.25, 0.25]
     counts = np.diff([0, *(record["oracle_calls"] for record in found.history)])
