@@ -501,8 +501,8 @@ class BatchPlan:
 
         Of a stratum of N rows, k of them marked, m are drawn without one with probability C(N - k, m) / C(N, m), with
         replacement (1 - k / N)^m.  The probabilities of a chosen unit's strata are multiplied, and those of the chosen
-        units; the mean over all choices of each kind is taken, and the kinds are multiplied.  Two of five rows, three of
-        them marked, are drawn without one with probability 1 / 10: one pair of ten.
+        units; the mean over all choices of each kind is taken, and the kinds are multiplied.  Two of five rows, three
+        of them marked, are drawn without one with probability 1 / 10: one pair of ten.
 
         Args:
             counts: number of marked rows in every stratum, shape (S,), int64.
