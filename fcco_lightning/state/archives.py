@@ -21,15 +21,15 @@ def asks_for_memory(path: Path) -> bool:
         path: of a whole archive, see :func:`~fcco_lightning.checks.check_file`.
     """
     with zipfile.ZipFile(path) as archive:
-        pickles = [archive.read(one) for one in archive.infolist() if one.filename.endswith("data.pkl")]
-    return any((b"bytearray" in one or b"_codecs" in one) and not _as_written(one) for one in pickles)
+        pickles = [archive.read(entry) for entry in archive.infolist() if entry.filename.endswith("data.pkl")]
+    return any((b"bytearray" in entry or b"_codecs" in entry) and not _as_written(entry) for entry in pickles)
 
 
 def _as_written(pickled: bytes) -> bool:
     """Whether bytes are made as Python writes them down: of a text in Latin 1, of such bytes, or of nothing."""
     try:
         names = [*_pushed(pickled)]
-    except ValueError:  # no pickle at all, which torch says in its way
+    except ValueError:  # no pickle at all: torch raises its own error for that
         return True
     for i, name in enumerate(names):
         of_text = names[i + 1 : i + 5] == ["text", "latin1", "TUPLE2", "REDUCE"]

@@ -72,21 +72,21 @@ def require_sound(content: Mapping[str, Any], path: str | Path, *, to_continue: 
     """
     header = content.get("fcco")
     if header is None:
-        raise _foreign(path, "it has no state of an algorithm")
+        raise _invalid_checkpoint(path, "it has no state of an algorithm")
     if not isinstance(header, Mapping):
-        raise _foreign(path, "its entry `fcco` is no mapping")
+        raise _invalid_checkpoint(path, "its entry `fcco` is no mapping")
     if header.get("version") != CHECKPOINT_VERSION:
         raise CheckpointError(f"checkpoint {path}: {another_format(header)}")
     if to_continue and "optimizer_states" not in content:
         raise CheckpointError(f"checkpoint {path} {WEIGHTS_ALONE}")
-    wrong = misfit_of_checkpoint(content, to_continue=to_continue)
-    if wrong is not None:
-        raise _foreign(path, wrong)
+    misfit = misfit_of_checkpoint(content, to_continue=to_continue)
+    if misfit is not None:
+        raise _invalid_checkpoint(path, misfit)
 
 
 @contextmanager
 def in_words(what: str) -> Iterator[None]:
-    """Inside, a part takes over its state; an error that it raises instead is told as one of the checkpoint.
+    """Inside, a part loads its state; an error that it raises becomes a :class:`CheckpointError`.
 
     Only the owner of a state, such as an optimizer, knows its form.
 
@@ -121,7 +121,7 @@ def in_memory(path: str | Path) -> io.BytesIO:
 
 
 def another_format(header: Mapping[str, Any]) -> str:
-    """What is said of a checkpoint of an earlier or later format, whose rows would be misread."""
+    """The message for a checkpoint of an earlier or later format, whose rows would be misread."""
     return (
         f"it has format {header.get('version')!r}, this installation reads format {CHECKPOINT_VERSION}. Load it with "
         "the version of fcco_lightning that wrote it, or start without --ckpt_path."
@@ -137,15 +137,15 @@ def opened(path: Path) -> dict[str, Any]:
     """
     check_file(path)
     if asks_for_memory(path):
-        raise _foreign(path, "it asks for memory that it does not fill (bytearray, _codecs.encode)")
+        raise _invalid_checkpoint(path, "it asks for memory that it does not fill (bytearray, _codecs.encode)")
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever a foreign file leads to
-        named = re.search(r"GLOBAL ([\w.]+)", str(error))
-        no_data = f"it names {named and named[1]}, which is no data (if you trust it: torch.serialization.safe_globals)"
-        raise _foreign(path, no_data if named else type(error).__name__) from error
+    except Exception as error:  # a file that is no checkpoint may raise anything
+        match = re.search(r"GLOBAL ([\w.]+)", str(error))
+        no_data = f"it names {match and match[1]}, which is no data (if you trust it: torch.serialization.safe_globals)"
+        raise _invalid_checkpoint(path, no_data if match else type(error).__name__) from error
     if not isinstance(content, dict):
-        raise _foreign(path, f"it holds a {type(content).__name__}, not a mapping")
+        raise _invalid_checkpoint(path, f"it holds a {type(content).__name__}, not a mapping")
     _require_tree(path, content)
     _require_plain_arguments(path, content)
     changed = difference(content)
@@ -162,7 +162,7 @@ def _require_plain_arguments(path: Path, content: Mapping[Any, Any]) -> None:
     for name in _HYPER_PARAMETERS:
         arguments = content.get(name, {})
         if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
-            raise _foreign(path, f"its entry `{name}` is no mapping of texts")
+            raise _invalid_checkpoint(path, f"its entry `{name}` is no mapping of texts")
         if "_instantiator" in arguments:
             raise CheckpointError(
                 f"checkpoint {path}: its entry `{name}` names code that is to make the module. Take the entry out, and "
@@ -178,19 +178,21 @@ def _require_tree(path: Path, content: Mapping[Any, Any]) -> None:
         value, depth = todo.pop()
         count += 1
         if depth > _DEEPEST or count > _MOST_VALUES:
-            raise _foreign(path, f"it holds more than {_DEEPEST} levels, or {_MOST_VALUES} values")
+            raise _invalid_checkpoint(path, f"it holds more than {_DEEPEST} levels, or {_MOST_VALUES} values")
         if isinstance(value, Tensor) and not is_lazy(value) and not value.is_meta:
             if value.layout != torch.strided or value.nbytes > size:
-                raise _foreign(path, f"it holds a tensor of shape {tuple(value.shape)} whose values it does not have")
+                raise _invalid_checkpoint(
+                    path, f"it holds a tensor of shape {tuple(value.shape)} whose values it does not have"
+                )
         elif isinstance(value, Mapping):
             todo += [(member, depth + 1) for member in value.values()]
         elif isinstance(value, list | tuple) and not set(map(type, value)) <= set(_PLAIN):
             todo += [(member, depth + 1) for member in value]
 
 
-def _foreign(path: str | Path, why: str) -> CheckpointError:
+def _invalid_checkpoint(path: str | Path, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or not completely: {why}. "
+        f"checkpoint {path}: not written by `fcco fit` (FCCOModule under a Trainer), or not completely: {reason}. "
         "Give one that was."
     )
 
@@ -219,14 +221,14 @@ def load_weights(network: nn.Module, content: Mapping[str, Any], file: str, way_
 
 
 def versioned(module: nn.Module, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Stored weights with the versions of the module's layers, where the mapping has lost those of when it was stored.
+    """Stored weights with the versions of the module's layers, where the stored mapping has lost its own.
 
     A layer whose weights have had several forms asks for theirs: without it MNASNet of torchvision takes none.
     """
-    found = OrderedDict(stored)
+    weights = OrderedDict(stored)
     versions = getattr(stored, "_metadata", None) or module.state_dict()._metadata  # type: ignore[attr-defined]
-    found._metadata = versions  # type: ignore[attr-defined]
-    return found
+    weights._metadata = versions  # type: ignore[attr-defined]
+    return weights
 
 
 @contextmanager
@@ -243,9 +245,13 @@ def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_ou
         CheckpointError: naming a weight that differs, if the weights are those of another network.
     """
     present = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    here, there = _shapes(present), _shapes(stored)
-    differing = [name for name in {**there, **here} if here.get(name, _MISSING) != there.get(name, _MISSING)]
-    kept = {n: t.clone() for n, t in present.items() if differing and not is_lazy(t)}  # torch loads what fits
+    present_shapes, stored_shapes = _shapes(present), _shapes(stored)
+    differing = [
+        name
+        for name in {**stored_shapes, **present_shapes}
+        if present_shapes.get(name, _MISSING) != stored_shapes.get(name, _MISSING)
+    ]
+    backup = {n: t.clone() for n, t in present.items() if differing and not is_lazy(t)}  # torch loads what fits
     try:
         yield
     except RuntimeError as error:
@@ -253,12 +259,12 @@ def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_ou
             raise
         if not differing:
             raise CheckpointError(f"{file} holds weights that cannot be loaded: {error}.{way_out}") from error
-        for name, value in kept.items():
+        for name, value in backup.items():
             present[name].copy_(value)
-        name, more = differing[0], len(differing) - 1
+        name, num_more = differing[0], len(differing) - 1
         raise CheckpointError(
-            f"{file} holds the weights of another network: {name} {there.get(name, _MISSING)} there and "
-            f"{here.get(name, _MISSING)} here{f', and {more} more' if more else ''}.{way_out}"
+            f"{file} holds the weights of another network: {name} {stored_shapes.get(name, _MISSING)} there and "
+            f"{present_shapes.get(name, _MISSING)} here{f', and {num_more} more' if num_more else ''}.{way_out}"
         ) from error
 
 
@@ -282,9 +288,9 @@ def structure_of(content: Mapping[str, Any]) -> dict[str, str]:
 
 
 def difference(content: Mapping[str, Any]) -> str | None:
-    """Return how a checkpoint differs from what it says it is made of, or None if it does not, or does not say.
+    """Return how a checkpoint differs from the structure stored in it; None if it does not differ or stores none.
 
-    Whole entries may have been left out, and others added: what is needed is asked for where it is.
+    Whole entries may be missing or added: code that needs an entry checks for it.
 
     Args:
         content: of the checkpoint.
@@ -295,9 +301,9 @@ def difference(content: Mapping[str, Any]) -> str | None:
         return f"its entry `fcco.{STRUCTURE}` is {type(stored).__name__}"
     structure = structure_of({name: value for name, value in content.items() if name in stored})
     for path, kind in stored.items():
-        here = structure.get(path, "missing")
-        if here != kind and str(path).partition(".")[0] in structure:
-            return f"its entry `{path}` is {here}, and was {kind} when it was saved"
+        present = structure.get(path, "missing")
+        if present != kind and str(path).partition(".")[0] in structure:
+            return f"its entry `{path}` is {present}, and was {kind} when it was saved"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the type of every entry that this package reads, and how a value that differs is told.
+"""What a checkpoint holds: the type of every entry that this package reads, and the messages for values that differ.
 
 Entries that Lightning, torch and user code read by themselves are mappings of whatever they wrote; what they cannot
 take over is told by :func:`~fcco_lightning.state.checkpoint_files.in_words`.
@@ -80,7 +80,7 @@ class _Samples(TypedDict):
 
 
 class EngineState(TypedDict):
-    """What an :class:`~fcco_lightning.Engine` remembers beside rows; what an algorithm remembers is its own affair."""
+    """What an :class:`~fcco_lightning.Engine` remembers beside rows; the entries of an algorithm are not checked."""
 
     algorithm: _Named
     samples_before: NotRequired[dict[str, Tensor]]
@@ -308,14 +308,14 @@ class _ParameterGroup(TypedDict):
 
 
 class _OptimizerState(TypedDict):
-    """What every optimizer of torch remembers; what it remembers of a parameter is its own affair."""
+    """What every optimizer of torch remembers; its entries for a parameter are not checked."""
 
     state: dict[int | str, dict[str, Any]]
     param_groups: list[_ParameterGroup]
 
 
 class _Schedule(TypedDict, total=False):
-    """What schedules of torch count, those of a chain among them; all else that they know is their own affair."""
+    """What schedules of torch count, those of a chain among them; their other entries are not checked."""
 
     last_epoch: int
     base_lrs: list[float | Tensor]
@@ -481,7 +481,7 @@ def _misfits_of_parts(content: Mapping[str, Any]) -> Iterator[str]:
     """What differs in the entries whose names only the run knows."""
     for name, value in content["state_dict"].items():
         if not isinstance(value, Tensor) and not name.endswith("_extra_state"):
-            yield _told(f"state_dict.{name}", value, Tensor)
+            yield _wrong_value(f"state_dict.{name}", value, Tensor)
     for name, table in content["fcco"]["tables"].items():
         yield from _misfits_of_rows(name, table, content)
     parts: list[tuple[str, Any, Any]] = [
@@ -527,46 +527,46 @@ def require(value: Any, form: Any, what: str) -> None:
     Raises:
         CheckpointError: naming the first entry that differs, what is there and what belongs there.
     """
-    for wrong in _misfits(value, form, ""):
-        raise CheckpointError(f"{what}: {wrong}. Give a state that was saved whole.")
+    for misfit in _misfits(value, form, ""):
+        raise CheckpointError(f"{what}: {misfit}. Give a state that was saved whole.")
 
 
-def _misfits(value: Any, form: Any, at: str) -> Iterator[str]:
+def _misfits(value: Any, form: Any, entry: str) -> Iterator[str]:
     """What differs in a value from a type, entry by entry."""
     origin, inner = get_origin(form), get_args(form)
     if origin in (Union, UnionType):
-        yield from _of_either(value, inner, at)
+        yield from _misfits_of_union(value, inner, entry)
     elif not _is(value, form):
-        yield _told(at, value, form)
+        yield _wrong_value(entry, value, form)
     elif is_typeddict(form):
-        yield from _of_entries(value, form, at)
+        yield from _misfits_of_entries(value, form, entry)
     elif origin is dict:
         for key, member in value.items():
             if _is(key, inner[0]):
-                yield from _misfits(member, inner[1], _below(at, key))
+                yield from _misfits(member, inner[1], _entry_path(entry, key))
             else:
-                yield _key_told(at, key, inner[0])
+                yield _wrong_key(entry, key, inner[0])
     elif origin in (list, tuple):
         kinds = inner if origin is tuple else inner * len(value)
         for place, (member, kind) in enumerate(zip(value, kinds, strict=True)):
-            yield from _misfits(member, kind, _below(at, place))
+            yield from _misfits(member, kind, _entry_path(entry, place))
 
 
-def _of_entries(value: Mapping[Any, Any], form: Any, at: str) -> Iterator[str]:
-    yield from (_key_told(at, key, str) for key in value if not isinstance(key, str))
+def _misfits_of_entries(value: Mapping[Any, Any], form: Any, entry: str) -> Iterator[str]:
+    yield from (_wrong_key(entry, key, str) for key in value if not isinstance(key, str))
     for key, kind in _entries(form).items():
         if key in value:
-            yield from _misfits(value[key], kind, _below(at, key))
+            yield from _misfits(value[key], kind, _entry_path(entry, key))
         elif key in form.__required_keys__:
-            yield f"its entry `{_below(at, key)}` is missing"
+            yield f"its entry `{_entry_path(entry, key)}` is missing"
 
 
-def _of_either(value: Any, kinds: tuple[Any, ...], at: str) -> Iterator[str]:
+def _misfits_of_union(value: Any, kinds: tuple[Any, ...], entry: str) -> Iterator[str]:
     """The misfits from the kind that comes closest: of the value's own type, if there is one, with the fewest."""
-    misfits = [list(_misfits(value, kind, at)) for kind in kinds]
+    misfits = [list(_misfits(value, kind, entry)) for kind in kinds]
     if all(misfits):
-        near = [wrong for kind, wrong in zip(kinds, misfits, strict=True) if _is(value, kind)]
-        yield from min(near, key=len) if near else [_told(at, value, Union[kinds])]  # noqa: UP007 - of kinds in a variable
+        same_type = [misfit for kind, misfit in zip(kinds, misfits, strict=True) if _is(value, kind)]
+        yield from min(same_type, key=len) if same_type else [_wrong_value(entry, value, Union[kinds])]  # noqa: UP007 - of kinds in a variable
 
 
 @cache
@@ -591,20 +591,20 @@ def _is(value: Any, form: Any) -> bool:
 _PYTHON: dict[Any, Any] = {Any: object, dict: Mapping, list: (list, tuple)}
 
 
-def _told(at: str, value: Any, form: Any) -> str:
-    return f"{f'its entry `{at}`' if at else 'it'} is {_short(value)}, and must be {_words(form)}"
+def _wrong_value(entry: str, value: Any, form: Any) -> str:
+    return f"{f'its entry `{entry}`' if entry else 'it'} is {_short(value)}, and must be {_type_name(form)}"
 
 
-def _key_told(at: str, key: Any, form: Any) -> str:
-    return f"{f'its entry `{at}`' if at else 'it'} has the key {_short(key)}, and keys must be {_words(form)}"
+def _wrong_key(entry: str, key: Any, form: Any) -> str:
+    return f"{f'its entry `{entry}`' if entry else 'it'} has the key {_short(key)}, and keys must be {_type_name(form)}"
 
 
-def _words(form: Any) -> str:
+def _type_name(form: Any) -> str:
     origin, inner = get_origin(form), get_args(form)
     if origin is Literal:
         return " or ".join(map(repr, inner))
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(map(_words, inner)))
+        return " or ".join(dict.fromkeys(map(_type_name, inner)))
     if origin is tuple:
         return f"a list of {len(inner)}"
     return _NAMES.get(origin or form, "a mapping")
@@ -626,5 +626,5 @@ def _short(value: Any) -> str:
     return "a mapping" if isinstance(value, Mapping) else f"a {type(value).__name__}"
 
 
-def _below(at: str, key: Any) -> str:
-    return f"{at}.{key}" if at else str(key)
+def _entry_path(entry: str, key: Any) -> str:
+    return f"{entry}.{key}" if entry else str(key)

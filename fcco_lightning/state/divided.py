@@ -54,16 +54,16 @@ def exchange(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor
 
     Memory changes hands, but for divided tensors, whose values are copied: FSDP2 reads its own memory only.
     """
-    held: list[Tensor] = []
+    old_values: list[Tensor] = []
     for tensor, value in zip(tensors, values, strict=True):
         if hasattr(tensor, "to_local"):
-            held.append(tensor.detach().clone())
+            old_values.append(tensor.detach().clone())
             with torch.no_grad():
                 tensor.copy_(value)
         else:
-            held.append(tensor.data)
+            old_values.append(tensor.data)
             tensor.data = value
-    return held
+    return old_values
 
 
 def divided_as(whole: Tensor, other: Tensor | None) -> Tensor:
@@ -79,8 +79,8 @@ def divided_as(whole: Tensor, other: Tensor | None) -> Tensor:
 def _share(shape: Sequence[int], size: int, rank: int) -> tuple[int, int]:
     """The range of values, in the order of memory, that one of ``size`` processes holds of a tensor."""
     rows, width = shape[0], prod(shape[1:])
-    each = -(-rows // size)
-    return min(rows, rank * each) * width, min(rows, (rank + 1) * each) * width
+    rows_per_process = -(-rows // size)
+    return min(rows, rank * rows_per_process) * width, min(rows, (rank + 1) * rows_per_process) * width
 
 
 def _assembled(part: Tensor, shape: torch.Size, mesh: Any) -> Tensor:
@@ -97,16 +97,16 @@ def _assembled(part: Tensor, shape: torch.Size, mesh: Any) -> Tensor:
 
 def take_out(checkpoint: dict[str, Any]) -> list[Tensor]:
     """Leave the shapes of divided tensors in a checkpoint, as tensors without values, and return the tensors."""
-    taken: list[Tensor] = []
+    divided: list[Tensor] = []
 
     def shape_of(tensor: Tensor) -> Tensor:
         if not is_divided(tensor):
             return tensor
-        taken.append(tensor)
+        divided.append(tensor)
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
     _change(checkpoint, shape_of)
-    return taken
+    return divided
 
 
 def gathered(checkpoint: dict[str, Any]) -> None:
@@ -164,15 +164,15 @@ def put_back(checkpoint: dict[str, Any], folder: Path, mesh: Any = None) -> None
     if "save_id" not in header:
         raise CheckpointError("the checkpoint has weights without values, and names no files that hold them.")
     manifest = read_manifest(folder / header["save_id"], header["save_id"])
-    there, here = sum(tensor.numel() for tensor in tensors), manifest.tables.get(TABLE, 0)
-    if there != here:  # before memory is taken for them
+    num_expected, num_stored = sum(tensor.numel() for tensor in tensors), manifest.tables.get(TABLE, 0)
+    if num_expected != num_stored:  # before memory is taken for them
         raise CheckpointError(
-            f"the checkpoint has {there} values of weights in files beside it, and `{folder}` holds {here}. Copy the "
-            "folder again from where it was saved."
+            f"the checkpoint has {num_expected} values of weights in files beside it, and `{folder}` holds "
+            f"{num_stored}. Copy the folder again from where it was saved."
         )
     size, rank = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank())
-    wanted = [_share(t.shape, size, rank) for t in tensors]
-    values = iter(_read(tensors, wanted, folder / header["save_id"], manifest, header["world_size"]))
+    ranges = [_share(t.shape, size, rank) for t in tensors]
+    values = iter(_read_ranges(tensors, ranges, folder / header["save_id"], manifest, header["world_size"]))
 
     def filled(tensor: Tensor) -> Tensor:
         if not tensor.is_meta:
@@ -183,22 +183,22 @@ def put_back(checkpoint: dict[str, Any], folder: Path, mesh: Any = None) -> None
     _change(checkpoint, filled)
 
 
-def _read(
-    tensors: Sequence[Tensor], wanted: Sequence[tuple[int, int]], folder: Path, manifest: Manifest, writers: int
+def _read_ranges(
+    tensors: Sequence[Tensor], ranges: Sequence[tuple[int, int]], folder: Path, manifest: Manifest, writers: int
 ) -> list[Tensor]:
     """The wanted ranges of values of tensors that ``writers`` processes have written, those of one at a time."""
     kinds = [getattr(torch, part.dtype) for part in manifest.parts if part.table == TABLE]
     dtype = kinds[0] if kinds else torch.float32
-    buffers = [torch.empty(stop - first, dtype=dtype) for first, stop in wanted]
+    buffers = [torch.empty(stop - first, dtype=dtype) for first, stop in ranges]
     for writer in range(writers):
         shares = [_share(t.shape, writers, writer) for t in tensors]
-        if all(max(a, c) >= min(b, d) for (a, b), (c, d) in zip(shares, wanted, strict=True)):
+        if all(max(a, c) >= min(b, d) for (a, b), (c, d) in zip(shares, ranges, strict=True)):
             continue
         (start, total), rows = place_of(tensors, writers, writer), _length(tensors, writers, writer)
         block = torch.empty(rows, 1, dtype=dtype)
         read_rows(folder, manifest, TABLE, start, block, total)
         pieces = torch.split(block.squeeze(1), [stop - first for first, stop in shares])
-        for into, piece, (first, stop), (low, high) in zip(buffers, pieces, wanted, shares, strict=True):
+        for into, piece, (first, stop), (low, high) in zip(buffers, pieces, ranges, shares, strict=True):
             a, b = max(first, low), min(stop, high)
             if a < b:
                 into[a - first : b - first] = piece[a - low : b - low]
@@ -217,10 +217,10 @@ def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         changed: Any = {key: mapped(member, kind, change) for key, member in value.items()}
-        same = all(changed[key] is member for key, member in value.items())
+        unchanged = all(changed[key] is member for key, member in value.items())
     elif type(value) in (list, tuple):
         changed = type(value)(mapped(member, kind, change) for member in value)
-        same = all(new is member for new, member in zip(changed, value, strict=True))
+        unchanged = all(new is member for new, member in zip(changed, value, strict=True))
     else:
         return value
-    return value if same else changed
+    return value if unchanged else changed

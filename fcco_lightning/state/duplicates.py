@@ -48,5 +48,5 @@ def replaced(rows: Tensor, index: Tensor | None, at: Tensor | None, by: Tensor) 
         return rows.index_copy(0, at, by)
     ordered, order = at.sort()
     place = torch.searchsorted(ordered, index).clamp(max=len(ordered) - 1)
-    matches, chosen = ordered[place] == index, order[place]
-    return torch.where(matches.unsqueeze(1), by.index_select(0, chosen), rows)
+    matches, source = ordered[place] == index, order[place]
+    return torch.where(matches.unsqueeze(1), by.index_select(0, source), rows)

@@ -67,7 +67,7 @@ class Processes:
         self.patience: float | None = None
         # where the backend needs all tensors; None for where they are
         self._device = torch.device("cuda") if running and "gloo" not in dist.get_backend(group) else None
-        self._announced: BaseException | None = None  # the failure here that the others know of
+        self._announced: BaseException | None = None  # the failure here of which the others are informed
         self.watch: Watch | None = None
 
     @classmethod
@@ -108,10 +108,10 @@ class Processes:
         layout = zlib.crc32(repr(kinds).encode())
         headers, everything = self._exchange(contents, [0, packed_size(contents), rows, layout, mark, 0])
         if any(h[3] != layout for h in headers):
-            who = "; ".join(f"process {r} has {of_one}" for r, of_one in enumerate(self._everyone(kinds)))
+            details = "; ".join(f"process {r} has {kind}" for r, kind in enumerate(self._everyone(kinds)))
             raise PeerError(
-                f"the processes do not exchange the same tensors: {who}. Give every process the same configuration and "
-                "data."
+                f"the processes do not exchange the same tensors: {details}. Give every process the same configuration "
+                "and data."
             )
         sizes = [h[2] for h in headers]
         start, union = sum(sizes[: self.rank]), list[Tensor]()
@@ -138,11 +138,11 @@ class Processes:
             self._everyone(f"{type(error).__name__}: {error}")
 
     def guard(self) -> AbstractContextManager[None]:
-        """If the body, this process's own affair, raises here, the others raise at their next exchange."""
-        return self._told() if self.size > 1 else _ALONE
+        """If the body, which only this process runs, raises, the others raise at their next exchange."""
+        return self._announcing_failure() if self.size > 1 else _ALONE
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _announcing_failure(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
@@ -172,10 +172,10 @@ class Processes:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all processes, in place."""
         if self.size > 1:
-            sent = tensor.to(self._device or tensor.device)
-            dist.all_reduce(sent, group=self.group)
-            if sent is not tensor:
-                tensor.copy_(sent)
+            buffer = tensor.to(self._device or tensor.device)
+            dist.all_reduce(buffer, group=self.group)
+            if buffer is not tensor:
+                tensor.copy_(buffer)
             self.bytes += tensor.nbytes
         return tensor
 
@@ -191,9 +191,9 @@ class Processes:
     def copy_first_(self, tensors: Sequence[Tensor]) -> None:
         """Give every tensor the values that it has on the first process: one collective for each."""
         for tensor in tensors if self.size > 1 else ():
-            sent = tensor.to(self._device or tensor.device).contiguous()
-            dist.broadcast(sent, group_src=0, group=self.group)
-            tensor.copy_(sent)
+            buffer = tensor.to(self._device or tensor.device).contiguous()
+            dist.broadcast(buffer, group_src=0, group=self.group)
+            tensor.copy_(buffer)
 
     @torch.no_grad()
     def average_(self, tensors: Sequence[Tensor]) -> None:
@@ -205,9 +205,9 @@ class Processes:
             return
         tensors = [t for t in tensors if not is_divided(t)]
         for dtype in dict.fromkeys(t.dtype for t in tensors):
-            chosen = [t for t in tensors if t.dtype == dtype]
-            flat = self.sum_(torch.cat([t.reshape(-1) for t in chosen])).div_(self.size)
-            for t, mean in zip(chosen, torch.split(flat, [t.numel() for t in chosen]), strict=True):
+            same_dtype = [t for t in tensors if t.dtype == dtype]
+            flat = self.sum_(torch.cat([t.reshape(-1) for t in same_dtype])).div_(self.size)
+            for t, mean in zip(same_dtype, torch.split(flat, [t.numel() for t in same_dtype]), strict=True):
                 t.copy_(mean.view_as(t))
 
     def everyone(self, value: Any) -> list[Any]:
@@ -240,14 +240,14 @@ class Processes:
             self._gather_bytes(everything.view(-1), buffer, timeout)
             self.bytes += len(buffer)
             headers = everything[:, :_HEADER_BYTES].contiguous().view(torch.int64).tolist()
-            failed, needed = [rank for rank, h in enumerate(headers) if h[0]], max(h[1] for h in headers)
+            failed, largest = [rank for rank, h in enumerate(headers) if h[0]], max(h[1] for h in headers)
             if failed and not header[0]:
                 reasons = self._everyone(None)
                 failures = "; ".join(f"process {rank} failed with {reasons[rank]}" for rank in failed)
                 raise PeerError(f"{failures}. So this process stops too.")
-            if failed or needed <= self._capacity:
+            if failed or largest <= self._capacity:
                 return headers, everything
-            self._capacity = needed
+            self._capacity = largest
 
     def _gather_bytes(self, everything: Tensor, buffer: Tensor, timeout: float | None) -> None:
         if (
@@ -286,16 +286,16 @@ def unpack(buffers: Tensor, like: Sequence[Tensor], sizes: Sequence[int]) -> lis
         like: tensors of the dtypes and shapes that were packed, up to the first dimension.
         sizes: first dimension of each process.
     """
-    even, offsets, whole = len(set(sizes)) == 1, [0] * len(sizes), []
+    even, offsets, tensors = len(set(sizes)) == 1, [0] * len(sizes), []
     for t in like:
         lengths = [size * t.dtype.itemsize * t.shape[1:].numel() for size in sizes]
         if even:
             flat = buffers[:, offsets[0] : offsets[0] + lengths[0]].reshape(-1)
         else:
             flat = torch.cat([b[o : o + n] for b, o, n in zip(buffers, offsets, lengths, strict=True)])
-        whole.append(flat.view(t.dtype).view(sum(sizes), *t.shape[1:]))
+        tensors.append(flat.view(t.dtype).view(sum(sizes), *t.shape[1:]))
         offsets = [o + _padded(n) for o, n in zip(offsets, lengths, strict=True)]
-    return whole
+    return tensors
 
 
 def _padded(size: int) -> int:
@@ -351,7 +351,7 @@ def require_same_everywhere(processes: Processes, description: Mapping[str, str]
     for name in dict.fromkeys(name for d in everyone for name in d):
         values = [d.get(name) for d in everyone]
         if len(set(values)) > 1:
-            shown = "; ".join(f"process {r}: {v}" for r, v in enumerate(values))
+            listing = "; ".join(f"process {r}: {v}" for r, v in enumerate(values))
             raise ConfigError(
-                f"the processes do not agree on `{name}`. {shown}. Give all of them the same configuration and data."
+                f"the processes do not agree on `{name}`. {listing}. Give all of them the same configuration and data."
             )

@@ -161,7 +161,7 @@ def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
         raise CheckpointError(
             f"`{path}` is missing: the save was interrupted, or the folder is not one. Resume from another checkpoint."
         )
-    with _named(path):
+    with _naming_file(path):
         stored = path.read_bytes()
         content = json.loads(stored)
     version = content.get("format") if isinstance(content, dict) else None
@@ -197,10 +197,10 @@ def read_rows(
     if table not in manifest.tables:
         raise CheckpointError(f"the checkpoint has no table {table!r}, only {list(manifest.tables)}.")
     parts, saved_rows = [part for part in manifest.parts if part.table == table], manifest.tables[table]
-    needed = (saved_rows if num_rows is None else num_rows, into.shape[1], str(into.dtype)[6:])
-    for saved in {(saved_rows, part.width, part.dtype) for part in parts} - {needed}:
+    expected = (saved_rows if num_rows is None else num_rows, into.shape[1], str(into.dtype)[6:])
+    for saved in {(saved_rows, part.width, part.dtype) for part in parts} - {expected}:
         raise CheckpointError(
-            f"the checkpoint's table {table!r} has (rows, width, dtype) {saved}, this problem needs {needed}. It was "
+            f"the checkpoint's table {table!r} has (rows, width, dtype) {saved}, this problem needs {expected}. It was "
             "trained on another data set, split or set of constraints: use the same ones, or start without --ckpt_path."
         )
     if len(into):
@@ -214,10 +214,10 @@ def read_rows(
 def _read_part(path: Path, part: Part, start: int, into: Tensor) -> None:
     """Fill ``into`` with the rows ``start``, ... of a part, counted from its first."""
     (width, step), stop = _layout(into), start + len(into)
-    with _named(path), path.open("rb") as file:
-        size, needed = os.fstat(file.fileno()).st_size, 4 * part.count * width
-        if size != needed:
-            raise _damaged(path, f"it has {size} bytes, must have {needed}")
+    with _naming_file(path), path.open("rb") as file:
+        size, expected_size = os.fstat(file.fileno()).st_size, 4 * part.count * width
+        if size != expected_size:
+            raise _damaged(path, f"it has {size} bytes, must have {expected_size}")
         buffer = np.empty(min(step, part.count) * width, np.uint32)
         for chunk in range(start // step, -(-stop // step)):
             low, high = chunk * step, min((chunk + 1) * step, part.count)
@@ -232,17 +232,17 @@ def _read_part(path: Path, part: Part, start: int, into: Tensor) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _naming_file(path: Path) -> Iterator[None]:
     """What cannot be read, or not be understood, is named."""
     try:
         yield
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"cannot read `{path}`: {why}. {_WAY_OUT}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot read `{path}`: {reason}. {_WAY_OUT}") from error
 
 
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"`{path}` is damaged or belongs to another save: {what}. {_WAY_OUT}")
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"`{path}` is damaged or belongs to another save: {reason}. {_WAY_OUT}")
 
 
 _WAY_OUT = "Copy the folder again from where it was saved, or resume from another checkpoint."

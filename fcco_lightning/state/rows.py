@@ -75,8 +75,8 @@ class DualState(nn.Module):
         self.processes, self.sink = processes or Processes(), sink
         self.sharded = layout == "sharded" or (layout == "auto" and num_rows * width >= SHARDED_FROM)
         self.divided = self.sharded and self.processes.size > 1
-        mine = (self.processes.rank, self.processes.size) if self.sharded else (0, 1)
-        self.first, count = shard_of(num_rows, *mine)
+        process = (self.processes.rank, self.processes.size) if self.sharded else (0, 1)
+        self.first, count = shard_of(num_rows, *process)
         self.register_buffer("held", torch.full((count + 1, width), float("nan"), dtype=dtype), persistent=False)
 
     @property
@@ -123,12 +123,12 @@ class DualState(nn.Module):
 
         Equal indices must come with equal values.
         """
-        held, values = self.held, values.detach() if values.requires_grad else values
+        local_rows, values = self.held, values.detach() if values.requires_grad else values
         if index is None:
-            rows = held[:-1]
+            rows = local_rows[:-1]
             rows.copy_(values[self.first : self.first + len(rows)] if self.divided else values)
         else:
-            held.index_copy_(0, self._local(index) if self.divided else index, values.to(held.dtype))
+            local_rows.index_copy_(0, self._local(index) if self.divided else index, values.to(local_rows.dtype))
 
     def read(self, index: Tensor) -> Tensor:
         """Rows ``index`` (b,), the same on all processes, shape (b, k), a copy; NaN in rows never written.
@@ -146,12 +146,12 @@ class DualState(nn.Module):
             NonFiniteError: if a value is NaN or infinite in the dtype of the rows; no row has changed then.
         """
         index, values = self.checked_index(index), values.detach().to(self.held.dtype)
-        wrong = ~torch.isfinite(values).all(dim=1)
-        if bool(wrong.any()):
-            where = int(wrong.nonzero()[0])
+        nonfinite = ~torch.isfinite(values).all(dim=1)
+        if bool(nonfinite.any()):
+            position = int(nonfinite.nonzero()[0])
             raise NonFiniteError(
-                f"row {int(index[where])} of the dual state would become {values[where].tolist()} "
-                f"(batch position {where}); no row was changed. Look for NaN or infinite scores or losses: "
+                f"row {int(index[position])} of the dual state would become {values[position].tolist()} "
+                f"(batch position {position}); no row was changed. Look for NaN or infinite scores or losses: "
                 "lower the learning rate, or set `execution: {skip_nonfinite: true}` to drop such batches."
             )
         self.scatter_(index.to(self.held.device), values.to(self.held.device))
@@ -172,10 +172,10 @@ class DualState(nn.Module):
         return torch.where(inside, local, len(self.held) - 1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        kept = self.held
+        before = self.held
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.held.dtype in (torch.float16, torch.bfloat16):
-            self.held = kept.to(self.held.device)  # averages of thousands of steps do not survive 8 or 11 bits
+            self.held = before.to(self.held.device)  # averages of thousands of steps do not survive 8 or 11 bits
         return self
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -222,9 +222,9 @@ class DualState(nn.Module):
 
 def shard_of(num_rows: int, rank: int, size: int) -> tuple[int, int]:
     """First row and number of rows of a process: ceil(n/P) each as ``torch.chunk`` does, so the last may hold none."""
-    each = -(-num_rows // size)
-    first = min(rank * each, num_rows)
-    return first, min(each, num_rows - first)
+    rows_per_process = -(-num_rows // size)
+    first = min(rank * rows_per_process, num_rows)
+    return first, min(rows_per_process, num_rows - first)
 
 
 def checked_index(index: Tensor, num_rows: int) -> Tensor:
@@ -242,11 +242,11 @@ def checked_index(index: Tensor, num_rows: int) -> Tensor:
             f"index must be a 1-D tensor of whole numbers, got {index.dim()}-D {index.dtype}. "
             "Pass the dataset's `index` column, e.g. torch.arange(n)[batch]."
         )
-    wrong = (index < 0) | (index >= num_rows)
-    if bool(wrong.any()):
-        where = int(wrong.nonzero()[0])
+    out_of_range = (index < 0) | (index >= num_rows)
+    if bool(out_of_range.any()):
+        position = int(out_of_range.nonzero()[0])
         raise StateIndexError(
-            f"the dual state holds rows 0..{num_rows - 1}, got index {int(index[where])} at batch position "
-            f"{where}. Index the training split itself from 0, and size the state with num_rows=len(train_split)."
+            f"the dual state holds rows 0..{num_rows - 1}, got index {int(index[position])} at batch position "
+            f"{position}. Index the training split itself from 0, and size the state with num_rows=len(train_split)."
         )
     return index.long()

@@ -44,21 +44,21 @@ class Watch:
     def __init__(self) -> None:
         self._store = dist.distributed_c10d._get_default_store().clone()
         self._rank = dist.get_rank()
-        self._read = self._store.add(_COUNT, 0)
+        self._num_read = self._store.add(_COUNT, 0)
         self.failures: dict[int, str] = {}
-        self._over = threading.Event()
+        self._stop_event = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Watch over the thread that calls this."""
         self.stop()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(threading.get_ident(), self._over), daemon=True)
+        self._stop_event = threading.Event()
+        self._thread = threading.Thread(target=self._watch, args=(threading.get_ident(), self._stop_event), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """Watch no longer, and forget the failures so far."""
-        self._over.set()
+        self._stop_event.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -75,35 +75,39 @@ class Watch:
         """Let an error of a lost connection say which process has failed, and why; another error stays as it is."""
         if is_lost(error):
             self._look()
-            reason = PeerError(self._told() or "another process has ended without a word, as one that is killed does.")
+            reason = PeerError(
+                self._message() or "another process has ended without a word, as one that is killed does."
+            )
             error.args = (f"{reason} ({error})",)
             error.__cause__ = reason
 
-    def _told(self) -> str:
-        failures = "; ".join(f"process {rank} failed with {what}" for rank, what in sorted(self.failures.items()))
+    def _message(self) -> str:
+        failures = "; ".join(f"process {rank} failed with {reason}" for rank, reason in sorted(self.failures.items()))
         return f"{failures}. So this process stops too." if failures else ""
 
     def _look(self) -> None:
         with suppress(RuntimeError):  # the store has gone with its process
-            for number in range(self._read, self._store.add(_COUNT, 0)):
-                rank, what = json.loads(self._store.get(f"{_FAILURE}{number}"))
+            for number in range(self._num_read, self._store.add(_COUNT, 0)):
+                rank, reason = json.loads(self._store.get(f"{_FAILURE}{number}"))
                 if rank != self._rank:
-                    self.failures[rank] = what
-                self._read = number + 1
+                    self.failures[rank] = reason
+                self._num_read = number + 1
 
-    def _watch(self, worker: int, over: threading.Event) -> None:
+    def _watch(self, worker: int, stop_event: threading.Event) -> None:
         place: tuple[FrameType | None, int] | None = None
-        still = 0.0
-        while not over.wait(_INTERVAL):
+        waited = 0.0
+        while not stop_event.wait(_INTERVAL):
             self._look()
             if self.failures:
                 frame = sys._current_frames().get(worker)
                 before, place = place, (frame, -1 if frame is None else frame.f_lasti)
-                still = still + _INTERVAL if place == before else 0.0
-                if still >= _PATIENCE:
+                waited = waited + _INTERVAL if place == before else 0.0
+                if waited >= _PATIENCE:
                     self._end()
 
     def _end(self) -> None:
-        sys.stderr.write(f"\nfcco: {PeerError.__name__}: {self._told()} (It has waited in vain for {_PATIENCE:g} s.)\n")
+        sys.stderr.write(
+            f"\nfcco: {PeerError.__name__}: {self._message()} (It has waited in vain for {_PATIENCE:g} s.)\n"
+        )
         sys.stderr.flush()
         os._exit(1)

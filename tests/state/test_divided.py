@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fcco_lightning.errors import CheckpointError
-from fcco_lightning.state.divided import TABLE, _read, _share, place_of, put_back, without_values
+from fcco_lightning.state.divided import TABLE, _read_ranges, _share, place_of, put_back, without_values
 from fcco_lightning.state.row_files import read_manifest, write_manifest, write_part
 
 SHAPES = [(5, 3), (2, 2, 2), (4, 0), (7,), (1,)]
@@ -55,7 +55,7 @@ def test_parts_come_back(writers, readers, tmp_path):
     for rank in range(readers):
         wanted = [_share(t.shape, readers, rank) for t in shapes]
         for part, tensor, (first, stop) in zip(
-            _read(shapes, wanted, tmp_path / "id", manifest, writers), tensors, wanted, strict=True
+            _read_ranges(shapes, wanted, tmp_path / "id", manifest, writers), tensors, wanted, strict=True
         ):
             assert torch.equal(part, tensor.reshape(-1)[first:stop])
 
