@@ -47,7 +47,7 @@ class WeightAverage:
         at_least("average.start", self.start, 0)
         self._other: AveragedModel | None = None  # the average; while that is shown, the last weights
         self._network: nn.Module | None = None  # whose average it is
-        self._shown = False
+        self._averaged = False
         self._finite: list[int] = []  # which statistics are averaged: a mask of infinite numbers stays as it is
         self._marks: list[float] = []  # of the weights that are shown
 
@@ -59,15 +59,15 @@ class WeightAverage:
             stored: of :meth:`state`, from the checkpoint that training continues.
         """
         if stored is None and self._other is not None and self._network is network:  # a second fit
-            for mine, other in zip(_tensors(network), _tensors(self._other.module), strict=True):
-                other.data = other.data.to(mine)  # it may be in another precision or place
-            if not self._shown or self._marks == _marks(network):  # else other weights have been loaded since
+            for tensor, other in zip(_tensors(network), _tensors(self._other.module), strict=True):
+                other.data = other.data.to(tensor)  # it may be in another precision or place
+            if not self._averaged or self._marks == _marks(network):  # else other weights have been loaded since
                 self.show(averaged=False)
                 return
-        how: Any = get_swa_multi_avg_fn if self.decay is None else partial(get_ema_multi_avg_fn, self.decay)
-        self._other = AveragedModel(nn.Identity(), multi_avg_fn=how())  # which would copy what hooks belong to
+        averaging: Any = get_swa_multi_avg_fn if self.decay is None else partial(get_ema_multi_avg_fn, self.decay)
+        self._other = AveragedModel(nn.Identity(), multi_avg_fn=averaging())  # which would copy what hooks belong to
         self._other.module = copy_of(network)
-        self._network, self._shown = network, False
+        self._network, self._averaged = network, False
         self._finite = [k for k, buffer in enumerate(self.statistics) if bool(buffer.isfinite().all())]
         if stored is not None:
             with in_words("the checkpoint's averaged weights"):
@@ -76,7 +76,7 @@ class WeightAverage:
                 self._other.module.load_state_dict(versioned(network, last))
 
     def update(self, updates: int) -> None:
-        """Take in the network's weights after one more update, of so many in all."""
+        """Add the network's weights to the average, after the update with number ``updates``."""
         if self._other is None or self._network is None or updates <= self.start:
             return
         moving, count = [self.statistics[k] for k in self._finite], int(self._other.n_averaged)
@@ -90,13 +90,13 @@ class WeightAverage:
     @torch.no_grad()
     def show(self, *, averaged: bool) -> None:
         """Give the network the averaged weights, or the last ones back; nothing before there is an average."""
-        if self._other is None or self._network is None or self._shown == averaged or self._other.n_averaged == 0:
+        if self._other is None or self._network is None or self._averaged == averaged or self._other.n_averaged == 0:
             return
-        for mine, other in zip(_tensors(self._network), _tensors(self._other.module), strict=True):
-            kept = mine.detach().clone()
-            mine.copy_(other)
-            other.copy_(kept)
-        self._shown, self._marks = averaged, _marks(self._network) if averaged else []
+        for tensor, other in zip(_tensors(self._network), _tensors(self._other.module), strict=True):
+            last = tensor.detach().clone()
+            tensor.copy_(other)
+            other.copy_(last)
+        self._averaged, self._marks = averaged, _marks(self._network) if averaged else []
 
     @property
     def statistics(self) -> list[Tensor]:
@@ -117,7 +117,7 @@ class WeightAverage:
             return None
         others = {f"{_PREFIX}{name}": value for name, value in self._other.module.state_dict().items()}
         state = {"count": int(self._other.n_averaged), "weights": others}
-        if not self._shown:
+        if not self._averaged:
             exchange(weights, state)
         return state
 

@@ -86,8 +86,8 @@ class LightningBackend(Backend):
     def plain(self) -> bool:
         """On one device without loss scaling."""
         strategy, precision = self.module.trainer.strategy, self.module.trainer.precision_plugin
-        alone = isinstance(strategy, SingleDeviceStrategy) and type(strategy).backward is Strategy.backward
-        return alone and type(precision).backward is Precision.backward and self.scaler is None
+        single_device = isinstance(strategy, SingleDeviceStrategy) and type(strategy).backward is Strategy.backward
+        return single_device and type(precision).backward is Precision.backward and self.scaler is None
 
     @property
     def divided(self) -> bool:
@@ -165,8 +165,8 @@ class LightningBackend(Backend):
 
     def is_logged(self, *, last: bool, updated: bool) -> bool:
         """Whether figures of this training step are logged: those of an epoch's last batch always, for callbacks."""
-        every = self.module.trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 for never
-        return bool(every) and (last or (updated and self.module.global_step % every == 0))
+        interval = self.module.trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 for never
+        return bool(interval) and (last or (updated and self.module.global_step % interval == 0))
 
     def log(
         self,
@@ -210,14 +210,14 @@ class LightningBackend(Backend):
     def _is_new(self) -> bool:
         """Whether this epoch has a value of the monitored metric: one of validation comes with a validation only."""
         trainer = self.module.trainer
-        every = trainer.check_val_every_n_epoch
+        num_epochs = trainer.check_val_every_n_epoch
         if self.schedule.monitor in self.of_steps:
             return True
         interval = trainer.val_check_batch
         if interval is None:  # by time
             return self.validated_in == trainer.current_epoch
-        if every is not None:
-            return (trainer.current_epoch + 1) % every == 0
+        if num_epochs is not None:
+            return (trainer.current_epoch + 1) % num_epochs == 0
         batches = trainer.fit_loop.epoch_loop.batch_progress
         before = batches.total.ready - batches.current.ready
         return batches.total.ready // interval > before // interval

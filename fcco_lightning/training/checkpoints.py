@@ -26,8 +26,8 @@ class Checkpoints(ModelCheckpoint):
         super().on_train_batch_end(trainer, pl_module, *args)
         if self._train_time_interval is None or self._should_skip_saving_checkpoint(trainer):
             return
-        passed = time.monotonic() - (self._last_time_checked or 0.0)
-        if trainer.strategy.broadcast(passed >= self._train_time_interval.total_seconds()):
+        elapsed = time.monotonic() - (self._last_time_checked or 0.0)
+        if trainer.strategy.broadcast(elapsed >= self._train_time_interval.total_seconds()):
             self._last_time_checked = time.monotonic()
             candidates = self._monitor_candidates(trainer)
             if self.monitor is not None and self.monitor not in candidates:

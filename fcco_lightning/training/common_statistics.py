@@ -70,8 +70,8 @@ def normalised(layer: _BatchNorm, processes: Processes, x: Tensor) -> Tensor:
     channels, others = (1, -1, *[1] * (x.dim() - 2)), [d for d in range(x.dim()) if d != 1]
     with torch.autocast(x.device.type, enabled=False):
         wide = x if x.dtype == torch.float64 else x.float()
-        here = wide.new_tensor([x.numel() // layer.num_features])
-        sums = _total(torch.cat([wide.sum(others), here]), processes)
+        num_values = wide.new_tensor([x.numel() // layer.num_features])
+        sums = _total(torch.cat([wide.sum(others), num_values]), processes)
         count = sums[-1].detach()
         if count < 2:
             raise DataError(

@@ -123,7 +123,7 @@ class EasedDecay(Callback):
         self.share, self._before, self._added = float(state["share"]), state["sums"], list(state["added"])
 
     def _set(self, share: float) -> None:
-        """Give the optimizer so much of the decay."""
+        """Set the optimizer's weight decay to this share of the configured one."""
         stepping = self.stepping()
         full = [typed[_DECAY] for typed in stepping.typed]
         added = stepping.optimizer.param_groups[len(full) :]

@@ -112,17 +112,17 @@ class EvaluatingModule(LightningModule):
             decided["decisions"] = self.rule.decided(scores).long()
         return decided
 
-    def _keep_pace(self, batch: Any, done: int, batches: Sequence[float], loader: int = 0) -> None:
+    def _keep_pace(self, batch: Any, batch_idx: int, batches: Sequence[float], loader: int = 0) -> None:
         """Behind the last batch, evaluate it again until all processes have had as many as the one with most.
 
         Only where weights are divided: nobody could gather them for the others' batches otherwise.
         """
-        if done + 1 == batches[loader] and is_gathered(self.network):
-            self._evaluate_again(self.network, columns_of(batch), done + 1)
+        if batch_idx + 1 == batches[loader] and is_gathered(self.network):
+            self._evaluate_again(self.network, columns_of(batch), batch_idx + 1)
 
     @torch.no_grad()
-    def _evaluate_again(self, network: nn.Module, columns: Columns, done: int) -> None:
-        for _ in range(self.processes.largest(done) - done):
+    def _evaluate_again(self, network: nn.Module, columns: Columns, num_batches: int) -> None:
+        for _ in range(self.processes.largest(num_batches) - num_batches):
             outputs_of_columns(network, columns)
 
     def _collect(self, batch: dict[str, Tensor], loader: int) -> None:
@@ -172,7 +172,7 @@ class EvaluatingModule(LightningModule):
             self.log_dict(rest, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
 
     def fit_rule(self, splits: Mapping[str, Split]) -> None:
-        """Divide the scores where the decisions that are asked for say, by the validation split or else the training's.
+        """Choose the threshold or class weights of the requested decisions, by the validation split or else training's.
 
         Probabilities are calibrated on the validation split alone, of which no sample was trained on.  Nothing is done
         where neither is there, or scores are not those of two classes.
@@ -225,12 +225,12 @@ class EvaluatingModule(LightningModule):
         self.vacuous_because[name] = reason
         return summary
 
-    def _require_finite(self, outputs: Any, columns: Columns, where: str = "") -> None:
+    def _require_finite(self, outputs: Any, columns: Columns, place: str = "") -> None:
         for leaf in pytree.tree_leaves(outputs):
-            bad = ~torch.isfinite(leaf).reshape(len(leaf), -1).all(1)
-            if bool(bad.any()):
+            nonfinite = ~torch.isfinite(leaf).reshape(len(leaf), -1).all(1)
+            if bool(nonfinite.any()):
                 raise NonFiniteError(
-                    f"the network's outputs{where} are not finite for {named_samples(bad, columns)}: the weights "
+                    f"the network's outputs{place} are not finite for {named_samples(nonfinite, columns)}: the weights "
                     "diverged or the features hold NaN. Lower the learning rate, or clip with "
                     f"--model.clipping.value.{narrow_weights(self.network)}"
                 )

@@ -53,7 +53,7 @@ class Execution:
 
 
 def require_settings(**given: object) -> None:
-    """Refuse another thing where a record of settings is asked for; its name is that of the class.
+    """Refuse a value of another type where a record of settings is needed; the argument is named like the class.
 
     Raises:
         ConfigError: naming the argument.

@@ -24,13 +24,13 @@ def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
     """
     weights = [p for p in module.parameters() if not is_lazy(p)]
     if not weights or all_finite(parts_of(weights)):
-        bad = [name for name, b in network.named_buffers() if bool(torch.isnan(b).any())]
+        nonfinite = [name for name, b in network.named_buffers() if bool(torch.isnan(b).any())]
     else:
-        bad = [name for name, p in module.named_parameters() if not bool(torch.isfinite(part_of(p)).all())]
-    if bad:
+        nonfinite = [name for name, p in module.named_parameters() if not bool(torch.isfinite(part_of(p)).all())]
+    if nonfinite:
         raise NonFiniteError(
-            f"`{bad[0]}` holds NaN or infinity: the weights have diverged in a step whose gradient was finite. No "
-            "checkpoint is written of them, earlier ones are as they were. Lower the learning rate, or clip with "
+            f"`{nonfinite[0]}` holds NaN or infinity: the weights have diverged in a step whose gradient was finite. "
+            "No checkpoint is written of them, earlier ones are as they were. Lower the learning rate, or clip with "
             f"--model.clipping.value, and continue from an earlier checkpoint.{narrow_weights(network)}"
         )
 
@@ -41,10 +41,10 @@ def statistics_kept(network: nn.Module, *, wanted: bool) -> Iterator[None]:
 
     It costs a copy of them (BatchNorm's statistics), and is done where ``wanted``.
     """
-    kept = [buffer.clone() for buffer in network.buffers()] if wanted else []
+    copies = [buffer.clone() for buffer in network.buffers()] if wanted else []
     try:
         yield
     except NonFiniteError:
-        for buffer, before in zip(network.buffers() if wanted else (), kept, strict=True):
+        for buffer, before in zip(network.buffers() if wanted else (), copies, strict=True):
             buffer.copy_(before)
         raise

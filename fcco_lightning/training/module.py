@@ -266,11 +266,13 @@ class FCCOModule(EvaluatingModule):
         phase = self.phases.present
         for objective in {phase.objective, self.objective}:  # what does not fit the data is refused before any phase
             objective.adapt(datamodule_of(self.trainer))
-        drawn = None if sampling is None else next(iter(sampling.values()))
-        split, decisions = None if drawn is None else drawn.columns, self.rule.decisions
-        self.rule.costs = cost_classes(phase.objective, decisions, split, class_changes(phase.objective, drawn))
+        train_sampling = None if sampling is None else next(iter(sampling.values()))
+        split, decisions = None if train_sampling is None else train_sampling.columns, self.rule.decisions
+        self.rule.costs = cost_classes(
+            phase.objective, decisions, split, class_changes(phase.objective, train_sampling)
+        )
         if self._engine is None:
-            changes = class_changes(self.objective, drawn)
+            changes = class_changes(self.objective, train_sampling)
             advice = of_changed_classes(decisions, changes) or of_rare_positives(self.objective, decisions, split)
             if advice:
                 rank_zero_info(advice)
@@ -312,10 +314,12 @@ class FCCOModule(EvaluatingModule):
         """
         if self._trainer is not None:
             self.trainer.accumulate_grad_batches = batches_per_update(self.phases.present.algorithm)
-        made = self._stepping = self.phases.stepping(self.network, self.schedule, self._trainer)
-        self._groups = len(made.optimizer.param_groups)
+        stepping = self._stepping = self.phases.stepping(self.network, self.schedule, self._trainer)
+        self._groups = len(stepping.optimizer.param_groups)
         return (
-            made.optimizer if made.scheduler is None else {"optimizer": made.optimizer, "lr_scheduler": made.scheduler}
+            stepping.optimizer
+            if stepping.scheduler is None
+            else {"optimizer": stepping.optimizer, "lr_scheduler": stepping.scheduler}
         )
 
     def on_fit_start(self) -> None:
@@ -383,8 +387,8 @@ class FCCOModule(EvaluatingModule):
         if self._continuation.stored is not None:
             # in the middle of an epoch its start is not repeated
             _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
-            again = partial(self.phases.stepping, self.network, self.schedule, trainer)
-            self._continuation.go_on(trainer, _set_up(self._stepping), again)
+            rebuild = partial(self.phases.stepping, self.network, self.schedule, trainer)
+            self._continuation.go_on(trainer, _set_up(self._stepping), rebuild)
             self.backend.continued = True
 
     @property
@@ -419,8 +423,10 @@ class FCCOModule(EvaluatingModule):
                 "layers were unfrozen during a fit with several processes: DistributedDataParallel would not average "
                 "their gradients. Fit again from a checkpoint with them unfrozen from the start."
             )
-        held = {id(p) for one in self.trainer.optimizers for group in one.param_groups for p in group["params"]}
-        moved = held.union(before)
+        optimized = {
+            id(p) for optimizer in self.trainer.optimizers for group in optimizer.param_groups for p in group["params"]
+        }
+        moved = optimized.union(before)
         idle = [name for name, p in self.network.named_parameters() if p.requires_grad and id(p) not in moved]
         if idle:
             raise ConfigError(
@@ -655,7 +661,7 @@ class FCCOModule(EvaluatingModule):
         self._continuation.require_trained_as_then(self.network)
 
     def _continue(self, stored: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
-        """Take over what a fit goes on with."""
+        """Take over the state from which a fit continues."""
         if not {"optimizer_states", "lr_schedulers"} <= checkpoint.keys():
             raise CheckpointError(f"the checkpoint {WEIGHTS_ALONE}")
         if self.phases.continues(stored):
@@ -664,8 +670,8 @@ class FCCOModule(EvaluatingModule):
         self.phases.require_same_algorithm(stored)
         require_same_problem(stored["problem"], what_is_solved(self.objective, self.constraints, self.penalty))
         if not hasattr(datamodule_of(self.trainer), "identity"):  # which compares its data by itself
-            data, allowed = stored["engine"].get("data"), self.execution.allow_changed
-            _set_up(self.problem).require_same_data(data, allow_changed=allowed)
+            data, allow_changed = stored["engine"].get("data"), self.execution.allow_changed
+            _set_up(self.problem).require_same_data(data, allow_changed=allow_changed)
         load(self.dual_states(), checkpoint, self.processes)
         if stored.get("average") is not None:
             exchange(checkpoint["state_dict"], stored["average"])
@@ -694,5 +700,5 @@ def require_possible(algorithm: Algorithm, average: WeightAverage | None) -> Non
 
 
 def seed_of_head() -> int:
-    """A seed that depends only on the one of this run, which a resume continues, whatever was drawn since."""
+    """A seed that depends only on the one of this run, which a resume continues, not on what was drawn since."""
     return int(np.random.SeedSequence([torch.initial_seed(), 1]).generate_state(1, np.uint64)[0] >> 1)

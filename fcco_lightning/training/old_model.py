@@ -38,21 +38,21 @@ class OldModel:
         if not hasattr(datamodule, "add_columns"):
             return
         if self.columns is None and self.module.trainer.state.fn == "fit":
-            self.of, loaders = self._of(datamodule), datamodule.evaluation_loaders()
+            self.of, loaders = self._identity(datamodule), datamodule.evaluation_loaders()
             self.columns = {
                 name: self._measured(loader, len(datamodule.tables[name])) for name, loader in loaders.items()
             }
         if self.columns is not None:
-            require_same(self.of, self._of(datamodule))
+            require_same(self.of, self._identity(datamodule))
             for split, measured in self.columns.items():
                 datamodule.add_columns(split, measured)
 
     def _measured(self, loader: Any, size: int) -> dict[str, Tensor]:
         """What constraints and evaluation want to remember of a split with ``size`` samples."""
         parts: list[Evaluation | Constraint] = [self.module.evaluation, *self.module.constraints]
-        whole = self.module.evaluate(loader)
-        measured = {name: c for part in parts for name, c in part.reference(whole.outputs, whole.columns).items()}
-        return {name: in_order(column, whole.columns["index"], size) for name, column in measured.items()}
+        result = self.module.evaluate(loader)
+        measured = {name: c for part in parts for name, c in part.reference(result.outputs, result.columns).items()}
+        return {name: in_order(column, result.columns["index"], size) for name, column in measured.items()}
 
     def header(self) -> tuple[Any, Any] | None:
         """What a checkpoint holds of it; None if nothing is remembered."""
@@ -64,13 +64,13 @@ class OldModel:
         Raises:
             CheckpointError: if that belongs to other data than those of the run.
         """
-        of, columns = ({}, None) if stored is None else stored
+        identity, columns = ({}, None) if stored is None else stored
         datamodule = datamodule_of(self.module._trainer)
         if hasattr(datamodule, "references"):
-            require_same(of, self._of(datamodule))
-        self.of, self.columns = of, columns
+            require_same(identity, self._identity(datamodule))
+        self.of, self.columns = identity, columns
 
-    def _of(self, datamodule: Any) -> dict[str, str]:
+    def _identity(self, datamodule: Any) -> dict[str, str]:
         """What the old model is measured on now, and how."""
         losses = [(type(c.loss).__name__, plain_values(c.loss)) for c in self.module.constraints if hasattr(c, "loss")]
         scale = getattr(self.module.network, "class_temperature", None)
@@ -86,11 +86,11 @@ def require_same(then: Mapping[str, str], now: Mapping[str, str]) -> None:
     for name, identity in then.items():
         if now.get(name) == identity:
             continue
-        what = "with another loss: it" if name == "loss" else f"on other tasks or data: its {name} split"
+        difference = "with another loss: it" if name == "loss" else f"on other tasks or data: its {name} split"
         raise CheckpointError(
-            f"the checkpoint (or the fit before) remembers the old model's losses {what} is {identity}, this run's "
-            f"{now.get(name, 'absent')}. Use the same data, classes, protected tasks and loss, or start afresh from "
-            "the checkpoint's weights (CLIPModel's `pretrained`) with a new FCCOModule."
+            f"the checkpoint (or the fit before) remembers the old model's losses {difference} is {identity}, this "
+            f"run's {now.get(name, 'absent')}. Use the same data, classes, protected tasks and loss, or start afresh "
+            "from the checkpoint's weights (CLIPModel's `pretrained`) with a new FCCOModule."
         )
 
 

@@ -58,9 +58,9 @@ def build_optimizer(
         groups = [*groups, ParameterGroup(of_objective, decay=False)]
     optimizer = make([{"params": g.params} for g in groups])
     require_one_evaluation(optimizer)
-    for group, wanted in zip(optimizer.param_groups, groups, strict=True):
-        group["lr"] = group["lr"] * wanted.lr_scale  # a tensor would be one for all groups, and the user's own
-        group.update({name: 0.0 for name in _DECAYS if name in group and not wanted.decay})
+    for group, settings in zip(optimizer.param_groups, groups, strict=True):
+        group["lr"] = group["lr"] * settings.lr_scale  # a tensor would be one for all groups, and the user's own
+        group.update({name: 0.0 for name in _DECAYS if name in group and not settings.decay})
     if of_objective and objective_lr is not None:
         optimizer.param_groups[-1]["lr"] = objective_lr
     require_room(optimizer)
@@ -69,9 +69,9 @@ def build_optimizer(
 
 def typed_hyperparameters(optimizer: Optimizer) -> Hyperparameters:
     """What the user gave, per parameter group; primitives only.  To be taken before any schedule is made."""
-    kept = (int, float, bool, str, tuple, type(None))
+    primitives = (int, float, bool, str, tuple, type(None))
     groups = [
         {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}
         for group in optimizer.param_groups
     ]
-    return [{k: v for k, v in group.items() if isinstance(v, kept)} for group in groups]
+    return [{k: v for k, v in group.items() if isinstance(v, primitives)} for group in groups]

@@ -1,4 +1,4 @@
-"""What a fit knows of its data before it begins: the network's width, the number of samples, the problem's rows."""
+"""What a fit derives from its data before it begins: the network's width, the number of samples, the problem's rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -214,29 +214,29 @@ def ends_with_one(trainer: Trainer) -> bool:
     """Whether the last batch of an epoch holds a single sample, where others hold more; False where it is not known."""
     datamodule = datamodule_of(trainer)
     if hasattr(datamodule, "sampling"):
-        plans = [drawn.plan for drawn in datamodule.sampling().values()]
+        plans = [sampling.plan for sampling in datamodule.sampling().values()]
         return any(plan.smallest == 1 < plan.batch_size for plan in plans if isinstance(plan, UniformBatches))
     loader = own_loader(trainer)
     size = None if loader is None or loader.drop_last else loader.batch_size
     return loader is not None and size is not None and (sized_len(loader.sampler) or 0) % size == 1 < size
 
 
-def _require_one_number(asked: int | None, size: int | None, loader: DataLoader[Any] | None) -> None:
+def _require_one_number(num_samples: int | None, size: int | None, loader: DataLoader[Any] | None) -> None:
     """Refuse a number of samples that is not that of the data.
 
-    A data set of one's own may give a sample several times, or whole batches, and have another length for that.
+    A user's data set may give a sample several times, or whole batches, and have another length for that reason.
     """
-    if asked is None or size is None or asked == size:
+    if num_samples is None or size is None or num_samples == size:
         return
-    if loader is None or isinstance(loader.dataset, IndexedDataset) or (asked > size and loader.batch_sampler):
+    if loader is None or isinstance(loader.dataset, IndexedDataset) or (num_samples > size and loader.batch_sampler):
         raise ConfigError(
-            f"execution.num_samples={asked}, and the training split has {size} samples: the objective is a mean over "
-            "them, and each has a row. Leave num_samples out."
+            f"execution.num_samples={num_samples}, and the training split has {size} samples: the objective is a mean "
+            "over them, and each has a row. Leave num_samples out."
         )
 
 
 def own_loader(trainer: Trainer) -> DataLoader[Any] | None:
-    """The loader of one's own that a fit is going to draw from, where it is a single one; None otherwise.
+    """The user's own loader that a fit is going to draw from, where it is a single one; None otherwise.
 
     Raises:
         DataError: if it has no batch, with which Lightning would train nothing; of one or several, if samples do not
@@ -246,8 +246,8 @@ def own_loader(trainer: Trainer) -> DataLoader[Any] | None:
         return None
     source = trainer.fit_loop._data_source
     loader = source.dataloader() if source.is_defined() else None
-    for each in pytree.tree_leaves(getattr(loader, "iterables", loader)):
-        require_own_index(getattr(each, "dataset", None))
+    for part in pytree.tree_leaves(getattr(loader, "iterables", loader)):
+        require_own_index(getattr(part, "dataset", None))
     if not isinstance(loader, DataLoader):
         return None
     if sized_len(loader) == 0:
@@ -272,16 +272,16 @@ def contents_of_some(loader: DataLoader[Any], num_samples: int) -> dict[str, str
     try:
         samples = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[i] for i in places]
         contents = contents_of_samples(samples)
-    except Exception:  # whatever a data set of one's own cannot do, it need not for this
+    except Exception:  # a user's data set need not support this
         return {}
     finally:
-        drawn = not _same((random_streams(), loader_streams([loader])), (before, of_loader))
+        is_random = not _same_states((random_streams(), loader_streams([loader])), (before, of_loader))
         set_random_streams(before)
         set_loader_streams([loader], of_loader)
-    return {} if drawn else {f"{len(places)} samples that were looked at": contents}
+    return {} if is_random else {f"{len(places)} samples that were looked at": contents}
 
 
-def _same(streams: Any, others: Any) -> bool:
+def _same_states(streams: Any, others: Any) -> bool:
     pairs = zip(pytree.tree_leaves(streams), pytree.tree_leaves(others), strict=True)
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
@@ -310,11 +310,13 @@ def what_is_solved(
 ) -> dict[str, Any]:
     """What the rows of a checkpoint belong to, by name; kappas and other numbers may change from fit to fit."""
     rule = penalty or AdaptivePenalty()
-    by = f"{type(rule).__name__}(decisions={rule.decisions})" if isinstance(rule, Multipliers) else "a fixed penalty"
+    enforcement = (
+        f"{type(rule).__name__}(decisions={rule.decisions})" if isinstance(rule, Multipliers) else "a fixed penalty"
+    )
     return {
         "objective": type(objective).__name__,
         "constraints": [[type(c).__name__, list(c.names)] for c in constraints],
-        "enforcement": by if constraints else "",
+        "enforcement": enforcement if constraints else "",
     }
 
 
@@ -324,15 +326,15 @@ def require_same_problem(stored: Mapping[str, Any], now: Mapping[str, Any]) -> N
     Raises:
         CheckpointError: naming what differs.
     """
-    for what, here in now.items():
-        if stored[what] != here:
+    for name, value in now.items():
+        if stored[name] != value:
             raise CheckpointError(
-                f"the checkpoint was written with the {what} {_told(stored[what])}, this run has {_told(here)}. Use "
-                "the same, or start without --ckpt_path."
+                f"the checkpoint was written with the {name} {_description(stored[name])}, this run has "
+                f"{_description(value)}. Use the same, or start without --ckpt_path."
             )
 
 
-def _told(part: Any) -> str:
+def _description(part: Any) -> str:
     if isinstance(part, str):
         return part
     rows = [f"{kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" for kind, names in part]

@@ -80,9 +80,9 @@ class Preemption(Temporary):
             pl_module.engine.stop_asked = True
 
         # a handler that was set from outside Python, for example by R, could not be restored
-        ours = [number for number in self.signals if signal.getsignal(number) is not None]
+        numbers = [number for number in self.signals if signal.getsignal(number) is not None]
         try:
-            self._before = {number: signal.signal(number, listen) for number in ours}
+            self._before = {number: signal.signal(number, listen) for number in numbers}
         except ValueError:  # not the main thread, which alone may listen
             rank_zero_warn("training runs outside the main thread: a signal to end it will not save a checkpoint.")
         if signal.SIGTERM in self._before:
@@ -100,9 +100,9 @@ class Preemption(Temporary):
         listening = bool(self._before)
         self.undo(trainer)
         if listening and isinstance(pl_module, FCCOModule):
-            asked = pl_module.processes.everyone((pl_module.engine.stop_asked, self._interrupted))
-            self._interrupted = any(interrupted for _, interrupted in asked)
-            if any(stop for stop, _ in asked):
+            requests = pl_module.processes.everyone((pl_module.engine.stop_asked, self._interrupted))
+            self._interrupted = any(interrupted for _, interrupted in requests)
+            if any(stop for stop, _ in requests):
                 self._end(trainer)
 
     def _end(self, trainer: Trainer) -> None:

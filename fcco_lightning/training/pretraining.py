@@ -95,11 +95,11 @@ class Pretraining:
                 f"pretrain.epochs must be a whole number >= 1, or a share of all epochs in (0, 1), got {self.epochs!r}."
             )
         parts = {name: getattr(self, name) for name in ("algorithm", "optimizer", "scheduler", "new_head", "head")}
-        named = [name for name, value in parts.items() if value]
-        if self.seamless and named:
+        given_parts = [name for name, value in parts.items() if value]
+        if self.seamless and given_parts:
             raise ConfigError(
-                f"pretrain.seamless goes on with all parts of the run, and pretrain.{named[0]} gives the first phase "
-                "one of its own. Leave one of them out."
+                f"pretrain.seamless goes on with all parts of the run, and pretrain.{given_parts[0]} gives the first "
+                "phase one of its own. Leave one of them out."
             )
 
     @property
@@ -119,9 +119,9 @@ class Pretraining:
         if self.renews_head:
             head_of(network, self.head)
         algorithm = self.algorithm or SGD()
-        asked = main.constraints if self.constraints else ()
-        objective, constraints = algorithm.posed(self.objective or CrossEntropy(), asked)
-        if asked and not constraints:
+        inherited = main.constraints if self.constraints else ()
+        objective, constraints = algorithm.posed(self.objective or CrossEntropy(), inherited)
+        if inherited and not constraints:
             raise ConfigError(
                 f"pretrain.constraints=True, but {algorithm.name} ignores constraints. Choose another "
                 "pretrain.algorithm (SONEX, for example), or leave the constraints to the second phase."
@@ -161,7 +161,7 @@ class Phases:
     """The phases of a run, the one proper as ``main`` gives it, and the present one.
 
     Attributes:
-        pretrain: what the user said of the first; None for none.
+        pretrain: the user's settings of the first phase; None for none.
         first: the phase of pretraining; None for none.
         pretraining: whether that is the present one.
         start: number of the epoch in which the present one began.
@@ -190,10 +190,10 @@ class Phases:
         except ConfigError as error:
             if not self.pretraining or self.first is None or self.first.objective.outer is None:
                 raise
-            first, then = (type(of).__name__ for of in (self.first.objective, self._main().objective))
+            first, second = (type(phase).__name__ for phase in (self.first.objective, self._main().objective))
             raise ConfigError(
-                f"{error} (That is of {first}, with which {then} begins: --model.pretrain null, pretrain=None, leaves "
-                "it out.)"
+                f"{error} (That is of {first}, with which {second} begins: --model.pretrain null, pretrain=None, "
+                "leaves it out.)"
             ) from error
 
     @property
@@ -221,11 +221,11 @@ class Phases:
             )
 
     def announce(self, trainer: Trainer) -> None:
-        """Say what comes first or stands beside the objective, and how to do without."""
+        """Print which phase comes first, or which term is added to the objective, and how to leave it out."""
         objective = self._main().objective
-        proper, alone = objective.in_words, type(objective).__name__
-        if self.first is None and isinstance(objective, BinaryObjective) and proper != alone:
-            rank_zero_info(f"{proper} is minimised ({alone} alone: --model.objective.cross_entropy 0).")
+        proper, name = objective.in_words, type(objective).__name__
+        if self.first is None and isinstance(objective, BinaryObjective) and proper != name:
+            rank_zero_info(f"{proper} is minimised ({name} alone: --model.objective.cross_entropy 0).")
         if self.first is None:
             return
         first = self.first.objective.in_words
@@ -299,11 +299,11 @@ class Phases:
         elif self.first is not None and self.seamless and trainer.max_epochs is not None and trainer.max_epochs >= 0:
             first = self.first_epochs(trainer) if self.pretraining else self.start
             lengths = [(self.first.algorithm, first), (self._main().algorithm, trainer.max_epochs - first)]
-            both = sum(
+            length = sum(
                 _updates(algorithm, epochs * math.ceil(trainer.num_training_batches / batches_per_update(algorithm)))
                 for algorithm, epochs in lengths
             )
-            return both if trainer.max_steps < 0 else min(both, trainer.max_steps)
+            return length if trainer.max_steps < 0 else min(length, trainer.max_steps)
         return _updates(self.present.algorithm, int(total))
 
     def description(self) -> dict[str, str]:

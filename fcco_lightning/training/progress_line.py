@@ -57,11 +57,11 @@ def _visible(trainer: Trainer) -> ProgressBar | None:
     unseen = type(bar) is RichProgressBar and get_console().is_jupyter and find_spec("ipywidgets") is None
     if bar is None or not unseen:
         return bar
-    plain = TQDMProgressBar()
+    text_bar = TQDMProgressBar()
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    callbacks[callbacks.index(bar)] = plain
-    plain.setup(trainer, trainer.lightning_module, stage=str(trainer.state.fn))
-    return plain
+    callbacks[callbacks.index(bar)] = text_bar
+    text_bar.setup(trainer, trainer.lightning_module, stage=str(trainer.state.fn))
+    return text_bar
 
 
 def _replace(bar: ProgressBar, owner: type[ProgressBar], **parts: Any) -> None:
@@ -86,17 +86,17 @@ def chosen_figures(metrics: Mapping[str, float], splits: Sequence[str], figures:
         >>> chosen_figures(logged | {"val_auc": 0.7}, ["train", "val"], ["auc"])["val AUC"]
         '0.700'
     """
-    shown = {"objective": f"{metrics['train_objective']:.3f}"} if "train_objective" in metrics else {}
+    texts = {"objective": f"{metrics['train_objective']:.3f}"} if "train_objective" in metrics else {}
     for split in reversed(splits):
         if f"{split}_worst_violation" in metrics:
-            shown["max h"] = f"{metrics[f'{split}_worst_violation']:+.3f}"
+            texts["max h"] = f"{metrics[f'{split}_worst_violation']:+.3f}"
             break
     for split, figure in ((s, f) for s in reversed(splits) for f in reversed(figures)):
         if f"{split}_{figure}" in metrics:
             name = SHORT_NAMES.get(figure, figure.replace("_", " "))
-            shown[name if split == "train" else f"{split} {name}"] = f"{metrics[f'{split}_{figure}']:.3f}"
+            texts[name if split == "train" else f"{split} {name}"] = f"{metrics[f'{split}_{figure}']:.3f}"
             break
-    return shown
+    return texts
 
 
 def _columns(bar: RichProgressBar, trainer: Trainer) -> list[ProgressColumn]:

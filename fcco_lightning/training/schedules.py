@@ -106,7 +106,7 @@ class Schedule:
         monitor: logged metric that a ``ReduceLROnPlateau`` watches, e.g. train_auc.
         objective_lr: step size of the objective's own parameters (a trained threshold), > 0; None for the network's.
             They have no weight decay either way.
-        decay_spread: standard deviation of the scores from which on weights decay as the optimizer was told, > 0; of
+        decay_spread: standard deviation of the scores from which on weights decay as the optimizer is set, > 0; of
             scores that spread less they decay in proportion, see
             :class:`~fcco_lightning.training.eased_decay.EasedDecay`.  None for the full decay always.
 
@@ -158,14 +158,18 @@ def described(schedule: LRScheduler, interval: str) -> dict[str, Any]:
 
     ``interval`` is what it counts, "step" or "epoch".  Functions are left out: a schedule follows those of its own run.
     """
-    return {"class": type(schedule).__name__, "interval": interval, "arguments": str(_plain(schedule.state_dict()))}
+    return {
+        "class": type(schedule).__name__,
+        "interval": interval,
+        "arguments": str(_comparable(schedule.state_dict())),
+    }
 
 
-def _plain(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return sorted((str(k), _plain(v)) for k, v in value.items())
+        return sorted((str(k), _comparable(v)) for k, v in value.items())
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_comparable(v) for v in value]
     return value if isinstance(value, int | float | str | None) else type(value).__name__
 
 
@@ -199,8 +203,8 @@ def catch_up(schedule: LRScheduler, state: Mapping[str, Any]) -> None:
         ConfigError: if the new arguments do not reach so far.
     """
     if isinstance(schedule, ReduceLROnPlateau):
-        kept = (*_SEEN, "best") if state["mode"] == schedule.mode else _SEEN
-        vars(schedule).update({name: state[name] for name in kept})
+        names = (*_SEEN, "best") if state["mode"] == schedule.mode else _SEEN
+        vars(schedule).update({name: state[name] for name in names})
         return
     steps = _steps(state)
     try:

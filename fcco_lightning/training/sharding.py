@@ -102,10 +102,10 @@ def require_divisible(trainer: Trainer, module: Any) -> None:
         "execution.compiled": module.execution.compiled,
         f"algorithm {module.algorithm.name}": not isinstance(module.algorithm, _SHARING),
     }
-    for what, refuses in refused.items():
+    for option, refuses in refused.items():
         if refuses:
             raise ConfigError(
-                f"{what} needs whole weights on every process, which ModelParallelStrategy divides. Leave it out or "
+                f"{option} needs whole weights on every process, which ModelParallelStrategy divides. Leave it out or "
                 "choose another one, or use --trainer.strategy ddp, with --model.execution.micro_batch where memory is "
                 "short."
             )
@@ -188,7 +188,7 @@ def clip(params: Iterator[Tensor], value: float, processes: Processes, *, by_val
     squares = [part.float().square().sum() for part in parts]
     zero = torch.zeros((), device=parts[0].device)
     divided = sum((s for s, g in zip(squares, gradients, strict=True) if is_divided(g)), zero)
-    whole = sum((s for s, g in zip(squares, gradients, strict=True) if not is_divided(g)), zero)
-    norm = (processes.sum_(divided.clone()) + whole).sqrt()
+    undivided = sum((s for s, g in zip(squares, gradients, strict=True) if not is_divided(g)), zero)
+    norm = (processes.sum_(divided.clone()) + undivided).sqrt()
     for part in parts:
         part.mul_((value / (norm + 1e-6)).clamp(max=1.0))

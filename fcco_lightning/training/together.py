@@ -51,7 +51,7 @@ class Announce(Callback):
 
 
 def announce(processes: Processes, exception: BaseException) -> None:
-    """End the watch over the processes, with an exception that all are to know of."""
+    """End the watch over the processes, with an exception that all processes report."""
     if processes.watch is not None:
         processes.watch.explain(exception)
     if isinstance(exception, Exception):
@@ -61,10 +61,10 @@ def announce(processes: Processes, exception: BaseException) -> None:
 
 
 def begin_together(trainer: Trainer, module: Any) -> None:
-    """Let the processes compare what they were told as soon as they can talk, before any hook can fail or wait.
+    """Let the processes compare their settings as soon as they can communicate, before any hook can fail or wait.
 
     Raises:
-        ConfigError: then, if they were told different things.
+        ConfigError: then, if their settings differ.
     """
     present, strategy = settings(trainer, module), trainer.strategy
     join = type(strategy).setup_environment
@@ -82,7 +82,7 @@ def begin_together(trainer: Trainer, module: Any) -> None:
 
 @contextmanager
 def joined_by_failure(trainer: Trainer, module: Any) -> Iterator[None]:
-    """Before the processes can talk: if the body fails in one of them, it joins the others to say so."""
+    """Before the processes can communicate: one whose body fails joins the group to inform the others."""
     try:
         yield
     except Exception as error:
@@ -93,7 +93,7 @@ def joined_by_failure(trainer: Trainer, module: Any) -> Iterator[None]:
 
 
 def settings(trainer: Trainer, module: Any) -> dict[str, str]:
-    """What a Trainer and a module were told that decides which steps and exchanges there are, by name."""
+    """The settings of a Trainer and a module that decide which steps and exchanges there are, by name."""
     values = {name: str(getattr(trainer, name, None)) for name in _SETTINGS}  # an interval is of batches or of time
     values |= {
         "command": str(trainer.state.fn),
@@ -111,8 +111,8 @@ def settings(trainer: Trainer, module: Any) -> dict[str, str]:
         values |= {f"{name}.{key}": value for key, value in _arguments(getattr(module, name)).items()}
     for number, callback in enumerate(callbacks):
         if type(callback).__module__.partition(".")[0] in ("lightning", "fcco_lightning"):
-            which = f"callback {number} ({type(callback).__name__})"
-            values |= {f"{which}.{key}": value for key, value in _arguments(callback).items()}
+            prefix = f"callback {number} ({type(callback).__name__})"
+            values |= {f"{prefix}.{key}": value for key, value in _arguments(callback).items()}
     return values
 
 

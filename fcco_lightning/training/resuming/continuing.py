@@ -61,10 +61,14 @@ class Continuation(Callback):
         Raises:
             CheckpointError: naming the parameters.
         """
-        then, now = set(self.get("trained") or ()), {name for name, p in network.named_parameters() if p.requires_grad}
-        both = {"were trained when it was written": then - now, "were frozen when it was written": now - then}
-        changes = [f"{listed_in_order(sorted(names))} {what}" for what, names in both.items() if names]
-        if then and changes:
+        stored = set(self.get("trained") or ())
+        present = {name for name, p in network.named_parameters() if p.requires_grad}
+        changed = {
+            "were trained when it was written": stored - present,
+            "were frozen when it was written": present - stored,
+        }
+        changes = [f"{listed_in_order(sorted(names))} {state}" for state, names in changed.items() if names]
+        if stored and changes:
             raise CheckpointError(
                 f"the checkpoint's optimizer holds other parameters than this one: {' and '.join(changes)}. Freeze the "
                 "same layers as then, or begin another run with its weights by the callback WarmStart."
@@ -97,9 +101,9 @@ class Continuation(Callback):
                 "or start without --ckpt_path."
             )
         engine.load_state_dict(self.stored["engine"] | {"data": None})  # which was compared when it was loaded
-        then, states = self.stored.get("schedule", stepping.kind), self.stored["lr_schedulers"]
-        require_same_kind(stepping.kind, then)
-        if stepping.kind != then and states:  # Lightning would restore the old arguments, too
+        stored_kind, states = self.stored.get("schedule", stepping.kind), self.stored["lr_schedulers"]
+        require_same_kind(stepping.kind, stored_kind)
+        if stepping.kind != stored_kind and states:  # Lightning would restore the old arguments, too
             self._schedule = states.pop()
 
     def go_on(self, trainer: Trainer, stepping: Stepping, again: Callable[[], Stepping]) -> None:
@@ -157,13 +161,13 @@ def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparamet
 
 
 def _continue_schedule(
-    scheduler: Any, state: Mapping[str, Any], optimizer: Optimizer, again: Callable[[], Stepping]
+    scheduler: Any, state: Mapping[str, Any], optimizer: Optimizer, rebuild: Callable[[], Stepping]
 ) -> None:
     """Let a schedule whose arguments were changed go on from where a checkpoint left it."""
     if isinstance(scheduler, ReduceLROnPlateau):
         catch_up(scheduler, state)
         return
-    other = again()
+    other = rebuild()
     catch_up(other.scheduler, state)  # type: ignore[arg-type]  # there is one of the same kind
     scheduler.load_state_dict(other.scheduler.state_dict())  # type: ignore[union-attr]
     for group, values in zip(optimizer.param_groups, other.optimizer.param_groups, strict=False):
@@ -188,9 +192,9 @@ def _draw_the_epoch_again(trainer: Trainer) -> None:
     Lightning has made their iterators before, which has already drawn from other streams.
     """
     fit_loop = trainer.fit_loop
-    within = fit_loop.restarted_mid_epoch or fit_loop.epoch_loop.restarting
+    mid_epoch = fit_loop.restarted_mid_epoch or fit_loop.epoch_loop.restarting
     stateful = any(hasattr(loader, "load_state_dict") for loader in _loaders(trainer))
-    if not (within or stateful) and fit_loop._data_fetcher is not None:
+    if not (mid_epoch or stateful) and fit_loop._data_fetcher is not None:
         iter(fit_loop._data_fetcher)
 
 

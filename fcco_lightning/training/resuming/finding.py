@@ -36,10 +36,10 @@ class Found(NamedTuple):
         """A clause on what was passed over, behind a semicolon; nothing if that is nothing."""
         if not self.passed_over:
             return ""
-        (first, what), *others = self.passed_over.items()
-        more = f" and {len(others)} more" if others else ""
-        advice = " (--name gives a job a name of its own)" if what == _OTHER else ""
-        return f"; passed over {first}, which {what}{advice}{more}"
+        (first, reason), *others = self.passed_over.items()
+        suffix = f" and {len(others)} more" if others else ""
+        advice = " (--name gives a job a name of its own)" if reason == _OTHER else ""
+        return f"; passed over {first}, which {reason}{advice}{suffix}"
 
 
 def job_identity(config: Mapping[str, Any]) -> str:
@@ -78,6 +78,6 @@ def _job_of(path: Path) -> str | None:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         job = content["fcco"]["job"]
-    except Exception:  # whatever a foreign file leads to, it is not of this job
+    except Exception:  # a file that raises anything is not of this job
         return None
     return str(job)

@@ -69,21 +69,21 @@ def read_position(counters: Counters, *, validated: bool | None = None, closed: 
     Returns: the position behind the last batch trained; a batch that was begun is not counted.
     """
     epochs, batches = counters["epoch_progress"]["current"], counters["epoch_loop.batch_progress"]
-    present, over = batches["current"], epochs["processed"]
+    present, num_processed = batches["current"], epochs["processed"]
     trained = present["processed"]
     if trained == 0 or epochs["ready"] > epochs["started"]:
-        return Position(over)
+        return Position(num_processed)
     if validated is None:
         evaluated = counters["epoch_loop.val_loop.batch_progress"]["total"]
         validated = present["completed"] == trained and evaluated["ready"] == evaluated["completed"]
     last = batches["is_last_batch"] and present["ready"] == trained
-    if epochs["started"] > over:
-        return Position(over, trained, last, not validated)
+    if epochs["started"] > num_processed:
+        return Position(num_processed, trained, last, not validated)
     if not last:  # cut short by max_steps or max_time, yet counted as an epoch
-        return Position(over - 1, trained, False, not validated)
-    if epochs["completed"] < over and not closed:
-        return Position(over - 1, trained, True, not validated)
-    return Position(over)
+        return Position(num_processed - 1, trained, False, not validated)
+    if epochs["completed"] < num_processed and not closed:
+        return Position(num_processed - 1, trained, True, not validated)
+    return Position(num_processed)
 
 
 def write_position(counters: Counters, position: Position) -> None:
@@ -180,7 +180,7 @@ class LoopProgress(Temporary):
         """Continue behind the last batch: with its validation, the end of its epoch, or the next batch."""
         loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
         if "_should_check_val_fx" not in vars(loop):
-            loop._should_check_val_fx = _whatever_was_asked(trainer, loop._should_check_val_fx)  # type: ignore[assignment, method-assign]
+            loop._should_check_val_fx = _ignoring_should_stop(trainer, loop._should_check_val_fx)  # type: ignore[assignment, method-assign]
         trainer.callback_metrics.update(self._results)
         without_batch = loop.restarting and loop._should_check_val_fx(fetcher)  # type: ignore[arg-type]
         if loop.restarting and self._position.last and not (without_batch and self._position.validate):
@@ -229,17 +229,17 @@ def _trained(trainer: Trainer) -> int:
     return trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined, no-any-return]
 
 
-def _whatever_was_asked(trainer: Trainer, due: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Whether to validate, as if nobody had asked to stop; by time as soon as the clock of one process says so."""
+def _ignoring_should_stop(trainer: Trainer, is_due: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Whether to validate, ignoring ``should_stop``; by time as soon as the clock of one process says so."""
 
     def decide(fetcher: Any) -> bool:
-        asked, trainer.should_stop = trainer.should_stop, False
+        should_stop, trainer.should_stop = trainer.should_stop, False
         try:
-            now = due(fetcher)
+            decision = is_due(fetcher)
         finally:
-            trainer.should_stop = asked
+            trainer.should_stop = should_stop
         by_time = trainer._val_check_time_interval is not None  # type: ignore[attr-defined]
-        return trainer.strategy.reduce_boolean_decision(now, all=False) if by_time else now
+        return trainer.strategy.reduce_boolean_decision(decision, all=False) if by_time else decision
 
     return decide
 

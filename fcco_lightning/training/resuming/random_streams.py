@@ -52,12 +52,12 @@ _Generator = torch.Generator | np.random.Generator | np.random.RandomState | ran
 
 def generators_of(loaders: Iterable[Any]) -> list[_Generator]:
     """Generators that are attributes of a loader, of its samplers or of its data sets, each once."""
-    todo, seen, owners = list(loaders), set[int](), []
+    todo, visited, owners = list(loaders), set[int](), []
     while todo:
         owner = todo.pop(0)
-        if id(owner) in seen:
+        if id(owner) in visited:
             continue
-        seen.add(id(owner))
+        visited.add(id(owner))
         if isinstance(owner, _Generator):
             owners.append(owner)
             continue
@@ -82,8 +82,8 @@ def _set_state(generator: _Generator, state: Any) -> None:
     elif isinstance(generator, random.Random):
         generator.setstate(state)
     else:
-        plain = pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy().astype(np.uint64), state)
+        numpy_state = pytree.tree_map_only(torch.Tensor, lambda t: t.cpu().numpy().astype(np.uint64), state)
         if isinstance(generator, np.random.Generator):
-            generator.bit_generator.state = plain
+            generator.bit_generator.state = numpy_state
         else:
-            generator.set_state(plain)
+            generator.set_state(numpy_state)

@@ -116,7 +116,7 @@ class RowsCheckpointIO(CheckpointIO):
     def _is_own(self, path: Path) -> bool:
         """Whether this trainer has written a file, or it lies below the folder of a callback for checkpoints."""
         callbacks: list[Any] = self.trainer.checkpoint_callbacks
-        folders = {Path(one.dirpath).resolve() for one in callbacks if getattr(one, "dirpath", None)}
+        folders = {Path(callback.dirpath).resolve() for callback in callbacks if getattr(callback, "dirpath", None)}
         return str(path) in self._written or bool(folders & {path.parent.resolve(), *path.parent.resolve().parents})
 
     def teardown(self) -> None:
@@ -137,19 +137,19 @@ def install(trainer: Trainer) -> None:
 
     def save_checkpoint(checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         module: Any = trainer.lightning_module
-        plain = partial(write, checkpoint, filepath, storage_options=storage_options)
+        write_checkpoint = partial(write, checkpoint, filepath, storage_options=storage_options)
         if hasattr(module, "dual_states"):
-            save(module.dual_states(), checkpoint, filepath, plain, module.processes)
+            save(module.dual_states(), checkpoint, filepath, write_checkpoint, module.processes)
         else:  # another module, fitted later by the same Trainer
-            plain()
+            write_checkpoint()
 
     strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
     connector = trainer._checkpoint_connector
     for name, state in _RESTORED.items():
-        setattr(connector, name, _told(getattr(connector, name), trainer, state))
+        setattr(connector, name, _naming_state(getattr(connector, name), trainer, state))
 
 
-def _told(restore: Callable[..., None], trainer: Trainer, state: str) -> Callable[..., None]:
+def _naming_state(restore: Callable[..., None], trainer: Trainer, state: str) -> Callable[..., None]:
     def restore_in_words(*args: Any, **kwargs: Any) -> None:
         with in_words(f"checkpoint {trainer.ckpt_path}: {state}"):
             try:
@@ -201,7 +201,7 @@ def save(
         with processes.together():
             sealed()
         return
-    with _alone(rows_folder(path), processes):
+    with _exclusive(rows_folder(path), processes):
         _save_with_rows(large, divided, processes, checkpoint, path, sealed)
 
 
@@ -215,7 +215,7 @@ def _save_with_rows(
 ) -> None:
     header = checkpoint["fcco"]
     folder = rows_folder(path) / processes.everyone(secrets.token_hex(8))[0]
-    header["save_id"], done = folder.name, False
+    header["save_id"], saved = folder.name, False
     try:
         parts, total = _write_parts(large, divided, folder, processes)
         for name, s in large.items():
@@ -224,9 +224,9 @@ def _save_with_rows(
             if processes.rank == 0:
                 write_manifest(folder, folder.name, {name: s.num_rows for name, s in large.items()} | total, parts)
                 write()
-                done = True
+                saved = True
     except BaseException:
-        if processes.rank == 0 and not done:  # once the checkpoint is there it needs them, whatever became of others
+        if processes.rank == 0 and not saved:  # once the checkpoint is there it needs them, whatever became of others
             shutil.rmtree(folder, ignore_errors=True)
         raise
     if processes.rank == 0:
@@ -239,11 +239,11 @@ def _write_parts(
     """Every process writes what it holds; the parts of all of them, and the rows of the table of divided tensors."""
     total: dict[str, int] = {}
     with processes.guard():
-        written = [asdict(write_part(folder, n, folder.name, s.first, s.rows, s.num_rows)) for n, s in states.items()]
+        parts = [asdict(write_part(folder, n, folder.name, s.first, s.rows, s.num_rows)) for n, s in states.items()]
         if divided:
             first, total[TABLE] = place_of(divided, processes.size, processes.rank)
-            written.append(asdict(write_part(folder, TABLE, folder.name, first, rows_here(divided), total[TABLE])))
-    return [Part(**part) for of_one in processes.everyone(written) for part in of_one], total
+            parts.append(asdict(write_part(folder, TABLE, folder.name, first, rows_here(divided), total[TABLE])))
+    return [Part(**part) for parts_of_process in processes.everyone(parts) for part in parts_of_process], total
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -255,7 +255,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path, processes: Processes) -> Iterator[None]:
+def _exclusive(folder: Path, processes: Processes) -> Iterator[None]:
     """Let no other job save rows below ``folder`` meanwhile: the rows that it removes at the end would be theirs.
 
     A file system without locks has none of this safety.
@@ -304,8 +304,8 @@ def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes:
             else:
                 folder = Path(header[FOLDER]) / header["save_id"]
                 manifest = read_manifest(folder, header["save_id"])
-                written = sum(part.checksum for part in manifest.parts if part.table == name) % 2**64
-                require_checksum(written, described["checksum"], name, file)
+                total = sum(part.checksum for part in manifest.parts if part.table == name) % 2**64
+                require_checksum(total, described["checksum"], name, file)
                 read_rows(folder, manifest, name, state.first, state.rows, state.num_rows)
             weights[key], weights[f"{name}._extra_state"] = state.rows, state.get_extra_state()
 
@@ -316,10 +316,10 @@ def _described(state: DualState, total: int) -> dict[str, Any]:
 
 
 def _require_same_shape(file: str, name: str, state: DualState, described: Mapping[str, Any]) -> None:
-    here, there = ("{num_rows} x {width} {dtype}".format_map(d) for d in (_described(state, 0), described))
-    if here != there:
+    present, stored = ("{num_rows} x {width} {dtype}".format_map(d) for d in (_described(state, 0), described))
+    if present != stored:
         raise CheckpointError(
-            f"the checkpoint `{file}`: its dual state `{name}` has (rows x width) {there}, this problem needs {here}. "
-            "It was trained on another data set, split or set of constraints: use the same ones, or start without "
-            "--ckpt_path."
+            f"the checkpoint `{file}`: its dual state `{name}` has (rows x width) {stored}, this problem needs "
+            f"{present}. It was trained on another data set, split or set of constraints: use the same ones, or start "
+            "without --ckpt_path."
         )
