@@ -38,9 +38,9 @@ class Loop:
         self.shape, n = problem.zeros().shape, problem.n
         wide = self.shape[0] > _WIDE or len(self.shape) > 1
         self.data = kernel.Data(
-            x=_plain(problem.x),
-            columns=np.empty((0, n)) if wide else _plain(problem.x.T),
-            y=_plain(problem.y.reshape(n, -1).T),
+            x=_contiguous(problem.x),
+            columns=np.empty((0, n)) if wide else _contiguous(problem.x.T),
+            y=_contiguous(problem.y.reshape(n, -1).T),
             edges=edges_of(n, block_size),
             loss=_LOSSES[type(problem.loss)],
             cap=float(problem.dual.cap),
@@ -112,23 +112,23 @@ def refuse(problem: LinearProblem) -> None:
     """
     penalty, ambiguity, loss = problem.penalty, problem.ambiguity, problem.loss
     if not isinstance(problem.x, np.ndarray):
-        need, got = "dense features", f"x={type(problem.x).__name__}"
+        required, present = "dense features", f"x={type(problem.x).__name__}"
     elif not isinstance(ambiguity, Simplex | CappedSimplex):
-        need, got = "Simplex() or CappedSimplex(...)", f"ambiguity={ambiguity!r}"
+        required, present = "Simplex() or CappedSimplex(...)", f"ambiguity={ambiguity!r}"
     elif not isinstance(penalty, ChiSquarePenalty | EuclideanPenalty):
-        need, got = "divergence='chi_square' or 'euclidean'", f"penalty={penalty!r}"
+        required, present = "divergence='chi_square' or 'euclidean'", f"penalty={penalty!r}"
     elif not penalty.nu > 0:
-        need, got = "nu > 0", f"nu={penalty.nu!r}"
+        required, present = "nu > 0", f"nu={penalty.nu!r}"
     elif not problem.mu > 0:
-        need, got = "mu > 0", f"mu={problem.mu!r}"
+        required, present = "mu > 0", f"mu={problem.mu!r}"
     elif type(loss) not in _LOSSES:
-        need, got = "the squared, the logistic or the multinomial loss", f"loss={loss!r}"
+        required, present = "the squared, the logistic or the multinomial loss", f"loss={loss!r}"
     else:
         return
-    raise ConfigError(f"compiled=True needs {need}, got {got}. Use compiled=False.")
+    raise ConfigError(f"compiled=True needs {required}, got {present}. Use compiled=False.")
 
 
-def _plain(values: Array) -> Array:
+def _contiguous(values: Array) -> Array:
     """In one layout, as every other would be compiled anew."""
     if values.dtype == np.float64 and values.flags.carray:  # as require would find, at more cost
         return values

@@ -112,13 +112,13 @@ class DRAGO:
         if problem.mu == 0 or problem.penalty.nu == 0 or progress.tol <= 0:
             return
         alpha, at_zero = self.alpha or default_alpha(problem, b), problem.point(problem.zeros())
-        needed = expected_passes(problem, b, alpha, (at_zero.value - at_zero.lower) / progress.tol)
-        allowed = progress.max_calls / problem.n
-        if needed > max(_FAR * allowed, _MANY):
+        required_passes = expected_passes(problem, b, alpha, (at_zero.value - at_zero.lower) / progress.tol)
+        max_passes = progress.max_calls / problem.n
+        if required_passes > max(_FAR * max_passes, _MANY):
             warnings.warn(
-                f"DRAGO will take about {float(f'{needed:.1g}'):,.0f} passes over the data to a gap of "
-                f"{progress.tol:.2g}, and {allowed:.0f} are allowed: they grow like the curvature of the losses over "
-                f"mu={problem.mu:g}. Use solver='lbfgs', whose passes hardly depend on mu, or a larger mu.",
+                f"DRAGO will take about {float(f'{required_passes:.1g}'):,.0f} passes over the data to a gap of "
+                f"{progress.tol:.2g}, and {max_passes:.0f} are allowed: they grow like the curvature of the losses "
+                f"over mu={problem.mu:g}. Use solver='lbfgs', whose passes hardly depend on mu, or a larger mu.",
                 ConvergenceWarning,
                 stacklevel=5,
             )
@@ -170,30 +170,30 @@ class DRAGO:
         at_zero = progress.look(w).value
         bound = self._most_growth * max(1.0, abs(at_zero))
 
-        due, first = 0, progress.gap
+        next_check, first = 0, progress.gap
         least, until = first, patience
         for t, pace in enumerate(paces, 1):
             i, j = random.integers(count, size=2).tolist()
             k = t % count
 
             v = tables.primal(i, w, q, pace.r * count)
-            w = (pace.pull * w - pace.window * window.apart(k, w) - v) / (pace.pull + problem.mu)
+            w = (pace.pull * w - pace.window * window.deviation(k, w) - v) / (pace.pull + problem.mu)
             window.keep(k, w)
 
             ahead, slopes = tables.dual(j, k, w, pace.r * count)
             progress.check(float(ahead.sum()))
             q = problem.dual.prox(ahead, q, pace.dual)
             tables.renew(k, q, slopes)
-            if t >= due:
-                known = (tables.losses, slopes) if count == 1 else None
-                point = progress.look(w, known, q if problem.penalty.nu == 0 else None)
+            if t >= next_check:
+                evaluated = (tables.losses, slopes) if count == 1 else None
+                point = progress.look(w, evaluated, q if problem.penalty.nu == 0 else None)
                 progress.check(point.value if point.value < bound else math.inf)
                 if point.value - point.lower < least / 2:
                     least, until = point.value - point.lower, t + patience
                 if t > until:
                     return
                 budget = (progress.max_calls - progress.calls) * count / (3 * problem.n)  # it evaluates three blocks
-                due = next_look(t, count, progress.gap, first, progress.tol, budget)
+                next_check = next_look(t, count, progress.gap, first, progress.tol, budget)
 
 
 class _Window:
@@ -203,7 +203,7 @@ class _Window:
         self.path = np.stack([w] * count)
         self.sum = count * w
 
-    def apart(self, k: int, w: Array) -> Array:
+    def deviation(self, k: int, w: Array) -> Array:
         """``sum_{s=t-M}^{t-2} (w - w_s)`` at w = w_{t-1}."""
         if k == 0:  # once in M iterations, against rounding
             self.sum = self.path.sum(axis=0)
@@ -245,12 +245,12 @@ class _Tables:
     def dual(self, j: int, k: int, w: Array, scale: float) -> tuple[Array, Array]:
         """The estimate of the losses at w, and the slopes of block k, whose losses are renewed."""
         fresh, slopes = self.evaluate(k, w)
-        renewed, drawn = self.blocks[k], self.blocks[j]
+        renewed, block = self.blocks[k], self.blocks[j]
         ahead = self.losses.copy()
         ahead[renewed] = fresh
         if scale > 0:
-            now = fresh if j == k else self.evaluate(j, w)[0]
-            ahead[drawn] += scale * (now - self.losses[drawn])
+            current = fresh if j == k else self.evaluate(j, w)[0]
+            ahead[block] += scale * (current - self.losses[block])
         self.losses[renewed] = fresh
         return ahead, slopes
 

@@ -42,8 +42,8 @@ class DualSteps:
             v /= self.curvature
             q, self.at_response = self._clip(v, self.at_response)
             if q is not None:
-                apart = q - 1 / self.n  # |q|^2 - 1/n has no digits left where nu is large
-                return float(q @ losses) - self.curvature / 2 * float(apart @ apart), q
+                deviation = q - 1 / self.n  # |q|^2 - 1/n has no digits left where nu is large
+                return float(q @ losses) - self.curvature / 2 * float(deviation @ deviation), q
         response = self.ambiguity.best_response(torch.from_numpy(losses), self.penalty)
         return float(response.value), response.q.numpy()
 
@@ -70,8 +70,8 @@ class DualSteps:
             if abs(excess) <= _ROUNDING:
                 return q, t
             low, high = (t, high) if excess > 0 else (low, t)
-            between = np.count_nonzero(q > 0) - np.count_nonzero(q == self.cap)
-            t = t + excess / between if between else np.nan
+            num_inside = np.count_nonzero(q > 0) - np.count_nonzero(q == self.cap)
+            t = t + excess / num_inside if num_inside else np.nan
             if not low < t < high:  # halve the bracket: outside the last two numbers all weights are at one bound
                 t = (max(low, float(v.min()) - self.cap) + min(high, float(v.max()))) / 2
         return None, None

@@ -125,24 +125,24 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         if isinstance(self.solver, str):
             name = one_of("solver", self.solver, ["auto", *SOLVERS])
             able = _AUTO if problem.norm is None else ["proximal"]
-            fitting = (other for other in able if all(has[need] for need in SOLVERS[other].needs))
-            made = SOLVERS[next(fitting, able[0]) if name == "auto" else name]()
+            fitting = (other for other in able if all(has[requirement] for requirement in SOLVERS[other].needs))
+            solver = SOLVERS[next(fitting, able[0]) if name == "auto" else name]()
         else:
-            made = self.solver
-        if not hasattr(made, "solve"):
-            raise ConfigError(f"solver must be one of {['auto', *SOLVERS]} or a solver, got {made!r}.")
-        missing = sorted(need for need in made.needs if not has[need])
+            solver = self.solver
+        if not hasattr(solver, "solve"):
+            raise ConfigError(f"solver must be one of {['auto', *SOLVERS]} or a solver, got {solver!r}.")
+        missing = sorted(requirement for requirement in solver.needs if not has[requirement])
         if missing:
             way_out = "Use solver='auto'." if problem.norm is None else "A Wasserstein ball has no other solver."
             raise ConfigError(
                 f"solver={self.solver!r} needs {' and '.join(missing)}, got {type(problem.loss).__name__}, "
                 f"mu={self.mu!r} and nu={self.nu!r}. {way_out}"
             )
-        if problem.norm is not None and not isinstance(made, ProximalGradient):
+        if problem.norm is not None and not isinstance(solver, ProximalGradient):
             raise ConfigError(
                 f"solver={self.solver!r} knows no norm of w, which a Wasserstein ball is. Use solver='auto'."
             )
-        return made  # type: ignore[no-any-return]
+        return solver  # type: ignore[no-any-return]
 
 
 class DRORegressor(RegressorMixin, _DROLinearModel):  # type: ignore[misc]

@@ -219,7 +219,7 @@ def gather(data: Data, weights: Array, first: int, end: int, out: Array) -> None
 
 def evaluate(data: Data, tables: Tables, first: int, end: int) -> None:
     """Losses and slopes at w of the samples from first to end - 1 into ``tables.now`` and, as a block, the slopes."""
-    k, out = len(data.y), tables.now[first:end]
+    k, block_losses = len(data.y), tables.now[first:end]
     z = tables.slopes[first * k : end * k]
     if data.loss == MULTINOMIAL:
         for start in range(first, end, TILE):
@@ -229,15 +229,15 @@ def evaluate(data: Data, tables: Tables, first: int, end: int) -> None:
     scores(data, tables.w, first, end, z)
     y = data.y[0, first:end]
     if data.loss == SQUARED:
-        for i in range(len(out)):
+        for i in range(len(block_losses)):
             z[i] -= y[i]
-            out[i] = z[i] * z[i] / 2
+            block_losses[i] = z[i] * z[i] / 2
     else:
-        for i in range(len(out)):
-            against = -y[i] * z[i]
-            small = math.exp(-abs(against))
-            out[i] = max(against, 0.0) + math.log1p(small)
-            z[i] = -y[i] * (1.0 if against >= 0 else small) / (1 + small)
+        for i in range(len(block_losses)):
+            negative_margin = -y[i] * z[i]
+            small = math.exp(-abs(negative_margin))
+            block_losses[i] = max(negative_margin, 0.0) + math.log1p(small)
+            z[i] = -y[i] * (1.0 if negative_margin >= 0 else small) / (1 + small)
 
 
 def softmax(data: Data, tables: Tables, start: int, stop: int, slopes: Array) -> None:
@@ -246,8 +246,8 @@ def softmax(data: Data, tables: Tables, start: int, stop: int, slopes: Array) ->
     n, d = x.shape
     z = tables.room[: k * n].reshape(k, n)
     np.dot(tables.w.reshape(k, d), x.T, z)
-    powers, whole, labelled = tables.sums[0], tables.sums[1, :n], tables.sums[2, :n]
-    whole[:] = 0.0
+    powers, row_sums, labelled = tables.sums[0], tables.sums[1, :n], tables.sums[2, :n]
+    row_sums[:] = 0.0
     labelled[:] = 0.0
     losses[:] = z[0]
     for a in range(1, k):
@@ -260,14 +260,14 @@ def softmax(data: Data, tables: Tables, start: int, stop: int, slopes: Array) ->
             row[i] -= losses[i]
         exponential(row, powers)
         for i in range(n):
-            whole[i] += row[i]
+            row_sums[i] += row[i]
     for i in range(n):
-        losses[i] += math.log(whole[i]) - labelled[i]
-        whole[i] = 1 / whole[i]
+        losses[i] += math.log(row_sums[i]) - labelled[i]
+        row_sums[i] = 1 / row_sums[i]
     for a in range(k):
         row, label, slope = z[a], y[a, start:stop], slopes[a]
         for i in range(n):
-            slope[i] = row[i] * whole[i] - label[i]
+            slope[i] = row[i] * row_sums[i] - label[i]
 
 
 def exponential(z: Array, powers: Array) -> None:
@@ -294,8 +294,8 @@ def exponential(z: Array, powers: Array) -> None:
 def weigh(q: Array, slopes: Array, first: int, end: int, out: Array) -> None:
     """``q_i slopes_i`` of the samples from first to end - 1, a block, into out."""
     weights, b, k = q[first:end], end - first, len(slopes) // len(q)
-    for at in range(first * k, end * k, b):
-        row, into = slopes[at : at + b], out[at : at + b]
+    for start in range(first * k, end * k, b):
+        row, into = slopes[start : start + b], out[start : start + b]
         for i in range(b):
             into[i] = weights[i] * row[i]
 
@@ -339,25 +339,25 @@ def clip(v: Array, cap: float, t: float, q: Array) -> float:
     n = len(v)
     if math.isnan(t):
         t = float(v.mean()) - 1 / n
-    low, over, high, under = -np.inf, max(n * cap - 1, 0.0), np.inf, 1.0
+    low, excess_low, high, excess_high = -np.inf, max(n * cap - 1, 0.0), np.inf, 1.0
     for step in range(NEWTON + HALVINGS):
-        mass, between = 0.0, 0.0
+        mass, num_inside = 0.0, 0.0
         for i in range(n):
             a = v[i] - t
             mass += min(max(a, 0.0), cap)
-            between += 1.0 if 0.0 < a < cap else 0.0
+            num_inside += 1.0 if 0.0 < a < cap else 0.0
         excess = mass - 1
         if abs(excess) <= ROUNDING:
             low, high = t, t
             break
         if excess > 0:
-            low, over = t, excess
+            low, excess_low = t, excess
         else:
-            high, under = t, -excess
-        t = t + excess / between if between > 0 and step < NEWTON else np.nan
+            high, excess_high = t, -excess
+        t = t + excess / num_inside if num_inside > 0 and step < NEWTON else np.nan
         if not low < t < high:  # outside of the last two numbers all weights are at one bound
             t = (max(low, float(v.min()) - cap) + min(high, float(v.max()))) / 2
-    share = under / (over + under)
+    share = excess_high / (excess_low + excess_high)
     for i in range(n):
         a = min(max(v[i] - high, 0.0), cap)
         q[i] = a + share * (min(max(v[i] - low, 0.0), cap) - a)
@@ -371,8 +371,8 @@ def pace(growth: Growth, t: int) -> Pace:
     beta = (1 - growth.lag * (1 + alpha) ** (-t)) / alpha
     if t == 1 and growth.lag > 0:
         r, beta = 0.0, 0.0
-    most = 1 / (WINDOW * alpha * (1 + alpha) * others**2)
-    return Pace(r, beta * mu, min(most, beta / others) * mu, beta * growth.nu)
+    largest_window = 1 / (WINDOW * alpha * (1 + alpha) * others**2)
+    return Pace(r, beta * mu, min(largest_window, beta / others) * mu, beta * growth.nu)
 
 
 def next_look(t: int, blocks: int, gap: float, first: float, tol: float, budget: float) -> int:
@@ -413,7 +413,7 @@ def primal(data: Data, tables: Tables, i: int, last: int, scale: float) -> int:
     return calls
 
 
-def move(data: Data, tables: Tables, k: int, at: Pace) -> None:
+def move(data: Data, tables: Tables, k: int, constants: Pace) -> None:
     """The step of w along ``tables.step``, and its place among the last M iterates."""
     w, path, path_sum = tables.w, tables.path, tables.path_sum
     if k == 0:  # once in M iterations, against rounding
@@ -422,36 +422,36 @@ def move(data: Data, tables: Tables, k: int, at: Pace) -> None:
             for c in range(len(w)):
                 path_sum[c] += path[s, c]
     for c in range(len(w)):
-        apart = len(path) * w[c] - path_sum[c]
-        w[c] = (at.pull * w[c] - at.window * apart - tables.step[c]) / (at.pull + data.mu)
+        deviation = len(path) * w[c] - path_sum[c]
+        w[c] = (constants.pull * w[c] - constants.window * deviation - tables.step[c]) / (constants.pull + data.mu)
         path_sum[c] += w[c] - path[k, c]
         path[k, c] = w[c]
 
 
 def dual(data: Data, tables: Tables, j: int, k: int, scale: float, pull: float, marks: Marks) -> None:
     """The step of q, and the losses of block k."""
-    now, losses, v, q = tables.now, tables.losses, tables.v, tables.q
+    new_losses, losses, v, q = tables.now, tables.losses, tables.v, tables.q
     first, end = data.edges[k], data.edges[k + 1]
     evaluate(data, tables, first, end)
     marks.calls += end - first
     v[:] = losses
-    v[first:end] = now[first:end]
+    v[first:end] = new_losses[first:end]
     if scale > 0:
         a, b = data.edges[j], data.edges[j + 1]
         if j != k:
             evaluate(data, tables, a, b)
             marks.calls += b - a
-        ahead, fresh, stale = v[a:b], now[a:b], losses[a:b]
+        ahead, fresh, stale = v[a:b], new_losses[a:b], losses[a:b]
         for i in range(len(ahead)):
             ahead[i] += scale * (fresh[i] - stale[i])
-    losses[first:end] = now[first:end]
+    losses[first:end] = new_losses[first:end]
     if not math.isfinite(total(v)):
         marks.status = DIVERGED
         return
     top = largest(v)
-    by, kept = 1 / (data.unit * (data.nu + pull)), pull / (data.nu + pull)
+    step, retained = 1 / (data.unit * (data.nu + pull)), pull / (data.nu + pull)
     for i in range(len(v)):
-        v[i] = (v[i] - top) * by + kept * q[i]
+        v[i] = (v[i] - top) * step + retained * q[i]
     marks.at_step = clip(v, data.cap, marks.at_step, q)
 
 
@@ -470,19 +470,19 @@ def renew(data: Data, tables: Tables, k: int) -> None:
 
 def look(data: Data, tables: Tables, known: bool, marks: Marks) -> tuple[float, float]:
     """Objective at w and a lower bound; infinite where the losses are not finite."""
-    n, q, now, v = len(tables.q), tables.worst, tables.now, tables.v
+    n, q, block_losses, v = len(tables.q), tables.worst, tables.now, tables.v
     first, end = data.edges[0], data.edges[len(data.edges) - 1]  # 0 and n, in numbers of one type with the others
     if not known:
         evaluate(data, tables, first, end)
-    if not math.isfinite(total(now)):
+    if not math.isfinite(total(block_losses)):
         return np.inf, -np.inf
-    top, curvature = largest(now), data.unit * data.nu
+    top, curvature = largest(block_losses), data.unit * data.nu
     for i in range(n):
-        v[i] = (now[i] - top) * (1 / curvature)
+        v[i] = (block_losses[i] - top) * (1 / curvature)
     marks.at_response = clip(v, data.cap, marks.at_response, q)
     for i in range(n):
         v[i] = q[i] - 1 / n
-    worst = inner(q, now) - curvature / 2 * inner(v, v)
+    worst = inner(q, block_losses) - curvature / 2 * inner(v, v)
     weigh(q, tables.slopes, first, end, tables.part)
     gather(data, tables.part, first, end, tables.step)
     tangent = worst - inner(tables.step, tables.w) - inner(tables.step, tables.step) / (2 * data.mu)
@@ -500,8 +500,8 @@ def record(data: Data, tables: Tables, known: bool, marks: Marks, records: Array
         marks.value = value
         tables.best[:] = tables.w
     marks.lower = max(marks.lower, lower)
-    gap, at = max(marks.value - marks.lower, 0.0), records[marks.looks]
-    at[0], at[1], at[2] = marks.calls, value, gap
+    gap, entry = max(marks.value - marks.lower, 0.0), records[marks.looks]
+    entry[0], entry[1], entry[2] = marks.calls, value, gap
     marks.looks += 1
     if gap <= data.tol or marks.calls >= data.max_calls:
         marks.status = DONE
@@ -547,10 +547,10 @@ def iterate(
             break
         last = marks.t % blocks if marks.t > 0 else -1
         marks.t += 1
-        at, k = pace(growth, marks.t), marks.t % blocks
-        marks.calls += primal(data, tables, draws[s, 0], last, at.r * blocks)
-        move(data, tables, k, at)
-        dual(data, tables, draws[s, 1], k, at.r * blocks, at.dual, marks)
+        constants, k = pace(growth, marks.t), marks.t % blocks
+        marks.calls += primal(data, tables, draws[s, 0], last, constants.r * blocks)
+        move(data, tables, k, constants)
+        dual(data, tables, draws[s, 1], k, constants.r * blocks, constants.dual, marks)
         if marks.status == GO_ON:
             renew(data, tables, k)
             if marks.t >= marks.due:

@@ -61,10 +61,10 @@ class Logistic:
     curvature: ClassVar[float] = 0.25
 
     def __call__(self, z: Array, y: Array) -> tuple[Array, Array]:
-        against = -y * z
-        small = np.exp(-np.abs(against))
-        slope = -y * np.where(against >= 0, 1.0, small) / (1 + small)
-        return np.maximum(against, 0) + np.log1p(small), slope
+        negative_margin = -y * z
+        small = np.exp(-np.abs(negative_margin))
+        slope = -y * np.where(negative_margin >= 0, 1.0, small) / (1 + small)
+        return np.maximum(negative_margin, 0) + np.log1p(small), slope
 
     def conjugate(self, slopes: Array, y: Array) -> Array:
         """``p log p + (1-p) log(1-p)`` for ``p = -s y`` in [0, 1], else infinite."""

@@ -285,9 +285,10 @@ class Progress:
             records: evaluations, objective and gap per look, (looks, 3).
             since: ``seconds`` at the loop's beginning; what it took since then is shared out by evaluations.
         """
-        each = (self.seconds - since) / max(calls - self.calls, 1)
+        seconds_per_call = (self.seconds - since) / max(calls - self.calls, 1)
         self.history += [
-            _record(int(at), since + each * (at - self.calls), *figures) for at, *figures in records.tolist()
+            _record(int(num_calls), since + seconds_per_call * (num_calls - self.calls), *figures)
+            for num_calls, *figures in records.tolist()
         ]
         self.w, self.value, self.lower, self.calls = w, value, lower, calls
 

@@ -50,14 +50,14 @@ class _SGD(_Drawing):
         curvature = problem.loss.curvature if np.isfinite(problem.loss.curvature) else 1.0
         eta = self.learning_rate or 1 / (curvature * largest_row(x) + mu)
         w, next_look = problem.zeros(), 0
-        for t, (drawn, weights) in enumerate(self.batches(problem, size, random)):
+        for t, (indices, weights) in enumerate(self.batches(problem, size, random)):
             if progress.calls >= next_look:
                 progress.look(w)
                 next_look = progress.calls + problem.n
-            rows = x[drawn]
-            losses, slopes = problem.loss(rows @ w, y[drawn])
+            rows = x[indices]
+            losses, slopes = problem.loss(rows @ w, y[indices])
             w = w - eta / (1 + eta * mu * t) * (rows.T @ weigh(weights(losses), slopes) + mu * w)
-            progress.calls += len(drawn)
+            progress.calls += len(indices)
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class MultilevelSGD(_SGD):
         levels = Levels(problem.n, size)
         while True:
             level = int(random.choice(len(levels.sizes), p=levels.probabilities))
-            drawn = random.choice(problem.n, levels.sizes[level], replace=False)
-            yield drawn, partial(levels.weights, problem, level)
+            indices = random.choice(problem.n, levels.sizes[level], replace=False)
+            yield indices, partial(levels.weights, problem, level)
 
 
 class Levels:
@@ -197,12 +197,12 @@ class LSVRG(_Drawing):
     def _epoch(self, problem: LinearProblem, w: Array, q: Array, full: Array, eta: float, draws: np.ndarray) -> Array:
         x, y, loss, n = problem.x, problem.y, problem.loss, problem.n
         with np.errstate(over="ignore", invalid="ignore"):
-            kept = weigh(q, loss(x @ w, y)[1])  # q_i phi'_i at the snapshot
-            for drawn in draws:
-                rows = x[drawn]
-                now = weigh(q[drawn], loss(rows @ w, y[drawn])[1])
-                step = rows.T @ (now - kept[drawn])
-                w = w - eta * ((n / len(drawn)) * step + full + problem.mu * w)
+            stored_slopes = weigh(q, loss(x @ w, y)[1])  # q_i phi'_i at the snapshot
+            for indices in draws:
+                rows = x[indices]
+                batch_slopes = weigh(q[indices], loss(rows @ w, y[indices])[1])
+                step = rows.T @ (batch_slopes - stored_slopes[indices])
+                w = w - eta * ((n / len(indices)) * step + full + problem.mu * w)
         return w
 
 

@@ -50,10 +50,10 @@ class WassersteinBall:
         bound, size = step * self.rho, np.abs(v)
         if self.norm == "linf":
             return np.asarray(np.sign(v) * np.maximum(size - bound, 0))
-        whole = float(np.linalg.norm(v)) if self.norm == "l2" else float(size.sum())
-        if whole <= bound:
+        norm = float(np.linalg.norm(v)) if self.norm == "l2" else float(size.sum())
+        if norm <= bound:
             return np.zeros_like(v)
         if self.norm == "l2":
-            return v * (1 - bound / whole)
-        over = project_to_simplex(torch.from_numpy(size), bound).numpy() if bound > 0 else 0.0
-        return np.asarray(np.sign(v) * (size - over))
+            return v * (1 - bound / norm)
+        excess = project_to_simplex(torch.from_numpy(size), bound).numpy() if bound > 0 else 0.0
+        return np.asarray(np.sign(v) * (size - excess))

@@ -85,13 +85,13 @@ class ProximalGradient:
         curvature, t = max(problem.loss.curvature * problem.spread(), 1e-12), 1.0
         while True:
             progress.calls += 2 * problem.n
-            at = progress.look(z)
-            smooth = at.value - problem.ridge(z)
-            new = problem.least(curvature * z - at.gradient, curvature)
-            there = progress.look(new)
+            current = progress.look(z)
+            smooth = current.value - problem.ridge(z)
+            new = problem.least(curvature * z - current.gradient, curvature)
+            candidate = progress.look(new)
             move = new - z
-            model = smooth + inner(at.gradient, move) + curvature / 2 * square(move)
-            if there.value - problem.ridge(new) > model + 1e-12 * abs(model):
+            model = smooth + inner(current.gradient, move) + curvature / 2 * square(move)
+            if candidate.value - problem.ridge(new) > model + 1e-12 * abs(model):
                 curvature *= 2
                 continue
             uphill = inner(z - new, new - w) > 0
