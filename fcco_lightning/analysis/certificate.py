@@ -170,10 +170,10 @@ def penalty_multipliers(
     """
     total, slopes = sum(c.num_rows for c in constraints), list[float]()
     for c in constraints:
-        values = _whole(c, samples)
+        values = _inner_values(c, samples)
         outer = (smoothing or NoSmoothing())(c.outer(penalty.outer(penalty.weight(epoch), c.kappa)))
-        along = outer_slopes(c.number, values)
-        slope = (outer_slopes(outer, values) * along).sum(1) / along.square().sum(1)
+        constraint_slopes = outer_slopes(c.number, values)
+        slope = (outer_slopes(outer, values) * constraint_slopes).sum(1) / constraint_slopes.square().sum(1)
         slopes += (slope.abs() / total).tolist()
     return slopes
 
@@ -193,7 +193,7 @@ def require_certifiable(functions: InnerFunctions, parts: Sequence[str], max_val
         ConfigError: see :func:`certificate`.
     """
     measured: list[Objective | Constraint] = [functions.objective, *functions.constraints]
-    elsewhere = [type(one).__name__ for one in measured if one.part is not None and one.part not in parts]
+    elsewhere = [type(g).__name__ for g in measured if g.part is not None and g.part not in parts]
     if elsewhere:
         raise ConfigError(
             f"a certificate is of whole data sets, here {', '.join(parts)}, but {', '.join(elsewhere)} names another "
@@ -271,19 +271,19 @@ def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Te
     gradients = gradient(value, [*parameters, *rows])
     if objective.sample_parameters is None:
         return gradients
-    least, most = objective.sample_parameters.least, objective.sample_parameters.most
+    least, greatest = objective.sample_parameters.least, objective.sample_parameters.most
     values = flat(rows)
     slope = gradients[len(gradients) - len(values) :]
-    slope[(values <= least) & (slope > 0) | (values >= most) & (slope < 0)] = 0
+    slope[(values <= least) & (slope > 0) | (values >= greatest) & (slope < 0)] = 0
     return gradients
 
 
 def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor, _Sides]:
     """The numbers s_i of all rows, with the graph of the outputs, shape (m,), and the sides."""
-    like = pytree.tree_leaves(samples.outputs)[0]
-    numbers, signs, exceeded = [like.new_zeros(0)], [like.new_zeros(0)], [like.new_zeros(0)]
+    reference = pytree.tree_leaves(samples.outputs)[0]
+    numbers, signs, exceeded = [reference.new_zeros(0)], [reference.new_zeros(0)], [reference.new_zeros(0)]
     for c in constraints:
-        values = _whole(c, samples)
+        values = _inner_values(c, samples)
         outer = c.number
         s = outer(values)
         numbers.append(s)
@@ -293,7 +293,7 @@ def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor
     return torch.cat(numbers), _Sides((sign > 0).cumsum(0) - 1, sign, torch.cat(exceeded))  # a row begins with +
 
 
-def _whole(constraint: Constraint, samples: Samples) -> Tensor:
+def _inner_values(constraint: Constraint, samples: Samples) -> Tensor:
     """The inner values of all rows, in their order.
 
     Raises:
@@ -349,9 +349,9 @@ def _gradients_by_weights(
             depending, ordered = [k for k, slope in enumerate(slopes) if slope], index.argsort()
             for batch in loader if depending else ():
                 outputs = pytree.tree_leaves(outputs_of_columns(functions.network, batch))
-                at = ordered[torch.searchsorted(index[ordered], batch["index"])]
+                positions = ordered[torch.searchsorted(index[ordered], batch["index"])]
                 for k in depending:
-                    products = [(s[at].to(o.dtype) * o).sum() for s, o in zip(slopes[k], outputs, strict=True)]
+                    products = [(s[positions].to(o.dtype) * o).sum() for s, o in zip(slopes[k], outputs, strict=True)]
                     total[k] += gradient(torch.stack(products).sum(), weights)
     device = next(iter(samples.batch.values()))["index"].device
     for row in total if processes.size > 1 else ():
@@ -371,9 +371,11 @@ def _least_residuals(objective: Tensor, rows: Tensor, sides: _Sides) -> Tensor:
     matrix = sign * products[1:, 1:][sides.row][:, sides.row] + sides.excess.square().diag()
     towards = -sides.sign * products[0, 1:][sides.row]
     values, vectors = torch.linalg.eigh(matrix)
-    kept = values > len(values) * torch.finfo(torch.float64).eps * values[-1]
-    root = values[kept].sqrt().unsqueeze(1)
-    solved, _ = nnls((root * vectors[:, kept].T).numpy(), (vectors[:, kept].T @ towards / root.squeeze(1)).numpy())
+    significant = values > len(values) * torch.finfo(torch.float64).eps * values[-1]
+    root = values[significant].sqrt().unsqueeze(1)
+    solved, _ = nnls(
+        (root * vectors[:, significant].T).numpy(), (vectors[:, significant].T @ towards / root.squeeze(1)).numpy()
+    )
     return torch.from_numpy(np.asarray(solved, dtype=np.float64))
 
 

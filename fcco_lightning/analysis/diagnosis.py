@@ -159,10 +159,10 @@ def _sizes(objective: Objective, values: Tensor, remembered: Tensor | None) -> d
 
 
 def _stationarity(objective: Objective, jacobian: Jacobian, lam: float | None) -> dict[str, Any]:
-    needed = not outer_function(objective).smooth
-    grid = stationarity(objective, jacobian, [0.0, *(GRID if needed else ())])
-    at = stationarity(objective, jacobian, [positive("lam", lam)]) if needed and lam is not None else []
-    return ({"at": at[0]._asdict()} if at else {}) | {
-        "best": min([*grid, *at], key=lambda point: point.eps)._asdict(),
+    nonsmooth = not outer_function(objective).smooth
+    grid = stationarity(objective, jacobian, [0.0, *(GRID if nonsmooth else ())])
+    at_lam = stationarity(objective, jacobian, [positive("lam", lam)]) if nonsmooth and lam is not None else []
+    return ({"at": at_lam[0]._asdict()} if at_lam else {}) | {
+        "best": min([*grid, *at_lam], key=lambda point: point.eps)._asdict(),
         "grid": [point._asdict() for point in grid],
     }

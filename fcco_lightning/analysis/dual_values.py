@@ -130,19 +130,19 @@ def value_of(objective: Objective, outputs: Any, columns: Columns) -> Tensor | N
 
 def _mean(outer: OuterFunction, rows: Rows, names: Tensor | None) -> Tensor:
     """The mean over rows under a function of single rows; entries with one name count as one row together."""
-    chosen = rows.weight.nonzero().squeeze(1)
-    at = torch.where((rows.weight != 0).unsqueeze(1), rows.values, 1.0)  # where f and its slope are finite
-    each = outer(at.to(widest(at)))[chosen]
+    members = rows.weight.nonzero().squeeze(1)
+    arguments = torch.where((rows.weight != 0).unsqueeze(1), rows.values, 1.0)  # where f and its slope are finite
+    terms = outer(arguments.to(widest(arguments)))[members]
     if rows.weight.dtype != torch.bool:
-        each = rows.weight[chosen].to(each.dtype) * each
-    once = torch.ones_like(each) if names is None else counts(names[chosen]).to(each.dtype).reciprocal()
-    return torch.dot(once, each) / once.sum()
+        terms = rows.weight[members].to(terms.dtype) * terms
+    shares = torch.ones_like(terms) if names is None else counts(names[members]).to(terms.dtype).reciprocal()
+    return torch.dot(shares, terms) / shares.sum()
 
 
 def _coupled(objective: Objective, rows: Rows, names: Tensor | None) -> Tensor:
     """The mean under a function of all rows together, which takes each of them once, in their order."""
-    chosen = rows.weight.nonzero().squeeze(1)
+    members = rows.weight.nonzero().squeeze(1)
     if names is not None:
-        chosen = chosen[first_occurrences(names[chosen])]
-    values = rows.values[chosen]
+        members = members[first_occurrences(names[members])]
+    values = rows.values[members]
     return (outer_gradients(objective, values.detach()) * values).sum(1).mean()

@@ -154,8 +154,8 @@ def _by_group(batch: Columns) -> Iterator[Columns]:
         yield batch
         return
     for group in torch.unique(batch["group"]):
-        chosen = (batch["group"] == group).nonzero().squeeze(1)
-        yield {name: values.index_select(0, chosen) for name, values in batch.items()}
+        members = (batch["group"] == group).nonzero().squeeze(1)
+        yield {name: values.index_select(0, members) for name, values in batch.items()}
 
 
 def _means(functions: InnerFunctions, part: Columns) -> Iterator[tuple[int, int, Tensor]]:

@@ -162,7 +162,7 @@ def _rows(
         members = members * sample_weight
         rates = subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
         if subsets is not None and not rates and int((members > 0).sum(1).min()) < 2:
-            continue  # a single sample does not say by how much others differ from it
+            continue  # a single sample has no estimate of variance
         means = _means(values.detach(), slope, influence, members if rates else None)
         clustered = means if codes is None else _with_clusters(means, influence, members, codes.to(influence.device))
         rows |= {} if clustered is None else {i: clustered}
@@ -183,8 +183,8 @@ def _means(values: Tensor, slopes: Tensor, influence: Tensor, members: Tensor | 
     sizes, share = totals.square() / members.square().sum(1), totals / totals.sum()
     spread = share @ (sizes * variances + values.square()) - (share @ values).square()
     equals = (spread.clamp(min=0) * (slopes / totals @ members).square().sum()).sqrt()
-    most = values * (1 - values) / sizes
-    designs = torch.where(most > 0, variances / most, 1.0).clamp(min=1)
+    binomial = values * (1 - values) / sizes
+    designs = torch.where(binomial > 0, variances / binomial, 1.0).clamp(min=1)
     return means._replace(sizes=sizes, error_of_equals=float(equals), designs=designs)
 
 
@@ -232,8 +232,8 @@ def _influence(value: Tensor, weight: Tensor) -> Tensor:
 def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
     tail, rates = (1 - level) / 2, len(means.sizes) > 0
     s = float(constraint.number(means.values.unsqueeze(0)))
-    below, above = _of_rates(means, tail) if rates else (means.quantile(tail) * means.error,) * 2
-    low, high = s - below, s + above
+    margin_below, margin_above = _of_rates(means, tail) if rates else (means.quantile(tail) * means.error,) * 2
+    low, high = s - margin_below, s + margin_above
     noise = math.nan
     if constraint.sides == 2:
         noise = means.quantile(0.025) * means.error_of_equals
@@ -257,16 +257,16 @@ def _of_rates(means: _Means, tail: float) -> tuple[float, float]:
     ``(t_(n-1) / t_(c-1))^2``, the quantiles of t (Korn and Graubard, 1998), if that is less than 1: samples of unequal
     weight may count as fewer than there are clusters.
     """
-    below = above = 0.0
-    each = (means.values, means.slopes, means.variances, means.sizes, means.designs)
-    for p, slope, variance, size, design in zip(*(part.tolist() for part in each), strict=True):
+    squares_below = squares_above = 0.0
+    statistics = (means.values, means.slopes, means.variances, means.sizes, means.designs)
+    for p, slope, variance, size, design in zip(*(part.tolist() for part in statistics), strict=True):
         fewer = 1.0
         if means.clusters is not None and size > means.clusters:
             fewer = (float(stdtrit(size - 1, tail)) / means.quantile(tail)) ** 2
         low, high = exact_binomial(p, _effective_size(p, variance, size) / design * fewer, tail)
         down, up = (p - low, high - p) if slope >= 0 else (high - p, p - low)
-        below, above = below + (slope * down) ** 2, above + (slope * up) ** 2
-    return math.sqrt(below), math.sqrt(above)
+        squares_below, squares_above = squares_below + (slope * down) ** 2, squares_above + (slope * up) ** 2
+    return math.sqrt(squares_below), math.sqrt(squares_above)
 
 
 def _effective_size(rate: float, variance: float, size: float) -> float:
