@@ -40,13 +40,13 @@ class ClassVectorNetwork(BatchNetwork):
     def forward(self, batch: Any) -> Any:
         """ClassVectors by part, or all logits of a batch of samples alone."""
         (target, columns), *others = batch.items()
-        found = self.features(columns["x"])
-        if found.dim() != 2 or found.shape[1] != self.vectors.embedding_dim - 1:
+        hidden = self.features(columns["x"])
+        if hidden.dim() != 2 or hidden.shape[1] != self.vectors.embedding_dim - 1:
             raise ConfigError(
-                f"features must have shape (B, {self.vectors.embedding_dim - 1}), got {tuple(found.shape)}. Set dim to "
-                "the number of features."
+                f"features must have shape (B, {self.vectors.embedding_dim - 1}), got {tuple(hidden.shape)}. Set dim "
+                "to the number of features."
             )
-        features = with_one(found)
+        features = with_one(hidden)
         if not others:
             return {target: features @ self.vectors.weight.T}
         classes = {name: self.vectors(_numbers(part, self.vectors.num_embeddings)) for name, part in others}

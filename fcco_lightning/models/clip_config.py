@@ -29,7 +29,7 @@ class CLIPConfig:
     """A CLIP architecture and how its images and texts are prepared.
 
     Attributes:
-        name: the name or path that it was asked for by.
+        name: the name or path by which it was requested.
         image_size: pixels of a side of an image.
         mean: what is subtracted of the three channels, whose values lie in [0, 1].
         std: what they are divided by afterwards.
@@ -151,26 +151,26 @@ def tokenizer(config: CLIPConfig) -> Callable[[list[str]], Tensor]:
     text = config.model["text_cfg"]
     try:
         if text.get("hf_tokenizer_name"):
-            made = HFTokenizer(
+            encode = HFTokenizer(
                 text["hf_tokenizer_name"],
                 context_length=config.context_length,
                 tokenizer_mode=text.get("tokenizer_mode"),
                 **text.get("tokenizer_kwargs", {}),
             )
         else:
-            made = SimpleTokenizer(context_length=config.context_length, **text.get("tokenizer_kwargs", {}))
-    except Exception as error:  # whatever the hub's client and missing packages raise: it is of no common kind
+            encode = SimpleTokenizer(context_length=config.context_length, **text.get("tokenizer_kwargs", {}))
+    except Exception as error:  # the hub's client and missing packages raise errors of no common class
         raise ConfigError(
             f"The tokenizer of {config.name!r} could not be had ({type(error).__name__}: {error}). Tokenizers of the "
             "hub need a connection and the package transformers; 'ViT-B-16' and its like need neither."
         ) from error
-    size = getattr(made, "vocab_size", 0)
+    size = getattr(encode, "vocab_size", 0)
     if size > config.vocab_size:
         raise ConfigError(
             f"{config.name!r}: its tokenizer has {size} ids, but text_cfg.vocab_size is {config.vocab_size}. Raise "
             'that, or write "tokenizer": "bytes" at the top of the file.'
         )
-    return made  # type: ignore[no-any-return]
+    return encode  # type: ignore[no-any-return]
 
 
 def _tiny(name: str) -> Mapping[str, Any]:
@@ -230,5 +230,5 @@ def _side(size: Any) -> int:
 
 
 def _three(values: Any) -> tuple[float, float, float]:
-    one, two, three = (float(v) for v in values)
-    return one, two, three
+    red, green, blue = (float(v) for v in values)
+    return red, green, blue

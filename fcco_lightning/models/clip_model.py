@@ -92,7 +92,7 @@ class CLIPModel(BatchNetwork):
             _checkpoint(self.model, name)
         # No buffer: averaged copies of a network pair buffers by position, and this one comes later.
         self._class_tokens: Tensor | None = None
-        self._kept: tuple[Any, Tensor] | None = None  # a stamp of the text tower, and the classes
+        self._cached_classes: tuple[Any, Tensor] | None = None  # a stamp of the text tower, and the classes
         self.train()  # what is frozen starts in evaluation
 
     def forward(self, batch: Any) -> Any:
@@ -135,9 +135,9 @@ class CLIPModel(BatchNetwork):
         # of weights in a file nobody knows what images they were trained on
         preprocessing = () if self._from_file else ("mean", "std", "interpolation", "resize_mode")
         for name in ("image_size", "context_length", *preprocessing):
-            theirs, ours = getattr(datamodule, name, None), getattr(self.config, name)
-            if theirs is not None and theirs != ours:
-                raise ConfigError(_another(name, theirs, self.config))
+            requested, configured = getattr(datamodule, name, None), getattr(self.config, name)
+            if requested is not None and requested != configured:
+                raise ConfigError(_another(name, requested, self.config))
         if (getattr(datamodule, "vocab_size", None) or 0) > self.config.vocab_size:
             raise ConfigError(_another("vocab_size", datamodule.vocab_size, self.config))
         tokens = getattr(datamodule, "class_tokens", None)
@@ -164,7 +164,7 @@ class CLIPModel(BatchNetwork):
     def train(self, mode: bool = True) -> "CLIPModel":
         """Switch between training and evaluation; what is frozen stays in evaluation."""
         super().train(mode)
-        self._kept = None  # averaged weights are swapped in around evaluations in a way that leaves no trace
+        self._cached_classes = None  # averaged weights are swapped in around evaluations in a way that leaves no trace
         for module in self.model.modules() if mode else ():
             parameters = list(module.parameters())
             if parameters and not any(p.requires_grad for p in parameters):
@@ -173,7 +173,7 @@ class CLIPModel(BatchNetwork):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is only kept to save time: weak references cannot be pickled."""
-        return {**self.__dict__, "_kept": None}
+        return {**self.__dict__, "_cached_classes": None}
 
     def _embed_images(self, x: Tensor) -> Tensor:
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.freeze_image is not True):
@@ -200,12 +200,12 @@ class CLIPModel(BatchNetwork):
         """
         sources = [p for name, p in self.model.named_parameters() if name in self._depths and not _is_image(name)]
         stamp = _stamp([*sources, tokens])
-        if self._kept is None or self._kept[0] != stamp or is_gathered(self):
+        if self._cached_classes is None or self._cached_classes[0] != stamp or is_gathered(self):
             # Neither an inference tensor: the images may be trained with these.
             with torch.inference_mode(False), torch.no_grad():
                 rows = [self._embed_texts(some) for some in torch.split(tokens.flatten(0, 1), _TEXTS_AT_ONCE)]
-                self._kept = stamp, _class_means(torch.cat(rows), tokens)
-        return self._kept[1]
+                self._cached_classes = stamp, _class_means(torch.cat(rows), tokens)
+        return self._cached_classes[1]
 
     def _logits(self, images: Tensor, classes: Tensor | None) -> Tensor:
         assert classes is not None  # noqa: S101  (there are classes where a part has no texts)
@@ -316,7 +316,7 @@ def _load_from_hub(model: nn.Module, config: CLIPConfig, tag: str, weights: dict
         )
     try:
         open_clip.load_checkpoint(model, open_clip.download_pretrained(weights))
-    except Exception as error:  # whatever the hub's client raises: it is of no common kind
+    except Exception as error:  # the hub's client raises errors of no common class
         raise ConfigError(
             f"pretrained={tag!r}: the weights of {config.name!r} could not be had ({type(error).__name__}: "
             f"{_short(error)}). Without a connection, download the file from https://huggingface.co/"
@@ -357,8 +357,8 @@ def _depths(model: Any) -> tuple[dict[str, int], dict[str, int]]:
 def _ranked(names: list[str]) -> dict[str, int]:
     blocks = {name: int(match[1]) for name in names if (match := _BLOCK.search(name))}
     order = sorted(set(blocks.values()), reverse=True)
-    aside = {name: 0 if _TOP.match(name) else len(order) + 1 for name in names}
-    return aside | {name: 1 + order.index(block) for name, block in blocks.items()}
+    ranks = {name: 0 if _TOP.match(name) else len(order) + 1 for name in names}
+    return ranks | {name: 1 + order.index(block) for name, block in blocks.items()}
 
 
 def _freeze(model: nn.Module, depths: dict[str, int], argument: str, amount: bool | int) -> None:

@@ -47,7 +47,7 @@ class TextClassifier(BatchNetwork):
                 "weights."
             )
         settings = {**(config or {}), **kwargs, "num_labels": at_least("num_outputs", num_outputs, 1)}
-        self.model = _random(settings) if name is None else _named(name, settings, pretrained=pretrained)
+        self.model = _random(settings) if name is None else _from_name(name, settings, pretrained=pretrained)
         self.model.train()
         self.single = num_outputs == 1
         if self.model.config.pad_token_id is None:  # networks that read from left to right score the last token
@@ -67,13 +67,13 @@ class TextClassifier(BatchNetwork):
         """
         config = self.model.config
         pairs = {"vocab_size": config.vocab_size, "max_length": getattr(config, "max_position_embeddings", None)}
-        for what, ours in pairs.items():
-            theirs = getattr(datamodule, what, None)
-            if theirs is not None and ours is not None and theirs > ours:
+        for name, limit in pairs.items():
+            requested = getattr(datamodule, name, None)
+            if requested is not None and limit is not None and requested > limit:
                 raise ConfigError(
-                    f"The datamodule's {what} is {theirs}, and {type(self.model).__name__} takes {ours} at most. Use "
-                    "the tokenizer that belongs to the network, lower data.tokens.max_length, or raise the network's "
-                    "own number where its weights are random (model.network.config)."
+                    f"The datamodule's {name} is {requested}, and {type(self.model).__name__} takes {limit} at most. "
+                    "Use the tokenizer that belongs to the network, lower data.tokens.max_length, or raise the "
+                    "network's own number where its weights are random (model.network.config)."
                 )
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -88,9 +88,9 @@ class TextClassifier(BatchNetwork):
         return nn.ModuleList(part for name, part in self.model.named_children() if name != body)
 
     def _scores(self, x: Tensor) -> Tensor:
-        there = x >= 0
-        tokens = torch.where(there, x, self.model.config.pad_token_id)
-        scores: Tensor = self.model(input_ids=tokens, attention_mask=there.long()).logits
+        is_token = x >= 0
+        tokens = torch.where(is_token, x, self.model.config.pad_token_id)
+        scores: Tensor = self.model(input_ids=tokens, attention_mask=is_token.long()).logits
         return scores.squeeze(1) if self.single else scores
 
 
@@ -107,7 +107,7 @@ def _random(settings: dict[str, Any]) -> Any:
         ) from error
 
 
-def _named(name: str, settings: dict[str, Any], *, pretrained: bool) -> Any:
+def _from_name(name: str, settings: dict[str, Any], *, pretrained: bool) -> Any:
     transformers = package("transformers", "text", f"name={name!r}")
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, **settings)
@@ -115,7 +115,7 @@ def _named(name: str, settings: dict[str, Any], *, pretrained: bool) -> Any:
         if not pretrained:
             return kind.from_config(config, trust_remote_code=False)
         return kind.from_pretrained(name, config=config, ignore_mismatched_sizes=True, trust_remote_code=False)
-    except Exception as error:  # whatever the hub's client, or the reader of a format, raises: it is of no common kind
+    except Exception as error:  # the hub's client and the readers of formats raise errors of no common class
         fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
         raise ConfigError(
             f"name={name!r}: the network could not be had, {fault} (working directory: {Path.cwd()}; {_short(error)}). "

@@ -63,7 +63,7 @@ class TimmModel(nn.Module):
         if freeze_backbone:
             self.model.requires_grad_(False)
             self.head().requires_grad_(True)
-            self.train()  # nobody else says so before a fit: its batch statistics would move
+            self.train()  # otherwise its batch statistics would move
 
     @property
     def data_config(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _from_hub(name: str, arguments: dict[str, Any]) -> nn.Module:
         return _create(name, arguments, pretrained=True)
     except ConfigError:
         raise
-    except Exception as error:  # whatever the hub's client raises: it is of no common kind
+    except Exception as error:  # the hub's client raises errors of no common class
         raise ConfigError(
             f"pretrained=True: the weights of {name!r} could not be had ({type(error).__name__}: {error}). Without a "
             f"connection, download the model's file from https://huggingface.co/timm elsewhere and pass "

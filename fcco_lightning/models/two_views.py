@@ -33,9 +33,9 @@ class TwoViews(BatchNetwork):
 
     def forward(self, batch: Any) -> Any:
         """Embeddings of both views by part; in evaluation one embedding."""
-        return {name: self._of(columns) for name, columns in batch.items()}
+        return {name: self._both_views(columns) for name, columns in batch.items()}
 
-    def _of(self, columns: Columns) -> Any:
+    def _both_views(self, columns: Columns) -> Any:
         if not self.training:
             return self._embedded(columns["x"])
         second = columns.get("x2")

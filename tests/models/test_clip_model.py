@@ -237,7 +237,7 @@ def test_kept_classes_are_not_those_of_other_weights(small):
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(model(batch), copy.deepcopy(model)(batch))
         assert torch.equal(model(batch), own)
-    assert pickle.loads(pickle.dumps(model))._kept is None  # noqa: S301
+    assert pickle.loads(pickle.dumps(model))._cached_classes is None  # noqa: S301
 
 
 def test_kept_classes_are_not_those_of_weights_that_lay_in_the_same_place(small):
