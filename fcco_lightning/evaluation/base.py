@@ -127,8 +127,8 @@ class Evaluation(ABC):
 
     def draw(self, history: History, final: Final, folder: Path) -> list[Path]:
         """Draw all :meth:`pictures` into a folder, and return the files that were written."""
-        drawn = [picture(folder / name) for name, picture in self.pictures(history, final).items()]
-        return [path for path in drawn if path is not None]
+        paths = [picture(folder / name) for name, picture in self.pictures(history, final).items()]
+        return [path for path in paths if path is not None]
 
     def warn_of_undefined(self, figures: str, reason: str) -> None:
         """Warn, the first time, that figures of a split are NaN.

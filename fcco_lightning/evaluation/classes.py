@@ -37,8 +37,9 @@ class ClassEvaluation(Evaluation):
         figures = {"accuracy": mean_of(correct.double(), weight), "loss": mean_of(loss, weight)}
         if outputs.dim() == 2 and outputs.shape[1] > 5:
             score_of_class = outputs.gather(1, one_label_each(batch, self).long().unsqueeze(1))
-            above, equal = (outputs > score_of_class).sum(1), (outputs == score_of_class).sum(1)  # none is equal to NaN
-            figures["top5_accuracy"] = mean_of(((5 - above) / equal).nan_to_num(0, 0).clamp(0, 1), weight)
+            # none is equal to NaN
+            higher, equal = (outputs > score_of_class).sum(1), (outputs == score_of_class).sum(1)
+            figures["top5_accuracy"] = mean_of(((5 - higher) / equal).nan_to_num(0, 0).clamp(0, 1), weight)
         return figures
 
 

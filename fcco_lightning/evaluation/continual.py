@@ -102,10 +102,10 @@ class ContinualEvaluation(Evaluation):
         tasks = _by_task(_samples(outputs, batch))
         tasks["name"] = ["target" if number == TARGET else self.group_name(number) for number in tasks.index]
         tasks["protected"] = tasks.index != TARGET
-        by = "change" if "change" in tasks else "accuracy"
-        ordered = tasks.sort_values(["protected", by, "loss"], ascending=[True, True, False])
-        shown = ("name", "size", "accuracy", "old_accuracy", "change", "loss", "old_loss", "loss_change")
-        return {"tasks": ordered[[name for name in shown if name in tasks]].to_dict("records")}
+        sort_key = "change" if "change" in tasks else "accuracy"
+        ordered = tasks.sort_values(["protected", sort_key, "loss"], ascending=[True, True, False])
+        columns = ("name", "size", "accuracy", "old_accuracy", "change", "loss", "old_loss", "loss_change")
+        return {"tasks": ordered[[name for name in columns if name in tasks]].to_dict("records")}
 
     def pictures(self, history: History, final: Final) -> Pictures:
         """``continual.png`` and ``constraints.png``, which shows the constraints in the surrogate loss."""

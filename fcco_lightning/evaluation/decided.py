@@ -52,10 +52,10 @@ def decision_details(
         The entries of the report by name; none where there are not two classes, or the decisions are not known.
     """
     y = columns.get("y")
-    two = isinstance(outputs, Tensor) and (
+    is_binary = isinstance(outputs, Tensor) and (
         outputs.numel() == len(outputs) or (outputs.shape[1:] == (2,) and classifies)
     )
-    if not two or y is None or y.dim() != 1 or not len(y) or not bool(((y == 0) | (y == 1)).all()):
+    if not is_binary or y is None or y.dim() != 1 or not len(y) or not bool(((y == 0) | (y == 1)).all()):
         return {}
     scores = outputs.detach().double()
     several = scores.numel() > len(scores)
@@ -69,13 +69,13 @@ def decision_details(
     names = [str(name) for name in classes] if len(classes) == 2 else ["0", "1"]
     of_all = _Confusion(positive, decided.cpu().numpy(), weight)
     details: dict[str, Any] = {"confusion_matrix": of_all.records(names), "rates_by_group": [of_all.rates("all")]}
-    named = {"group": group_name} | {column: names.__getitem__ for column, names in (groups_by or {}).items()}
+    name_functions = {"group": group_name} | {column: names.__getitem__ for column, names in (groups_by or {}).items()}
     rates: list[dict[str, Any]] = []
-    for column, name_of in named.items():
+    for column, name_of in name_functions.items():
         if column in columns and columns[column].dim() == 1:
             groups = columns[column].cpu().numpy()
-            known = np.unique(groups[groups >= 0])
-            rates += [of_all.part(groups == g).rates(name_of(int(g))) for g in known]
+            present = np.unique(groups[groups >= 0])
+            rates += [of_all.part(groups == g).rates(name_of(int(g))) for g in present]
     details["rates_by_group"] += sorted(rates, key=lambda record: np.nan_to_num(record["tpr"], nan=2.0))
     if probabilities is not None:
         p = (probabilities[:, 1] if several else probabilities).cpu().numpy()
@@ -91,8 +91,8 @@ class _Confusion:
         cell = 2 * positive.astype(np.int64) + decided
         self.matrix = np.bincount(cell, weights=weight, minlength=4).reshape(2, 2)  # also where all weights are 0
 
-    def part(self, kept: npt.NDArray[np.bool_]) -> "_Confusion":
-        return _Confusion(self.positive[kept], self.decided[kept], None if self.weight is None else self.weight[kept])
+    def part(self, mask: npt.NDArray[np.bool_]) -> "_Confusion":
+        return _Confusion(self.positive[mask], self.decided[mask], None if self.weight is None else self.weight[mask])
 
     def records(self, names: Sequence[str]) -> list[dict[str, Any]]:
         return [
@@ -130,12 +130,14 @@ def _of_probabilities(positive: npt.NDArray[np.bool_], p: FloatArray, weight: Fl
     ends = p[order][np.searchsorted(reached, tenths)]
     bins = np.searchsorted(ends, p)
     count, mass, predicted, observed = (
-        np.bincount(bins, weights=of, minlength=_BINS) for of in (np.ones_like(p), w, w * p, w * positive)
+        np.bincount(bins, weights=weights, minlength=_BINS) for weights in (np.ones_like(p), w, w * p, w * positive)
     )
-    kept = mass > 0
+    nonempty = mass > 0
     records = [
         {"samples": int(n), "predicted": float(mean), "observed": float(share)}
-        for n, mean, share in zip(count[kept], predicted[kept] / mass[kept], observed[kept] / mass[kept], strict=True)
+        for n, mean, share in zip(
+            count[nonempty], predicted[nonempty] / mass[nonempty], observed[nonempty] / mass[nonempty], strict=True
+        )
     ]
     return {
         "brier_loss": float(brier_score_loss(positive, p, sample_weight=weight)),

@@ -171,8 +171,8 @@ def _sums_by_group(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> Te
     in_group = group != -1
     correct, losses, group = correct[in_group], losses[in_group], group[in_group]
     size = max(1, int(group.max()) + 1) if len(group) else 1
-    given = weight_of(batch, needed_by)
-    weight = torch.ones_like(losses) if given is None else given[in_group].double()
+    sample_weight = weight_of(batch, needed_by)
+    weight = torch.ones_like(losses) if sample_weight is None else sample_weight[in_group].double()
     sums = [group_sums(weight * values, group, size)[0] for values in (torch.ones_like(losses), correct, losses)]
     return torch.stack(sums, dim=1)
 

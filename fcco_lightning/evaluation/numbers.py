@@ -40,11 +40,11 @@ class NumberEvaluation(Evaluation):
         self.check(outputs, batch)
         y, outputs = batch["y"].double(), one_tensor(outputs)
         y = y.reshape(len(y), -1)
-        apart, weight = outputs.double().reshape(y.shape) - y, weight_of(batch, self)
+        residuals, weight = outputs.double().reshape(y.shape) - y, weight_of(batch, self)
         weight = torch.ones(len(y), dtype=torch.float64) if weight is None else weight.double()
         share = (weight / weight.sum()).unsqueeze(1).to(y.device)  # of the samples, (n, 1)
-        squares = (share * apart.square()).sum(0)
-        figures = {"rmse": squares.mean().sqrt().item(), "mae": (share * apart.abs()).sum(0).mean().item()}
+        squares = (share * residuals.square()).sum(0)
+        figures = {"rmse": squares.mean().sqrt().item(), "mae": (share * residuals.abs()).sum(0).mean().item()}
         varied = ((y != y[share.argmax()]) & (share > 0)).any(0)
         shares = 1 - squares[varied] / (share * (y - (share * y).sum(0)).square()).sum(0)[varied]
         return figures | ({"r2": shares.mean().item()} if len(shares) else {})

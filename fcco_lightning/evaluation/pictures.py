@@ -137,9 +137,9 @@ def save(figure: "Figure", path: str | Path) -> Path:
     return target
 
 
-def _some_of(number: int, every: int, which: str) -> str:
+def _some_of(num_drawn: int, total: int, description: str) -> str:
     """What the title adds where not all is shown."""
-    return f"{which} {number} of {every:,}" if number < every else ""
+    return f"{description} {num_drawn} of {total:,}" if num_drawn < total else ""
 
 
 def _unit_square(axes: "Axes", **labels: Any) -> None:
@@ -170,11 +170,11 @@ def plot_objective_and_violation(history: History, path: str | Path) -> Path | N
             "Worst constraint violation",
         ),
     ]
-    drawn = [panel for panel in panels if panel[0]]
-    if not drawn:
+    nonempty = [panel for panel in panels if panel[0]]
+    if not nonempty:
         return None
-    figure = new_figure(4.8 * len(drawn), 3.7)
-    for axes, (lines, unit, title) in zip(row_of_axes(figure, len(drawn)), drawn, strict=True):
+    figure = new_figure(4.8 * len(nonempty), 3.7)
+    for axes, (lines, unit, title) in zip(row_of_axes(figure, len(nonempty)), nonempty, strict=True):
         for split, line in lines.items():
             axes.plot(line, label=split, markersize=3.5, linewidth=1.6, **split_style(split))
         if unit != "AUC":
@@ -213,9 +213,9 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
         path: see the module.
         split: whose values to draw; None takes ``train``, or else the first split that has any.
     """
-    drawn, lines = _lines_of_constraints("h/", history, split)
+    split_drawn, lines = _lines_of_constraints("h/", history, split)
     meaning = "constraint value $h_i$ (feasible: at most 0)"
-    return _plot_lines(lines, path, f"Constraint values ({drawn})", meaning, level=0)
+    return _plot_lines(lines, path, f"Constraint values ({split_drawn})", meaning, level=0)
 
 
 def plot_multipliers(history: History, path: str | Path) -> Path | None:
@@ -238,10 +238,10 @@ def _lines_of_constraints(
     """The split that is drawn, and the line of every constraint, by key."""
     able = [record for record in history if any(key.startswith(prefix) for key in record)]
     splits = [record["split"] for record in able]
-    drawn = split or ("train" if "train" in splits else next(iter(splits), None))
-    records = [record for record in able if record["split"] == drawn]
+    split_drawn = split or ("train" if "train" in splits else next(iter(splits), None))
+    records = [record for record in able if record["split"] == split_drawn]
     keys = dict.fromkeys(key for record in records for key in record if key.startswith(prefix))
-    return drawn, {key: line for key in keys if len(line := line_of(records, key))}
+    return split_drawn, {key: line for key in keys if len(line := line_of(records, key))}
 
 
 def _plot_lines(
@@ -269,8 +269,8 @@ def _plot_lines(
     for constraint, rank in zip(constraints, ranks, strict=True):
         dashes, marker = ("--", "x") if constraint.rate == "fpr" else ("-", "o")
         line, color = lines[constraint.key], colormaps["viridis"](0.9 * rank / max(1, *ranks))  # without its pale end
-        alone = marker if len(line) == 1 else None  # one epoch draws no line
-        axes.plot(line, dashes, color=color, marker=alone, label=constraint.label, linewidth=1.5)
+        single_marker = marker if len(line) == 1 else None  # one epoch draws no line
+        axes.plot(line, dashes, color=color, marker=single_marker, label=constraint.label, linewidth=1.5)
     label_epochs(axes, meaning, title)
     # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
     axes.legend(**_BESIDE, ncols=1 + (len(lines) > 10))
@@ -296,9 +296,9 @@ def _heat_map(lines: "Mapping[str, pd.Series[float]]", title: str, meaning: str,
     rows = _ordered(key for key in lines if key in largest)
     columns = (lines[c.key] for c in rows)  # of several validations of an epoch the last
     last = (line[~line.index.duplicated(keep="last")] for line in columns)
-    drawn = pd.DataFrame(dict(enumerate(last))).sort_index()
-    bound = float(np.nanmax(np.abs(drawn.to_numpy()))) or 1.0
-    epochs = drawn.index.to_numpy(dtype=float)
+    values = pd.DataFrame(dict(enumerate(last))).sort_index()
+    bound = float(np.nanmax(np.abs(values.to_numpy()))) or 1.0
+    epochs = values.index.to_numpy(dtype=float)
     middles = (epochs[1:] + epochs[:-1]) / 2  # a column lies around its epoch, however far apart these are
     left, right = (middles[0], middles[-1]) if len(middles) else (epochs[0] + 0.5, epochs[0] - 0.5)
     edges = [2 * epochs[0] - left, *middles, 2 * epochs[-1] - right]
@@ -308,7 +308,7 @@ def _heat_map(lines: "Mapping[str, pd.Series[float]]", title: str, meaning: str,
     # colours follow the logarithm of values beyond a twentieth of the largest, so that small ones have a sign, too
     norm = SymLogNorm(0.05 * bound, vmin=-bound if signed else 0.0, vmax=bound)
     mesh = axes.pcolormesh(
-        edges, range(len(rows) + 1), drawn.T.to_numpy(), cmap="PuOr_r" if signed else "Purples", norm=norm
+        edges, range(len(rows) + 1), values.T.to_numpy(), cmap="PuOr_r" if signed else "Purples", norm=norm
     )
     axes.set_yticks([i + 0.5 for i in range(len(rows))], [c.label for c in rows], fontsize=8)
     axes.invert_yaxis()
@@ -331,11 +331,11 @@ def plot_group_curves(history: History, path: str | Path) -> Path | None:
     accuracies = {"accuracy": "average", "tail_accuracy": "worst groups", "worst_group_accuracy": "worst group"}
     losses = {"loss": "average", "cvar_loss": "CVaR of the groups"}
     panels = [("accuracy (%)", "Accuracy", accuracies, 100.0), ("loss (nats)", "Loss", losses, 1.0)]
-    drawn = [panel for panel in panels if any(lines_by_split(history, key) for key in panel[2])]
-    if not drawn:
+    nonempty = [panel for panel in panels if any(lines_by_split(history, key) for key in panel[2])]
+    if not nonempty:
         return None
-    figure = new_figure(5.2 * len(drawn), 4.4)
-    for axes, (unit, title, names, scale) in zip(row_of_axes(figure, len(drawn)), drawn, strict=True):
+    figure = new_figure(5.2 * len(nonempty), 4.4)
+    for axes, (unit, title, names, scale) in zip(row_of_axes(figure, len(nonempty)), nonempty, strict=True):
         for (key, name), color in zip(names.items(), (BLUE, GREEN, VERMILION), strict=False):
             for split, line in lines_by_split(history, key).items():
                 look: dict[str, Any] = {
@@ -371,8 +371,8 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
         return None
     ends = {task: min(line.iloc[-1] for line in lines.values()) for task, lines in tasks.items()}
     worst = sorted(tasks, key=ends.__getitem__)[:_MOST_TASKS]
-    drawn = [task for task in tasks if task in worst]
-    for_names = 0.7 + 0.07 * max(map(len, map(shown, drawn))) if drawn else 0.0
+    tasks_drawn = [task for task in tasks if task in worst]
+    for_names = 0.7 + 0.07 * max(map(len, map(shown, tasks_drawn))) if tasks_drawn else 0.0
     figure = new_figure(4.4 * count + for_names, 3.9)
     panels = row_of_axes(figure, count)
     if target:
@@ -384,22 +384,22 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
     for axes, split in zip(panels, splits, strict=True):
         if axes is not panels[0]:
             axes.sharey(panels[0])
-        for k, task in enumerate(drawn):
+        for k, task in enumerate(tasks_drawn):
             turn = k % len(COLORS)
             look: dict[str, Any] = {"color": COLORS[turn], "marker": MARKERS[turn]}
             if k != turn:  # dashed and hollow in the second round: told apart also where one epoch draws no line
                 look |= {"linestyle": "--", "markerfacecolor": "white"}
             # One that the split lacks is drawn too, as nothing, so that the last panel's legend has them all.
             _draw_change(axes, tasks[task].get(split, pd.Series(dtype=float)), k, label=shown(task), **look)
-        _finish_changes(axes, f"Protected tasks ({split}){_some_of(len(drawn), len(tasks), ', the worst')}")
+        _finish_changes(axes, f"Protected tasks ({split}){_some_of(len(tasks_drawn), len(tasks), ', the worst')}")
     if panels:
         panels[-1].legend(**_BESIDE)
     return save(figure, path)
 
 
 def _draw_change(axes: "Axes", line: "pd.Series[float]", first_mark: int = 0, **look: Any) -> None:
-    every = max(1, len(line) // _MARKS)
-    marks = first_mark % every, every  # of lines that lie on each other they stand side by side
+    interval = max(1, len(line) // _MARKS)
+    marks = first_mark % interval, interval  # of lines that lie on each other they stand side by side
     axes.plot(line.index, 100 * line.to_numpy(), markevery=marks, markersize=4.5, linewidth=1.5, **look)
 
 
@@ -435,8 +435,8 @@ def plot_ranking(
         return None
     ordered = sorted(lists, key=lambda name: average_precision(*lists[name]).item())
     last = len(ordered) - 1
-    named = sorted({0, last // 2, last}) if last > 2 else range(last + 1)
-    looks = dict(zip(named, ((BLUE, "-"), (VERMILION, "--"), (GREEN, "-.")), strict=False))
+    labelled = sorted({0, last // 2, last}) if last > 2 else range(last + 1)
+    looks = dict(zip(labelled, ((BLUE, "-"), (VERMILION, "--"), (GREEN, "-.")), strict=False))
     figure = new_figure(9.4, 4.6)
     left, right = row_of_axes(figure, 2)
     _mark_diagonal(right)
@@ -532,8 +532,8 @@ def plot_calibration(
         labels = {"title": f"survival to {horizon:.4g}", "ylabel": "observed (Kaplan-Meier)"}
     _unit_square(axes, aspect="equal", xlabel="predicted", **labels)
     if horizon is None:  # of rare positives all are small
-        most = float(pd.concat(tables).to_numpy().max())
-        axes.set(xlim=(-0.02 * most, 1.05 * most), ylim=(-0.02 * most, 1.05 * most))
+        largest = float(pd.concat(tables).to_numpy().max())
+        axes.set(xlim=(-0.02 * largest, 1.05 * largest), ylim=(-0.02 * largest, 1.05 * largest))
     axes.legend(loc="lower right", frameon=False)
     return save(figure, path)
 
@@ -552,28 +552,28 @@ def plot_groups(
     """
     if not groups:
         return None
-    drawn = groups[:_MOST_BARS]
-    names = [shown(group["name"]) for group in drawn]
-    accuracies, weights = (np.array([group[key] for group in drawn], dtype=float) for key in ("accuracy", "weight"))
+    bars = groups[:_MOST_BARS]
+    names = [shown(group["name"]) for group in bars]
+    accuracies, weights = (np.array([group[key] for group in bars], dtype=float) for key in ("accuracy", "weight"))
     number, upright = len(names), sum(map(len, names)) > 70
     figure = new_figure(max(6.0, 1.6 + 0.24 * number), 4.6 + 0.075 * max(map(len, names)) * upright)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
     multiples = weights * len(groups)
-    for axes, heights, color in ((above, 100 * accuracies, BLUE), (below, multiples, GREEN)):
+    for axes, heights, color in ((top, 100 * accuracies, BLUE), (bottom, multiples, GREEN)):
         axes.bar(range(number), heights, width=0.8 if number > 3 else 0.5, color=color, label="_unlisted")
         quiet_frame(axes)
         axes.grid(visible=False, axis="x")
     line: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
-    above.axhline(100 * average, label=f"average {average:.1%}", **line)
-    above.set(ylim=(0, 100), ylabel="accuracy (%)")
+    top.axhline(100 * average, label=f"average {average:.1%}", **line)
+    top.set(ylim=(0, 100), ylabel="accuracy (%)")
     title = f"Accuracy by group ({split}){_some_of(number, len(groups), ': the worst')}"
-    above.set_title(title, loc="left")  # the legend stands on the right
-    mark_level(below, 1, "uniform")
-    below.set(ylabel="weight in CVaR,\ntimes uniform", ylim=(0, 1.08 * max(1.0, *multiples)))
-    for axes in (above, below):  # outside: a bar may be as high as the frame
+    top.set_title(title, loc="left")  # the legend stands on the right
+    mark_level(bottom, 1, "uniform")
+    bottom.set(ylabel="weight in CVaR,\ntimes uniform", ylim=(0, 1.08 * max(1.0, *multiples)))
+    for axes in (top, bottom):  # outside: a bar may be as high as the frame
         axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.97), frameon=False, fontsize=9)
-    below.set_xticks(range(number), names, rotation=90 if upright else 0, fontsize=8 if upright else 9)
-    below.set_xlim(-0.7, max(number, 3) - 0.3 - (number < 3))
+    bottom.set_xticks(range(number), names, rotation=90 if upright else 0, fontsize=8 if upright else 9)
+    bottom.set_xlim(-0.7, max(number, 3) - 0.3 - (number < 3))
     return save(figure, path)
 
 
@@ -588,14 +588,14 @@ def plot_importances(records: Sequence[Mapping[str, Any]], path: str | Path, *, 
     """
     if not records:
         return None
-    drawn = records[:_MOST_IMPORTANCES]
-    number = len(drawn)
+    top = records[:_MOST_IMPORTANCES]
+    number = len(top)
     figure = new_figure(6.4, 1.4 + 0.26 * number)
     axes = figure.subplots()
     bars: dict[str, Any] = {"color": BLUE, "ecolor": "0.35", "height": 0.7, "capsize": 2}
-    axes.barh(range(number), [r["change"] for r in drawn], xerr=[r["std"] for r in drawn], **bars)
+    axes.barh(range(number), [r["change"] for r in top], xerr=[r["std"] for r in top], **bars)
     axes.axvline(0, color="0.35", linewidth=1.1)
-    axes.set_yticks(range(number), [shown(record["column"]) for record in drawn], fontsize=9)
+    axes.set_yticks(range(number), [shown(record["column"]) for record in top], fontsize=9)
     axes.set_ylim(number - 0.4, -0.6)
     axes.set(xlabel=label, title=f"{title}{_some_of(number, len(records), ': the first')}")
     quiet_frame(axes)

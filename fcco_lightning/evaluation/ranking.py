@@ -50,7 +50,7 @@ class BinaryEvaluation(Evaluation):
         scores = _scores(outputs)
         require_columns(batch, "y", figures="binary figures")
         y, weight = one_label_each(batch, self), weight_of(batch, self)
-        defined = _both(y if weight is None else y[weight > 0])
+        defined = _has_both_classes(y if weight is None else y[weight > 0])
         if not defined:
             self.warn_of_undefined(
                 "the figures of the ROC curve (auc)",
@@ -62,7 +62,7 @@ class BinaryEvaluation(Evaluation):
             "score_max": scores.max().item(),
         }
         scores, y, group, weight = _of_groups(scores, y, batch, self)
-        if _both(group):
+        if _has_both_classes(group):
             samples = (scores, y, group, self.num_thresholds, weight)
             figures["roc_gap"] = float(roc_gap(*samples)) if _two_groups(group, y) else math.nan
         return figures
@@ -83,7 +83,7 @@ class BinaryEvaluation(Evaluation):
         all_names = self.group_names
         names = (str(all_names[0]), str(all_names[1])) if len(all_names) > 1 else ("group 0", "group 1")
         of_groups = {
-            split: _known(_of_groups(_scores(outputs), one_label_each(batch, self), batch, self))
+            split: _without_none(_of_groups(_scores(outputs), one_label_each(batch, self), batch, self))
             for split, (outputs, batch) in final.items()
         }
         splits = {split: columns for split, columns in of_groups.items() if _two_groups(columns[2], columns[1])}
@@ -139,11 +139,11 @@ class RankingEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         lists = self._lists(outputs, batch)
         self._warn_of_absent(lists)
-        figures = [self._figures(*one) for one in lists]
+        figures = [self._figures(*columns) for columns in lists]
         summary = {str(name): float(mean) for name, mean in pd.DataFrame(figures).mean().items()}
         if outputs.dim() == 2 and outputs.shape[1] > 1 and len(lists) <= self.most_labels:
-            for t, one in enumerate(figures):
-                summary |= {f"{name}/{self.label_name(t)}": one[name] for name in self.bar}
+            for t, values in enumerate(figures):
+                summary |= {f"{name}/{self.label_name(t)}": values[name] for name in self.bar}
         return summary
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class RankingEvaluation(Evaluation):
         lists = self._lists(outputs, batch)
         if len(lists) == 1:
             return {}
-        table = pd.DataFrame([self._figures(*one) for one in lists])[["average_precision", "auc", "partial_auc"]]
+        table = pd.DataFrame([self._figures(*part) for part in lists])[["average_precision", "auc", "partial_auc"]]
         table.insert(0, "label", [self.label_name(t) for t in range(len(lists))])
         table.insert(1, "samples", [len(y) for _, y, _ in lists])
         table.insert(2, "positives", [int(y.sum()) for _, y, _ in lists])
@@ -165,12 +165,16 @@ class RankingEvaluation(Evaluation):
         split = shown_split(final)
         lists = self._lists(*final[split]) if split else []
         names = [self.label_name(t) if len(lists) > 1 else "" for t in range(len(lists))]
-        drawn = {name: _known(one) for name, one in zip(names, lists, strict=True) if _both(one[1])}
-        return plot_ranking(drawn, path, region=(self.max_fpr, self.min_tpr), split=split)
+        curves = {
+            name: _without_none(columns)
+            for name, columns in zip(names, lists, strict=True)
+            if _has_both_classes(columns[1])
+        }
+        return plot_ranking(curves, path, region=(self.max_fpr, self.min_tpr), split=split)
 
     def _warn_of_absent(self, lists: Sequence[_List]) -> None:
         """Say once which labels have no figures in a split."""
-        absent = [t for t, (_, y, _) in enumerate(lists) if not _both(y)]
+        absent = [t for t, (_, y, _) in enumerate(lists) if not _has_both_classes(y)]
         if not absent:
             return
         y = lists[absent[0]][1]
@@ -184,8 +188,8 @@ class RankingEvaluation(Evaluation):
 
     def _figures(self, scores: Tensor, y: Tensor, weight: Tensor | None) -> dict[str, float]:
         """Those of one list; NaN where a class is absent."""
-        if not _both(y):
-            heads = [f"{of}_at_{k}" for k in self.top for of in ("precision", "recall")]
+        if not _has_both_classes(y):
+            heads = [f"{metric}_at_{k}" for k in self.top for metric in ("precision", "recall")]
             return dict.fromkeys([*_WHOLE_LISTS, *heads], math.nan)
         values = [
             average_precision(scores, y, weight),
@@ -283,15 +287,15 @@ def _of_groups(
     return scores[in_group], y[in_group], group[in_group], None if weight is None else weight[in_group]
 
 
-def _known(columns: Sequence[Tensor | None]) -> list[Tensor]:
+def _without_none(columns: Sequence[Tensor | None]) -> list[Tensor]:
     return [column for column in columns if column is not None]
 
 
 def _two_groups(group: Tensor, y: Tensor) -> bool:
     """Return whether there are the groups 0 and 1 and no other, each with both classes."""
-    return _both(group) and all(_both(y[group == g]) for g in (0, 1))
+    return _has_both_classes(group) and all(_has_both_classes(y[group == g]) for g in (0, 1))
 
 
-def _both(values: Tensor) -> bool:
+def _has_both_classes(values: Tensor) -> bool:
     """Return whether there are two different values: both classes, of labels that are checked to be 0 or 1."""
     return len(torch.unique(values)) == 2

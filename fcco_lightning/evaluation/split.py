@@ -123,13 +123,13 @@ def concatenate(parts: Sequence[Split], processes: Processes) -> Split:
             raise DataError("a split has fewer samples than there are processes: use fewer processes or more samples.")
         local = pytree.tree_map(lambda *leaves: torch.cat(leaves), *parts)
         leaves, structure = pytree.tree_flatten(local)
-    whole: Split = pytree.tree_unflatten(processes.gather(leaves).tensors, structure)
-    index = whole.columns.get("index")
+    joined: Split = pytree.tree_unflatten(processes.gather(leaves).tensors, structure)
+    index = joined.columns.get("index")
     if processes.size > 1 and index is not None and torch.unique(index).numel() < len(index):
         # Lightning's own sampler repeats samples so that all processes have equally many.
         first = first_occurrences(index)
-        whole = pytree.tree_map(lambda leaf: leaf[first], whole)
-    return whole
+        joined = pytree.tree_map(lambda leaf: leaf[first], joined)
+    return joined
 
 
 def first_occurrences(index: Tensor) -> Tensor:

@@ -124,13 +124,13 @@ class SurvivalEvaluation(Evaluation):
     def _calibration(
         self, time: Tensor, event: Tensor, risk: Tensor, log_hazard: StepFunction, t: float
     ) -> list[dict[str, float]]:
-        at = torch.tensor([t], dtype=torch.float64, device=time.device)
+        times = torch.tensor([t], dtype=torch.float64, device=time.device)
         table = []
         lower = torch.searchsorted(risk.sort().values, risk)  # how many risks are; equal ones are never parted
         part = lower // -(-len(risk) // self.groups)
-        for rows in ((part == one).nonzero().squeeze(1) for one in torch.unique(part)):
-            predicted = float(survival_probability(log_hazard, risk[rows], at).mean())
-            observed = float(kaplan_meier(time[rows], event[rows])(at))
+        for rows in ((part == label).nonzero().squeeze(1) for label in torch.unique(part)):
+            predicted = float(survival_probability(log_hazard, risk[rows], times).mean())
+            observed = float(kaplan_meier(time[rows], event[rows])(times))
             table.append({"size": len(rows), "predicted": predicted, "observed": observed})
         return table
 

@@ -114,14 +114,14 @@ def worst_fraction(values_by_group: Tensor, alpha: float, counts: Tensor | None 
         >>> round(worst_fraction(accuracy, 0.5, torch.tensor([10, 30, 10, 10])).item(), 6)
         0.525
     """
-    values, there = _present(values_by_group)
+    values, present = _present(values_by_group)
     k = num_worst(len(values), alpha)
     last = values.sort().values[k - 1]
-    below, at = values < last, values == last
-    weights = below + at * ((k - below.sum()).double() / at.sum())
+    is_lower, is_last = values < last, values == last
+    weights = is_lower + is_last * ((k - is_lower.sum()).double() / is_last.sum())
     if counts is not None:
         same_rows(values_by_group=values_by_group, counts=counts)
-        weights = weights * counts[there].double()
+        weights = weights * counts[present].double()
     return (weights * values).sum() / weights.sum()
 
 
@@ -164,13 +164,13 @@ def cvar_weights(losses: Tensor, alpha: float) -> Tensor:
         >>> cvar_weights(torch.tensor([4.0, 2.0, 2.0, 1.0]), 0.5).tolist()
         [0.5, 0.25, 0.25, 0.0]
     """
-    values, there = _present(losses)
+    values, present = _present(losses)
     threshold = values.sort(descending=True).values[num_worst(len(values), alpha) - 1]
-    above, at = values > threshold, values == threshold
-    q = above.double() / max(1.0, alpha * len(values))  # one group can have no more than all the weight
-    q[at] = (1 - q.sum()).clamp(min=0) / at.sum()
+    is_higher, is_threshold = values > threshold, values == threshold
+    q = is_higher.double() / max(1.0, alpha * len(values))  # one group can have no more than all the weight
+    q[is_threshold] = (1 - q.sum()).clamp(min=0) / is_threshold.sum()
     weights = torch.zeros_like(losses, dtype=torch.float64)
-    weights[there] = q
+    weights[present] = q
     return weights
 
 
@@ -179,10 +179,10 @@ def _present(values_by_group: Tensor) -> tuple[Tensor, Tensor]:
     if values_by_group.dim() != 1:
         raise DataError(f"one value a group, shape (G,), is needed, got {tuple(values_by_group.shape)}.")
     values = values_by_group.detach().double()
-    there = ~values.isnan()
-    if not there.any():
+    present = ~values.isnan()
+    if not present.any():
         raise DataError(f"all of the {len(values)} groups are absent (NaN). Is the split empty?")
     if values.isinf().any():
-        where = int(values.isinf().nonzero()[0])
-        raise NonFiniteError(f"the values of groups must be finite, got {values[where].item()} for group {where}.")
-    return values[there], there
+        group = int(values.isinf().nonzero()[0])
+        raise NonFiniteError(f"the values of groups must be finite, got {values[group].item()} for group {group}.")
+    return values[present], present

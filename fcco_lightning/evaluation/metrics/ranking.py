@@ -123,12 +123,12 @@ def partial_auc(
     width = (right - left).clamp(min=0)
     step = fpr.diff()
     end = torch.where(step > 0, low + (high - low) * width / step.clamp(min=1e-300), high)  # at the cut
-    below, above = low - min_tpr, end - min_tpr
-    # within a piece the curve rises from `below` to `above`; only what is above 0 counts
-    share = torch.where(below >= 0, 1.0, (above / (above - below).clamp(min=1e-300)).clamp(min=0))
-    area = (width * share * (below.clamp(min=0) + above.clamp(min=0)) / 2).sum()
-    most, least = max_fpr * (1 - min_tpr), max(0.0, max_fpr - min_tpr) ** 2 / 2
-    return (1 + (area - least) / (most - least)) / 2
+    bottom, top = low - min_tpr, end - min_tpr
+    # within a piece the curve rises from `bottom` to `top`; only what is above 0 counts
+    share = torch.where(bottom >= 0, 1.0, (top / (top - bottom).clamp(min=1e-300)).clamp(min=0))
+    area = (width * share * (bottom.clamp(min=0) + top.clamp(min=0)) / 2).sum()
+    largest, smallest = max_fpr * (1 - min_tpr), max(0.0, max_fpr - min_tpr) ** 2 / 2
+    return (1 + (area - smallest) / (largest - smallest)) / 2
 
 
 def precision_recall_at(scores: Tensor, labels: Tensor, k: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -160,9 +160,9 @@ def precision_recall_at(scores: Tensor, labels: Tensor, k: int, weight: Tensor |
     ranked, order = scores.sort(descending=True)
     filled = count[order].cumsum(0)
     last = ranked[(filled < head * (1 - 1e-12)).sum().clamp(max=len(ranked) - 1)]
-    above, tied, hit = scores > last, scores == last, count * positive
-    places = head - count[above].sum()
-    hits = hit[above].sum() + places * hit[tied].sum() / count[tied].sum()
+    higher, tied, hit = scores > last, scores == last, count * positive
+    places = head - count[higher].sum()
+    hits = hit[higher].sum() + places * hit[tied].sum() / count[tied].sum()
     return hits / k, hits / hit.sum()
 
 
@@ -211,19 +211,22 @@ def group_rates(
         thresholds = ranked[(2 * k + 1) * len(scores) // (2 * levels)]
     else:
         filled = count[order].cumsum(0)
-        wanted = (2 * k + 1) / (2 * levels) * filled[-1] * (1 + 1e-12)  # so that rounding decides on no quantile
-        thresholds = ranked[torch.searchsorted(filled, wanted, right=True).clamp(max=len(ranked) - 1)]
-    classes = [[positive & of for of in (~favoured, favoured)], [~positive & of for of in (~favoured, favoured)]]
+        positions = (2 * k + 1) / (2 * levels) * filled[-1] * (1 + 1e-12)  # so that rounding decides on no quantile
+        thresholds = ranked[torch.searchsorted(filled, positions, right=True).clamp(max=len(ranked) - 1)]
+    classes = [
+        [positive & group for group in (~favoured, favoured)],
+        [~positive & group for group in (~favoured, favoured)],
+    ]
     tpr, fpr = (
-        torch.stack([_share_at_least(scores[part], count[part], thresholds) for part in two]) for two in classes
+        torch.stack([_share_at_least(scores[part], count[part], thresholds) for part in pair]) for pair in classes
     )
     return GroupRates(thresholds, tpr, fpr)
 
 
 def _share_at_least(scores: Tensor, count: Tensor, thresholds: Tensor) -> Tensor:
     ranked, order = scores.sort()
-    below = torch.nn.functional.pad(count[order].cumsum(0), (1, 0))
-    return 1 - below[torch.searchsorted(ranked, thresholds)] / below[-1]
+    cumulative = torch.nn.functional.pad(count[order].cumsum(0), (1, 0))
+    return 1 - cumulative[torch.searchsorted(ranked, thresholds)] / cumulative[-1]
 
 
 def _counted(weight: Tensor | None, positive: Tensor) -> Tensor:
@@ -232,9 +235,9 @@ def _counted(weight: Tensor | None, positive: Tensor) -> Tensor:
         return torch.ones_like(positive, dtype=torch.float64)
     same_rows(weight=weight, labels=positive)
     counted = weight.double()
-    lacking = [label for label, members in ((1, positive), (0, ~positive)) if not bool(counted[members].any())]
-    if lacking:
-        raise DataError(f"all samples with the label {lacking[0]} have the weight 0. Give some of them a weight > 0.")
+    empty = [label for label, members in ((1, positive), (0, ~positive)) if not bool(counted[members].any())]
+    if empty:
+        raise DataError(f"all samples with the label {empty[0]} have the weight 0. Give some of them a weight > 0.")
     return counted
 
 
@@ -282,19 +285,19 @@ def finite_scores(scores: Tensor) -> Tensor:
         raise DataError(f"scores must be floating point (raw model outputs), got {scores.dtype}.")
     if scores.numel() == 0:
         raise DataError("Metrics need at least one sample, got none. Is the split empty?")
-    bad = ~scores.isfinite()
-    if bad.any():
-        where = int(bad.nonzero()[0])
-        count = f"{int(bad.sum())} of {len(scores)} are not"
-        raise NonFiniteError(f"scores must be finite, got {scores[where].item()} at position {where} ({count}).")
+    nonfinite = ~scores.isfinite()
+    if nonfinite.any():
+        position = int(nonfinite.nonzero()[0])
+        count = f"{int(nonfinite.sum())} of {len(scores)} are not"
+        raise NonFiniteError(f"scores must be finite, got {scores[position].item()} at position {position} ({count}).")
     return scores.detach().double()
 
 
 def binary_labels(name: str, values: Tensor) -> Tensor:
     """Return ``values == 1`` (n,) as bool, or raise if a value is not 0 or 1."""
-    one = values == 1
-    require(one | (values == 0), values, f"{name} must be 0 or 1", "Recode them.")
-    return one
+    positive = values == 1
+    require(positive | (values == 0), values, f"{name} must be 0 or 1", "Recode them.")
+    return positive
 
 
 def _checked_pair(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,8 +72,8 @@ def breslow_log_hazard(time: Tensor, event: Tensor, risk: Tensor) -> StepFunctio
     """
     times, count = torch.unique(time[event], return_counts=True)
     order = time.argsort()
-    above = risk.double()[order].flip(0).logcumsumexp(0).flip(0)  # in logarithms: exp(h) alone may overflow
-    steps = count.double().log() - above[torch.searchsorted(time[order], times)]
+    log_risk_sums = risk.double()[order].flip(0).logcumsumexp(0).flip(0)  # in logarithms: exp(h) alone may overflow
+    steps = count.double().log() - log_risk_sums[torch.searchsorted(time[order], times)]
     return StepFunction(times, steps.logcumsumexp(0), -math.inf)
 
 
@@ -97,15 +97,15 @@ def concordance(time: Tensor, event: Tensor, risk: Tensor, weight: Tensor | None
     Returns: in [0, 1]; NaN if no pair counts.
     Source: Harrell et al. (1982); Uno et al. (2011).
     """
-    right = total = torch.zeros((), dtype=torch.float64, device=time.device)
+    concordant = total = torch.zeros((), dtype=torch.float64, device=time.device)
     for rows in event.nonzero().squeeze(1).split(_CHUNK):  # type: ignore[no-untyped-call]
         time_of_event = time[rows].unsqueeze(1)
         counts = (time_of_event < time) | ((time_of_event == time) & ~event)
         ahead = risk[rows].unsqueeze(1) - risk
         share = counts * ((ahead > 0) + 0.5 * (ahead == 0)).double()
-        by = torch.ones_like(rows, dtype=torch.float64) if weight is None else weight[rows].double()
-        right, total = right + by @ share.sum(1), total + by @ counts.double().sum(1)
-    return float(right / total)
+        pair_weight = torch.ones_like(rows, dtype=torch.float64) if weight is None else weight[rows].double()
+        concordant, total = concordant + pair_weight @ share.sum(1), total + pair_weight @ counts.double().sum(1)
+    return float(concordant / total)
 
 
 def uno_concordance(time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:
@@ -130,11 +130,11 @@ def brier_score(time: Tensor, event: Tensor, survival: Tensor, t: Tensor) -> Ten
     Source: Graf et al. (1999).
     """
     uncensored = uncensored_probability(time, event)
-    gone = (time.unsqueeze(1) <= t) & event.unsqueeze(1)
-    left = time.unsqueeze(1) > t
-    of_gone = survival.square() / uncensored(time, before=True).clamp(min=1e-12).unsqueeze(1)
-    of_left = (1 - survival).square() / uncensored(t).clamp(min=1e-12)
-    return (gone * of_gone + left * of_left).mean(0)
+    had_event = (time.unsqueeze(1) <= t) & event.unsqueeze(1)
+    at_risk = time.unsqueeze(1) > t
+    error_of_events = survival.square() / uncensored(time, before=True).clamp(min=1e-12).unsqueeze(1)
+    error_at_risk = (1 - survival).square() / uncensored(t).clamp(min=1e-12)
+    return (had_event * error_of_events + at_risk * error_at_risk).mean(0)
 
 
 def partial_likelihood(time: Tensor, event: Tensor, risk: Tensor) -> float:
