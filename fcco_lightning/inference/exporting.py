@@ -67,21 +67,21 @@ def export(
         )
     model = load(path, network, trusted=trusted)
     if out.suffix in (".pt", ".pth"):
-        plain = model.network.model if isinstance(model.network, _OF_LIBRARIES) else model.network
+        module = model.network.model if isinstance(model.network, _OF_LIBRARIES) else model.network
         with new_file(out) as file:
-            torch.save(plain.state_dict(), file)
+            torch.save(module.state_dict(), file)
     else:
         example = _example(model, shape)
         _write_graph(model, out, example)
         with new_file(Path(f"{out}.json")) as file:
-            file.write(json.dumps(_told(model, example), indent=1, allow_nan=False).encode())
+            file.write(json.dumps(_interface(model, example), indent=1, allow_nan=False).encode())
         with new_file(out.with_name(LOADER.name)) as file:
             file.write(LOADER.read_bytes())
     return out
 
 
-def _told(model: Predictor, example: Tensor) -> dict[str, Any]:
-    """What a program must know of the inputs and outputs of a network beside its graph."""
+def _interface(model: Predictor, example: Tensor) -> dict[str, Any]:
+    """The description of a network's inputs and outputs that a program needs beside its graph."""
     for remark in model.decided_elsewhere:
         warnings.warn(remark, stacklevel=3)
     kind, names = model.scores_of(model(example))

@@ -48,30 +48,32 @@ class Exported:
         if not len(x):
             raise ValueError("There are no rows to predict.")
         scores = np.asarray(self.network(x), dtype=np.float64).reshape(len(x), -1)
-        if bad := np.flatnonzero(~np.isfinite(scores).all(1)).tolist():
-            raise ValueError(f"Rows {bad[:9]} have no finite score: a number there is too far from those of training.")
+        if nonfinite := np.flatnonzero(~np.isfinite(scores).all(1)).tolist():
+            raise ValueError(
+                f"Rows {nonfinite[:9]} have no finite score: a number there is too far from those of training."
+            )
         several = scores.shape[1] > 1
         names = names or list(range(scores.shape[1] if several or kind != "classes" else 2))
         ends = [f"_{name}" for name in names] if several else [""]
-        table = _named("score", ends, scores)
+        table = _columns("score", ends, scores)
         if kind == "values":
             return table
         rule = self.told["decisions"]
         if kind == "labels":
             probability = _sigmoid(scores) if rule["proper"] else None
-            decided = _named("decision", ends, 1 * (scores > 0))
+            decided = _columns("decision", ends, 1 * (scores > 0))
         else:
             probability = probabilities(rule, scores)
             decided = {"decision": [names[k] for k in decisions(rule, scores)]}
-        return table | ({} if probability is None else _named("probability", ends, probability)) | decided
+        return table | ({} if probability is None else _columns("probability", ends, probability)) | decided
 
 
 def features(encoding: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Any:
     """Return the features of n rows of a table, (n, d) float32."""
     parts, names = [], [column["name"] for column in encoding["columns"]]
     for number, row in enumerate(rows):
-        if lacking := [name for name in names if name not in row]:
-            raise ValueError(f"Row {number} lacks the columns {lacking}. Give all of {names}; None is a missing cell.")
+        if missing := [name for name in names if name not in row]:
+            raise ValueError(f"Row {number} lacks the columns {missing}. Give all of {names}; None is a missing cell.")
     for column in encoding["columns"]:
         cells = [row[column["name"]] for row in rows]
         if "categories" in column:
@@ -108,11 +110,11 @@ def decisions(rule: Mapping[str, Any], scores: Any) -> Any:
     """Return the number of the class that is decided for, of scores (n, k), (n,)."""
     if scores.shape[1] > 1:
         return scores.argmax(1)
-    share, one = rule["asked"].get("share"), scores[:, 0]
-    chosen = one > rule["division"]
+    share, values = rule["asked"].get("share"), scores[:, 0]
+    positive = values > rule["division"]
     if share is not None:  # of these rows; of equal scores at its end none
-        chosen = len(one) - np.searchsorted(np.sort(one), one) <= share * len(one) * (1 + 1e-12)
-    return 1 * chosen
+        positive = len(values) - np.searchsorted(np.sort(values), values) <= share * len(values) * (1 + 1e-12)
+    return 1 * positive
 
 
 def _hot(cells: list[Any], column: Mapping[str, Any], encoding: Mapping[str, Any]) -> Any:
@@ -120,14 +122,14 @@ def _hot(cells: list[Any], column: Mapping[str, Any], encoding: Mapping[str, Any
     places = {category: place for place, category in enumerate(column["categories"])}
     hot = np.zeros((len(cells), len(places) + 1))
     for row, cell in enumerate(cells):
-        word = _word(cell, as_written=column["name"] in encoding["texts"])
-        if word not in places and _is_missing(cell):
-            word = _missing("(missing)", column["name"], encoding)
-        hot[row, places.get(word, -1)] = 1
+        name = _category(cell, as_written=column["name"] in encoding["texts"])
+        if name not in places and _is_missing(cell):
+            name = _missing("(missing)", column["name"], encoding)
+        hot[row, places.get(name, -1)] = 1
     return hot[:, :-1]
 
 
-def _word(cell: Any, *, as_written: bool) -> str:
+def _category(cell: Any, *, as_written: bool) -> str:
     """A cell as the categories are called; where these are numbers, "1.0" is 1."""
     cell = cell.strip() if isinstance(cell, str) else cell
     if isinstance(cell, str) and not as_written and "_" not in cell:  # "1_1" is a name, though int() makes 11 of it
@@ -137,8 +139,8 @@ def _word(cell: Any, *, as_written: bool) -> str:
             with suppress(ValueError):
                 cell = kind(cell)
                 break
-    whole = isinstance(cell, float | np.floating) and cell.is_integer()
-    return str(int(cell)) if whole else str(cell)
+    is_integer = isinstance(cell, float | np.floating) and cell.is_integer()
+    return str(int(cell)) if is_integer else str(cell)
 
 
 def _number(cell: Any, name: str, encoding: Mapping[str, Any]) -> float:
@@ -168,7 +170,7 @@ def _missing(instead: Any, name: str, encoding: Mapping[str, Any]) -> Any:
     return instead
 
 
-def _named(name: str, ends: list[str], values: Any) -> dict[str, Any]:
+def _columns(name: str, ends: list[str], values: Any) -> dict[str, Any]:
     return {f"{name}{end}": column for end, column in zip(ends, values.T, strict=True)}
 
 

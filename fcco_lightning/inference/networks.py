@@ -72,11 +72,13 @@ def network_of(
         CheckpointError: if the description makes no network, or one that is larger than the weights.
     """
     classes = _names(NETWORKS, "fcco_lightning", "fcco_lightning.models") | _names(LAYERS, "torch.nn")
-    classes |= {name: cls for one in trusted for name, cls in _trusted(one).items()}
+    classes |= {name: cls for path in trusted for name, cls in _trusted(path).items()}
     size = 4 * sum(weight.numel() for weight in weights.values()) + _SPARE
     way_out = "Pass network=..., of the architecture that was trained."
-    made: nn.Module = _bounded(lambda: _made(described, classes, set(trusted), file), size, file, "a network", way_out)
-    return made
+    network: nn.Module = _bounded(
+        lambda: _instantiate(described, classes, set(trusted), file), size, file, "a network", way_out
+    )
+    return network
 
 
 @functools.cache
@@ -92,10 +94,10 @@ def parts() -> tuple[type, ...]:
         if not is_package
     )
     return tuple(
-        one
+        cls
         for module in map(importlib.import_module, names)
-        for one in vars(module).values()
-        if isinstance(one, type) and one.__module__ == module.__name__
+        for cls in vars(module).values()
+        if isinstance(cls, type) and cls.__module__ == module.__name__
     )
 
 
@@ -115,13 +117,13 @@ def part_of(described: Mapping[str, Any] | str, trusted: Sequence[str], file: st
     """
     described = {"class_path": described} if isinstance(described, str) else described
     classes = _names(parts(), "fcco_lightning", *(package.__name__ for package in _OF_PARTS))
-    classes |= {name: cls for one in trusted for name, cls in _trusted(one).items()}
+    classes |= {name: cls for path in trusted for name, cls in _trusted(path).items()}
     way_out = "Use the version of this package that wrote it."
-    return _bounded(lambda: _made(described, classes, set(trusted), file), _SPARE, file, "a part", way_out)
+    return _bounded(lambda: _instantiate(described, classes, set(trusted), file), _SPARE, file, "a part", way_out)
 
 
-def _bounded(make: Callable[[], Any], values: int, file: str, what: str, way_out: str) -> Any:
-    """What is made, within a number of values; whatever a class does with arguments not meant for it is told."""
+def _bounded(make: Callable[[], Any], values: int, file: str, noun: str, way_out: str) -> Any:
+    """The result of ``make``, within a number of values; errors of a class with unsuitable arguments are explained."""
     try:
         with _Bounded(values, file):
             return make()
@@ -129,12 +131,12 @@ def _bounded(make: Callable[[], Any], values: int, file: str, what: str, way_out
         raise
     except Exception as error:
         raise CheckpointError(
-            f"{file} describes {what} that cannot be made ({type(error).__name__}: {error}). {way_out}"
+            f"{file} describes {noun} that cannot be made ({type(error).__name__}: {error}). {way_out}"
         ) from error
 
 
 def _names(classes: Sequence[type], *homes: str) -> dict[str, type]:
-    return {f"{home}.{one.__name__}": one for one in classes for home in (one.__module__, *homes)}
+    return {f"{home}.{cls.__name__}": cls for cls in classes for home in (cls.__module__, *homes)}
 
 
 def _trusted(name: str) -> dict[str, type]:
@@ -152,7 +154,7 @@ def _trusted(name: str) -> dict[str, type]:
     return {name: cls, f"{cls.__module__}.{cls.__qualname__}": cls}
 
 
-def _made(described: Mapping[str, Any], classes: Mapping[str, type], trusted: set[str], file: str) -> Any:
+def _instantiate(described: Mapping[str, Any], classes: Mapping[str, type], trusted: set[str], file: str) -> Any:
     name = described["class_path"]
     if not isinstance(name, str) or name not in classes:
         raise ConfigError(
@@ -166,7 +168,7 @@ def _made(described: Mapping[str, Any], classes: Mapping[str, type], trusted: se
     def value_of(value: Any, key: str) -> Any:
         if isinstance(value, Mapping):
             if "class_path" in value:
-                return _made(value, classes, trusted, file)
+                return _instantiate(value, classes, trusted, file)
             return {k: value_of(v, f"{key}.{k}") for k, v in value.items()}
         if isinstance(value, list | tuple):
             return [value_of(member, key) for member in value]
@@ -186,7 +188,7 @@ class _Bounded(TorchFunctionMode):
 
     def __init__(self, values: int, file: str) -> None:
         super().__init__()
-        self._left, self._file = values, file
+        self._remaining, self._file = values, file
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -194,11 +196,13 @@ class _Bounded(TorchFunctionMode):
         if name in _MAKERS:
             shapes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, list | tuple)]
             numbers = [arg for arg in args if isinstance(arg, int)]
-            self._left -= max(_OF_A_TENSOR, *map(math.prod, shapes or [numbers]))
+            self._remaining -= max(_OF_A_TENSOR, *map(math.prod, shapes or [numbers]))
         elif name == "clone":  # as layers are copied that a stack has many of
-            self._left -= max(_OF_A_TENSOR, args[0].numel())
+            self._remaining -= max(_OF_A_TENSOR, args[0].numel())
         elif name == "arange":
-            self._left -= max((int(arg) for arg in (*args, *kwargs.values()) if type(arg) in (int, float)), default=0)
-        if self._left < 0:
+            self._remaining -= max(
+                (int(arg) for arg in (*args, *kwargs.values()) if type(arg) in (int, float)), default=0
+            )
+        if self._remaining < 0:
             raise CheckpointError(f"{self._file} describes a network that is much larger than its weights.")
         return func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A trained network with what a checkpoint knows of its inputs and outputs."""
+"""A trained network with a checkpoint's description of its inputs and outputs."""
 
 import math
 import warnings
@@ -146,11 +146,11 @@ class Predictor(nn.Module):
         for remark in encoder.remarks(len(frame)):
             warnings.warn(remark, stacklevel=4)
         outputs = torch.cat(parts)
-        if bad := (~outputs.reshape(len(frame), -1).isfinite().all(1)).nonzero()[:, 0].tolist():
+        if nonfinite := (~outputs.reshape(len(frame), -1).isfinite().all(1)).nonzero()[:, 0].tolist():
             raise DataError(
-                f"the network's outputs for {len(bad)} of {len(frame)} rows of the table are not finite (first: row "
-                f"{bad[0]}): a number there is too far from those of training, or the weights have diverged. Correct "
-                "such cells, or remove the rows."
+                f"the network's outputs for {len(nonfinite)} of {len(frame)} rows of the table are not finite (first: "
+                f"row {nonfinite[0]}): a number there is too far from those of training, or the weights have diverged. "
+                "Correct such cells, or remove the rows."
             )
         return outputs
 
@@ -164,10 +164,8 @@ class Predictor(nn.Module):
 
 def _ids(frame: pd.DataFrame, source: Any, column: str) -> pd.Series:
     """The cells that name the rows, as texts if those of a .csv are not the numbers as which they are read."""
-    written = (
-        as_written(frame, Path(source), [column])[column] if isinstance(source, (str, PathLike)) else frame[column]
-    )
-    return frame[column] if written.equals(frame[column].astype(str)) else written
+    texts = as_written(frame, Path(source), [column])[column] if isinstance(source, (str, PathLike)) else frame[column]
+    return frame[column] if texts.equals(frame[column].astype(str)) else texts
 
 
 def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequence[str] = ()) -> Predictor:
@@ -214,8 +212,8 @@ def predictor_of(
     model = config.get("model", {})
     kind, names, groups = _described(config.get("data"), header.get("classes") or [])
     objective = model.get("objective")
-    named = str(objective.get("class_path")).rpartition(".")[2] if isinstance(objective, Mapping) else ""
-    if named == SquaredError.__name__ or not getattr(getattr(objectives, named, None), "scores_classes", True):
+    name = str(objective.get("class_path")).rpartition(".")[2] if isinstance(objective, Mapping) else ""
+    if name == SquaredError.__name__ or not getattr(getattr(objectives, name, None), "scores_classes", True):
         names = names if kind == "labels" else []
         kind = "values"  # numbers that are fitted, and log risks, are no logits
     elsewhere = list(_decided_elsewhere(model.get("constraints") or []))
@@ -246,8 +244,8 @@ def _described(data: Mapping[str, Any] | None, classes: Sequence[str]) -> tuple[
     """What the outputs are scores of, of which classes or labels, and the columns that define groups."""
     arguments = (data or {}).get("init_args") or {}
     columns = arguments.get("columns") or {}
-    by = (arguments.get("groups") or {}).get("by") or []
-    groups = [one if isinstance(one, str) else one.get("column") for one in by]
+    parts = (arguments.get("groups") or {}).get("by") or []
+    groups = [part if isinstance(part, str) else part.get("column") for part in parts]
     sensitive = columns.get("sensitive") or []
     groups += [sensitive] if isinstance(sensitive, str) else sensitive
     if isinstance(columns.get("label"), list):

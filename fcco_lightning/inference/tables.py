@@ -61,11 +61,11 @@ def prediction_table(
     classes = max(several, 2) if kind == "classes" else several
     if names and len(names) != classes:
         raise ConfigError(f"names must name the {classes} {kind}, got {listed_in_order(names)}.")
-    called: list[Any] = list(names) if names else list(range(classes))
-    ends = [""] if several == 1 else [f"_{name}" for name in called]
+    class_names: list[Any] = list(names) if names else list(range(classes))
+    ends = [""] if several == 1 else [f"_{name}" for name in class_names]
     table = _columns("score", ends, scores)
     if kind == "values":
-        return _beside(ids, table)
+        return _joined(ids, table)
     softmax = kind == "classes" and several > 1
     probabilities = _of_labels(scores, rule) if kind == "labels" else rule.probabilities(scores)
     if probabilities is not None:
@@ -83,8 +83,8 @@ def prediction_table(
     if kind == "labels":
         table |= _columns("decision", ends, decided)
     else:
-        table["decision"] = [called[k] for k in decided[:, 0].tolist()]
-    return _beside(ids, table)
+        table["decision"] = [class_names[k] for k in decided[:, 0].tolist()]
+    return _joined(ids, table)
 
 
 def _of_labels(scores: Tensor, rule: DecisionRule) -> Tensor | None:
@@ -113,12 +113,12 @@ def _columns(name: str, ends: Sequence[str], values: Tensor) -> dict[str, Any]:
     return {f"{name}{end}": column.numpy() for end, column in zip(ends, torch.unbind(values, 1), strict=True)}
 
 
-def _beside(ids: Mapping[str, Any], predicted: Mapping[str, Any]) -> pd.DataFrame:
+def _joined(ids: Mapping[str, Any], predicted: Mapping[str, Any]) -> pd.DataFrame:
     """What names the samples, and what is predicted of them."""
-    both = sorted(ids.keys() & predicted.keys())
-    if both:
+    shared = sorted(ids.keys() & predicted.keys())
+    if shared:
         raise ConfigError(
-            f"the columns {both} name or group the samples, and are columns of the prediction, too. Rename them in the "
-            "table, or name the rows by another column."
+            f"the columns {shared} name or group the samples, and are columns of the prediction, too. Rename them in "
+            "the table, or name the rows by another column."
         )
     return pd.DataFrame({**ids, **predicted})
