@@ -65,8 +65,8 @@ def members(kind: str) -> dict[str, str]:
     def derived(name: str) -> bool:
         return any(base in roots or derived(base) for base in bases.get(name, ()) if base != name)
 
-    chosen = [h for h in headers if h.name in public_names() and "ABC" not in h.bases and derived(h.name)]
-    entries = {h.name: _plain(h.summary) for h in chosen if h.name not in _INTERNAL}
+    listed = [h for h in headers if h.name in public_names() and "ABC" not in h.bases and derived(h.name)]
+    entries = {h.name: _terminal_text(h.summary) for h in listed if h.name not in _INTERNAL}
     return dict(sorted(entries.items(), key=lambda entry: entry[0].lower()))
 
 
@@ -108,6 +108,6 @@ def _headers(folder: str) -> list[_Header]:
     return headers
 
 
-def _plain(summary: str) -> str:
+def _terminal_text(summary: str) -> str:
     """Documentation as one reads it in a terminal."""
     return re.sub(r":\w+:", "", summary).replace("``", "").replace("`", "")

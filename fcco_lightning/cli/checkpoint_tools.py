@@ -76,7 +76,7 @@ def _stored_rows(path: Path, name: str, content: Mapping[str, Any]) -> StoredRow
         save_id, (n, k) = content["fcco"]["save_id"], (described["num_rows"], described["width"])
         folder, dtype = rows_folder(path) / save_id, getattr(torch, described["dtype"])
         manifest = read_manifest(folder, save_id)
-        read_rows(folder, manifest, name, 0, torch.empty(0, k, dtype=dtype), n)  # none: that there are so many
+        read_rows(folder, manifest, name, 0, torch.empty(0, k, dtype=dtype), n)  # no row: only checks that there are n
         rows = torch.empty(n, k, dtype=dtype)
         read_rows(folder, manifest, name, 0, rows, n)
         parts = [part for part in manifest.parts if part.table == name]
@@ -127,7 +127,9 @@ def describe(path: str | Path) -> dict[str, Any]:
 
 def _described(name: str, state: StoredRows) -> dict[str, Any]:
     (n, k), values = state.rows.shape, state.rows[state.seen].double()
-    stats = [of(values).item() if len(values) else math.nan for of in (torch.min, torch.mean, torch.max, torch.norm)]
+    stats = [
+        stat(values).item() if len(values) else math.nan for stat in (torch.min, torch.mean, torch.max, torch.norm)
+    ]
     return {
         "name": name,
         "rows": n,

@@ -119,28 +119,28 @@ def run(args: Sequence[str] | None = None) -> int:
 
     Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
     """
-    words = list(sys.argv[1:] if args is None else args)
-    if words in ([], ["-h"], ["--help"]):
+    arguments = list(sys.argv[1:] if args is None else args)
+    if arguments in ([], ["-h"], ["--help"]):
         sys.stdout.write(_HELP)
-    elif words in (["fit", "-h"], ["fit", "--help"]):
+    elif arguments in (["fit", "-h"], ["fit", "--help"]):
         sys.stdout.write(_HELP_OF_FIT)
-    elif words == ["--version"]:
-        _say(f"fcco_lightning {__version__}")
-    elif words == ["--print_completion"]:
+    elif arguments == ["--version"]:
+        _print_line(f"fcco_lightning {__version__}")
+    elif arguments == ["--print_completion"]:
         from fcco_lightning.cli.completion import completion  # noqa: PLC0415
 
         names = sorted({*_OF_LIGHTNING, *_TOOLS})
         sys.stdout.write(completion({name: _options(name) if name in _TOOLS else [] for name in names}))
-    elif words[0] in _TOOLS and not _takes_a_split(words):
-        return _run_tool(*words)
-    elif not words[0].startswith("-") and words[0] not in _OF_LIGHTNING:
+    elif arguments[0] in _TOOLS and not _takes_a_split(arguments):
+        return _run_tool(*arguments)
+    elif not arguments[0].startswith("-") and arguments[0] not in _OF_LIGHTNING:
         commands = [*_OF_LIGHTNING, *(name for name in _TOOLS if name not in _OF_LIGHTNING)]
-        close = difflib.get_close_matches(words[0], commands, n=1)
+        close = difflib.get_close_matches(arguments[0], commands, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        sys.stderr.write(f"fcco: {words[0]!r} is no command.{hint} The commands are {', '.join(commands)}.\n")
+        sys.stderr.write(f"fcco: {arguments[0]!r} is no command.{hint} The commands are {', '.join(commands)}.\n")
         return 2
     else:
-        return _run_of_lightning(words)
+        return _run_of_lightning(arguments)
     return 0
 
 
@@ -150,23 +150,23 @@ def _run_of_lightning(typed: Sequence[str]) -> int:
 
     if typed[1:] == ["--help", "all"]:
         typed = typed[:2]
-    words: list[str] = []
-    status = _status(lambda _: words.extend(written_out(typed)), Namespace())
+    arguments: list[str] = []
+    status = _status(lambda _: arguments.extend(written_out(typed)), Namespace())
     if status:
         return status
-    if typed[0] == "fit" and len(words) == len(typed):  # else what is assumed has been said
+    if typed[0] == "fit" and len(arguments) == len(typed):  # else what is assumed has been said
         sys.stderr.write("Loading PyTorch and Lightning.\n")
         sys.stderr.flush()
     with quick_loading():
         from fcco_lightning.cli.lightning_cli import explained, start  # noqa: PLC0415 - loads torch and lightning
 
-    return explained(lambda: start(words))
+    return explained(lambda: start(arguments))
 
 
-def _takes_a_split(words: Sequence[str]) -> bool:
+def _takes_a_split(arguments: Sequence[str]) -> bool:
     """Whether it is ``fcco predict`` or ``fcco test`` for the test split of a datamodule, not for a table."""
     of_a_run = ("-c", "--config", "--ckpt_path", "--print_config", "--data", "--model", "--trainer")
-    return words[0] in ("predict", "test") and any(re.split("[=.]", word)[0] in of_a_run for word in words[1:])
+    return arguments[0] in ("predict", "test") and any(re.split("[=.]", arg)[0] in of_a_run for arg in arguments[1:])
 
 
 def _options(name: str) -> list[str]:
@@ -221,11 +221,11 @@ def _list(parser: ArgumentParser) -> Work:
 
     def work(options: Namespace) -> None:
         if options.copy is not None:
-            _say(copy_config(options.copy, Path()))
+            _print_line(copy_config(options.copy, Path()))
             return
         for kind in options.kinds or _LISTED:
             _list_kind(kind)
-        _say(
+        _print_line(
             "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Parts that do not go together are "
             "refused by name."
         )
@@ -248,11 +248,11 @@ def _list_kind(kind: str) -> None:
         entries = {name: summary(path) for name, path in named_searches().items()}
     else:
         place, entries = KINDS[kind].place, members(kind)
-    _say(f"{kind} ({place})")
+    _print_line(f"{kind} ({place})")
     width = 2 + max(26, *map(len, entries))
     for name, line in entries.items():
-        _say(f"  {name:<{width}}{line}")
-    _say("")
+        _print_line(f"  {name:<{width}}{line}")
+    _print_line("")
 
 
 def _inspect(parser: ArgumentParser) -> Work:
@@ -281,7 +281,7 @@ def _convert(parser: ArgumentParser) -> Work:
     def work(options: Namespace) -> None:
         from fcco_lightning.cli.checkpoint_tools import convert  # noqa: PLC0415 - loads torch
 
-        _say(convert(options.ckpt, options.out, force=options.force))
+        _print_line(convert(options.ckpt, options.out, force=options.force))
 
     return work
 
@@ -306,7 +306,7 @@ def _predict(parser: ArgumentParser) -> Work:
 
         model = load(options.ckpt, trusted=options.trusted)
         write_table(model.predict(options.table, id_column=options.id_column, threshold=options.threshold), options.out)
-        _say(options.out)
+        _print_line(options.out)
 
     return work
 
@@ -332,7 +332,7 @@ def _test(parser: ArgumentParser) -> Work:
         report = report_on(options.ckpt, options.table, trusted=options.trusted, importances=options.importances)
         report.write(options.out)
         report.show()
-        _say(f"Report and pictures: {options.out} (report.html shows all)")
+        _print_line(f"Report and pictures: {options.out} (report.html shows all)")
 
     return work
 
@@ -353,7 +353,7 @@ def _export(parser: ArgumentParser) -> Work:
     def work(options: Namespace) -> None:
         from fcco_lightning.inference import export  # noqa: PLC0415 - loads torch
 
-        _say(export(options.ckpt, options.out, shape=options.shape, trusted=options.trusted))
+        _print_line(export(options.ckpt, options.out, shape=options.shape, trusted=options.trusted))
 
     return work
 
@@ -448,7 +448,7 @@ def _add_trusted(parser: ArgumentParser) -> None:
     )
 
 
-def _say(line: object) -> None:
+def _print_line(line: object) -> None:
     sys.stdout.write(f"{printable_lines(line)}\n")
 
 

@@ -1,4 +1,4 @@
-"""``fcco compare``: finished runs side by side, by what they were told and what they reached."""
+"""``fcco compare``: finished runs side by side, by their settings and their figures."""
 
 import json
 import math
@@ -21,7 +21,7 @@ _OBJECTIVE, LARGEST, HOLDS = "objective", "largest h", "holds"
 _BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit
 _HIDDEN = ("report.", "checkpoint.", "trainer.logger", "trainer.default_root_dir")  # where a run leaves its files
 
-_SAY_NOTHING = ("enabled", "name", "value")  # alone, without what they are of
+_SAY_NOTHING = ("enabled", "name", "value")  # without the section before them
 
 Row = dict[str, Any]
 
@@ -78,21 +78,19 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
     names = list(rows[0])
     figures = names[names.index(_OBJECTIVE) :]  # before them are settings, of which one may be called test_fraction
     figure = next((name for name in figures if name.startswith("test_")), None)
-    drawn = None if figure is None else plot_comparison(rows, figure, LARGEST, Path(picture))
-    Console().print(
-        f"Picture: {drawn}" if drawn else "No picture: the runs have no figure of the test split in common."
-    )
+    file = None if figure is None else plot_comparison(rows, figure, LARGEST, Path(picture))
+    Console().print(f"Picture: {file}" if file else "No picture: the runs have no figure of the test split in common.")
 
 
 def print_rows(rows: Sequence[Row], title: str | None = None) -> None:
     """Print records with the same keys as a table: a row for each, or where that is too wide a row for every key."""
-    shown: list[dict[str, str | Text]] = [{name: Text(printable(_text(v))) for name, v in row.items()} for row in rows]
-    cells = [[str(cell) for cell in column] for column in zip(rows[0], *map(dict.values, shown), strict=True)]
+    texts: list[dict[str, str | Text]] = [{name: Text(printable(_text(v))) for name, v in row.items()} for row in rows]
+    cells = [[str(cell) for cell in column] for column in zip(rows[0], *map(dict.values, texts), strict=True)]
     width = 1 + sum(3 + max(map(len, column)) for column in cells)
     if width > Console().width and len(rows) < len(cells):
         first, *others = rows[0]
-        shown = [{"": name, **{str(row[first]): row[name] for row in shown}} for name in others]
-    print_tables([render_records(title, shown)])
+        texts = [{"": name, **{str(row[first]): row[name] for row in texts}} for name in others]
+    print_tables([render_records(title, texts)])
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
@@ -132,10 +130,10 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
     Of a list of several classes the arguments have the place of theirs in their keys: ``model.constraints.1.kappa``.
     """
-    if isinstance(value, list) and value and all(isinstance(one, Mapping) and "class_path" in one for one in value):
-        yield key, ", ".join(str(one["class_path"]).rpartition(".")[2] for one in value)
-        for place, one in enumerate(value):
-            yield from _flat(one.get("init_args") or {}, key if len(value) == 1 else f"{key}.{place}")
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) and "class_path" in item for item in value):
+        yield key, ", ".join(str(item["class_path"]).rpartition(".")[2] for item in value)
+        for place, item in enumerate(value):
+            yield from _flat(item.get("init_args") or {}, key if len(value) == 1 else f"{key}.{place}")
     elif isinstance(value, Mapping):
         if "class_path" in value:
             yield key, str(value["class_path"]).rpartition(".")[2]
@@ -148,16 +146,16 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    keys = dict.fromkeys(key for one in settings for key in one)
-    return [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+    keys = dict.fromkeys(key for config in settings for key in config)
+    return [key for key in keys if len({repr(config.get(key)) for config in settings}) > 1]
 
 
-def _short_names(keys: Sequence[str], taken: Collection[str]) -> dict[str, str]:
-    """The end of every dotted key that is not taken, with what it is of where it is not clear alone."""
+def _short_names(keys: Sequence[str], used_names: Collection[str]) -> dict[str, str]:
+    """The last part of every dotted key, or the whole key where that part is taken or ambiguous."""
     names = {key: key.rpartition(".")[2] for key in keys}
     names |= {key: ".".join(key.split(".")[-2:]) for key, name in names.items() if name in _SAY_NOTHING}
     counts = Counter(names.values())
-    return {key: name if counts[name] == 1 and name not in taken else key for key, name in names.items()}
+    return {key: name if counts[name] == 1 and name not in used_names else key for key, name in names.items()}
 
 
 def _text(value: Any) -> str:

@@ -95,17 +95,17 @@ def completion(commands: Mapping[str, list[str]]) -> str:
     classes = {
         name: getattr(fcco_lightning, name) for values in values_of.values() for name in values if name in public
     }
-    taken = {name: [option.name for option in options_of(classes[name])] for name in sorted(classes)}
+    arguments = {name: [option.name for option in options_of(classes[name])] for name in sorted(classes)}
     sections = {f"{path.partition('.')[0]}." for path in values_of if "." in path}
     return _SCRIPT.format(
         commands=" ".join(commands),
-        own=_cases({name: own for name, own in commands.items() if own}),
+        own=_cases({name: option_names for name, option_names in commands.items() if option_names}),
         configs=" ".join([*named_configs(), *_short_configs()]),
         searches=" ".join(named_searches()),
         kinds=" ".join([*KINDS, "configs", "searches"]),
         options=" ".join(f"--{path}" for path in sorted([*values_of, *sections])),
         values=_cases({f"--{path}": values for path, values in values_of.items() if values}),
-        arguments=_cases({name: names for name, names in taken.items() if names}),
+        arguments=_cases({name: names for name, names in arguments.items() if names}),
     )
 
 
@@ -117,7 +117,7 @@ def _short_configs() -> list[str]:
 
 def _cases(words_of: dict[str, list[str]]) -> str:
     """Branches of a ``case`` statement that set the words found; names with the same words share a branch."""
-    same: dict[str, list[str]] = {}
+    names_by_words: dict[str, list[str]] = {}
     for name, words in words_of.items():
-        same.setdefault(" ".join(words), []).append(name)
-    return "\n".join(f'        {"|".join(names)}) _fcco_found="{words}" ;;' for words, names in same.items())
+        names_by_words.setdefault(" ".join(words), []).append(name)
+    return "\n".join(f'        {"|".join(names)}) _fcco_found="{words}" ;;' for words, names in names_by_words.items())

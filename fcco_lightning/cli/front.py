@@ -51,9 +51,9 @@ def print_front(options: Sequence[str], kappas: str | None, factors: str, out: s
     figure = next((name for name in of_test if name != "violation"), None)
     left_out = LeftOut()
     draw = None if figure is None else partial(plot_front, rows, figure, folder / "front.png")
-    drawn = left_out.make("front.png", draw, None) if draw else None
+    file = left_out.make("front.png", draw, None) if draw else None
     if not left_out:
-        Console().print(f"Picture: {drawn}" if drawn else "No picture: the points have no figure of the test split.")
+        Console().print(f"Picture: {file}" if file else "No picture: the points have no figure of the test split.")
 
 
 def points(config: Mapping[str, Any], kappas: Sequence[float] | None, factors: Sequence[float]) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def train_point(folder: Path, config: Mapping[str, Any], before: Path | None) ->
     Returns: its own checkpoint.
 
     Raises:
-        ConfigError: if the folder holds a point that was told something else.
+        ConfigError: if the folder holds a point with other options.
         FCCOError: if training has failed.
     """
     point = copy.deepcopy(dict(config))
@@ -151,7 +151,7 @@ def front(folders: Sequence[Path]) -> list[Row]:
         raise DataError(f"{missing[0]} holds no report of a run under constraints. Train the point.")
     finished = {folder: report for folder, report in reports.items() if report is not None}
     kappas = [report["kappas"] for report in finished.values()]
-    if any(one.keys() != other.keys() for one, other in pairwise(kappas)):
+    if any(first.keys() != other.keys() for first, other in pairwise(kappas)):
         raise DataError(f"the points of {folders[0].parent} have different constraints. Name another folder by --out.")
     tightest = kappas[-1]
     return alike([_row(folder, report, tightest) for folder, report in finished.items()])
@@ -168,8 +168,8 @@ def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float])
         constraints = values.get("constraints", {}) | (values.get("decided", {}) if report.get("decisions") else {})
         shifts = {name: report["kappas"][name] - tightest[name] for name in constraints}
         if constraints:
-            known = None not in constraints.values()  # in JSON NaN is null
-            row[f"{split} violation"] = max(h + shifts[name] for name, h in constraints.items()) if known else None
+            complete = None not in constraints.values()  # in JSON NaN is null
+            row[f"{split} violation"] = max(h + shifts[name] for name, h in constraints.items()) if complete else None
         figures = {k: v for k, v in report.get(split, {}).items() if f"test_{k}" in reached}
         row |= {f"{split} {name}": figure for name, figure in figures.items()}
     return row
@@ -190,9 +190,9 @@ def fit_apart(options: Sequence[str]) -> str:
     Raises:
         FCCOError: if it has failed.
     """
-    shown = "--print_config" in options
+    prints_config = "--print_config" in options
     command = [sys.executable, "-m", "fcco_lightning", "fit", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE if shown else None, text=True) as process:  # noqa: S603
+    with subprocess.Popen(command, stdout=subprocess.PIPE if prints_config else None, text=True) as process:  # noqa: S603
         try:
             printed, _ = process.communicate()
         except KeyboardInterrupt:

@@ -69,18 +69,18 @@ def _show_warning(message: Warning | str, category: type[Warning], filename: str
 @contextmanager
 def _careful_yaml() -> Iterator[None]:
     """Values of options, and files within files, are read with the limits of configurations, too."""
-    plain = jsonargparse.get_loader("yaml")
+    load_text = jsonargparse.get_loader("yaml")
 
     def careful(text: str) -> Any:
         if any(sign in text for sign in "{[*:"):
             require_harmless(text, f"the value {printable(text, 40)!r}")
-        return plain(text)
+        return load_text(text)
 
     jsonargparse.set_loader("yaml", careful, (yaml.YAMLError,))
     try:
         yield
     finally:
-        jsonargparse.set_loader("yaml", plain, (yaml.YAMLError,))
+        jsonargparse.set_loader("yaml", load_text, (yaml.YAMLError,))
 
 
 @contextmanager
@@ -113,8 +113,8 @@ class FCCOCLI(LightningCLI):
 
         All of them where something else was typed first, which may be a misspelt one.
         """
-        every = super().subcommands()
-        return {name: every[name] for name in self._first if name in every} or every
+        subcommands = super().subcommands()
+        return {name: subcommands[name] for name in self._first if name in subcommands} or subcommands
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Report and checkpoints as sections of their own, and a name for the job."""
@@ -156,11 +156,11 @@ class FCCOCLI(LightningCLI):
         if path is None and command != "fit":
             raise CheckpointError(f"fcco {command} needs --ckpt_path: without it the weights would be random.")
         if path in ("last", "auto"):
-            path = self.config[command]["ckpt_path"] = self._found(path)
+            path = self.config[command]["ckpt_path"] = self._newest_checkpoint(path)
         if path is not None:
             read_file(path, to_continue=command == "fit")
 
-    def _found(self, which: str) -> str | None:
+    def _newest_checkpoint(self, keyword: str) -> str | None:
         """This job's newest checkpoint, which ``last`` and ``auto`` mean; None where ``auto`` starts afresh.
 
         Raises:
@@ -169,13 +169,13 @@ class FCCOCLI(LightningCLI):
         command = self.config["subcommand"]
         folders = checkpoint_folders(self.config[command])
         search = find_own(folders, _job_of(self._typed()))
-        if search.path is None and (which == "last" or command != "fit"):
+        if search.path is None and (keyword == "last" or command != "fit"):
             looked = " or ".join(str(folder.resolve()) for folder in folders)
             raise CheckpointError(
-                f"--ckpt_path {which}: no last.ckpt of this job below {looked}{search.others}. Give the path, or what "
-                "the job was given: its seed, model and data, or its --name."
+                f"--ckpt_path {keyword}: no last.ckpt of this job below {looked}{search.others}. Give the path, or "
+                "what the job was given: its seed, model and data, or its --name."
             )
-        rank_zero_info(f"--ckpt_path {which}: {search}")
+        rank_zero_info(f"--ckpt_path {keyword}: {search}")
         return None if search.path is None else str(search.path)
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -341,7 +341,7 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
     resume = "resume with --ckpt_path auto, or name a checkpoint of the run."
     cause: BaseException | None = None if os.environ.get("FCCO_DEBUG") else error
     while cause is not None:
-        if (sentence := _said_by_a_part(cause)) is not None:
+        if (sentence := _message_of_our_error(cause)) is not None:
             return 1, sentence
         if isinstance(cause, SIGTERMException):
             return 128 + signal.SIGTERM, f"told to end{_and_saved(cause)}"
@@ -358,13 +358,13 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
 
 
 def _and_saved(end: BaseException) -> str:
-    """What there is to continue a run that was told to end."""
+    """The end of the message of an interrupted run: how to continue it."""
     if SAVED in end.args:
         return ", saved; continue with --ckpt_path auto."
     return "; --ckpt_path auto continues what was saved before, if there is anything."
 
 
-def _said_by_a_part(error: BaseException) -> str | None:
+def _message_of_our_error(error: BaseException) -> str | None:
     """The message of one of our own errors; None for another error.
 
     Where an option may be of several kinds, as a penalty or a rule of multipliers, jsonargparse tries every kind and
@@ -379,8 +379,8 @@ def _said_by_a_part(error: BaseException) -> str | None:
         return None
     lines = errors.partition("\nGiven value type:")[0].removeprefix("  - ").split("\n  - ")
     others = ("Expected a ", "Expected an instantiatable class", "Import path ", "Does not validate")
-    meant = [line for line in lines if not line.startswith(others)]
-    return f"{ConfigError.__name__}: {meant[0]}" if len(meant) == 1 else None
+    messages = [line for line in lines if not line.startswith(others)]
+    return f"{ConfigError.__name__}: {messages[0]}" if len(messages) == 1 else None
 
 
 def _raised_in_library(error: BaseException) -> bool:

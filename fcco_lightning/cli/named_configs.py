@@ -33,14 +33,14 @@ def find_config(name: str) -> Path:
     Raises:
         ConfigError: if there is none, or several folders have one of that name.
     """
-    paths, asked = named_configs(), name.removesuffix(".yaml").removeprefix("configs/")
-    matches = [full for full in paths if asked in (full, full.partition("/")[2])]
+    paths, short_name = named_configs(), name.removesuffix(".yaml").removeprefix("configs/")
+    matches = [full for full in paths if short_name in (full, full.partition("/")[2])]
     if len(matches) == 1:
         return paths[matches[0]]
     if matches:
         raise ConfigError(f"--config {name}: there are {' and '.join(matches)}. Name one of them.")
-    every = [*paths, *(full.partition("/")[2] for full in paths)]
-    close = list(dict.fromkeys(difflib.get_close_matches(asked, every, n=2, cutoff=0.6)))
+    candidates = [*paths, *(full.partition("/")[2] for full in paths)]
+    close = list(dict.fromkeys(difflib.get_close_matches(short_name, candidates, n=2, cutoff=0.6)))
     raise ConfigError(
         f"--config {name}: there is no such file, and no configuration of that name.{did_you_mean(close)} "
         "fcco list configs names them."
@@ -53,17 +53,17 @@ def with_files(args: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: if one is neither a file nor a name.
     """
-    words, value_of_config = [], False
+    arguments, value_of_config = [], False
     for arg in args:
         option, equals, value = arg.partition("=")
         if value_of_config:
-            words.append(_file(arg))
+            arguments.append(_file(arg))
         elif option in ("--config", "-c") and equals:
-            words.append(f"{option}={_file(value)}")
+            arguments.append(f"{option}={_file(value)}")
         else:
-            words.append(arg)
+            arguments.append(arg)
         value_of_config = arg in ("--config", "-c")
-    return words
+    return arguments
 
 
 def copy_config(name: str, folder: Path) -> Path:

@@ -96,7 +96,7 @@ def _parts(hint: Any) -> Iterator[Any]:
 
 
 def _choices(base: type) -> list[type]:
-    """The classes of this package that go where a class is asked for."""
+    """The classes of this package that are values of an option."""
     kinds = [kind for kind, entry in KINDS.items() if base.__name__ in entry.roots]
     if kinds:
         return [getattr(fcco_lightning, name) for kind in kinds for name in members(kind)]

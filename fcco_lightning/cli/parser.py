@@ -89,12 +89,12 @@ class ArgumentParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
         message = _unrecognized(message, list(self._option_string_actions))
-        for explained in (_of_no_class, _below_no_class, _required, _null, _of_no_mapping, _of_another_type):
+        for explained in (_of_no_class, _below_no_class, _required, _null, _of_no_mapping, _wrong_type):
             message = explained(message)
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None:
             message = message.replace(f"'{nested[1]}'", f"'{_below_classes(nested[1])}'").strip()
-            message += f".{_near(nested[1], _accepted_options(ex, self))}"
+            message += f".{_suggestions(nested[1], _accepted_options(ex, self))}"
         sys.stderr.write(
             f"fcco: error: {printable_lines(message.rstrip())}\n(--help all lists the options, fcco list the classes)\n"
         )
@@ -124,9 +124,9 @@ class ArgumentParser(LightningArgumentParser):
     def _require_mapping(self, config: Any) -> None:
         """Refuse a file that is no mapping, by its name."""
         if not isinstance(config, dict):
-            what = "empty" if config is None else f"{config!r}"
-            needed = "it must hold sections, such as `model:` and `data:`"
-            self.error(f"{self._file} is no configuration but {what}: {needed}.")
+            content = "empty" if config is None else f"{config!r}"
+            requirement = "it must hold sections, such as `model:` and `data:`"
+            self.error(f"{self._file} is no configuration but {content}: {requirement}.")
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments of a class, likewise."""
@@ -142,8 +142,8 @@ class ArgumentParser(LightningArgumentParser):
         destinations = {action.dest for action in self._actions}
         for name, value in values.items():
             key = f"{parent}{name}"
-            for one in value if isinstance(value, list) else [value]:
-                self._require_arguments_below(one, key)
+            for item in value if isinstance(value, list) else [value]:
+                self._require_arguments_below(item, key)
             group = any(other.startswith(f"{key}.") for other in destinations)
             if not (key in destinations or group) and _is_empty(value):
                 self.error(f"Option '{key}' is not accepted")
@@ -151,12 +151,12 @@ class ArgumentParser(LightningArgumentParser):
                 self._require_known(value, f"{key}.")
 
     def _require_arguments_below(self, value: Any, key: str) -> None:
-        """Refuse what stands beside the name of a class."""
+        """Refuse arguments of a class that are not below ``init_args``."""
         if not isinstance(value, dict) or "class_path" not in value:
             return
-        wrong = [name for name in value if name not in _OF_CLASSES and not name.startswith("__")]  # jsonargparse's own
-        if wrong:
-            self.error(f"--{key}: {value['class_path']} takes its arguments below init_args, got {wrong}.")
+        extra = [name for name in value if name not in _OF_CLASSES and not name.startswith("__")]  # jsonargparse's own
+        if extra:
+            self.error(f"--{key}: {value['class_path']} takes its arguments below init_args, got {extra}.")
 
 
 def _of_no_class(message: str) -> str:
@@ -172,7 +172,7 @@ def _of_no_class(message: str) -> str:
 
 
 def _below_no_class(message: str) -> str:
-    """Ask for the class whose argument was given."""
+    """The message for an argument whose class is not chosen yet."""
     match = re.search(r'Parser key "([\w.]+)".* is abstract.*NestedArg\(key=\'([\w.]+)\'', message, _ANY)
     if match is None:
         return message
@@ -185,14 +185,14 @@ def _unrecognized(message: str, options: Sequence[str]) -> str:
     match = re.search(r"unrecognized arguments: (--[\w.]+)", message)
     if match is None:
         return message
-    above = match[1].rpartition(".")[0]  # of an argument of a class, whose option may be misspelt
-    words = options if "." in match[1] else [*SHORT, *options]
-    near = get_close_matches(match[1], words, cutoff=0.75) or get_close_matches(above, options, cutoff=0.75)
-    near = [name if name in SHORT else _whole(name) for name in near if not name.endswith((".help", "+"))]
-    whole = f"--{_below_classes(match[1].removeprefix('--'))}"
-    if whole == match[1] != _whole(whole):  # the end of an option, without what it is of
-        near = list(dict.fromkeys([_whole(whole), *near]))
-    return message.replace(match[1], whole, 1) + f".{did_you_mean(near)}"
+    parent = match[1].rpartition(".")[0]  # of an argument of a class, whose option may be misspelt
+    candidates = options if "." in match[1] else [*SHORT, *options]
+    matches = get_close_matches(match[1], candidates, cutoff=0.75) or get_close_matches(parent, options, cutoff=0.75)
+    matches = [name if name in SHORT else _full_option(name) for name in matches if not name.endswith((".help", "+"))]
+    full = f"--{_below_classes(match[1].removeprefix('--'))}"
+    if full == match[1] != _full_option(full):  # the end of an option, without its sections
+        matches = list(dict.fromkeys([_full_option(full), *matches]))
+    return message.replace(match[1], full, 1) + f".{did_you_mean(matches)}"
 
 
 def _required(message: str) -> str:
@@ -204,12 +204,12 @@ def _required(message: str) -> str:
         return f"{message}.{_OF_RUNS}"
     if match[1].startswith("fit."):
         return f"{message}.{_TO_FIT}"
-    whole = _below_classes(match[1])
-    return message if whole == match[1] else f"the option --{whole} is required"
+    full = _below_classes(match[1])
+    return message if full == match[1] else f"the option --{full} is required"
 
 
 def _null(message: str) -> str:
-    """Say what stands for nothing in a list."""
+    """The message for ``null`` where a list is needed."""
     match = re.search(r'Parser key "([\w.]+)":.*Sequence.*Got value: None$', message, _ANY)
     return message if match is None else f"--{_below_classes(match[1])}: null is no list. Leave it out, or give []."
 
@@ -223,7 +223,7 @@ def _of_no_mapping(message: str) -> str:
     return f"--{_below_classes(key[1])}: {match[1]} is no mapping. Put a blank behind each colon, as in '{{a: b}}'."
 
 
-def _of_another_type(message: str) -> str:
+def _wrong_type(message: str) -> str:
     """Say in words what the value of an option may be."""
     match = re.search(
         r'Parser key "([\w.]+)":\s+(?:Expected a|.*Subtypes:) (.*?)\.?\s+(?:Errors:.*Given|Got) value: (.*)$',
@@ -233,10 +233,10 @@ def _of_another_type(message: str) -> str:
     types = [] if match is None else re.findall(_TYPE, match[2].removeprefix("[").removesuffix("]"))
     if match is None or not types or not all(values or name in _IN_WORDS for values, name, _ in types):
         return message
-    words = [word for values, name, _ in types for word in (values.split(", ") if values else [_IN_WORDS[name]])]
-    *others, last = dict.fromkeys(words)
-    allowed = f"{', '.join(others)} or {last}" if others else last
-    return f"--{_below_classes(match[1])} must be {allowed}, got {match[3].strip()!r}."
+    names = [kind for values, name, _ in types for kind in (values.split(", ") if values else [_IN_WORDS[name]])]
+    *others, last = dict.fromkeys(names)
+    listing = f"{', '.join(others)} or {last}" if others else last
+    return f"--{_below_classes(match[1])} must be {listing}, got {match[3].strip()!r}."
 
 
 def _is_empty(value: Any) -> bool:
@@ -244,13 +244,13 @@ def _is_empty(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_empty, value.values()))
 
 
-def _whole(option: str) -> str:
+def _full_option(option: str) -> str:
     """An option as it is typed, where the parser of a class knows only its end."""
     paths = [path for path in options() if f"--{path}" == option or path.endswith(f".{option.removeprefix('--')}")]
     return f"--{min(paths, key=lambda path: path.count('.'))}" if paths else option
 
 
-def _near(option: str, accepted: Sequence[str]) -> str:
+def _suggestions(option: str, accepted: Sequence[str]) -> str:
     """What a misspelt option may have meant, and all that its class takes, if these are few."""
     question = did_you_mean(get_close_matches(option, accepted, cutoff=0.6))
     of_class = accepted and "." not in option and len(accepted) <= _MOST_LISTED

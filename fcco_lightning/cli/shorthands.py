@@ -69,18 +69,18 @@ def written_out(args: Sequence[str]) -> list[str]:
         >>> written_out(["fit", "--model.constraints", "EqualizedOdds", "--model.constraints.kappa", "0.02"])
         ['fit', '--model.constraints=[{"class_path": "EqualizedOdds", "init_args": {"kappa": 0.02}}]']
     """
-    for word in args:
-        path = Path(word.rpartition("=")[2])
+    for arg in args:
+        path = Path(arg.rpartition("=")[2])
         if path.suffix in _CONFIGS and path.is_file():
             require_text(path, str(path))
-    words = list(_with_nulls(_with_constraints(_with_decisions(with_files(_in_full(args))))))
-    table = _options(words).get("--data", "")
+    arguments = list(_with_nulls(_with_constraints(_with_decisions(with_files(_in_full(args))))))
+    table = _options(arguments).get("--data", "")
     if table.endswith(_TABLES):
         way = f"is given by --data.train {table}, from which the datamodule follows."
-        if words[:1] == ["predict"]:
+        if arguments[:1] == ["predict"]:
             way = f"is predicted by fcco predict CKPT {table}."
         raise ConfigError(f"--data {table} names no datamodule: a table {way}")
-    return [*_of_a_table(words)] if words[:1] == ["fit"] else _of_a_run(words)
+    return [*_of_a_table(arguments)] if arguments[:1] == ["fit"] else _of_a_run(arguments)
 
 
 def _in_full(args: Sequence[str]) -> list[str]:
@@ -91,43 +91,43 @@ def _in_full(args: Sequence[str]) -> list[str]:
     return ["fit", *table, *map(_full, args[1:])]
 
 
-def _full(word: str) -> str:
-    short = re.match(r"--\w+", word)
-    return word if short is None or short[0] not in SHORT else SHORT[short[0]] + word[short.end() :]
+def _full(arg: str) -> str:
+    short = re.match(r"--\w+", arg)
+    return arg if short is None or short[0] not in SHORT else SHORT[short[0]] + arg[short.end() :]
 
 
 def _with_nulls(args: Iterable[str]) -> Iterator[str]:
     """The arguments, with ``null`` for a field of a record of the data, which the parser would take for a text."""
-    words: list[str] = []
-    for word in args:
-        if word in _NULLS and words and _FIELD.fullmatch(words[-1]):
-            words[-1] += f"={word}"
+    arguments: list[str] = []
+    for arg in args:
+        if arg in _NULLS and arguments and _FIELD.fullmatch(arguments[-1]):
+            arguments[-1] += f"={arg}"
         else:
-            words.append(word)
-    for word in words:
-        name, _, value = word.partition("=")
+            arguments.append(arg)
+    for arg in arguments:
+        name, _, value = arg.partition("=")
         field = _FIELD.fullmatch(name) if value in _NULLS else None
-        yield word if field is None else f"--data.{field[1]}={json.dumps({field[2]: None})}"
+        yield arg if field is None else f"--data.{field[1]}={json.dumps({field[2]: None})}"
 
 
 def _joined(args: Iterable[str], option: str) -> list[str]:
     """The arguments, with options that begin so and their values in one word."""
     joined: list[str] = []
-    for word in args:
+    for arg in args:
         waiting = bool(joined) and joined[-1].startswith(option) and "=" not in joined[-1].rstrip("=")
-        if waiting and not word.startswith("--"):
-            joined[-1] = f"{joined[-1].rstrip('=')}={word}"
+        if waiting and not arg.startswith("--"):
+            joined[-1] = f"{joined[-1].rstrip('=')}={arg}"
         else:
-            joined.append(word)
+            joined.append(arg)
     return joined
 
 
 def _with_decisions(args: Iterable[str]) -> Iterator[str]:
     """The arguments, with what decisions are for as one argument of the model."""
-    for word in _joined(args, _DECISIONS):
-        field, equals, value = word.removeprefix(_DECISIONS).partition("=")
-        if not word.startswith(_DECISIONS) or not equals:
-            yield word
+    for arg in _joined(args, _DECISIONS):
+        field, equals, value = arg.removeprefix(_DECISIONS).partition("=")
+        if not arg.startswith(_DECISIONS) or not equals:
+            yield arg
         else:
             name = field.removeprefix(".")
             yield f"--model.decisions={json.dumps({name: load_yaml(value, f'{_DECISIONS}.{name}')}) if name else value}"
@@ -135,28 +135,28 @@ def _with_decisions(args: Iterable[str]) -> Iterator[str]:
 
 def _with_constraints(args: Iterable[str]) -> Iterator[str]:
     """The arguments, with constraints that are named as lists of classes."""
-    named: list[dict[str, Any]] = []
-    option, words = "", _joined(args, _CONSTRAINTS)
-    for position, word in enumerate([*words, ""]):
-        name, equals, value = word.partition("=")
-        if named and equals and name.startswith(f"{_CONSTRAINTS}."):
+    pending: list[dict[str, Any]] = []
+    option, joined = "", _joined(args, _CONSTRAINTS)
+    for position, arg in enumerate([*joined, ""]):
+        name, equals, value = arg.partition("=")
+        if pending and equals and name.startswith(f"{_CONSTRAINTS}."):
             argument = name.removeprefix(f"{_CONSTRAINTS}.").removeprefix("init_args.")
-            for one in named:
-                one.setdefault("init_args", {})[argument] = load_yaml(value, name)
+            for constraint in pending:
+                constraint.setdefault("init_args", {})[argument] = load_yaml(value, name)
             continue
-        if named:
-            yield f"{option}={json.dumps(named[0] if option.endswith('+') else named)}"
-            named = []
+        if pending:
+            yield f"{option}={json.dumps(pending[0] if option.endswith('+') else pending)}"
+            pending = []
         if name in (_CONSTRAINTS, f"{_CONSTRAINTS}+") and (classes := _classes(value)):
-            option, named = name, classes
-        elif position < len(words):  # an empty value is one, too
-            yield word
+            option, pending = name, classes
+        elif position < len(joined):  # an empty value is one, too
+            yield arg
 
 
-def _classes(words: str) -> list[dict[str, Any]]:
+def _classes(value: str) -> list[dict[str, Any]]:
     """The classes that are named with commas between them, which the parser looks for; none of a file or a list."""
-    named = [word.strip() for word in words.split(",")]
-    return [{"class_path": word} for word in named] if all(map(_CLASS.fullmatch, named)) else []
+    names = [name.strip() for name in value.split(",")]
+    return [{"class_path": name} for name in names] if all(map(_CLASS.fullmatch, names)) else []
 
 
 def _of_a_table(args: Sequence[str]) -> Iterator[str]:
@@ -168,10 +168,10 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     assumed = {name: value for name, value in _assumed(options) if name not in options}
     assumptions = [f"{name} {shlex.quote(value)}" for name, value in assumed.items()]
     print(printable_lines(f"Assumed, as nothing else is said: {' '.join(assumptions)}"), file=sys.stderr)  # noqa: T201 - the program's output
-    words = [*_with_constraints(f"{name}={value}" for name, value in assumed.items())]
-    args = list(_by_each(args, _named(options.get(_SENSITIVE, ""))))
-    inside = [word for word in words if word.startswith("--model.network.")]  # of a class that may be named later
-    yield from [args[0], *(word for word in words if word not in inside), *args[1:], *inside]
+    arguments = [*_with_constraints(f"{name}={value}" for name, value in assumed.items())]
+    args = list(_by_each(args, _column_names(options.get(_SENSITIVE, ""))))
+    inside = [arg for arg in arguments if arg.startswith("--model.network.")]  # of a class that may be named later
+    yield from [args[0], *(arg for arg in arguments if arg not in inside), *args[1:], *inside]
 
 
 def _of_a_run(args: list[str]) -> list[str]:
@@ -183,8 +183,8 @@ def _of_a_run(args: list[str]) -> list[str]:
     options = _options(args)
     folder = Path(options.get("--ckpt_path", "")).absolute().parent  # FOLDER/checkpoints, of a run
     config = folder.parent / "config.yaml"
-    named = {"--config", "-c", "--data", "--model", "--print_config", "--help", "-h"} & options.keys()
-    if args[:1] not in (["test"], ["validate"]) or named:
+    explicit = {"--config", "-c", "--data", "--model", "--print_config", "--help", "-h"} & options.keys()
+    if args[:1] not in (["test"], ["validate"]) or explicit:
         return args
     if options.get("--ckpt_path") not in (None, "last", "auto"):
         check_file(options["--ckpt_path"])
@@ -197,9 +197,9 @@ def _of_a_run(args: list[str]) -> list[str]:
 def _options(args: Sequence[str]) -> dict[str, str]:
     """The options by name, with their values as typed; empty where they have none of their own."""
     values = {}
-    for word, following in zip(args, [*args[1:], ""], strict=True):
-        if word.startswith("-"):
-            name, equals, value = word.partition("=")
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
+        if arg.startswith("-"):
+            name, equals, value = arg.partition("=")
             values[name] = value if equals else "" if following.startswith("--") else following
     return values
 
@@ -207,8 +207,8 @@ def _options(args: Sequence[str]) -> dict[str, str]:
 def _of_configs(args: Sequence[str]) -> dict[str, str]:
     """What the configurations of a command line say, as options."""
     values: dict[str, str] = {}
-    for word in _joined(_joined(args, "--config"), "-c"):
-        option, _, file = word.partition("=")
+    for arg in _joined(_joined(args, "--config"), "-c"):
+        option, _, file = arg.partition("=")
         if option in ("--config", "-c") and file:
             values |= _flat(read_yaml(Path(file), file) or {})
     return values
@@ -253,7 +253,7 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The objective that fits a label, and what the network needs to know of it."""
+    """The objective that fits a label, and the arguments of the network that depend on it."""
     from fcco_lightning.data.columns import holds_texts, is_number, text_of  # noqa: PLC0415 - loads pandas
 
     perceptron = options.get("--model.network", _PERCEPTRON) == _PERCEPTRON
@@ -278,11 +278,13 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
             yield "--data.columns.positive", max(text_of(labels).unique())
         # constraints are on decisions, which the AUC does not train
         constrained = any(name.startswith(_CONSTRAINTS) for name in options)
-        columns = _named(options.get(_SENSITIVE, ""))
+        columns = _column_names(options.get(_SENSITIVE, ""))
         if not constrained and columns and objective in (None, "CrossEntropy"):
             if len(columns) > 1:
-                each = [{"class_path": _ALIKE, "init_args": {"by": name, "kappa": float(_KAPPA)}} for name in columns]
-                yield _CONSTRAINTS, json.dumps(each)
+                parities = [
+                    {"class_path": _ALIKE, "init_args": {"by": name, "kappa": float(_KAPPA)}} for name in columns
+                ]
+                yield _CONSTRAINTS, json.dumps(parities)
             else:
                 yield _CONSTRAINTS, _ALIKE
                 yield f"{_CONSTRAINTS}.kappa", _KAPPA
@@ -298,17 +300,17 @@ def _of_training(
     An argument that is typed takes the place of the one that is assumed.  A class that is named, or an argument that
     the assumed one does not set, and may not have, takes the place of all that is assumed of that part.
     """
-    epochs = not _given(options, "--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time")
+    epochs = not _is_given(options, "--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time")
     others = {"--model.network": _PERCEPTRON, "--model.objective": None, "--model.algorithm": None}
     usual = all(options.get(name, default) in (default, *_BY_RECIPE) for name, default in others.items())
     if labels is None or not usual or _are_numbers(labels, options):
-        if labels is not None and len(labels) < 2 * _UNIFORM and not _given(options, "--data.batches"):
+        if labels is not None and len(labels) < 2 * _UNIFORM and not _is_given(options, "--data.batches"):
             yield "--data.batches", "UniformSampling"
             yield "--data.batches.batch_size", str(max(1, len(labels) // 4))
         if epochs:
             yield "--trainer.max_epochs", _EPOCHS
         return
-    n, constrained = _training_rows(len(labels), options), groups is not None or _given(options, _CONSTRAINTS)
+    n, constrained = _training_rows(len(labels), options), groups is not None or _is_given(options, _CONSTRAINTS)
     size = int(_number(options, _BATCH_SIZE, min(recipes.BATCH_SIZE, max(1, n // 4))))
     if _only(options, "--data.batches", "batch_size"):
         yield from _of_batches(labels, groups, size, constrained, options)
@@ -319,28 +321,28 @@ def _of_training(
         yield "--model.penalty", "AdaptivePenalty"
         yield "--model.penalty.rate", f"{recipes.MULTIPLIER_RATE:g}"
         yield "--model.penalty.decisions", "true"
-        if not _given(options, "--model.margin"):
+        if not _is_given(options, "--model.margin"):
             yield "--model.margin", "auto"
     if epochs:
         count = recipes.epochs(n // size)
         yield "--trainer.max_epochs", str(count)
-        if count > _VALIDATIONS and not _given(options, "--trainer.check_val_every_n_epoch"):
+        if count > _VALIDATIONS and not _is_given(options, "--trainer.check_val_every_n_epoch"):
             yield "--trainer.check_val_every_n_epoch", str(-(-count // _VALIDATIONS))
 
 
 def _of_batches(
     labels: "pd.Series", groups: "pd.Series | None", size: int, constrained: bool, options: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Batches of so many samples, by class and group where uniform ones would hold few of one of these.
+    """Batches of ``size`` samples, by class and group where uniform ones would hold few of one of these.
 
     Of several columns of groups all are crossed, unless a batch then has too few samples of each combination.
     """
     share = _rarest(labels, groups) / len(labels) * (_SMALL_GROUP if groups is None else 1)
-    few = constrained and recipes.rare(share, size)
-    yield "--data.batches", "CellSampling" if few else "UniformSampling"
+    is_rare = constrained and recipes.rare(share, size)
+    yield "--data.batches", "CellSampling" if is_rare else "UniformSampling"
     yield "--data.batches.batch_size", str(size)
-    columns = _named(options.get(_SENSITIVE, ""))
-    if few and groups is not None and len(columns) > 1 and len(_cells(labels, groups)) * _IN_A_CELL <= size:
+    columns = _column_names(options.get(_SENSITIVE, ""))
+    if is_rare and groups is not None and len(columns) > 1 and len(_cells(labels, groups)) * _IN_A_CELL <= size:
         yield "--data.batches.columns", json.dumps(["y", *columns])
 
 
@@ -373,14 +375,14 @@ def _cells(labels: "pd.Series", groups: "pd.Series | None") -> "pd.Series":
     return cells.value_counts()
 
 
-def _given(options: Iterable[str], *names: str) -> bool:
+def _is_given(options: Iterable[str], *names: str) -> bool:
     """Whether one of some options, or an argument of it, is among those that are given."""
     return any(option == name or option.startswith(f"{name}.") for option in options for name in names)
 
 
 def _only(options: dict[str, str], part: str, *arguments: str) -> bool:
     """Whether nothing is given of a part but some of these arguments."""
-    return not _given(options.keys() - {f"{part}.{argument}" for argument in arguments}, part)
+    return not _is_given(options.keys() - {f"{part}.{argument}" for argument in arguments}, part)
 
 
 def _number(options: dict[str, str], name: str, usual: float) -> float:
@@ -393,18 +395,18 @@ def _number(options: dict[str, str], name: str, usual: float) -> float:
 
 def _training_rows(rows: int, options: dict[str, str]) -> int:
     """How many rows of the table are about to be trained on."""
-    left = float(rows)
+    remaining = float(rows)
     for name, usual in (("test_fraction", "0" if "--data.test" in options else _TEST_FRACTION), ("val_fraction", "0")):
         with contextlib.suppress(ValueError):  # the parser refuses what is no number
-            left *= 1 - float(options.get(f"--data.splits.{name}", usual))
-    return max(1, int(left))
+            remaining *= 1 - float(options.get(f"--data.splits.{name}", usual))
+    return max(1, int(remaining))
 
 
 def _is_to_be_calibrated(
     objective: str, labels: "pd.Series | None", groups: "pd.Series | None", options: dict[str, str]
 ) -> bool:
     """Whether scores of two classes are probabilities only by rows held out, and there are enough of them."""
-    splits = {"--data.groups", *(f"--data.splits{of}" for of in ("", ".val_fraction", ".whole", ".remove_positives"))}
+    splits = {"--data.groups", *(f"--data.splits{key}" for key in ("", ".val_fraction", ".whole", ".remove_positives"))}
     # few positives are all trained on
     none_held_out = objective in ("CrossEntropy", "AveragePrecision", "RecallAtK", _OF_NUMBERS)
     if labels is None or labels.nunique() != 2 or none_held_out or splits & options.keys():
@@ -437,12 +439,12 @@ def _are_numbers(labels: "pd.Series", options: dict[str, str]) -> bool:
 
 def _groups(frame: "pd.DataFrame", options: dict[str, str]) -> "pd.Series | None":
     """The filled cells of the column of groups, or without a name the combinations of several; None without any."""
-    columns = _named(options.get(_SENSITIVE, ""))
+    columns = _column_names(options.get(_SENSITIVE, ""))
     filled = frame[columns].dropna()
     if not columns or not len(filled):
         return None
-    one: pd.Series = filled[columns[0]] if len(columns) == 1 else filled.astype(str).agg(" ".join, axis=1)
-    return one
+    group_cells: pd.Series = filled[columns[0]] if len(columns) == 1 else filled.astype(str).agg(" ".join, axis=1)
+    return group_cells
 
 
 def _has_gaps(frame: "pd.DataFrame", options: dict[str, str]) -> bool:
@@ -450,39 +452,43 @@ def _has_gaps(frame: "pd.DataFrame", options: dict[str, str]) -> bool:
     others = [_LABEL, "--data.columns.drop", "--data.columns.weight"]
     if options.get("--data.columns.use_sensitive") != "true":
         others.append(_SENSITIVE)
-    unused = {name for option in others for name in _named(options.get(option, ""))}
+    unused = {name for option in others for name in _column_names(options.get(option, ""))}
     return bool(frame[frame.columns[~frame.columns.isin(unused)]].isna().any(axis=None))
 
 
-def _named(words: str) -> list[str]:
+def _column_names(value: str) -> list[str]:
     """The columns that are named, one or a list."""
-    names = load_yaml(words, "columns") if words.startswith("[") else [words] if words else []
+    names = load_yaml(value, "columns") if value.startswith("[") else [value] if value else []
     return [str(name) for name in names]
 
 
 def _by_each(args: Iterable[str], columns: Sequence[str]) -> Iterator[str]:
     """The arguments, with a constraint of every column of groups for each one that compares groups and names none."""
-    for word in args:
-        name, _, value = word.partition("=")
+    for arg in args:
+        name, _, value = arg.partition("=")
         if len(columns) < 2 or name not in (_CONSTRAINTS, f"{_CONSTRAINTS}+") or not value.startswith(("[{", "{")):
-            yield word
+            yield arg
             continue
         items = load_yaml(value, name)
-        each = [
-            one | {"init_args": {**one.get("init_args", {}), "by": column}} if column else one
-            for one in (items if isinstance(items, list) else [items])
-            for column in (columns if _compares(one) else [""])
+        expanded = [
+            constraint | {"init_args": {**constraint.get("init_args", {}), "by": column}} if column else constraint
+            for constraint in (items if isinstance(items, list) else [items])
+            for column in (columns if _compares(constraint) else [""])
         ]
-        yield from [f"{name}={json.dumps(each)}"] if name == _CONSTRAINTS else (f"{name}={json.dumps(c)}" for c in each)
+        yield from (
+            [f"{name}={json.dumps(expanded)}"]
+            if name == _CONSTRAINTS
+            else (f"{name}={json.dumps(c)}" for c in expanded)
+        )
 
 
-def _compares(one: Any) -> bool:
-    """Whether a constraint compares groups and does not say of which column."""
+def _compares(constraint: Any) -> bool:
+    """Whether a constraint compares groups and names no column of groups."""
     from fcco_lightning import constraints  # noqa: PLC0415 - loads torch
 
-    named = str(one.get("class_path", "")) if isinstance(one, dict) else ""
-    cls = getattr(constraints, named.rpartition(".")[2], None)
-    return cls is not None and "by" in inspect.signature(cls).parameters and "by" not in one.get("init_args", {})
+    class_path = str(constraint.get("class_path", "")) if isinstance(constraint, dict) else ""
+    cls = getattr(constraints, class_path.rpartition(".")[2], None)
+    return cls is not None and "by" in inspect.signature(cls).parameters and "by" not in constraint.get("init_args", {})
 
 
 def _table(options: dict[str, str]) -> "pd.DataFrame":
@@ -495,7 +501,7 @@ def _table(options: dict[str, str]) -> "pd.DataFrame":
     from fcco_lightning.data.sources import read_table  # noqa: PLC0415 - loads pandas
 
     frame = read_table(options["--data.train"], "data.train")
-    named = {"columns.label": _LABEL, "columns.sensitive": _SENSITIVE}
-    wanted = {name: _named(options.get(option, "")) for name, option in named.items()}
-    require_columns(frame, wanted, "the train table")
+    roles = {"columns.label": _LABEL, "columns.sensitive": _SENSITIVE}
+    columns = {name: _column_names(options.get(option, "")) for name, option in roles.items()}
+    require_columns(frame, columns, "the train table")
     return frame

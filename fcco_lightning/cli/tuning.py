@@ -71,12 +71,12 @@ class Option:
 
     def _check_range(self, value: object) -> None:
         numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
-        fits = len(self.values) == len(numbers) == 2 and -math.inf < numbers[0] < numbers[1] < math.inf
-        divided = self.kind == "int" and not all(isinstance(number, int) for number in numbers)
-        if not fits or divided or (self.kind == "log" and numbers[0] <= 0):
-            whole, above = " of whole numbers" * (self.kind == "int"), "0 < " * (self.kind == "log")
+        valid = len(self.values) == len(numbers) == 2 and -math.inf < numbers[0] < numbers[1] < math.inf
+        fractional = self.kind == "int" and not all(isinstance(number, int) for number in numbers)
+        if not valid or fractional or (self.kind == "log" and numbers[0] <= 0):
+            kind, bound = " of whole numbers" * (self.kind == "int"), "0 < " * (self.kind == "log")
             raise ConfigError(
-                f"search: {self.kind} of {self.path} must be [LOW, HIGH]{whole} with {above}LOW < HIGH, got {value!r}."
+                f"search: {self.kind} of {self.path} must be [LOW, HIGH]{kind} with {bound}LOW < HIGH, got {value!r}."
             )
 
     def suggest(self, trial: "optuna.Trial") -> Any:
@@ -103,8 +103,8 @@ class Option:
 
 def _number(value: object) -> object:
     """The number that a person means by 1e-3, which YAML reads as a text."""
-    meant = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", value)
-    return float(meant[0]) if meant else value
+    match = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", value)
+    return float(match[0]) if match else value
 
 
 def read_search(path: str | Path) -> list[Option]:
@@ -268,26 +268,26 @@ def search(
     """
     at_least("trials", trials, 1)
     one_of("mode", mode, ("max", "min", None))
-    asked: dict[str, Any] = {"fit": list(fit), "figure": figure, "mode": mode, "full": full}
-    asked["search"] = {option.path: {option.kind: option.values} for option in options}
+    settings: dict[str, Any] = {"fit": list(fit), "figure": figure, "mode": mode, "full": full}
+    settings["search"] = {option.path: {option.kind: option.values} for option in options}
     one_of("sampler", sampler, ("tpe", "random", "grid"))
-    study = _study(Path(folder), options, sampler, seed, asked)
-    _check_same(study, asked, folder)
+    study = _study(Path(folder), options, sampler, seed, settings)
+    _check_same(study, settings, folder)
 
     def objective(trial: "optuna.Trial") -> float:
-        chosen = _arguments({option.path: option.suggest(trial) for option in options})
+        suggested = _arguments({option.path: option.suggest(trial) for option in options})
         judge = Judge(trial, figure, mode)
         root = f"--trainer.default_root_dir={Path(folder) / f'trial_{trial.number}'}"
-        start(written_out(["fit", *fit, *chosen, *_LEAN, root]), [judge])
+        start(written_out(["fit", *fit, *suggested, *_LEAN, root]), [judge])
         return judge.rank
 
-    left = trials - sum(trial.state.is_finished() for trial in study.trials)
-    if left > 0:
+    remaining = trials - sum(trial.state.is_finished() for trial in study.trials)
+    if remaining > 0:
         logger = logging.getLogger("lightning.pytorch")
         level = logger.level
         logger.setLevel(logging.WARNING)  # not once a trial what devices there are
         try:
-            study.optimize(objective, n_trials=left, catch=(NonFiniteError,), callbacks=[_say])
+            study.optimize(objective, n_trials=remaining, catch=(NonFiniteError,), callbacks=[_print_trial])
         finally:
             logger.setLevel(level)
     return study
@@ -306,13 +306,13 @@ def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
     """
     options = read_search(space)
     study = search(fit, options, **settings)
-    done = ordered(study)
-    if not done:
+    finished = ordered(study)
+    if not finished:
         raise ConfigError("no trial has ended with finite weights. Search smaller learning rates.")
     console = Console()
-    shown = done[:_PRINTED_ROWS]
-    print_rows([_row(trial) for trial in shown], "The best trials")
-    best = done[0]
+    listed = finished[:_PRINTED_ROWS]
+    print_rows([_row(trial) for trial in listed], "The best trials")
+    best = finished[0]
     console.print(_conclusion(best, [o.path for o in options if o.on_edge(best.params[o.path])]), soft_wrap=True)
     command = shlex.join(["fcco", "fit", *fit, *_arguments(best.params)])
     console.print(command, soft_wrap=True, highlight=False, markup=False)
@@ -320,12 +320,12 @@ def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
 
 def ordered(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
     """The trials that had all epochs, the best first: by their :func:`rank`."""
-    done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
-    return sorted(done, key=lambda trial: -(trial.value if trial.value is not None else math.inf))
+    finished = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    return sorted(finished, key=lambda trial: -(trial.value if trial.value is not None else math.inf))
 
 
 def _study(
-    folder: Path, options: Sequence[Option], sampler: str, seed: int, asked: Mapping[str, Any]
+    folder: Path, options: Sequence[Option], sampler: str, seed: int, settings: Mapping[str, Any]
 ) -> "optuna.Study":
     package("optuna", "tune", "fcco tune")
     import optuna  # noqa: PLC0415 - an extra
@@ -341,10 +341,10 @@ def _study(
         storage=storage,
         direction="maximize",
         load_if_exists=True,
-        pruner=optuna.pruners.NopPruner() if asked["full"] else halving,
+        pruner=optuna.pruners.NopPruner() if settings["full"] else halving,
     )
     study = create()
-    if study.user_attrs.get("asked", asked) != asked and not any("value" in t.user_attrs for t in study.trials):
+    if study.user_attrs.get("asked", settings) != settings and not any("value" in t.user_attrs for t in study.trials):
         optuna.delete_study(study_name="fcco", storage=storage)  # nothing came of what was mistyped
         study = create()
     seed += len(study.trials)  # a continued search must not draw what it has drawn
@@ -364,12 +364,12 @@ def _grid(options: Sequence[Option]) -> dict[str, list[Any]]:
     return {option.path: option.values for option in options}
 
 
-def _check_same(study: "optuna.Study", asked: dict[str, Any], folder: str | Path) -> None:
+def _check_same(study: "optuna.Study", settings: dict[str, Any], folder: str | Path) -> None:
     before = study.user_attrs.get("asked")
     if before is None:
-        study.set_user_attr("asked", asked)
+        study.set_user_attr("asked", settings)
         return
-    for name, value in asked.items():
+    for name, value in settings.items():
         if before[name] != value:
             raise ConfigError(
                 f"--folder {folder} holds a search with {name} {before[name]!r}, now it is {value!r}. Name another "
@@ -381,7 +381,7 @@ def _arguments(params: Mapping[str, Any]) -> list[str]:
     return [f"--{path}={'null' if value is None else str(value)}" for path, value in params.items()]
 
 
-def _say(study: "optuna.Study", trial: "optuna.trial.FrozenTrial") -> None:  # noqa: ARG001 - Optuna's signature
+def _print_trial(study: "optuna.Study", trial: "optuna.trial.FrozenTrial") -> None:  # noqa: ARG001 - Optuna's signature
     outcome = {"COMPLETE": "ended", "PRUNED": "ended early", "FAIL": "failed"}[trial.state.name]
     figures = _figures(trial) if "value" in trial.user_attrs else ""
     Console().print(f"trial {trial.number} {outcome}{figures}", highlight=False, soft_wrap=True)
@@ -405,11 +405,11 @@ def _row(trial: "optuna.trial.FrozenTrial") -> dict[str, Any]:
 
 def _conclusion(best: "optuna.trial.FrozenTrial", edges: Sequence[str]) -> str:
     violation, vacuous = best.user_attrs["violation"], best.user_attrs.get("vacuous", False)
-    which = "their constraints are vacuous there" if vacuous else "this one is violated least"
+    remark = "their constraints are vacuous there" if vacuous else "this one is violated least"
     feasible = is_feasible(violation, vacuous)
     lines = [
         f"The best is trial {best.number}{_figures(best)}.",
-        *([] if feasible else [f"No trial was feasible on the validation split; {which}."]),
+        *([] if feasible else [f"No trial was feasible on the validation split; {remark}."]),
         *([f"On the edge of what was offered: {', '.join(edges)}. Offer more beyond it."] if edges else []),
         "To train it:",
     ]

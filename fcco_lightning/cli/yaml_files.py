@@ -39,7 +39,7 @@ def read_yaml(path: Path, where: str) -> Any:
 def load_yaml(text: str, where: str) -> Any:
     """Return what a text means, with the errors of :func:`read_yaml`."""
     require_harmless(text, where)
-    with _told(text, where):
+    with _naming_place(text, where):
         return yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe one
 
 
@@ -49,14 +49,14 @@ def require_harmless(text: str, where: str) -> None:
     Aliases count with the size of what they stand for.  The parser's events are read one by one, so that nothing is
     built, and nothing is written out, before it is known to be small.
     """
-    with _told(text, where):
-        content = _Found(where)
+    with _naming_place(text, where):
+        content = _Counter(where)
         for event in yaml.parse(text, Loader=_LOADER):
             content.take(event)
 
 
 @contextmanager
-def _told(text: str, where: str) -> Iterator[None]:
+def _naming_place(text: str, where: str) -> Iterator[None]:
     """Say of a text that is no YAML, or of which no values can be made, where it is wrong."""
     try:
         yield
@@ -67,11 +67,11 @@ def _told(text: str, where: str) -> Iterator[None]:
         line = "" if mark is None else f", line {mark.line + 1},"
         tab = " Indent with blanks instead of tabs." if "\t" in text else ""
         reasons = (getattr(error, name, None) for name in ("context", "problem", "reason"))
-        what = " ".join(filter(None, reasons)) or str(error)
-        raise ConfigError(f"{where}{line} cannot be read as YAML: {what}.{tab}") from error
+        reason = " ".join(filter(None, reasons)) or str(error)
+        raise ConfigError(f"{where}{line} cannot be read as YAML: {reason}.{tab}") from error
 
 
-class _Found:
+class _Counter:
     """What was met of a text so far."""
 
     def __init__(self, where: str) -> None:
@@ -100,7 +100,7 @@ class _Found:
             self._add(1, event.anchor, line)
 
     def _pass_key(self, event: Any, line: int) -> None:
-        """Refuse a key that a mapping has already, of which the last would win without a word."""
+        """Refuse a key that a mapping has already, of which the last would silently win."""
         top = self._opened[-1]
         if top.keys is None:
             return
