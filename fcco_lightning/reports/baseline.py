@@ -150,7 +150,7 @@ class Baseline(Callback):
         self.seconds += time.perf_counter() - began
 
     def _present_objective(self, module: FCCOModule) -> Objective:
-        """That of the phase; a copy from before the second phase is told what the objective now knows of the data."""
+        """The objective of the phase; a copy from before the second phase takes over what depends on the data."""
         copied, posed = self._objective, module.phases.present.objective
         assert copied is not None  # noqa: S101 - there is a copy
         if module.phases.pretraining:

@@ -185,8 +185,8 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 )
         size = min(at_least("batch_size", self.batch_size, 1), len(y))
         cells = pd.DataFrame({"y": labels} | ({"group": groups["group"].astype(str)} if "group" in groups else {}))
-        few = recipes.rare(float(cells.value_counts(normalize=True).min()), size)
-        batches = CellSampling(size) if few and self.constraints and "group" in groups else UniformSampling(size)
+        is_rare = recipes.rare(float(cells.value_counts(normalize=True).min()), size)
+        batches = CellSampling(size) if is_rare and self.constraints and "group" in groups else UniformSampling(size)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         data = NamedArrays(columns, groups.assign(y=y), batches, seed)
         with quiet(), torch.random.fork_rng():
@@ -362,11 +362,11 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _require_groups(self, groups: pd.DataFrame) -> None:
         """Refuse constraints on groups that are not there."""
         for constraint in self.constraints:
-            over = getattr(constraint, "over", None)
-            by = over.by if isinstance(over, SidesOfGroups) else None
-            if by is not None and by not in groups:
+            comparison = getattr(constraint, "over", None)
+            column = comparison.by if isinstance(comparison, SidesOfGroups) else None
+            if column is not None and column not in groups:
                 raise DataError(
-                    f"{type(constraint).__name__} compares the groups of {by!r}, and sensitive_features has "
+                    f"{type(constraint).__name__} compares the groups of {column!r}, and sensitive_features has "
                     f"{sorted(map(str, groups)) or 'not been given'}. Call fit(X, y, sensitive_features=...) with one "
                     "group for every sample, or with a table that has this column."
                 )

@@ -123,7 +123,7 @@ class Diagnostics(Callback):
     on_test_end = on_fit_end
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure the checkpoint's weights; while training, log the run's own certificate if that was asked for."""
+        """Measure the checkpoint's weights; while training, log the run's certificate if that is requested."""
         if trainer.state.fn == "validate":
             self.on_fit_end(trainer, pl_module)
         elif self.every_epoch and not trainer.sanity_checking and self._applies(pl_module):
@@ -140,12 +140,12 @@ class Diagnostics(Callback):
     def _check(self, trainer: Trainer, module: FCCOModule) -> None:
         loaders = self._loaders(trainer)
         module.objective.adapt(getattr(trainer, "datamodule", None))
-        kept = module.objective.sample_parameters
-        if kept is not None and (trainer.state.fn != "fit" or self.split != "train"):
+        parameters = module.objective.sample_parameters
+        if parameters is not None and (trainer.state.fn != "fit" or self.split != "train"):
             raise ConfigError(
-                f"a certificate of {type(module.objective).__name__} takes the {kept.name} of every training sample, "
-                "which the algorithm keeps while it trains. Take --diagnostics.split train with fcco fit; for a "
-                "checkpoint, fcco fit --ckpt_path with as many epochs as it has."
+                f"a certificate of {type(module.objective).__name__} takes the {parameters.name} of every training "
+                "sample, which the algorithm keeps while it trains. Take --diagnostics.split train with fcco fit; for "
+                "a checkpoint, fcco fit --ckpt_path with as many epochs as it has."
             )
         if self._of_groups(module):
             required_size(_functions(module), self.max_values)

@@ -103,7 +103,7 @@ class BestFeasible(Callback):
         self._weights: dict[str, Any] = {}
         self._rule: dict[str, Any] = {}  # of the decisions that they make
         self._margins: list[float] = []
-        self._asked: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
         self._warned = False
         self._restored = False  # from a checkpoint, and no run has started since
 
@@ -116,14 +116,14 @@ class BestFeasible(Callback):
             "weights": self._weights,
             "rule": self._rule,
             "margins": self._margins,
-            "asked": self._asked,
+            "asked": self._settings,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Choose among the validations before the checkpoint, too."""
         self.chosen, self._weights = state_dict["chosen"], state_dict["weights"]
         self._rule = state_dict.get("rule", {})
-        self._margins, self._asked = state_dict["margins"], state_dict["asked"]
+        self._margins, self._settings = state_dict["margins"], state_dict["asked"]
         self._restored = True
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,7 +141,7 @@ class BestFeasible(Callback):
         self._warn_of_no_effect(trainer)
         if not self.enabled:
             return
-        self._forget_what_was_asked_before(pl_module)
+        self._drop_choice_by_another_rule(pl_module)
         if self.margin is None:
             return
         if "val" not in getattr(getattr(trainer, "datamodule", None), "val_names", ()):
@@ -159,7 +159,7 @@ class BestFeasible(Callback):
             constraint.tighten(margin)
 
     def _warn_of_no_effect(self, trainer: Trainer) -> None:
-        """Say what is asked for and will not happen."""
+        """Warn of settings that will have no effect."""
         judged = "val" in getattr(getattr(trainer, "datamodule", None), "val_names", ("val",))
         if self.margin is not None and not self.enabled:
             rank_zero_warn(f"feasible.margin={self.margin!r} does nothing without feasible.enabled, which is false.")
@@ -169,31 +169,33 @@ class BestFeasible(Callback):
                 "the last ones are kept. Hold one out (data.splits.val_fraction for tables)."
             )
 
-    def _forget_what_was_asked_before(self, module: FCCOModule) -> None:
+    def _drop_choice_by_another_rule(self, module: FCCOModule) -> None:
         """Leave the choice of a checkpoint where it was made by another rule, with which it cannot be compared."""
-        asked: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "kappas": kappas_of(module),
             "figure": module.evaluation.figure_of_merit(self.figure),
             "mode": self.mode,
             "confidence": self.confidence if self.margin else None,
         }
         with in_words("what the checkpoint has kept as the best so far"):
-            changed = bool(self.chosen) and asked != self._asked
+            changed = bool(self.chosen) and settings != self._settings
             if self.chosen and not changed:
-                self._rank(self.chosen, asked["figure"])
+                self._rank(self.chosen, settings["figure"])
         if changed:
             rank_zero_warn(
                 "the weights that the checkpoint has kept as the best so far were chosen for other constraints, kappas "
                 "or figures than are asked for now: they are left out of the choice."
             )
             self.chosen, self._weights, self._margins = {}, {}, []
-        kept, present = ({k: v.shape for k, v in of.items()} for of in (self._weights, module.network.state_dict()))
-        if self.chosen and kept != present:
+        stored_shapes, present = (
+            {k: v.shape for k, v in weights.items()} for weights in (self._weights, module.network.state_dict())
+        )
+        if self.chosen and stored_shapes != present:
             raise CheckpointError(
                 "the weights that the checkpoint has kept as the best so far are incomplete, or of another network. "
                 "Use another checkpoint, or set --feasible.enabled to false."
             )
-        self._asked = asked
+        self._settings = settings
 
     def clusters_in(self, columns: Columns) -> Tensor | None:
         """The clusters of a split's samples, shape (n,); None if they are independent.
@@ -248,26 +250,26 @@ class BestFeasible(Callback):
         bounds = list(ends.items())
         if len(bounds) < number:
             names = unique_names(module.constraints)
-            lacking = next(name for name in names if name not in dict(bounds))
+            missing = next(name for name in names if name not in dict(bounds))
             at_least = " (two, if it is no rate)" if self.clusters is None else " (it takes two clusters)"
             raise DataError(
                 f"feasible.margin='auto': the validation split has samples of {len(bounds)} of the {number} rows of "
-                f"the constraints only, not of {lacking!r}, so nothing can be said of the others{at_least}. Use a "
+                f"the constraints only, not of {missing!r}, so nothing can be said of the others{at_least}. Use a "
                 "larger validation split, or merge small groups."
             )
         rows, self._margins = iter(bounds), []
         for constraint in module.constraints:
-            name, one = max((next(rows) for _ in constraint.names), key=lambda row: row[1].high)
+            name, interval = max((next(rows) for _ in constraint.names), key=lambda row: row[1].high)
             enforced = summary.get(f"decided/{name}") if decisions else None
-            self._margins.append(max(0.0, one.high - (summary[f"h/{name}"] if enforced is None else enforced)))
+            self._margins.append(max(0.0, interval.high - (summary[f"h/{name}"] if enforced is None else enforced)))
             constraint.tighten(self._margins[-1])
-            self._warn_of_noise(constraint, name, one)
-        bound = max(one.high for _, one in bounds)
+            self._warn_of_noise(constraint, name, interval)
+        bound = max(interval.high for _, interval in bounds)
         return {"bound": bound, "confidence": self.confidence, "constraints": number}
 
-    def _warn_of_noise(self, constraint: Constraint, name: str, one: Interval) -> None:
+    def _warn_of_noise(self, constraint: Constraint, name: str, interval: Interval) -> None:
         """Say once that a constraint is narrower than what the validation split can tell."""
-        width = one.high - one.h
+        width = interval.high - interval.h
         if not self._warned and constraint.tolerance - width < constraint.least_kappa:
             self._warned = True
             rank_zero_warn(
@@ -296,14 +298,14 @@ class BestFeasible(Callback):
 
 
 def kappas_of(module: FCCOModule) -> dict[str, float]:
-    """The kappa of every row of the constraints that was asked for, by name."""
+    """The requested kappa of every row of the constraints, by name."""
     kappas = [c.tolerance for c in module.constraints for _ in c.names]
     return dict(zip(unique_names(module.constraints), kappas, strict=True))
 
 
 def _planned_validations(trainer: Trainer) -> int:
     """How many validations a run of the planned length has."""
-    epochs, every = trainer.max_epochs or 1, trainer.check_val_every_n_epoch
-    within = trainer.num_training_batches / (trainer.val_check_batch or math.inf)  # validations in an epoch
-    within = within if math.isfinite(within) else 1.0  # of unknown length, with one at its end
-    return max(1, int(epochs * within) if every is None else epochs // every * max(1, int(within)))
+    epochs, interval = trainer.max_epochs or 1, trainer.check_val_every_n_epoch
+    per_epoch = trainer.num_training_batches / (trainer.val_check_batch or math.inf)  # validations in an epoch
+    per_epoch = per_epoch if math.isfinite(per_epoch) else 1.0  # of unknown length, with one at its end
+    return max(1, int(epochs * per_epoch) if interval is None else epochs // interval * max(1, int(per_epoch)))

@@ -120,15 +120,15 @@ def report_of(
     split = Split(outputs, data.tables[_SPLIT].columns)
     adapted = partial(_adapted, module=module, data=data, split=split)
     module.constraints = left_out.make_all(
-        {f"constraint {k}, {type(one).__name__}": partial(adapted, one) for k, one in enumerate(module.constraints, 1)}
+        {f"constraint {k}, {type(c).__name__}": partial(adapted, c) for k, c in enumerate(module.constraints, 1)}
     )
     module.evaluation.take_names(data)  # of the columns, too, by which constraints group
     figures = figures_of(module, _SPLIT, split, left_out, partial(_clusters, data, about.get("clusters")))
-    if why := left_out.get(f"figures ({_SPLIT})"):
-        raise DataError(f"there is nothing to report: {why}")
+    if reason := left_out.get(f"figures ({_SPLIT})"):
+        raise DataError(f"there is nothing to report: {reason}")
     if features is not None:
-        asked = (about.get("config", {}).get("feasible") or {}).get("figure")
-        measure = partial(importances_of, features, split.columns, module.evaluation, asked)
+        figure = (about.get("config", {}).get("feasible") or {}).get("figure")
+        measure = partial(importances_of, features, split.columns, module.evaluation, figure)
         importances = left_out.make("importances", measure, None)
         figures |= {} if importances is None else {"importances": importances}
     lost_records = [{"what": what, "lost": count, "of": len(outputs)} for what, count in lost.items()]
@@ -158,11 +158,11 @@ def _module_of(
     model: Mapping[str, Any], network: nn.Module, rule: DecisionRule, trusted: Sequence[str], file: str
 ) -> FCCOModule:
     """The model that a configuration describes, as far as figures need it."""
-    made = {
+    arguments = {
         name: part_of(model[name], trusted, file) for name in ("objective", "penalty", "evaluation") if model.get(name)
     }
-    constraints = [part_of(one, trusted, file) for one in model.get("constraints") or ()]
-    module = FCCOModule(network, constraints=constraints, **made)
+    constraints = [part_of(description, trusted, file) for description in model.get("constraints") or ()]
+    module = FCCOModule(network, constraints=constraints, **arguments)
     module.rule = rule
     return module
 
@@ -219,19 +219,19 @@ class _Known:
         columns, groups = self._columns, self._groups
         if not isinstance(columns.sensitive, str):  # constraints name those of a list themselves
             columns = replace(columns, sensitive=None)
-        wanted = [part.column for part in groups.parts] if groups is not None else columns.sensitive_columns
-        there = partial(_there, frame, where=where)
+        group_columns = [part.column for part in groups.parts] if groups is not None else columns.sensitive_columns
+        has_columns = partial(_has_columns, frame, where=where)
         weights = [columns.weight] if columns.weight else []
-        if not left_out.make("weights of samples", partial(there, "weights", weights), False):
+        if not left_out.make("weights of samples", partial(has_columns, "weights", weights), False):
             columns = replace(columns, weight=None)
-        if not left_out.make("what is about groups", partial(there, "groups", wanted), False):
+        if not left_out.make("what is about groups", partial(has_columns, "groups", group_columns), False):
             columns, groups = replace(columns, sensitive=None, favoured=None), None
         roles = Roles(columns, groups)
         roles.know(self.class_names, self.group_names)
-        read = roles.read(frame, where)
-        if SAMPLE_WEIGHT in read:
-            read["weight"] = of_mean_one(read.pop(SAMPLE_WEIGHT), where)
-        rows = Rows(frame, read)
+        values = roles.read(frame, where)
+        if SAMPLE_WEIGHT in values:
+            values["weight"] = of_mean_one(values.pop(SAMPLE_WEIGHT), where)
+        rows = Rows(frame, values)
         if groups is None:
             return rows, {}
         in_group = rows.columns["group"] >= 0
@@ -240,6 +240,6 @@ class _Known:
         return rows.take(in_group.nonzero().flatten()), {"rows of no group of training": int((~in_group).sum())}
 
 
-def _there(frame: pd.DataFrame, what: str, columns: Sequence[str], where: str) -> bool:
-    require_columns(frame, {f"the column of {what}": columns}, where)
+def _has_columns(frame: pd.DataFrame, role: str, columns: Sequence[str], where: str) -> bool:
+    require_columns(frame, {f"the column of {role}": columns}, where)
     return True

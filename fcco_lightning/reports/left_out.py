@@ -42,5 +42,5 @@ class LeftOut(dict[str, str]):
 
     def make_all(self, makers: Mapping[str, Callable[[], T | None]]) -> list[T]:
         """Return those of several items that can be made, without those that are None as they have nothing to show."""
-        made = (self.make(item, make, None) for item, make in makers.items())
-        return [item for item in made if item is not None]
+        results = (self.make(item, make, None) for item, make in makers.items())
+        return [item for item in results if item is not None]

@@ -59,8 +59,8 @@ def report_page(
 
 
 def _text(config: Mapping[str, Any]) -> str:
-    plain = json.loads(json.dumps(config, default=str))  # paths and the like as texts
-    return printable_lines(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+    values = json.loads(json.dumps(config, default=str))  # paths and the like as texts
+    return printable_lines(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
 
 def _plain_table(table: Table) -> dict[str, Any]:

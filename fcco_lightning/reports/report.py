@@ -101,7 +101,7 @@ class Report(Callback):
         self._started = self._began = 0.0  # of a clock that is never set back, and of that of files
         self._folder: Path | None = None
         self._unseen: set[str] = set()
-        self._asked: dict[str, float] = {}
+        self._kappas: dict[str, float] = {}
         self._restored = False  # from a checkpoint, and no run has started since
 
     @property
@@ -111,10 +111,10 @@ class Report(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The history, and for which kappas it says whether constraints hold."""
-        return {"history": self.history, "kappas": self._asked}
+        return {"history": self.history, "kappas": self._kappas}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history, self._asked = list(state_dict["history"]), dict(state_dict["kappas"])
+        self.history, self._kappas = list(state_dict["history"]), dict(state_dict["kappas"])
         self._restored = True
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -124,9 +124,9 @@ class Report(Callback):
         self._restored = False
         if isinstance(pl_module, FCCOModule):
             kappas = kappas_of(pl_module)
-            if kappas != self._asked:  # those before did not say whether these constraints hold
-                self.history = [{k: v for k, v in one.items() if k != "worst_violation"} for one in self.history]
-            self._asked = kappas
+            if kappas != self._kappas:  # those before did not say whether these constraints hold
+                self.history = [{k: v for k, v in record.items() if k != "worst_violation"} for record in self.history]
+            self._kappas = kappas
         if self.folder is not None and self.enabled:
             try:
                 Path(self.folder).mkdir(parents=True, exist_ok=True)
@@ -159,10 +159,10 @@ class Report(Callback):
         with pl_module.where_trained():
             final = {split: pl_module.evaluate(loader) for split, loader in splits.items()}
             pl_module.fit_rule(final)
-            beside = {name: (b, b.split(pl_module, loader)) for b in baselines for name, loader in splits.items()}
+            compared = {name: (b, b.split(pl_module, loader)) for b in baselines for name, loader in splits.items()}
         self.report = {
-            split: figures_of(pl_module, split, found, self.left_out, choice.clusters_in)
-            for split, found in final.items()
+            split: figures_of(pl_module, split, result, self.left_out, choice.clusters_in)
+            for split, result in final.items()
         }
         if self.importances:
             with pl_module.where_trained():
@@ -170,7 +170,7 @@ class Report(Callback):
         self.report |= {"seconds": round(seconds, 3), "config": self.config}
         entries = {
             "kappas": kappas_of(pl_module),
-            "unconstrained": {name: self._unconstrained(pl_module, name, *found) for name, found in beside.items()},
+            "unconstrained": {name: self._unconstrained(pl_module, name, *result) for name, result in compared.items()},
             "clusters": choice.clusters,
             "selected": choice.chosen,
             "decisions": follows_decisions(pl_module.penalty),
@@ -218,31 +218,31 @@ class Report(Callback):
         for diagnostics in _callbacks(trainer, Diagnostics):
             self.left_out.update(diagnostics.left_out)
             if diagnostics.diagnosis:
-                made = partial(diagnosis_tables, diagnostics.diagnosis)
-                tables += self.left_out.make("the tables of the diagnostics", made, [])
+                make_tables = partial(diagnosis_tables, diagnostics.diagnosis)
+                tables += self.left_out.make("the tables of the diagnostics", make_tables, [])
         self.left_out.make("report.html", partial(self._write_page, self._folder, tables), None)
         if self.left_out:
             self.report["left_out"] = dict(self.left_out)
             self.left_out.make(REPORT, partial(write_report, self.report, self._folder / REPORT), None)
 
     def _write_page(self, folder: Path, tables: Sequence[Table]) -> None:
-        drawn = [p for p in sorted(folder.glob("*.png")) if p.stat().st_mtime >= self._began]
+        pictures = [p for p in sorted(folder.glob("*.png")) if p.stat().st_mtime >= self._began]
         name = self.config.get("name") or f"Run {folder.name}"
-        page = report_page(name, last_line(self.report), tables, drawn, self.config, self.left_out)
+        page = report_page(name, last_line(self.report), tables, pictures, self.config, self.left_out)
         (folder / "report.html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
 
     def _conclude(self, module: FCCOModule, epoch: int, config: Path) -> None:
         """Say in one line what the weights achieve, which they are, and what may well achieve more."""
         evaluation, instead = module.evaluation, module.objective.instead
         if (line := verdict(self.report, (*evaluation.bar, "roc_gap"))) is not None:
-            chosen = self.report.get("selected")
+            selected = self.report.get("selected")
             figure = evaluation.merit or next(iter(evaluation.bar), None)
             histories = {split: self._validations(split, epoch) for split in ("train", "val", "test")}
             validated = next((s for s in ("train", "val") if any(r["split"] == s for r in self.history)), "train")
-            which = reached_line(histories[validated], figure) if chosen is None else chosen_line(chosen)
+            description = reached_line(histories[validated], figure) if selected is None else chosen_line(selected)
             histories = {validated: histories[validated], **histories}
             ruined = ranking_line(histories, self.report.get("unconstrained", {}), self._front(config))
-            self.report["verdict"] = " ".join(filter(None, (line, which, ruined, instead)))
+            self.report["verdict"] = " ".join(filter(None, (line, description, ruined, instead)))
         elif (line := headline(self.report, evaluation.bar)) is not None:
             self.report["headline"] = " ".join(filter(None, (line, instead)))
 
@@ -321,7 +321,7 @@ def figures_of(
             clusters=clusters_in(split.columns),
             decisions=follows_decisions(module.penalty),
         )
-        return {constraint: one._asdict() for constraint, one in by_name.items()}
+        return {constraint: interval._asdict() for constraint, interval in by_name.items()}
 
     def details() -> dict[str, Any]:
         return as_json(module.details(split))
@@ -334,7 +334,7 @@ def figures_of(
         "intervals": make(f"intervals ({name})", bounds, nothing),
         "vacuous_because": module.vacuous_because.get(name),
     }
-    return {**summary, **described, **{part: found for part, found in parts.items() if found}}
+    return {**summary, **described, **{part: value for part, value in parts.items() if value}}
 
 
 def _callbacks(trainer: Trainer, kind: type[T]) -> list[T]:
@@ -358,9 +358,9 @@ def unseen_rows(problem: Problem) -> list[str]:
 
 def _lost(of_processes: Sequence[Mapping[str, tuple[list[int], int]]]) -> dict[str, Any]:
     """What of the data could not be read, by the processes together."""
-    sizes = {what: of for one in of_processes for what, (_, of) in one.items()}
-    rows = {what: {row for one in of_processes for row in one.get(what, ([], 0))[0]} for what in sizes}
-    lost = [{"what": what, "lost": len(rows[what]), "of": of} for what, of in sizes.items()]
+    sizes = {column: size for process in of_processes for column, (_, size) in process.items()}
+    rows = {column: {row for process in of_processes for row in process.get(column, ([], 0))[0]} for column in sizes}
+    lost = [{"what": column, "lost": len(rows[column]), "of": size} for column, size in sizes.items()]
     return {"lost": lost} if lost else {}
 
 
@@ -379,10 +379,10 @@ def _checkpoint(trainer: Trainer, module: FCCOModule, folder: Path, *, chosen: b
 
 def _as_reported(summary: dict[str, float]) -> dict[str, Any]:
     """``vacuous`` as a truth value; constraints, and these on decisions, in tables of their own."""
-    kept: dict[str, Any] = {k: v for k, v in summary.items() if not k.startswith(("h/", "decided/"))}
-    if "vacuous" in kept:
-        kept["vacuous"] = bool(kept["vacuous"])
+    figures: dict[str, Any] = {k: v for k, v in summary.items() if not k.startswith(("h/", "decided/"))}
+    if "vacuous" in figures:
+        figures["vacuous"] = bool(figures["vacuous"])
     for prefix, name in (("h/", "constraints"), ("decided/", "decided")):
         if table := {k.removeprefix(prefix): v for k, v in summary.items() if k.startswith(prefix)}:
-            kept[name] = table
-    return kept
+            figures[name] = table
+    return figures

@@ -97,12 +97,12 @@ class Run:
     def checkpoint(self) -> Path | None:
         """The checkpoint of the weights that the report describes; before there is one, the last that was written.
 
-        These are the best feasible weights where they were asked for (``--feasible.enabled true``), else the last ones.
+        These are the best feasible weights where they are requested (``--feasible.enabled true``), else the last ones.
         None if they were not saved.
         """
         if self.report:
-            named = self.report.get("checkpoint")
-            return self.folder / named if named and (self.folder / named).is_file() else None
+            file_name = self.report.get("checkpoint")
+            return self.folder / file_name if file_name and (self.folder / file_name).is_file() else None
         return next(by_age([self.folder]), None)
 
     def load(self, network: nn.Module | None = None) -> Predictor:
@@ -179,8 +179,8 @@ class SplitReport:
     def draw(self, folder: str | Path) -> list[Path]:
         """Draw the pictures of the run as PNG files in a folder."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        drawn = [draw(Path(folder, name)) for name, draw in self._pictures().items()]
-        return [path for path in drawn if path is not None]
+        paths = [draw(Path(folder, name)) for name, draw in self._pictures().items()]
+        return [path for path in paths if path is not None]
 
     def _pictures(self) -> Pictures:
         return {**self._evaluation.pictures(list(self._history), self._final), **report_pictures(self._report)}
@@ -209,7 +209,7 @@ class SplitReport:
         """The page, with pictures that are drawn into a folder, and what has been left out of it."""
         left_out = LeftOut(self._left_out)
         folder.mkdir(parents=True, exist_ok=True)
-        drawn = left_out.make_all({name: partial(draw, folder / name) for name, draw in self._pictures().items()})
+        pictures = left_out.make_all({name: partial(draw, folder / name) for name, draw in self._pictures().items()})
         tables = left_out.make_all(table_makers(self._report))
         config = self._report.get("config")
-        return report_page(self._title, self.headline, tables, drawn, config, left_out, whole=whole), left_out
+        return report_page(self._title, self.headline, tables, pictures, config, left_out, whole=whole), left_out

@@ -79,19 +79,19 @@ class FittingTable(Table):
         return f"\n{text.get()}"
 
     def _parts(self, console: Console, options: ConsoleOptions) -> list[Table]:
-        parts, unshown = [self._of([])], self.columns[1:]
+        parts, unshown = [self._with_columns([])], self.columns[1:]
         for column in unshown:
-            wider = self._of([*parts[-1].columns[1:], column])
+            wider = self._with_columns([*parts[-1].columns[1:], column])
             if _least_width(wider, console, options) <= options.max_width:
                 parts[-1] = wider
             else:
-                parts.append(self._of([column]))
+                parts.append(self._with_columns([column]))
         first, *_ = parts = [part for part in parts if len(part.columns) > 1] or parts
         first.title, parts[-1].caption = self.title, self.caption
         return parts
 
-    def _of(self, columns: Sequence[Column]) -> Table:
-        """The first column with others of its own beside it."""
+    def _with_columns(self, columns: Sequence[Column]) -> Table:
+        """A table of the first column and some of the others."""
         part = Table(*map(copy.copy, [*self.columns[:1], *columns]), caption_justify=self.caption_justify)
         part.rows = self.rows
         return part
@@ -134,16 +134,16 @@ def render_records(title: str | None, records: Sequence[Mapping[str, Any]], capt
     title_text = None if title is None else Text(printable(title))
     table = FittingTable(title=title_text, caption=caption, caption_justify="left")
     for key, value in records[0].items() if records else ():
-        shown = [record[key] if isinstance(record[key], Text) else _cell(key, record[key]) for record in records]
+        cells = [record[key] if isinstance(record[key], Text) else _cell(key, record[key]) for record in records]
         numbers = isinstance(value, float) or key == _INTERVAL
         header = printable(key)
-        needed = max(len(text) for text in [header, *map(str, shown)])
+        width = max(len(text) for text in [header, *map(str, cells)])
         table.add_column(
             Text(header),
             overflow="fold",
             no_wrap=numbers,
             justify="left" if isinstance(value, str) and not numbers else "right",
-            min_width=needed if numbers else min(needed, _LEAST_WIDTH),
+            min_width=width if numbers else min(width, _LEAST_WIDTH),
         )
     for record in records:
         table.add_row(*(v if isinstance(v, Text) else _cell(key, v) for key, v in record.items()))
@@ -173,9 +173,9 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     values, bounds = splits[last]["constraints"], splits[last].get("intervals", {})
     multipliers: Mapping[str, float] = splits[last].get("multipliers", {})
     decided: Mapping[str, float] = splits[last].get("decided", {})
-    every = dict.fromkeys(name for part in splits.values() for name in part["constraints"])
-    every |= dict.fromkeys(report.get("kappas", {}))  # those, too, of which no split has samples
-    order = sorted(every, key=lambda name: (-_number(multipliers.get(name), 0.0), -_number(values.get(name))))[:most]
+    names = dict.fromkeys(name for part in splits.values() for name in part["constraints"])
+    names |= dict.fromkeys(report.get("kappas", {}))  # those, too, of which no split has samples
+    order = sorted(names, key=lambda name: (-_number(multipliers.get(name), 0.0), -_number(values.get(name))))[:most]
     records = []
     for name in order:
         record: dict[str, Any] = {"constraint": name}
@@ -185,13 +185,13 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
         if bounds:
             record |= {_INTERVAL: _ends(bounds.get(name)), "noise floor": bounds.get(name, {}).get("noise")}
         records.append(record | ({"multiplier": multipliers.get(name)} if multipliers else {}))
-    methods = dict.fromkeys(_METHODS[one["method"]] for one in bounds.values())
+    methods = dict.fromkeys(_METHODS[bound["method"]] for bound in bounds.values())
     title = f"Constraints{', largest multipliers first' if multipliers else ''}"
-    shown = f" ({len(records)} of {len(every):,})" if len(records) < len(every) else ""
+    count = f" ({len(records)} of {len(names):,})" if len(records) < len(names) else ""
     of_clusters = f", by clusters of {report['clusters']}" if report.get("clusters") else ""
     of_decisions = " for decisions" if decided and report.get("decisions") else ""
     intervals = f"; intervals on {last}{of_decisions}: {' or '.join(methods)}{of_clusters}" if methods else ""
-    return title + shown + intervals, records
+    return title + count + intervals, records
 
 
 def table_makers(report: Mapping[str, Any], most: int | None = None) -> dict[str, Callable[[], Table | None]]:
@@ -238,10 +238,10 @@ def report_pictures(report: Mapping[str, Any]) -> Pictures:
 
 
 def _change_of(figure: str) -> str:
-    return f"{'fall' if direction(figure) == 'max' else 'rise'} of {_called(figure)}"
+    return f"{'fall' if direction(figure) == 'max' else 'rise'} of {_title(figure)}"
 
 
-def _called(figure: str) -> str:
+def _title(figure: str) -> str:
     return TITLES.get(figure, figure.replace("_", " "))
 
 
@@ -255,7 +255,7 @@ def _importances(measured: Mapping[str, Any] | None, split: str, most: int | Non
     ]
     part = f": the first {len(rows)} of {len(measured['columns']):,}" if len(rows) < len(measured["columns"]) else ""
     caption = (
-        f"{_called(measured['figure'])} is {measured['value']:.4f} on {measured['rows']:,} rows. Shown is how much "
+        f"{_title(measured['figure'])} is {measured['value']:.4f} on {measured['rows']:,} rows. Shown is how much "
         "worse it is where the cells of one column are shuffled among them, as mean ± standard deviation of 5 "
         "shuffles. Columns that tell the same share their importance, so that each may look like little."
     )
@@ -304,7 +304,7 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
         TypeError: if a value has no form in JSON; an older file then stays as it was.
     """
     target = Path(path)
-    content = {str(key): _plain(part, exact=key == "config") for key, part in report.items()}
+    content = {str(key): _json_value(part, exact=key == "config") for key, part in report.items()}
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, because a rename is atomic only within one file system.
@@ -323,8 +323,8 @@ def as_json(part: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         TypeError: if a value has no form in JSON.
     """
-    plain: dict[str, Any] = json.loads(json.dumps(_plain(part), allow_nan=False))
-    return plain
+    content: dict[str, Any] = json.loads(json.dumps(_json_value(part), allow_nan=False))
+    return content
 
 
 def last_line(report: Mapping[str, Any]) -> str:
@@ -364,23 +364,23 @@ def _scalars(part: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in part.items() if "/" not in k and not isinstance(v, dict | list | str)}
 
 
-def _plain(value: Any, *, exact: bool = False) -> Any:
+def _json_value(value: Any, *, exact: bool = False) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, exact=exact) for key, item in value.items()}
+        return {str(key): _json_value(item, exact=exact) for key, item in value.items()}
     if hasattr(value, "tolist"):  # of torch and numpy
-        return _plain(value.tolist(), exact=exact)
+        return _json_value(value.tolist(), exact=exact)
     if isinstance(value, float):
         rounded = value if exact else float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
         return rounded if math.isfinite(value) else None
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(item, exact=exact) for item in value]
+        return [_json_value(item, exact=exact) for item in value]
     return value
 
 
 def _cell(key: str, value: Any, error: Any = None) -> Text:
-    value, error = _plain(value), _plain(error)
+    value, error = _json_value(value), _json_value(error)
     if value is None:
         return Text("-", style="dim")
     if isinstance(value, bool):
@@ -393,12 +393,12 @@ def _cell(key: str, value: Any, error: Any = None) -> Text:
 
 
 def _caption(report: Mapping[str, Any], splits: Mapping[str, Mapping[str, Any]]) -> Text:
-    seconds = _plain(report.get("seconds"))
+    seconds = _json_value(report.get("seconds"))
     config = report.get("config")
-    shown = {key: value for key, value in config.items() if isinstance(value, str | int | float)} if config else {}
+    settings = {key: value for key, value in config.items() if isinstance(value, str | int | float)} if config else {}
     caption = Text(style="not italic")
     parts = [f"{seconds:.1f} s"] if seconds is not None else []
-    caption.append(", ".join(parts + [f"{key}={value}" for key, value in shown.items()]), style="dim")
+    caption.append(", ".join(parts + [f"{key}={value}" for key, value in settings.items()]), style="dim")
     if any(part.get("vacuous") for name, part in splits.items() if name in report):  # the model's own
         caption.append(f"\n{VACUOUS_WARNING}", style="bold red")
     return caption

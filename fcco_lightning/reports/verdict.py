@@ -32,17 +32,17 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     """
     constrained = [name for name, part in splits_of(report).items() if part.get("constraints")]
     if not constrained:
-        asked, rest = len(report.get("kappas", {})), headline(report, figures)
-        which = "The constraint" if asked == 1 else f"The {asked} constraints"
-        unjudged = f"{which} cannot be judged: no split has samples, of a weight above 0, to do so by."
-        return f"{unjudged} {rest}" if asked and rest else None
+        num_constraints, rest = len(report.get("kappas", {})), headline(report, figures)
+        subject = "The constraint" if num_constraints == 1 else f"The {num_constraints} constraints"
+        unjudged = f"{subject} cannot be judged: no split has samples, of a weight above 0, to do so by."
+        return f"{unjudged} {rest}" if num_constraints and rest else None
     checked = "train" if "train" in constrained else constrained[0]
-    shown = "test" if "test" in report else checked
-    compared = _comparison(report[shown], report.get("unconstrained", {}).get(shown, {}), figures)
-    held = _held(report[checked], "training" if checked == "train" else checked, decisions=report.get("decisions"))
+    split = "test" if "test" in report else checked
+    compared = _comparison(report[split], report.get("unconstrained", {}).get(split, {}), figures)
+    text = _outcome(report[checked], "training" if checked == "train" else checked, decisions=report.get("decisions"))
     unknown = len(report.get("kappas", {}).keys() - report[checked]["constraints"].keys())
-    held += f"; of {unknown} more it has no samples to judge by" if unknown else ""
-    return (f"{held}; {shown} {compared}." if compared else f"{held}.") + _not_learnt(report[shown], shown)
+    text += f"; of {unknown} more it has no samples to judge by" if unknown else ""
+    return (f"{text}; {split} {compared}." if compared else f"{text}.") + _not_learnt(report[split], split)
 
 
 def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
@@ -53,9 +53,9 @@ def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
         'On the test split: AUC 0.861, loss 0.300.'
     """
     splits = splits_of(report)
-    shown = "test" if "test" in splits else next(iter(splits), "")
-    comparison = _comparison(splits.get(shown, {}), {}, figures)
-    return f"On the {shown} split: {comparison}.{_not_learnt(splits[shown], shown)}" if comparison else None
+    split = "test" if "test" in splits else next(iter(splits), "")
+    comparison = _comparison(splits.get(split, {}), {}, figures)
+    return f"On the {split} split: {comparison}.{_not_learnt(splits[split], split)}" if comparison else None
 
 
 def _not_learnt(results: Mapping[str, Any], split: str) -> str:
@@ -63,41 +63,41 @@ def _not_learnt(results: Mapping[str, Any], split: str) -> str:
     change = results.get("delta_target", math.nan)
     if not change <= 0:
         return ""
-    now = f", to {results['target_accuracy']:.3f}" if "target_accuracy" in results else ""
-    return f" The target has not improved: its accuracy on the {split} split has changed by {change:+.3f}{now}."
+    accuracy = f", to {results['target_accuracy']:.3f}" if "target_accuracy" in results else ""
+    return f" The target has not improved: its accuracy on the {split} split has changed by {change:+.3f}{accuracy}."
 
 
-def _held(results: Mapping[str, Any], split: str, *, decisions: bool | None) -> str:
+def _outcome(results: Mapping[str, Any], split: str, *, decisions: bool | None) -> str:
     smooth: Mapping[str, float] = results["constraints"]
     decided: Mapping[str, float] = results.get("decided", {})
     values, kind, others, of_others = smooth, "", decided, "of decisions"
     if decisions and decided:
         values, kind, others, of_others = {**smooth, **decided}, " of decisions", smooth, "smoothed"
     broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold
-    beside = f"; {of_others} {max(others.values()):+.3f}" if others else ""
+    remark = f"; {of_others} {max(others.values()):+.3f}" if others else ""
     count = f"{len(values)} constraint" + ("s" if len(values) > 1 else "")
     if broken:
         worst = max(broken, key=lambda name: broken[name])
         verb = "does" if len(broken) == 1 else "do"
         return (
             f"{len(broken)} of {count} {verb} not hold on the {split} split "
-            f"(largest h{kind} {broken[worst]:+.3f}, {worst}{beside})"
+            f"(largest h{kind} {broken[worst]:+.3f}, {worst}{remark})"
         )
     subject = {1: "The constraint holds", 2: "Both constraints hold"}.get(len(values), f"All {count} hold")
     emptily = f", but {'it is' if len(values) == 1 else 'they are'} vacuous there" if results.get("vacuous") else ""
     emptily += f": {results['vacuous_because']}" if emptily and results.get("vacuous_because") else ""
-    return f"{subject} on the {split} split (largest h{kind} {max(values.values()):+.3f}{beside}){emptily}"
+    return f"{subject} on the {split} split (largest h{kind} {max(values.values()):+.3f}{remark}){emptily}"
 
 
 def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: Sequence[str]) -> str:
     parts: list[str] = []
     for name in figures:
         if name in results and not math.isnan(results[name]):
-            title, comma, of = TITLES.get(name, name.replace("_", " ")).partition(", ")
-            title += f" ({of})" if comma else ""  # in a list of figures a comma would divide it
-            against = f" against {other[name]:.3f}" if name in other else ""
-            word = " unconstrained" if against and not any("against" in p for p in parts) else ""
-            parts.append(f"{title} {results[name]:.3f}{against}{word}")
+            title, comma, qualifier = TITLES.get(name, name.replace("_", " ")).partition(", ")
+            title += f" ({qualifier})" if comma else ""  # in a list of figures a comma would divide it
+            reference = f" against {other[name]:.3f}" if name in other else ""
+            suffix = " unconstrained" if reference and not any("against" in p for p in parts) else ""
+            parts.append(f"{title} {results[name]:.3f}{reference}{suffix}")
     return ", ".join(parts)
 
 
@@ -170,12 +170,12 @@ def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None
         chooser = "the callback BestFeasible (--feasible.enabled true) with a validation split"
         return f"All of them held in epoch {best['epoch']}: {chooser} chooses such weights."
     if level == 0:
-        held = validations[-1]["worst_violation"] <= 0  # then the verdict says why
-        reason = "" if held else validations[-1].get("vacuous_because", "")
+        satisfied = validations[-1]["worst_violation"] <= 0  # then the verdict says why
+        reason = "" if satisfied else validations[-1].get("vacuous_because", "")
         return f"They were vacuous in every epoch{reason and f': {reason}'}."
-    where = " and are not vacuous" if any(record.get("vacuous") for record in validations) else ""
+    clause = " and are not vacuous" if any(record.get("vacuous") for record in validations) else ""
     return (
-        f"No weights were found that meet all constraints{where}; those of epoch {best['epoch']} come nearest, and "
+        f"No weights were found that meet all constraints{clause}; those of epoch {best['epoch']} come nearest, and "
         f"miss one by {h:.2g}: kappa would have to be larger by as much, or some constraints contradict each other or "
         "the data."
     )
@@ -207,22 +207,22 @@ weights of epoch 0 had 0.740.'
     """
     compared = {}
     for split, history in histories.items():
-        needed = ("worst_violation", "auc")
+        keys = ("worst_violation", "auc")
         rows = [*history, unconstrained.get(split, {})]
-        candidates = [row for row in rows if not any(math.isnan(row.get(name, math.nan)) for name in needed)]
+        candidates = [row for row in rows if not any(math.isnan(row.get(name, math.nan)) for name in keys)]
         if len(candidates) > 1 and history and history[-1] in candidates:
             compared[split] = history[-1]["auc"], max(candidates, key=lambda row: row["auc"]), candidates
     lost = [(best["auc"] - final, _RUINED * (best["auc"] - 0.5)) for final, best, _ in compared.values()]
-    if not compared or any(by <= max(0.0, most) for by, most in lost):
+    if not compared or any(loss <= max(0.0, limit) for loss, limit in lost):
         return None
     split, (final, best, candidates) = next(iter(compared.items()))
     half = [row for row in candidates if row["auc"] >= (final + best["auc"]) / 2]
     looser = min(half, key=lambda row: row["worst_violation"])
     h = looser["worst_violation"]
-    at = "At this kappa" if h <= 0 else f"With kappa larger by {h:.2g}"
+    condition = "At this kappa" if h <= 0 else f"With kappa larger by {h:.2g}"
     return (
         f"The constraints ruin the ranking: {split} AUC {final:.3f} against {best['auc']:.3f} {_of_record(best)}. "
-        f"{at} the {_weights(looser)} had {looser['auc']:.3f}"
+        f"{condition} the {_weights(looser)} had {looser['auc']:.3f}"
         + (f"; what lies in between: {command}" if command else ".")
     )
 
