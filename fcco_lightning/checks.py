@@ -82,8 +82,8 @@ def at_least(name: str, value: int, lowest: int) -> int:
 def one_of(name: str, value: T, options: Sequence[T]) -> T:
     """Return ``value`` if it is one of ``options``, else raise :class:`ConfigError` naming the argument and them."""
     if value not in options:
-        known = ", ".join(repr(option) for option in options)
-        raise ConfigError(f"{name} must be one of {known}, got {value!r}.")
+        listing = ", ".join(repr(option) for option in options)
+        raise ConfigError(f"{name} must be one of {listing}, got {value!r}.")
     return value
 
 
@@ -100,7 +100,7 @@ def made_of(name: str, value: T, *kinds: type) -> T:
 
 
 def package(name: str, extra: str, asked_by: str) -> Any:
-    """Return a package that an extra brings along, else raise :class:`ConfigError` naming what asked for it."""
+    """Return a package that an extra brings along, else raise :class:`ConfigError` naming what needs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -146,9 +146,11 @@ def _damage(path: Path) -> str | None:
             return "truncated or no checkpoint"
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            if any(one.compress_type != zipfile.ZIP_STORED for one in members):  # torch maps tensors as they lie there
+            if any(
+                entry.compress_type != zipfile.ZIP_STORED for entry in members
+            ):  # torch maps tensors as they lie there
                 return "compressed, as torch.save writes none"
-            if sum(one.file_size for one in members) > path.stat().st_size:
+            if sum(entry.file_size for entry in members) > path.stat().st_size:
                 return "smaller than what it describes"
             member = archive.testzip()
     except OSError:

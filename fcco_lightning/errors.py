@@ -57,7 +57,7 @@ class PeerError(FCCOError, RuntimeError):
 
 
 def printable(name: object, most: int = MOST_SHOWN) -> str:
-    r"""What comes from data as a terminal, a page or a picture may show it.
+    r"""Text from data in a form that is safe to print on a terminal, a page or a picture.
 
     Characters that command a terminal, turn the direction of writing or begin a line are written as escapes, and the
     middle of a long text is left out.
@@ -71,7 +71,7 @@ def printable(name: object, most: int = MOST_SHOWN) -> str:
     text = str(name)
     if len(text) > most:
         text = f"{text[: (most - 1) // 2]}\u2026{text[-(most // 2) :]}"
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def printable_lines(message: object) -> str:

@@ -45,8 +45,8 @@ def increasing_root(h: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) ->
     """
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
-        below = h(middle) < 0
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        is_negative = h(middle) < 0
+        low, high = torch.where(is_negative, middle, low), torch.where(is_negative, high, middle)
     return (low + high) / 2
 
 
@@ -87,15 +87,15 @@ class Known:
     """
 
     def __init__(self, values: Tensor) -> None:
-        self.values = self._held = values
+        self.values = self._converted = values
 
     def like(self, other: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """The tensor on the device of ``other``, in its own dtype or another one."""
-        held, dtype = self._held, dtype or self.values.dtype
-        if held.device != other.device or held.dtype != dtype:
+        tensor, dtype = self._converted, dtype or self.values.dtype
+        if tensor.device != other.device or tensor.dtype != dtype:
             with torch.inference_mode(False):  # it may be part of a graph later
-                self._held = held = self.values.to(device=other.device, dtype=dtype)
-        return held
+                self._converted = tensor = self.values.to(device=other.device, dtype=dtype)
+        return tensor
 
 
 def counts(values: Tensor) -> Tensor:
@@ -141,8 +141,8 @@ def look(tensors: Sequence[Tensor], questions: Sequence[Tensor] = ()) -> tuple[b
         largest, answers = norms.sum(dtype=torch.float32).item(), list[bool]()
     else:
         numbers = [n.float() for n in torch._foreach_norm(tensors)] if tensors else []
-        asked = torch.stack([*numbers, *(question.float() for question in questions)]).tolist()
-        largest, answers = math.fsum(asked[: len(numbers)]), list(map(bool, asked[len(numbers) :]))
+        numbers_read = torch.stack([*numbers, *(question.float() for question in questions)]).tolist()
+        largest, answers = math.fsum(numbers_read[: len(numbers)]), list(map(bool, numbers_read[len(numbers) :]))
     # a number may be too large for its square, for float32, or for the sum
     return math.isfinite(largest) or bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all()), answers
 

@@ -23,7 +23,7 @@ _FEW = 16  # samples of a combination in a batch, below which batches are drawn 
 
 
 def epochs(updates: int) -> int:
-    """Number of epochs of so many updates each."""
+    """Number of epochs with this number of updates each."""
     return max(_EPOCHS, math.ceil(_UPDATES / max(1, updates)))
 
 
@@ -40,8 +40,8 @@ def weight_decay(effective: float, *, costed: bool = False) -> float:
         >>> weight_decay(100_000), weight_decay(100_000, costed=True)
         (0.0001, 0.00025)
     """
-    share, most = (25, 0.02) if costed else (10, 0.01)
-    return min(most, share / max(1.0, effective))
+    share, cap = (25, 0.02) if costed else (10, 0.01)
+    return min(cap, share / max(1.0, effective))
 
 
 def effective_size(counts: Sequence[float], costs: Sequence[float]) -> float:
