@@ -135,7 +135,7 @@ class BatchPlan:
         self._last = 0  # rows of an epoch's last batch where it is short
         self._strata, self._units = strata, units
         self._choices = [(torch.arange(len(units)), len(units))] if choices is None else choices
-        self._choose, self._ahead, self._weights, self._tells = choose or all_of_them, ahead, weights, tells
+        self._choose, self._ahead, self._weights, self._telling = choose or all_of_them, ahead, weights, tells
         self._positive = torch.ones_like(drawn, dtype=torch.bool) if positive is None else positive
         self._unit = torch.empty_like(drawn)
         unit, place = (units >= 0).nonzero(as_tuple=True)
@@ -148,7 +148,7 @@ class BatchPlan:
     @property
     def batch_size(self) -> int:
         """Number of rows in a batch, over all processes together."""
-        return self._copies * self._chosen * self._slots
+        return self._copies * self._units_per_batch * self._slots
 
     @property
     def smallest(self) -> int:
@@ -156,7 +156,7 @@ class BatchPlan:
         return self._copies * self._last or self.batch_size
 
     @property
-    def _chosen(self) -> int:
+    def _units_per_batch(self) -> int:
         """Number of units in a batch."""
         return sum(count for _, count in self._choices)
 
@@ -258,8 +258,8 @@ class BatchPlan:
         """
         if not self._last:
             return [(1.0, self)]
-        last, drawn = 1 / self.num_batches, torch.where(self.drawn > 0, self._last, 0)
-        return [(1 - last, self._with(_last=0)), (last, self._with(_last=0, drawn=drawn))]
+        last, counts = 1 / self.num_batches, torch.where(self.drawn > 0, self._last, 0)
+        return [(1 - last, self._with(_last=0)), (last, self._with(_last=0, drawn=counts))]
 
     def _with(self, **changes: object) -> Self:
         other = copy.copy(self)
@@ -290,37 +290,37 @@ class BatchPlan:
             yield from torch.split(self._sorted[torch.randperm(self._num_drawn, generator=generator)], self._slots)
             return
         cycles: dict[int, Iterator[Tensor]] = {}
-        for chosen in self._chosen_units(epoch, generator):
+        for units in self._chosen_units(epoch, generator):
             if self.replacement:
-                yield self._independent(chosen, generator)
+                yield self._independent(units, generator)
             else:
-                drawn = [self._in_turn(unit, cycles, generator) for unit in self._units[chosen].tolist()]
-                yield torch.stack(drawn, dim=1).flatten()
+                rows = [self._in_turn(unit, cycles, generator) for unit in self._units[units].tolist()]
+                yield torch.stack(rows, dim=1).flatten()
 
     def _chosen_units(self, epoch: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the units of every batch: those of the first draw, whichever draw this is."""
         first = self._with(_stream=0)
         if self._stream and not self._ahead:
             for batch in first._drawn_batches(epoch):
-                yield self._unit[self._strata[batch[: self._chosen]]]
+                yield self._unit[self._strata[batch[: self._units_per_batch]]]
             return
         generator = first.generator(epoch) if self._stream else generator
         kinds = [islice(self._choose(*choice, generator), self.num_batches) for choice in self._choices]
         yield from map(torch.cat, zip(*(map(list, kinds) if self._ahead else kinds), strict=True))
 
-    def _independent(self, chosen: Tensor, generator: torch.Generator) -> Tensor:
-        shape = (self._slots, len(chosen))
+    def _independent(self, units: Tensor, generator: torch.Generator) -> Tensor:
+        shape = (self._slots, len(units))
         # float64 in [0, 1) times a size below 2^53 stays below that size, also after rounding.
-        places = (torch.rand(shape, generator=generator, dtype=torch.float64) * self._sizes[chosen]).long()
-        return self._sorted[self._firsts[chosen] + places].flatten()
+        places = (torch.rand(shape, generator=generator, dtype=torch.float64) * self._sizes[units]).long()
+        return self._sorted[self._firsts[units] + places].flatten()
 
     def _in_turn(self, unit: Sequence[int], cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Tensor:
         """Return the rows of a unit of these strata, shape (R,)."""
-        drawn = {stratum: next(self._cycle(stratum, cycles, generator)) for stratum in unit if stratum >= 0}
-        if len(drawn) == 1:
-            return drawn[unit[0]]
+        rows_of = {stratum: next(self._cycle(stratum, cycles, generator)) for stratum in unit if stratum >= 0}
+        if len(rows_of) == 1:
+            return rows_of[unit[0]]
         rows = torch.empty(self._slots, dtype=torch.int64)
-        for stratum, drawn_rows in drawn.items():
+        for stratum, drawn_rows in rows_of.items():
             rows[self._even if self._positive[stratum] else ~self._even] = drawn_rows
         return rows
 
@@ -345,11 +345,11 @@ class BatchPlan:
         Returns: shape (n,), float32; None where every weight is 1, or none are wanted.
         """
         of_strata = self._weights_of_strata()
-        drawn = None if of_strata is None else of_strata[self._strata]
+        row_weights = None if of_strata is None else of_strata[self._strata]
         if self.sample_weight is None:
-            return drawn
+            return row_weights
         times = self._times()
-        return (times if drawn is None else drawn * times).float()
+        return (times if row_weights is None else row_weights * times).float()
 
     def population(self, share: float = 1.0) -> Tensor | None:
         r"""Return for how many rows m_i of the population that a batch stands for a row of the data counts.
@@ -363,10 +363,10 @@ class BatchPlan:
 
         Returns: shape (n,), float64; None where every m_i is 1, so that the population is the data.
         """
-        drawn = self._drawn_population(share)
+        counts = self._drawn_population(share)
         if self.sample_weight is None:
-            return drawn
-        return self._times() if drawn is None else drawn * self._times()
+            return counts
+        return self._times() if counts is None else counts * self._times()
 
     def columns(self) -> dict[str, Tensor]:
         """Return the columns, each (n,), that training batches carry for the sake of how they are drawn.
@@ -380,30 +380,32 @@ class BatchPlan:
         """
         weights, single = self._weights_of_strata(), self._copies == 1
         factors = self._factors_in_halves() if single and self._weights != "never" else None
-        needless = self._tells == "if needed" and weights is not None and self._never_twice
-        tells = self._tells != "nothing" and not needless
+        needless = self._telling == "if needed" and weights is not None and self._never_twice
+        informative = self._telling != "nothing" and not needless
         columns = {} if weights is None else {"weight": weights[self._strata]}
         if factors is not None:
             columns[IN_HALVES] = factors[self._strata]
-        if tells or not single:
+        if informative or not single:
             # The pairs of a sample with itself are more likely than others: without weights as of uniform batches.
-            columns |= _strata_columns(self._strata if tells or columns else (self.drawn == 0).long()[self._strata])
-        if tells and self._tells == "choice":
+            columns |= _strata_columns(
+                self._strata if informative or columns else (self.drawn == 0).long()[self._strata]
+            )
+        if informative and self._telling == "choice":
             columns["strata"] = torch.full_like(self._strata, int((self.drawn > 0).sum()))
-        if tells and self.replacement:
+        if informative and self.replacement:
             columns["replaced"] = torch.full_like(self._strata, self._copies)
         own_weights = None if self.sample_weight is None else self.weights()
         if own_weights is None:
             return columns
         # Weights of samples do not tell strata apart.
-        apart = self._strata if "weight" in columns else torch.zeros_like(self._strata)
-        return columns | {"weight": own_weights} | ({} if "stratum" in columns else _strata_columns(apart))
+        strata = self._strata if "weight" in columns else torch.zeros_like(self._strata)
+        return columns | {"weight": own_weights} | ({} if "stratum" in columns else _strata_columns(strata))
 
     def _times(self) -> Tensor:
         """How often every row counts in the data, (n,), float64, so that as many as before are drawn of it."""
-        assert self.sample_weight is not None  # noqa: S101 - asked for where there are some
-        drawn, weight = self._drawn_population(1.0), self.sample_weight.double()
-        return weight * (len(weight) / (weight if drawn is None else weight * drawn).sum())
+        assert self.sample_weight is not None  # noqa: S101 - called only where there are some
+        counts, weight = self._drawn_population(1.0), self.sample_weight.double()
+        return weight * (len(weight) / (weight if counts is None else weight * counts).sum())
 
     def _drawn_population(self, share: float) -> Tensor | None:
         """The :meth:`population` of samples that count alike."""
@@ -422,10 +424,10 @@ class BatchPlan:
 
     def _shares(self) -> tuple[Tensor, Tensor]:
         """N_s U B and n c B_s of every stratum, shape (S,) each: whole numbers, whose products are exact."""
-        wanted = torch.empty(len(self._units), 2, dtype=torch.float64)
+        sizes = torch.empty(len(self._units), 2, dtype=torch.float64)
         for members, count in self._choices:
-            wanted[members] = torch.tensor([len(members), count], dtype=torch.float64)
-        share, size = wanted[self._unit], self._chosen * self._slots  # of the batch, or of its half
+            sizes[members] = torch.tensor([len(members), count], dtype=torch.float64)
+        share, size = sizes[self._unit], self._units_per_batch * self._slots  # of the batch, or of its half
         return self._sizes * share[:, 0] * size, self._num_drawn * share[:, 1] * self.drawn
 
     def _factors_in_halves(self) -> Tensor | None:
@@ -434,11 +436,11 @@ class BatchPlan:
         None where they are the same, or differ from batch to batch, as a half ends between the units of a slot.
         """
         second, slots = self._second_half().drawn, self._slots - self._slots // 2
-        if bool((self._slots * second == slots * self.drawn).all()) or (self._slots % 2 and self._chosen > 1):
+        if bool((self._slots * second == slots * self.drawn).all()) or (self._slots % 2 and self._units_per_batch > 1):
             return None
-        drawn = torch.stack([self.drawn - second, second], dim=1)
+        counts = torch.stack([self.drawn - second, second], dim=1)
         sizes = torch.tensor([self._slots - slots, slots])
-        return (self.drawn.unsqueeze(1) * sizes / (self._slots * drawn.clamp(min=1))).float()
+        return (self.drawn.unsqueeze(1) * sizes / (self._slots * counts.clamp(min=1))).float()
 
     def _second_half(self) -> Self:
         """The later rows of every unit, exactly so for an even number of them."""
@@ -489,7 +491,7 @@ class BatchPlan:
 
         It is not where rows come twice in turn, nor where a half ends between the units of a slot.
         """
-        whole_slots = self._slots % 2 == 0 or self._chosen == 1
+        whole_slots = self._slots % 2 == 0 or self._units_per_batch == 1
         return self._copies > 1 or (whole_slots and (self.replacement or self._never_twice))
 
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
@@ -593,13 +595,13 @@ class UniformBatches(BatchPlan):
         certain: bool = True,
     ) -> None:
         at_least("batch_size", batch_size, 1)
-        whole, rest = divmod(_enough_rows(num_rows, batch_size), batch_size)
+        full_batches, rest = divmod(_enough_rows(num_rows, batch_size), batch_size)
         last = rest if num_batches is None and not drop_last else 0
         super().__init__(
             torch.zeros(num_rows, dtype=torch.int64),
             None,
             batch_size,
-            num_batches=whole + (last > 0) if num_batches is None else at_least("num_batches", num_batches, 1),
+            num_batches=full_batches + (last > 0) if num_batches is None else at_least("num_batches", num_batches, 1),
             seed=seed,
             weights="never",
             tells="nothing",
@@ -639,16 +641,16 @@ def _enough_rows(num_rows: int, batch_size: int) -> int:
 
 def cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield ``size`` of ``rows`` at a time for ever, one shuffled pass after another."""
-    left = rows[:0]
+    unused = rows[:0]
     while True:
-        take, left = left[:size], left[size:]
+        take, unused = unused[:size], unused[size:]
         while len(take) < size:
             fresh = rows[torch.randperm(len(rows), generator=generator)]
             if len(take):  # rows that this batch already holds go to the end of the pass: none loses its turn
-                seen = torch.isin(fresh, take)
-                fresh = torch.cat([fresh[~seen], fresh[seen]])
+                repeated = torch.isin(fresh, take)
+                fresh = torch.cat([fresh[~repeated], fresh[repeated]])
             missing = size - len(take)
-            take, left = torch.cat([take, fresh[:missing]]), fresh[missing:]
+            take, unused = torch.cat([take, fresh[:missing]]), fresh[missing:]
         yield take
 
 
@@ -660,10 +662,10 @@ def none_drawn(sizes: NDArray[Any], marked: NDArray[Any], drawn: NDArray[Any]) -
     Each argument has a number for every stratum, shape (S,), or one for all.  More draws than rows (m > N) mean that
     every row is drawn.
     """
-    left = sizes - marked
-    possible = drawn <= left
+    unmarked = sizes - marked
+    possible = drawn <= unmarked
     drawn = np.where(possible, drawn, 0)
-    log = gammaln(left + 1) - gammaln(left - drawn + 1) - gammaln(sizes + 1) + gammaln(sizes - drawn + 1)
+    log = gammaln(unmarked + 1) - gammaln(unmarked - drawn + 1) - gammaln(sizes + 1) + gammaln(sizes - drawn + 1)
     return np.where(marked == 0, 1.0, possible * np.exp(np.minimum(log, 0.0)))
 
 
@@ -677,11 +679,11 @@ def mean_product(factors: NDArray[np.float64], count: int) -> float:
 
     Numbers that are 0 leave the mean over the choices among the others, times the probability of such a choice.
     """
-    every, factors = len(factors), factors[factors > 0.0]
+    total, factors = len(factors), factors[factors > 0.0]
     if len(factors) < count:
         return 0.0
     j = np.arange(count)
-    without_zeros = float(np.prod((len(factors) - j) / (every - j)))
+    without_zeros = float(np.prod((len(factors) - j) / (total - j)))
     j = np.arange(count + 1)
     ones = int(np.count_nonzero(factors == 1.0))
     means = (j <= ones).astype(np.float64)  # products of ones
@@ -742,12 +744,12 @@ class Sampling(ABC):
         return table
 
 
-def _required_column(columns: Mapping[str, Tensor], name: str, what: str) -> Tensor:
+def _required_column(columns: Mapping[str, Tensor], name: str, criterion: str) -> Tensor:
     """Return the column ``name`` of whole numbers, by which rows are drawn; :class:`ConfigError` if there is none."""
     if name not in columns or columns[name].is_floating_point():
         raise ConfigError(
-            f"These batches are drawn by {what}, but the training table has no whole numbers in a column {name!r} (its "
-            f"columns: {sorted(columns)}). Name what defines them, or draw with UniformSampling."
+            f"These batches are drawn by {criterion}, but the training table has no whole numbers in a column {name!r} "
+            f"(its columns: {sorted(columns)}). Name what defines them, or draw with UniformSampling."
         )
     return columns[name]
 
@@ -890,9 +892,9 @@ class CellSampling(Sampling):
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return union batches of ``batch_size`` rows of each process."""
-        named = [name for name in self.columns if name in columns] or list(self.columns[:1])
-        values = [_required_column(columns, name, "cells") for name in named]
-        for name, column in zip(named, values, strict=True):
+        names = [name for name in self.columns if name in columns] or list(self.columns[:1])
+        values = [_required_column(columns, name, "cells") for name in names]
+        for name, column in zip(names, values, strict=True):
             if column.ndim != 1:
                 raise ConfigError(
                     f"CellSampling.columns names {name!r}, of which a sample has several values (its shape is "
@@ -901,12 +903,12 @@ class CellSampling(Sampling):
                 )
         number, cells = torch.unique(torch.stack(values), dim=1, return_inverse=True)
         count = number.shape[1]
-        drawn = max(1, self.batch_size // count) * world_size
+        rows_per_cell = max(1, self.batch_size // count) * world_size
         return BatchPlan(
             cells,
             None,
-            drawn,
-            num_batches=max(1, len(cells) // (count * drawn)),
+            rows_per_cell,
+            num_batches=max(1, len(cells) // (count * rows_per_cell)),
             seed=seed,
             weights="if they differ",
             tells="strata",
@@ -941,11 +943,11 @@ class EventSampling(Sampling):
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return union batches with the rows of each process; censored samples are the first stratum."""
-        drawn = self.censored_per_batch * world_size, self.events_per_batch * world_size
+        rows_per_class = self.censored_per_batch * world_size, self.events_per_batch * world_size
         return _of_two_classes(
             columns,
             self.column,
-            drawn,
+            rows_per_class,
             seed,
             allow_repeats=self.allow_repeats,
             weights="if they differ",
@@ -956,15 +958,15 @@ class EventSampling(Sampling):
 def _of_two_classes(
     columns: Mapping[str, Tensor],
     column: str,
-    drawn: tuple[int, int],
+    rows_per_class: tuple[int, int],
     seed: int,
     *,
     allow_repeats: bool,
     weights: Weighting,
     tells: Telling,
 ) -> BatchPlan:
-    """Return batches that hold so many rows with 0 and with 1 in a column; an epoch has as many as hold n rows."""
-    labels, size = _required_column(columns, column, "classes"), sum(drawn)
+    """Return batches with fixed numbers of rows with 0 and with 1 in a column; an epoch has as many as hold n rows."""
+    labels, size = _required_column(columns, column, "classes"), sum(rows_per_class)
     if labels.ndim != 1 or not bool(((labels == 0) | (labels == 1)).all()):
         raise DataError(
             f"Batches with so many rows of two classes need one label per row, 0 or 1, but the column {column!r} has "
@@ -979,15 +981,15 @@ def _of_two_classes(
                 f"The column {column!r} must hold both 0 and 1, but none of its {len(labels)} rows is {label}. Use "
                 "UniformSampling, or check the column."
             )
-        if rows < drawn[label] and not allow_repeats:
+        if rows < rows_per_class[label] and not allow_repeats:
             raise DataError(
-                f"A batch of {size} asks for {drawn[label]} rows of class {label}, which has {rows}. "
+                f"A batch of {size} asks for {rows_per_class[label]} rows of class {label}, which has {rows}. "
                 "Lower batch_size, change positive_fraction, or set allow_repeats=True."
             )
     return BatchPlan(
         (labels == 1).long(),
         torch.tensor([[1, 0]]),  # positives are drawn first
-        torch.tensor(drawn),
+        torch.tensor(rows_per_class),
         num_batches=num_batches,
         seed=seed,
         positive=torch.tensor([False, True]),
@@ -1042,18 +1044,18 @@ class GroupSampling(Sampling):
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return union batches of ``groups_per_batch`` groups with ``samples_per_group`` rows of each process."""
         groups = _required_column(columns, self.column, "groups")
-        sizes, drawn = _group_sizes(groups), self.samples_per_group * world_size
-        chosen = self.chosen(len(sizes))
-        self._check(sizes, chosen, drawn)
+        sizes, rows_per_group = _group_sizes(groups), self.samples_per_group * world_size
+        num_groups = self.chosen(len(sizes))
+        self._check(sizes, num_groups, rows_per_group)
         weighted: Weighting = "always" if self.replacement else "if they differ"
         return BatchPlan(
             groups,
             None,
-            drawn,
-            [(torch.arange(len(sizes)), chosen)],
+            rows_per_group,
+            [(torch.arange(len(sizes)), num_groups)],
             choose=at_random,
             ahead=False,
-            num_batches=self.num_batches or max(1, len(groups) // (chosen * drawn)),
+            num_batches=self.num_batches or max(1, len(groups) // (num_groups * rows_per_group)),
             seed=seed,
             replacement=self.replacement,
             weights="never" if self.prevalence == "batch" else weighted,
@@ -1061,20 +1063,20 @@ class GroupSampling(Sampling):
         )
 
     def chosen(self, groups: int) -> int:
-        """Return how many of so many groups a batch is to hold."""
+        """Return how many of ``groups`` groups a batch holds."""
         if self.groups_per_batch == "auto":
             return min(groups, _FEW_GROUPS)
         return groups if self.groups_per_batch is None else self.groups_per_batch
 
-    def _check(self, sizes: Tensor, chosen: int, drawn: int) -> None:
-        if chosen > len(sizes):
-            raise ConfigError(f"groups_per_batch={chosen} exceeds the {len(sizes)} groups. Lower it.")
+    def _check(self, sizes: Tensor, num_groups: int, rows_per_group: int) -> None:
+        if num_groups > len(sizes):
+            raise ConfigError(f"groups_per_batch={num_groups} exceeds the {len(sizes)} groups. Lower it.")
         size, group = (int(part) for part in sizes.min(dim=0))
-        if size < drawn and not self.replacement:
+        if size < rows_per_group and not self.replacement:
             raise DataError(
-                f"A batch takes samples_per_group={drawn} rows of a group (with several processes it counts those of "
-                f"all of them), but group {group} has {size}. Set replacement=True, lower samples_per_group, or raise "
-                "min_size so that small groups are left out."
+                f"A batch takes samples_per_group={rows_per_group} rows of a group (with several processes it counts "
+                f"those of all of them), but group {group} has {size}. Set replacement=True, lower samples_per_group, "
+                "or raise min_size so that small groups are left out."
             )
 
 
@@ -1119,35 +1121,37 @@ class LabelSampling(Sampling):
         task, y = (_required_column(columns, name, "labels") for name in ("task", "y"))
         _check_labels(task, y)
         labels = int(task.max()) + 1
-        chosen = labels if self.labels_per_batch is None else self.labels_per_batch
+        num_chosen = labels if self.labels_per_batch is None else self.labels_per_batch
         strata = 2 * task + (y == 1)
         sizes = torch.bincount(strata, minlength=2 * labels)
-        drawn = torch.tensor([self.negatives_per_label, self.positives_per_label]).repeat(labels) * world_size
-        self._check_sizes(sizes, drawn, chosen)
+        rows_per_stratum = (
+            torch.tensor([self.negatives_per_label, self.positives_per_label]).repeat(labels) * world_size
+        )
+        self._check_sizes(sizes, rows_per_stratum, num_chosen)
         return BatchPlan(
             strata,
             torch.arange(2 * labels).view(-1, 2),
-            drawn,
-            [(torch.arange(labels), chosen)],
+            rows_per_stratum,
+            [(torch.arange(labels), num_chosen)],
             choose=at_random,
-            num_batches=self.num_batches or max(1, int(sizes[1::2].sum()) // (chosen * int(drawn[1]))),
+            num_batches=self.num_batches or max(1, int(sizes[1::2].sum()) // (num_chosen * int(rows_per_stratum[1]))),
             seed=seed,
             positive=torch.tensor([False, True]).repeat(labels),
             weights="if they differ",
             tells="nothing",
         )
 
-    def _check_sizes(self, sizes: Tensor, drawn: Tensor, chosen: int) -> None:
-        if chosen > len(sizes) // 2:
-            raise ConfigError(f"labels_per_batch={chosen} exceeds the {len(sizes) // 2} labels. Lower it.")
-        short = (sizes < drawn).nonzero().flatten().tolist()
+    def _check_sizes(self, sizes: Tensor, rows_per_stratum: Tensor, num_chosen: int) -> None:
+        if num_chosen > len(sizes) // 2:
+            raise ConfigError(f"labels_per_batch={num_chosen} exceeds the {len(sizes) // 2} labels. Lower it.")
+        short = (sizes < rows_per_stratum).nonzero().flatten().tolist()
         if short:
             label, value = divmod(short[0], 2)
             name = ("negatives_per_label", "positives_per_label")[value]
             raise DataError(
-                f"A batch takes {name}={int(drawn[value])} rows of a label (with several processes it counts those of "
-                f"all of them), but label {label} has {int(sizes[short[0]])}. Lower {name}, or leave out labels "
-                f"that are too rare ({len(short)} classes are too small)."
+                f"A batch takes {name}={int(rows_per_stratum[value])} rows of a label (with several processes it "
+                f"counts those of all of them), but label {label} has {int(sizes[short[0]])}. Lower {name}, or leave "
+                f"out labels that are too rare ({len(short)} classes are too small)."
             )
 
 
@@ -1195,32 +1199,34 @@ class QuerySampling(Sampling):
         relevant = columns["y"] > 0
         _require_keyed(queries, relevant, "queries", "relevant")
         query = torch.unique(queries, return_inverse=True)[1]
-        every = int(query.max()) + 1
-        if self.queries_per_batch > every:
-            raise ConfigError(f"queries_per_batch={self.queries_per_batch} exceeds the {every} queries. Lower it.")
+        num_queries = int(query.max()) + 1
+        if self.queries_per_batch > num_queries:
+            raise ConfigError(
+                f"queries_per_batch={self.queries_per_batch} exceeds the {num_queries} queries. Lower it."
+            )
         # Stratum 2 q + 1 would be the relevant items of query q; those that have rows are numbered anew.
         present, strata = torch.unique(2 * query + relevant.long(), return_inverse=True)
         of_query, positive = present // 2, present % 2 == 1
-        alone = torch.bincount(of_query)[of_query] == 1
-        apart = torch.tensor([self.negatives_per_query, self.positives_per_query]) * world_size
-        drawn = torch.where(alone, apart.sum(), apart[positive.long()])
-        self._refuse_single_draws(drawn, torch.bincount(strata), positive)
-        units = torch.full((every, 2), -1)
-        units[of_query, (positive & ~alone).long()] = torch.arange(len(present))
+        is_single = torch.bincount(of_query)[of_query] == 1
+        rows_per_kind = torch.tensor([self.negatives_per_query, self.positives_per_query]) * world_size
+        rows_per_stratum = torch.where(is_single, rows_per_kind.sum(), rows_per_kind[positive.long()])
+        self._refuse_single_draws(rows_per_stratum, torch.bincount(strata), positive)
+        units = torch.full((num_queries, 2), -1)
+        units[of_query, (positive & ~is_single).long()] = torch.arange(len(present))
         return BatchPlan(
             strata,
             units,
-            drawn,
-            [(torch.arange(every), self.queries_per_batch)],
+            rows_per_stratum,
+            [(torch.arange(num_queries), self.queries_per_batch)],
             choose=cycle,
-            num_batches=self.num_batches or -(-every // self.queries_per_batch),
+            num_batches=self.num_batches or -(-num_queries // self.queries_per_batch),
             seed=seed,
-            positive=positive | alone,
+            positive=positive | is_single,
         )
 
-    def _refuse_single_draws(self, drawn: Tensor, sizes: Tensor, positive: Tensor) -> None:
+    def _refuse_single_draws(self, rows_per_stratum: Tensor, sizes: Tensor, positive: Tensor) -> None:
         for kind, name in ((positive, "positives_per_query"), (~positive, "negatives_per_query")):
-            several = kind & (drawn == 1) & (sizes > 1)
+            several = kind & (rows_per_stratum == 1) & (sizes > 1)
             if bool(several.any()):
                 raise DataError(
                     f"{name}=1, but {int(several.sum())} queries have several such items: no batch would hold two of "
@@ -1262,8 +1268,8 @@ class BagSampling(Sampling):
         labels = _required_column(columns, "y", "labels of bags")
         _require_keyed(bags, labels, "bags", "labels")
         bag = torch.unique(bags, return_inverse=True)[1]
-        every = int(bag.max()) + 1
-        positive = torch.bincount(bag[labels == 1], minlength=every) > 0
+        num_bags = int(bag.max()) + 1
+        positive = torch.bincount(bag[labels == 1], minlength=num_bags) > 0
         choices = self._choices(positive)
         return BatchPlan(
             bag,
@@ -1271,20 +1277,20 @@ class BagSampling(Sampling):
             self.instances_per_bag * world_size,
             choices,
             choose=cycle,
-            num_batches=self.num_batches or max(-(-len(members) // chosen) for members, chosen in choices),
+            num_batches=self.num_batches or max(-(-len(members) // count) for members, count in choices),
             seed=seed,
         )
 
     def _choices(self, positive: Tensor) -> list[tuple[Tensor, int]]:
         """The positive and the negative bags, each with how many of them are chosen."""
         kinds = (("positive", positive, self.positive_bags), ("negative", ~positive, self.negative_bags))
-        for kind, members, chosen in kinds:
-            if int(members.sum()) < chosen:
+        for kind, members, count in kinds:
+            if int(members.sum()) < count:
                 raise DataError(
-                    f"{kind}_bags={chosen} exceeds the {int(members.sum())} {kind} bags among {len(members)}. Lower "
+                    f"{kind}_bags={count} exceeds the {int(members.sum())} {kind} bags among {len(members)}. Lower "
                     "it, or check the columns `bag` and `y`."
                 )
-        return [(members.nonzero().flatten(), chosen) for _, members, chosen in kinds]
+        return [(members.nonzero().flatten(), count) for _, members, count in kinds]
 
 
 def _group_sizes(groups: Tensor) -> Tensor:

@@ -113,11 +113,11 @@ def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.Data
         path: of the file.
         names: of columns.
     """
-    wanted = [name for name in names if name in frame.columns]
-    if not wanted or path.suffix.lower() != ".csv":
+    present = [name for name in names if name in frame.columns]
+    if not present or path.suffix.lower() != ".csv":
         return frame
-    texts = read_csv(path, f"'{path}'", usecols=wanted, dtype=str, keep_default_na=False, skipinitialspace=True)
-    return with_columns(frame, {name: texts[name].to_numpy() for name in wanted})
+    texts = read_csv(path, f"'{path}'", usecols=present, dtype=str, keep_default_na=False, skipinitialspace=True)
+    return with_columns(frame, {name: texts[name].to_numpy() for name in present})
 
 
 def holds_texts(column: pd.Series) -> bool:
@@ -139,12 +139,12 @@ def as_texts(frame: pd.DataFrame, source: object, names: Iterable[str]) -> pd.Da
     if not isinstance(source, (str, os.PathLike)):
         return frame
     guessed = [name for name in names if name in frame.columns and not holds_texts(frame[name])]
-    written = as_written(frame, Path(source), guessed)
-    return with_columns(written, {name: written[name].where(frame[name].notna()) for name in guessed})
+    texts = as_written(frame, Path(source), guessed)
+    return with_columns(texts, {name: texts[name].where(frame[name].notna()) for name in guessed})
 
 
 def with_commas(column: pd.Series) -> str:
-    """Return what is to be said of a column of text whose numbers have commas in them, and nothing of any other.
+    """Return the message on a column of text whose numbers have commas in them; empty for any other.
 
     Nearly all of its filled cells (:data:`MOST_ARE_NUMBERS`) are then numbers with or without a comma, and some with.
     """
@@ -193,9 +193,9 @@ def marked(column: pd.Series, values: Iterable[object]) -> "Tensor":
     """
     import torch  # noqa: PLC0415
 
-    wanted = set[str | float]().union(*map(_meanings, values))
+    meanings = set[str | float]().union(*map(_meanings, values))
     text = text_of(column)
-    cells = [cell for cell in text.dropna().unique() if number_or_text(cell) in wanted]
+    cells = [cell for cell in text.dropna().unique() if number_or_text(cell) in meanings]
     return torch.from_numpy(text.isin(cells).to_numpy().astype(np.int64))
 
 
@@ -233,11 +233,11 @@ def condition_on(column: pd.Series, condition: Condition) -> "Callable[[pd.Serie
         _require_comparison(value, column, listed(present.values()))
 
     def test(cells: pd.Series) -> "Tensor":
-        met = marked(cells, [value for value in values if value not in others]).bool()
+        mask = marked(cells, [value for value in values if value not in others]).bool()
         if others:
             numbers = torch.from_numpy(cells.to_numpy(dtype=np.float64, copy=True, na_value=np.nan))
-            met = met | holds(numbers, others, name)
-        return met.long()
+            mask = mask | holds(numbers, others, name)
+        return mask.long()
 
     if not bool(test(column).any()):
         low, high = column.min(), column.max()
@@ -249,13 +249,13 @@ def condition_on(column: pd.Series, condition: Condition) -> "Callable[[pd.Serie
 
 
 def _require_comparison(value: object, column: pd.Series, values: str) -> None:
-    where = f"where={{{column.name}: {value!r}}}"
+    clause = f"where={{{column.name}: {value!r}}}"
     if not comparisons(value):
-        raise DataError(f"{where}: {value!r} is not a value of column {str(column.name)!r}. Its values are {values}.")
+        raise DataError(f"{clause}: {value!r} is not a value of column {str(column.name)!r}. Its values are {values}.")
     if not pd.api.types.is_numeric_dtype(column.dtype):
         raise DataError(
-            f"{where} compares the column {str(column.name)!r} with numbers, but it is {column.dtype}. Name one of its "
-            f"values {values}."
+            f"{clause} compares the column {str(column.name)!r} with numbers, but it is {column.dtype}. Name one of "
+            f"its values {values}."
         )
 
 
@@ -281,8 +281,8 @@ def _text(value: object) -> str:
 
 def _meanings(value: object) -> set[str | float]:
     """What a cell's :func:`number_or_text` is where it is equal to a value that a person has written."""
-    words = _SPELT[bool(value)] if isinstance(value, bool | np.bool_) else ()
-    spelt = {way for word in words for way in (word, word.capitalize(), word.upper())}
+    spellings = _SPELT[bool(value)] if isinstance(value, bool | np.bool_) else ()
+    spelt = {way for spelling in spellings for way in (spelling, spelling.capitalize(), spelling.upper())}
     return {number_or_text(_text(value))} | spelt
 
 

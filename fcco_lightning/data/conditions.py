@@ -85,8 +85,8 @@ def holds(column: "Tensor", condition: Condition, name: str) -> "Tensor":
 
 
 def _meets(column: "Tensor", value: Value, name: str) -> "Tensor":
-    met: list[Tensor] = [operate(column, bound) for operate, bound in comparisons(value)]
-    return reduce(operator.and_, met) if met else column == _number(value, name)
+    masks: list[Tensor] = [operate(column, bound) for operate, bound in comparisons(value)]
+    return reduce(operator.and_, masks) if masks else column == _number(value, name)
 
 
 def _number(value: Value, name: str) -> float:

@@ -70,22 +70,22 @@ def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0, num_val: 
     train, test = stratified_split(labels, _HELD_OUT, seed, "test share")
     parts = {"train": train, "test": test}
     if num_val:
-        ours, theirs = stratified_split(labels[train], _HELD_OUT, seed, "validation share")
-        parts = {"train": train[ours], "val": train[theirs], "test": test}
+        fitted, held_out = stratified_split(labels[train], _HELD_OUT, seed, "validation share")
+        parts = {"train": train[fitted], "val": train[held_out], "test": test}
     sizes = {"train": at_least("num_train", num_train, 1), "test": at_least("num_test", num_test, 1)}
     sizes |= {"val": at_least("num_val", num_val, 0)}
-    made = {}
+    digit_sets = {}
     for name, rows in parts.items():
         # SeedSequence mixes the pair: seed + number would make the test images of seed 0 the training ones of seed 1.
         mixed = np.random.SeedSequence([at_least("seed", seed, 0), _NUMBERS[name]]).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(mixed))
-        wanted = torch.arange(sizes[name]) % len(NAMES)
-        chosen = torch.empty_like(wanted)
+        new_labels = torch.arange(sizes[name]) % len(NAMES)
+        sources = torch.empty_like(new_labels)
         for label in range(len(NAMES)):
-            of_label, slots = rows[labels[rows] == label], (wanted == label).nonzero().flatten()
-            chosen[slots] = of_label[torch.randint(len(of_label), (len(slots),), generator=generator)]
-        made[name] = Digits(_varied(shapes[chosen], generator), wanted, chosen)
-    return made
+            of_label, slots = rows[labels[rows] == label], (new_labels == label).nonzero().flatten()
+            sources[slots] = of_label[torch.randint(len(of_label), (len(slots),), generator=generator)]
+        digit_sets[name] = Digits(_varied(shapes[sources], generator), new_labels, sources)
+    return digit_sets
 
 
 def _varied(shapes: Tensor, generator: torch.Generator) -> Tensor:

@@ -69,12 +69,12 @@ class NumericColumn:
         with np.errstate(over="ignore", invalid="ignore"):
             std = np.where(values.min(axis=1) < values.max(axis=1), values.std(axis=1), 0.0)
             mean = values.mean(axis=1)
-        if len(wrong := np.flatnonzero(~(np.isfinite(mean) & np.isfinite(std)))):
-            largest = values[wrong[0]][np.abs(values[wrong[0]]).argmax()]
+        if len(overflowing := np.flatnonzero(~(np.isfinite(mean) & np.isfinite(std)))):
+            largest = values[overflowing[0]][np.abs(values[overflowing[0]]).argmax()]
             raise DataError(
-                f"Column {names[wrong[0]]!r} has numbers as large as {largest:g}, which cannot be standardised. Leave "
-                "the cells empty where it stands for a missing number (encoding.missing: impute); else give the column "
-                "another unit, or leave it out (columns.drop)."
+                f"Column {names[overflowing[0]]!r} has numbers as large as {largest:g}, which cannot be standardised. "
+                "Leave the cells empty where it stands for a missing number (encoding.missing: impute); else give the "
+                "column another unit, or leave it out (columns.drop)."
             )
         facts = mean.tolist(), std.tolist(), np.median(values, axis=1).tolist()
         return [cls(*column) for column in zip(names, *facts, strict=True)]
@@ -168,9 +168,9 @@ class CategoricalColumn:
 
     def transform(self, places: Places) -> Features:
         """Return the features, shape (n, number of categories), of cells by their :meth:`places` (n,)."""
-        seen = (places >= 0).nonzero()[0]
+        known_rows = (places >= 0).nonzero()[0]
         hot = np.zeros((len(places), len(self.categories)), dtype=np.float32)
-        hot[seen, places[seen]] = 1.0
+        hot[known_rows, places[known_rows]] = 1.0
         return hot
 
 
@@ -237,9 +237,9 @@ class Encoding:
     pieces: Pieces = 1
 
     def __post_init__(self) -> None:
-        both = sorted(set(self.categorical) & set(self.numeric))
-        if both:
-            raise ConfigError(f"encoding.categorical and encoding.numeric both name {both}. Leave one of them out.")
+        shared = sorted(set(self.categorical) & set(self.numeric))
+        if shared:
+            raise ConfigError(f"encoding.categorical and encoding.numeric both name {shared}. Leave one of them out.")
         one_of("encoding.missing", self.missing, ("error", "impute"))
         if self.quantiles is not None:
             at_least("encoding.quantiles", self.quantiles, 2)
@@ -306,7 +306,7 @@ class TabularEncoder:
         else:
             fitted |= zip(numbers, self._standardised(numbers, values), strict=True)
         for name in frame.columns[~frame.columns.isin(numbers)]:
-            fitted[name] = CategoricalColumn(name, sorted({*self._words(frame[name], where)[0]}))
+            fitted[name] = CategoricalColumn(name, sorted({*self._distinct_cells(frame[name], where)[0]}))
         self.columns = [fitted[name] for name in frame.columns]
         return self
 
@@ -327,15 +327,15 @@ class TabularEncoder:
         if not self.columns:
             raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
         require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
-        frame = self._read(frame, where)
+        frame = self._with_numbers(frame, where)
         self.unknown_counts, self.imputed, self.empty = {}, [], []
         numbers = self._numbers(frame, [column.name for column in self._of_numbers], where)
         places = np.empty((len(self._of_words), len(frame)), dtype=np.int32)
         for column, codes in zip(self._of_words, places, strict=True):
-            words, of_cells = self._words(frame[column.name], where)
+            texts, of_cells = self._distinct_cells(frame[column.name], where)
             if not column.of_texts:  # a text among its numbers has made texts of all
-                words = [as_value(word) for word in words]
-            codes[:] = column.places(words)[of_cells]
+                texts = [as_value(text) for text in texts]
+            codes[:] = column.places(texts)[of_cells]
             if unknown := int((codes < 0).sum()):
                 self.unknown_counts[column.name] = unknown
         return Cells(numbers, places)
@@ -347,11 +347,11 @@ class TabularEncoder:
         first = next(parts)
         if len(first) == len(cells):
             return torch.from_numpy(first)
-        made = np.empty((len(cells), first.shape[1]), dtype=np.float32)
-        made[: len(first)] = first
+        features = np.empty((len(cells), first.shape[1]), dtype=np.float32)
+        features[: len(first)] = first
         for start, part in zip(starts[1:], parts, strict=True):
-            made[start : start + len(part)] = part
-        return torch.from_numpy(made)
+            features[start : start + len(part)] = part
+        return torch.from_numpy(features)
 
     def _features(self, cells: Cells) -> Features:
         features: dict[str, list[npt.NDArray[Any]]] = {}
@@ -367,7 +367,7 @@ class TabularEncoder:
             features |= {c.name: [c.transform(row)] for c, row in zip(binned, cells.numbers, strict=True)}
         features |= {c.name: [c.transform(row)] for c, row in zip(self._of_words, cells.places, strict=True)}
         parts = [part for column in self.columns for part in features[column.name]]
-        with np.errstate(over="ignore"):  # whoever takes them asks whether they are finite
+        with np.errstate(over="ignore"):  # the caller checks that they are finite
             return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 
     @property
@@ -394,7 +394,7 @@ class TabularEncoder:
         yield from torch.split(self.transform(frame), size)
 
     def remarks(self, rows: int) -> list[str]:
-        """Say what a user should know of the latest table, of so many rows: what is unknown, unreadable or missing."""
+        """Warnings on the latest table, of ``rows`` rows: what is unknown, unreadable or missing."""
         unknown = [
             f"{count} of {rows} rows ({count / rows:.0%}) have a value of the column {name!r} that the training split "
             "does not have: they count as of none of its categories"
@@ -433,7 +433,7 @@ class TabularEncoder:
         self.encoding = Encoding(**{name: state[name] for name in arguments if name in state})
         self.columns, self.dates = [_column(column) for column in state["columns"]], list(state.get("dates", ()))
 
-    def _read(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
+    def _with_numbers(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
         """Return a table in which dates, and what was said to be numbers, are numbers; note which cells are none."""
         for name in self.dates:
             if is_number(frame[name].dtype) and frame[name].notna().any():  # 20260131 is no day since 1970
@@ -441,14 +441,14 @@ class TabularEncoder:
                     f"Column {name!r} held dates in the training split but is {frame[name].dtype} in {where}, with "
                     f"cells such as {frame[name].dropna().iloc[0]}. Write dates as 2026-01-31."
                 )
-        wanted = {*self.encoding.numeric, *self.dates}
-        numeric = [column.name for column in self.columns if column.name in wanted]
-        read = with_numbers(frame, numeric, self.encoding, where)
-        self._unread = {name: len(rows) for name, rows in unread(frame, read, numeric).items()}
-        return read
+        names = {*self.encoding.numeric, *self.dates}
+        numeric = [column.name for column in self.columns if column.name in names]
+        table = with_numbers(frame, numeric, self.encoding, where)
+        self._unread = {name: len(rows) for name, rows in unread(frame, table, numeric).items()}
+        return table
 
     def _standardised(self, names: Sequence[str], values: FloatArray) -> list[NumericColumn]:
-        """Columns of numbers, ``values`` (k, n), cut into pieces where these are asked for."""
+        """Columns of numbers, ``values`` (k, n), cut into pieces where ``pieces`` is more than 1."""
         finite = [row[np.isfinite(row)] for row in values]
         ends = ends_of_pieces(finite, self.encoding.pieces, values.shape[1])
         columns = zip(NumericColumn.fit(names, values), ends, finite, strict=True)
@@ -459,31 +459,31 @@ class TabularEncoder:
 
     def _numbers(self, frame: pd.DataFrame, names: list[str], where: str) -> FloatArray:
         """Return columns of numbers, shape (k, n): each is contiguous, and its mean the same in any company."""
-        kept = frame[names]
-        for name, kind in zip(names, kept.dtypes, strict=True):
+        cells = frame[names]
+        for name, kind in zip(names, cells.dtypes, strict=True):
             if not is_number(kind):
-                wrong = kept[name].notna() & pd.to_numeric(kept[name].astype(object), errors="coerce").isna()
-                faults = f", with cells that are no numbers: {cells_of(kept[name], wrong)}" if wrong.any() else ""
+                invalid = cells[name].notna() & pd.to_numeric(cells[name].astype(object), errors="coerce").isna()
+                faults = f", with cells that are no numbers: {cells_of(cells[name], invalid)}" if invalid.any() else ""
                 raise DataError(
                     f"Column {name!r} held numbers in the training split but is {kind} in {where}{faults}. Correct it, "
                     f"or train anew with such cells as missing ones (encoding.numeric=[{name!r}]) or as categories "
                     f"(encoding.categorical=[{name!r}])."
                 )
-        values = np.ascontiguousarray(kept.to_numpy(dtype=np.float64, na_value=np.nan).T)
-        bad = ~np.isfinite(values)
-        if bad.any():
-            marked = pd.DataFrame(bad.T, frame.index, names)
+        values = np.ascontiguousarray(cells.to_numpy(dtype=np.float64, na_value=np.nan).T)
+        nonfinite = ~np.isfinite(values)
+        if nonfinite.any():
+            marked = pd.DataFrame(nonfinite.T, frame.index, names)
             self._refuse(marked, "NaN or infinite", "the training median", where)
         return values
 
-    def _words(self, column: pd.Series, where: str) -> tuple[list[str], npt.NDArray[np.intp]]:
+    def _distinct_cells(self, column: pd.Series, where: str) -> tuple[list[str], npt.NDArray[np.intp]]:
         """Return the distinct cells as text, and which of them stands in every row, (n,)."""
-        of_cells, words = distinct_texts(column)
+        of_cells, texts = distinct_texts(column)
         missing = of_cells < 0
         self._refuse(pd.DataFrame({column.name: missing}, column.index), "missing", "a category of their own", where)
-        return ([*words, MISSING] if missing.any() else words), of_cells  # of a missing cell -1: the last one
+        return ([*texts, MISSING] if missing.any() else texts), of_cells  # of a missing cell -1: the last one
 
-    def _refuse(self, marked: pd.DataFrame, what: str, cure: str, where: str) -> None:
+    def _refuse(self, marked: pd.DataFrame, fault: str, cure: str, where: str) -> None:
         """Refuse the first column in which a cell is marked, or note what is imputed."""
         if not marked.any(axis=None):
             return
@@ -492,12 +492,12 @@ class TabularEncoder:
             self.empty += [name for name in marked.columns[marked.all()] if name not in self.empty]
             return
         name = str(marked.columns[marked.any()][0])
-        bad = marked[name]
-        if bad.all():
+        mask = marked[name]
+        if mask.all():
             raise DataError(f"Column {name!r} of {where} has no value. Train without it (columns.drop=[{name!r}]).")
         raise DataError(
-            f"Column {name!r} of {where} has {bad.sum()} {what} cells (first: row {bad.idxmax()}). Remove those rows, "
-            f"or train without the column (columns.drop=[{name!r}]) or with encoding.missing='impute' ({cure})."
+            f"Column {name!r} of {where} has {mask.sum()} {fault} cells (first: row {mask.idxmax()}). Remove those "
+            f"rows, or train without the column (columns.drop=[{name!r}]) or with encoding.missing='impute' ({cure})."
         )
 
 
@@ -528,7 +528,7 @@ class MadeFeatures(TensorTable):
 def with_numbers(
     frame: pd.DataFrame, numeric: Sequence[str], encoding: Encoding, where: str = "the table"
 ) -> pd.DataFrame:
-    """Return a table in which the columns ``numeric`` are numbers, whatever they were read as.
+    """Return a table in which the columns ``numeric`` are numbers, whatever type they were read as.
 
     Raises:
         DataError: if a cell is no number, and missing cells are refused, or more than a tenth of them are no numbers.
@@ -551,11 +551,11 @@ def _are_dates(column: pd.Series) -> bool:
     cells = counts.index.to_series()
     if not len(cells) or not isinstance(cells.iloc[0], str | date):
         return False
-    wanted = MOST_ARE_NUMBERS * counts.sum()
+    required = MOST_ARE_NUMBERS * counts.sum()
     alike = cells.astype(str).str.fullmatch(_DATE)
-    if counts[alike.to_numpy()].sum() < wanted:
+    if counts[alike.to_numpy()].sum() < required:
         return False
-    return bool(counts[_since_1970(cells).notna().to_numpy()].sum() >= wanted)
+    return bool(counts[_since_1970(cells).notna().to_numpy()].sum() >= required)
 
 
 def _periods(days: FloatArray) -> list[float]:
@@ -579,16 +579,16 @@ def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
     numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
     if kind == "dates" or numbers.isna().all():
         numbers = _days(_since_1970(column))
-    wrong = numbers.isna() & column.notna()
-    if wrong.any() and encoding.missing == "error":
+    unreadable = numbers.isna() & column.notna()
+    if unreadable.any() and encoding.missing == "error":
         raise DataError(
             f"encoding: the column {str(column.name)!r} of {where} is one of {kind} and has other cells: "
-            f"{cells_of(column, wrong)}. Correct them, or set encoding.missing='impute' to take them as missing."
+            f"{cells_of(column, unreadable)}. Correct them, or set encoding.missing='impute' to take them as missing."
         )
     require_few_lost(
-        int(wrong.sum()),
+        int(unreadable.sum()),
         len(column),
-        f"cells of the column {str(column.name)!r} of {where} are no {kind} ({cells_of(column, wrong)})",
+        f"cells of the column {str(column.name)!r} of {where} are no {kind} ({cells_of(column, unreadable)})",
         f"Correct them, or take the column for one of categories (encoding.categorical: [{column.name}]).",
     )
     return numbers
@@ -611,8 +611,8 @@ def _days(durations: pd.Series) -> pd.Series:
 def cells_of(column: pd.Series, marked: pd.Series) -> str:
     """Return the first marked cells with their rows, as text."""
     first = column[marked].head(3)
-    more = f" and {int(marked.sum()) - len(first)} more" if marked.sum() > len(first) else ""
-    return ", ".join(f"row {row}: {cell!r}" for row, cell in first.items()) + more
+    suffix = f" and {int(marked.sum()) - len(first)} more" if marked.sum() > len(first) else ""
+    return ", ".join(f"row {row}: {cell!r}" for row, cell in first.items()) + suffix
 
 
 def _column(state: Mapping[str, Any]) -> Column:

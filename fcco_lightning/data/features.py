@@ -56,7 +56,7 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._scaler.scale_[_indicators(X)] = 1.0
         self._scaler.scale_[_constant(X)] = np.inf
         ends = [] if thin else ends_of_pieces(X.T, self.pieces, len(X))
-        self.ends_ = {j: of for j, of in enumerate(ends) if len(of)}
+        self.ends_ = {j: column_ends for j, column_ends in enumerate(ends) if len(column_ends)}
         return self
 
     @property
@@ -70,8 +70,8 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         if sparse.issparse(X) and not self._scaler.with_mean:
             return np.asarray(self._scaler.transform(X).toarray(), dtype=np.float64)
         X = np.asarray(X.toarray() if sparse.issparse(X) else X, dtype=np.float64)
-        below = [shares_below(X[:, j], ends) for j, ends in self.ends_.items()]
-        return np.concatenate([self._scaler.transform(X), *below], axis=1)
+        shares = [shares_below(X[:, j], ends) for j, ends in self.ends_.items()]
+        return np.concatenate([self._scaler.transform(X), *shares], axis=1)
 
 
 def _indicators(X: Any) -> Any:

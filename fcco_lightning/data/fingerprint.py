@@ -29,13 +29,13 @@ _NAMED = 5  # classes or groups of a message
 def fingerprint(columns: Mapping[str, Tensor], names: Sequence[str], contents: Mapping[str, str]) -> dict[str, Any]:
     """Return the number of rows, a digest of names and of the order of all labels, groups and further columns (n,).
 
-    The ``contents`` are digests of what the network is given, by what they are of, see :func:`contents_of`.
+    The ``contents`` are digests of the network's inputs by their names, see :func:`contents_of`.
     """
-    made = hashlib.sha256("\n".join(names).encode())
+    digest = hashlib.sha256("\n".join(names).encode())
     # Labels and groups, not features: integers hash the same on every platform, standardised floats may not.
     for name in sorted(columns.keys() - {"index"}):
-        made.update(name.encode() + bytes(_plain(columns[name])))
-    return {"rows": len(columns["index"]), "digest": made.hexdigest()[:16], "contents": dict(contents)}
+        digest.update(name.encode() + bytes(_portable(columns[name])))
+    return {"rows": len(columns["index"]), "digest": digest.hexdigest()[:16], "contents": dict(contents)}
 
 
 def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
@@ -45,7 +45,7 @@ def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
     same as int and as float.  Of tensors the column ``index`` is left out.
     """
     if isinstance(columns, Mapping):
-        return {name: _short(_plain(column)) for name, column in columns.items() if name != "index"}
+        return {name: _short(_portable(column)) for name, column in columns.items() if name != "index"}
     numeric = columns.columns[[pd.api.types.is_numeric_dtype(kind) for kind in columns.dtypes]]
     digests: dict[str, str] = {}
     for start in range(0, len(numeric), _AT_ONCE):
@@ -111,12 +111,12 @@ def require_same(
         DataError: naming what differs, and the arguments that identify a split.
     """
     different = [
-        _told_apart(name, stored[name], here[name])
+        _difference(name, stored[name], here[name])
         for name in here
         if name not in ("digest", "contents") and stored.get(name, here[name]) != here[name]
     ]
-    there, now = stored.get("contents", here["contents"]), here["contents"]
-    other = [name for name in {**there, **now} if there.get(name) != now.get(name)]
+    stored_contents, contents = stored.get("contents", here["contents"]), here["contents"]
+    other = [name for name in {**stored_contents, **contents} if stored_contents.get(name) != contents.get(name)]
     if other:
         different.append(f"the contents or the order of {listed(other)}")
     only_times = len(different) == 1 and bool(other) and all(name.startswith(_TIMES) for name in other)
@@ -136,14 +136,14 @@ def require_same(
 def require_same_where_known(
     stored: Mapping[str, Any], here: Mapping[str, Any], *, allow_changed: bool = False
 ) -> None:
-    """The same of data in loaders of one's own, of which more may be known at one time than at another.
+    """As :func:`require_same`, of data in a user's own loaders, where only what both descriptions hold is compared.
 
     Raises:
         DataError: naming what differs.
     """
-    both = sorted(stored["contents"].keys() & here["contents"].keys())
-    there, now = ({**one, "contents": {n: one["contents"][n] for n in both}} for one in (stored, here))
-    require_same(there, now, "samples in the same order", allow_changed=allow_changed, option="allow_changed=True")
+    shared = sorted(stored["contents"].keys() & here["contents"].keys())
+    old, new = ({**d, "contents": {n: d["contents"][n] for n in shared}} for d in (stored, here))
+    require_same(old, new, "samples in the same order", allow_changed=allow_changed, option="allow_changed=True")
 
 
 def contents_of_samples(samples: Sequence[Any]) -> str:
@@ -161,14 +161,14 @@ def _bytes_of(leaf: Any) -> Any:
     return leaf.detach().to_dense().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _told_apart(name: str, there: Any, here: Any) -> str:
-    if isinstance(here, list):  # of names, which may be hundreds
-        first = next(i for i, (a, b) in enumerate(zip_longest(there, here)) if a != b)
-        name, there, here = f"{name} from number {first} on", there[first:][:_NAMED], here[first:][:_NAMED]
-    return f"{name}: {there} there, {here} here"
+def _difference(name: str, stored: Any, present: Any) -> str:
+    if isinstance(present, list):  # of names, which may be hundreds
+        first = next(i for i, (a, b) in enumerate(zip_longest(stored, present)) if a != b)
+        name, stored, present = f"{name} from number {first} on", stored[first:][:_NAMED], present[first:][:_NAMED]
+    return f"{name}: {stored} there, {present} here"
 
 
-def _plain(column: Tensor) -> NDArray[Any]:
+def _portable(column: Tensor) -> NDArray[Any]:
     """The numbers as they are the same on every platform, in one piece of memory."""
     kind, order = (torch.float32, "<f4") if column.is_floating_point() else (torch.int64, "<i8")
     return column.contiguous().to(kind).numpy().astype(order, copy=False)
@@ -184,8 +184,8 @@ def _files(images: Any) -> list[tuple[str, Path]] | None:
         parts = [_files(part) for part in images.datasets]
         return None if None in parts else [file for part in parts if part is not None for file in part]
     if isinstance(images, Subset):
-        whole = _files(images.dataset)
-        return None if whole is None else [whole[row] for row in images.indices]
+        files = _files(images.dataset)
+        return None if files is None else [files[row] for row in images.indices]
     if isinstance(images, FilesIn):
         inside = _files(images.images)
         return None if inside is None else [(name, images.folder / path) for name, path in inside]

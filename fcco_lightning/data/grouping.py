@@ -44,19 +44,21 @@ class GroupBy:
     other: str | None = None
 
     def __post_init__(self) -> None:
-        here = f"groups.by of column {self.column!r}"
+        argument = f"groups.by of column {self.column!r}"
         if self.bins is not None:
-            edges = [finite(f"an edge of bins ({here})", edge) for edge in self.bins]
+            edges = [finite(f"an edge of bins ({argument})", edge) for edge in self.bins]
             if not edges or edges != sorted(set(edges)):
-                raise ConfigError(f"{here}: bins must be ascending and not empty, got {edges}.")
+                raise ConfigError(f"{argument}: bins must be ascending and not empty, got {edges}.")
             if self.values is not None:
-                raise ConfigError(f"{here}: bins cut numbers and values rename cells; give one of them, not both.")
+                raise ConfigError(f"{argument}: bins cut numbers and values rename cells; give one of them, not both.")
         if self.values is not None and not self.values:
             raise ConfigError(
-                f"{here}: values must name at least one cell; leave it out to take every value as a part."
+                f"{argument}: values must name at least one cell; leave it out to take every value as a part."
             )
         if self.other is not None and self.values is None:
-            raise ConfigError(f"{here}: other={self.other!r} is for cells that values does not mention; give values.")
+            raise ConfigError(
+                f"{argument}: other={self.other!r} is for cells that values does not mention; give values."
+            )
 
     @classmethod
     def of(cls, rule: "str | Mapping[str, Any] | GroupBy") -> "GroupBy":

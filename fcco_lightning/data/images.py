@@ -171,10 +171,10 @@ class ImageTable(TensorTable):
     def _batch(self, indices: Sequence[int]) -> dict[str, Tensor] | None:
         """Return the batch of the rows that are not left out, or None if none is left."""
         with nullcontext() if self.seed is None else _random_states_kept():
-            read = [(i, views) for i, views in ((i, self._views(i)) for i in indices) if views is not None]
-        if not read:
+            samples = [(i, views) for i, views in ((i, self._views(i)) for i in indices) if views is not None]
+        if not samples:
             return None
-        rows, pixels = zip(*read, strict=True)
+        rows, pixels = zip(*samples, strict=True)
         # in a worker torch's own function stacks into shared memory, from where no copy is made
         stacked = zip(("x", "x2"), zip(*pixels, strict=True), strict=False)
         return {name: default_collate(list(view)) for name, view in stacked} | self._columns_of(rows)
@@ -256,7 +256,7 @@ class FilesIn:
     """Images whose paths, if they are paths, start from a folder; they may lead out of it only if that is allowed.
 
     Raises:
-        DataError: when an image is asked for that lies elsewhere and must not.
+        DataError: when an image is requested that lies elsewhere and must not.
     """
 
     def __init__(self, images: Any, folder: str | PathLike[str], *, allow_outside: bool = True) -> None:
@@ -293,12 +293,12 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Da
     splits = list(loaded.items()) if isinstance(loaded, datasets.DatasetDict) else [("", loaded)]
     if not all(isinstance(part, datasets.Dataset) for _, part in splits):
         raise DataError(f"source is a {type(loaded).__name__}. Accepted are {_ACCEPTED}.")
-    whole = datasets.concatenate_datasets([part for _, part in splits])
-    require_columns(pd.DataFrame(columns=whole.column_names), {"image_column": [image_column]}, "source")
-    frame = whole.remove_columns(image_column).to_pandas()
+    dataset = datasets.concatenate_datasets([part for _, part in splits])
+    require_columns(pd.DataFrame(columns=dataset.column_names), {"image_column": [image_column]}, "source")
+    frame = dataset.remove_columns(image_column).to_pandas()
     if splits[0][0]:
         frame["split"] = ["val" if name == "validation" else name for name, part in splits for _ in range(len(part))]
-    return frame, DatasetColumn(whole, image_column)
+    return frame, DatasetColumn(dataset, image_column)
 
 
 def _opened(source: str) -> Any:

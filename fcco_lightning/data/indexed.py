@@ -50,7 +50,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         self, dataset: Any, names: Sequence[str] = ("x", "y"), columns: Mapping[str, Any] | None = None
     ) -> None:
         self.dataset, self.names = dataset, tuple(names)
-        labels = _known(dataset, self.names) if columns is None else columns
+        labels = _known_columns(dataset, self.names) if columns is None else columns
         self.columns = {name: torch.as_tensor(column) for name, column in labels.items()}
         for name, column in self.columns.items():
             if len(column) != len(self):
@@ -114,14 +114,14 @@ def require_own_index(dataset: Any) -> None:
     """
     if not isinstance(dataset, ConcatDataset | Subset) or (numbers := _numbers(dataset)) is None:
         return
-    wrong = (numbers != torch.arange(len(numbers))).nonzero().flatten()
-    if len(wrong):
-        at, kind = int(wrong[0]), type(dataset).__name__
+    misplaced = (numbers != torch.arange(len(numbers))).nonzero().flatten()
+    if len(misplaced):
+        position, kind = int(misplaced[0]), type(dataset).__name__
         inside = "dataset, rows" if isinstance(dataset, Subset) else "[first, second]"
         raise DataError(
-            f"sample {at} of the training data, a {kind} of {len(numbers)} samples, carries the index "
-            f"{int(numbers[at])}, by which an IndexedDataset inside numbers it: {len(set(numbers.tolist()))} indices "
-            "are different, and rows would not belong to samples. Number the whole training split, "
+            f"sample {position} of the training data, a {kind} of {len(numbers)} samples, carries the index "
+            f"{int(numbers[position])}, by which an IndexedDataset inside numbers it: {len(set(numbers.tolist()))} "
+            "indices are different, and rows would not belong to samples. Number the whole training split, "
             f"IndexedDataset({kind}({inside}))."
         )
 
@@ -139,14 +139,14 @@ def _numbers(dataset: Any) -> Tensor | None:
     return None
 
 
-def _known(dataset: Any, names: Sequence[str]) -> Mapping[str, Tensor]:
+def _known_columns(dataset: Any, names: Sequence[str]) -> Mapping[str, Tensor]:
     if isinstance(dataset, IndexedDataset):
         return {name: column for name, column in dataset.columns.items() if name != "index"}
     if isinstance(dataset, Subset):
         rows = torch.as_tensor(list(dataset.indices), dtype=torch.int64)
-        return {name: column[rows] for name, column in _known(dataset.dataset, names).items()}
+        return {name: column[rows] for name, column in _known_columns(dataset.dataset, names).items()}
     if isinstance(dataset, ConcatDataset):
-        parts = [_known(part, names) for part in dataset.datasets]
+        parts = [_known_columns(part, names) for part in dataset.datasets]
         common = [name for name in parts[0] if all(name in part for part in parts)]
         return {name: torch.cat([part[name] for part in parts]) for name in common}
     if isinstance(dataset, TensorDataset):

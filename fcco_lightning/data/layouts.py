@@ -63,17 +63,17 @@ _OF_IMAGES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", 
 
 
 @contextmanager
-def _reading(path: Path, what: str = "") -> Iterator[None]:
+def _reading(path: Path, prefix: str = "") -> Iterator[None]:
     """Say of a file that is damaged, or not there, that it cannot be read."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{what}'{path}' cannot be read: {error}.") from error
+        raise DataError(f"{prefix}'{path}' cannot be read: {error}.") from error
 
 
 @contextmanager
 def _expecting(layout: str) -> Iterator[None]:
-    """Say with whatever is missing or damaged what is expected."""
+    """Add to the message of a missing or damaged file what is expected."""
     try:
         yield
     except DataError as error:
@@ -95,18 +95,18 @@ def celeba(root: Root) -> pd.DataFrame:
     path = _first([root / "list_attr_celeba.txt", root / "list_attr_celeba.csv"])
     marks = _by_image(path, [], skiprows=1)  # where rows have a cell more than the header, the first is the index
     _require_announced(path, marks)
-    wrong = int((~marks.isin([-1, 1])).to_numpy().sum())
-    if marks.empty or wrong:
+    num_invalid = int((~marks.isin([-1, 1])).to_numpy().sum())
+    if marks.empty or num_invalid:
         raise DataError(
-            f"'{path}' must hold -1 or 1 for every image and attribute, but {wrong} cells of {marks.shape[0]} images "
-            "hold something else."
+            f"'{path}' must hold -1 or 1 for every image and attribute, but {num_invalid} cells of {marks.shape[0]} "
+            "images hold something else."
         )
     frame = (marks > 0).astype(np.int64)
     for path in (root / "list_eval_partition.csv", root / "list_eval_partition.txt"):
         if path.is_file():
             names = ["image_id", "partition"]
             parts = _by_image(path, ["partition"], header=None, names=names, index_col=0)["partition"]
-            frame["split"] = _named(parts.reindex(frame.index), {0: "train", 1: "val", 2: "test"}, path)
+            frame["split"] = _split_names(parts.reindex(frame.index), {0: "train", 1: "val", 2: "test"}, path)
     # Kaggle's archive unpacks to a folder within a folder of the same name.
     folders = ["img_align_celeba", "img_align_celeba/img_align_celeba"]
     image = _first([root / folder / frame.index[0] for folder in folders])
@@ -127,13 +127,13 @@ def camelyon17(root: Root) -> pd.DataFrame:
     """
     root = _folder_at(root)
     path = _first([root / "metadata.csv"])
-    read = read_file(path, index_col=0, dtype={"patient": "str"})
-    _require_header(read, ["patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"], path)
-    split = _named(read["split"], {0: "train", 1: "id_val"}, path)
-    read["split"] = split.mask(read["center"] == 1, "val").mask(read["center"] == 2, "test")
-    place = "patient_" + read["patient"].str.zfill(3) + "_node_" + read["node"].astype(str)
-    spot = "_x_" + read["x_coord"].astype(str) + "_y_" + read["y_coord"].astype(str)
-    frame = read[["tumor", "center", "slide", "patient", "node", "split"]].copy()
+    table = read_file(path, index_col=0, dtype={"patient": "str"})
+    _require_header(table, ["patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"], path)
+    split = _split_names(table["split"], {0: "train", 1: "id_val"}, path)
+    table["split"] = split.mask(table["center"] == 1, "val").mask(table["center"] == 2, "test")
+    place = "patient_" + table["patient"].str.zfill(3) + "_node_" + table["node"].astype(str)
+    spot = "_x_" + table["x_coord"].astype(str) + "_y_" + table["y_coord"].astype(str)
+    frame = table[["tumor", "center", "slide", "patient", "node", "split"]].copy()
     frame.insert(0, "file", "patches/" + place + "/patch_" + place + spot + ".png")
     _first([root / frame["file"].iloc[0]])
     return frame.reset_index(drop=True)
@@ -162,18 +162,18 @@ def amazon(root: Root) -> pd.DataFrame:
     }
     # An empty review is "" and a review that says "NA" is one: nothing is to be read as missing.
     text = dict.fromkeys(("reviewText", "reviewerID", "asin", "category"), str)
-    read = read_file(path, dtype=text, keep_default_na=False, na_values=[], quoting=csv.QUOTE_NONNUMERIC)
-    _require_header(read, list(names), path)
+    table = read_file(path, dtype=text, keep_default_na=False, na_values=[], quoting=csv.QUOTE_NONNUMERIC)
+    _require_header(table, list(names), path)
     split = read_file(splits)
     _require_header(split, ["split"], splits)
-    if len(read) != len(split):
+    if len(table) != len(split):
         raise DataError(
-            f"'{path}' has {len(read)} reviews but '{splits}' has {len(split)} rows: they must lie side by side. "
+            f"'{path}' has {len(table)} reviews but '{splits}' has {len(split)} rows: they must lie side by side. "
             "Unpack the archive again."
         )
-    frame = read[list(names)].rename(columns=names)
+    frame = table[list(names)].rename(columns=names)
     codes = {-1: "", 0: "train", 1: "val", 2: "id_val", 3: "test", 4: "id_test"}
-    frame["split"] = _named(split["split"], codes, splits)
+    frame["split"] = _split_names(split["split"], codes, splits)
     frame = frame[frame["split"] != ""].reset_index(drop=True)
     return frame.astype({"stars": np.int64, "year": np.int64})
 
@@ -195,12 +195,12 @@ def civilcomments(root: Root) -> pd.DataFrame:
         DataError: if files are missing or hold something else.
     """
     path = _first([_folder_at(root) / "all_data_with_identities.csv"])
-    read = read_file(path, index_col=0, low_memory=False)
-    _require_header(read, ["comment_text", "split", "toxicity", *IDENTITIES], path)
-    mentioned = read[list(IDENTITIES)].to_numpy(dtype=np.float64) >= 0.5
+    table = read_file(path, index_col=0, low_memory=False)
+    _require_header(table, ["comment_text", "split", "toxicity", *IDENTITIES], path)
+    mentioned = table[list(IDENTITIES)].to_numpy(dtype=np.float64) >= 0.5
     marked = np.column_stack([mentioned, ~mentioned.any(axis=1)])
     comment, identity = marked.nonzero()
-    rows = as_written(read, path, ["comment_text"]).iloc[comment]
+    rows = as_written(table, path, ["comment_text"]).iloc[comment]
     return pd.DataFrame(
         {
             "text": rows["comment_text"].to_numpy(),
@@ -318,7 +318,7 @@ def folder(
     """
     root = _folder_at(root)
     parts = [part for part in _SPLITS if (root / part / metadata).is_file()]
-    if not parts and not (root / metadata).is_file() and metadata == "metadata.csv" and _found_in(root)[0]:
+    if not parts and not (root / metadata).is_file() and metadata == "metadata.csv" and _subfolders_and_images(root)[0]:
         return _by_class(root)
     if (root / metadata).is_file() or not parts:
         table = _first([root / metadata, root / "train" / metadata])
@@ -352,7 +352,7 @@ def _of_classes(root: Path, part: Path) -> pd.DataFrame:
     """Read the images below ``root / part``, whose labels are the names of their folders."""
     rows: list[tuple[str, str]] = []
     for label in _folders_in(root / part):
-        deeper, images = _found_in(root / part / label)
+        deeper, images = _subfolders_and_images(root / part / label)
         if deeper:
             raise DataError(
                 f"'{root / part / label}' would be a class and has subfolders itself ({listed(deeper)}): all images "
@@ -372,10 +372,10 @@ def _of_classes(root: Path, part: Path) -> pd.DataFrame:
 
 def _folders_in(folder: Path) -> list[str]:
     """Return the names of the subfolders of a folder that has some, and no images beside them."""
-    inside, beside = _found_in(folder)
-    if beside:
+    inside, images = _subfolders_and_images(folder)
+    if images:
         raise DataError(
-            f"'{folder}' has images beside its subfolders (the first is {beside[0]!r}), so that nothing says of which "
+            f"'{folder}' has images beside its subfolders (the first is {images[0]!r}), so that nothing says of which "
             "class they are. Move each into the folder of its class, or list all files in a metadata.csv."
         )
     if not inside:
@@ -383,16 +383,16 @@ def _folders_in(folder: Path) -> list[str]:
     return inside
 
 
-def _found_in(folder: Path) -> tuple[list[str], list[str]]:
+def _subfolders_and_images(folder: Path) -> tuple[list[str], list[str]]:
     """Return the names of the subfolders and of the images of a folder, each in order."""
     with os.scandir(folder) as entries:
-        shown = sorted((entry for entry in entries if not entry.name.startswith((".", "__"))), key=lambda one: one.name)
-    folders = [entry.name for entry in shown if entry.is_dir()]
-    return folders, [e.name for e in shown if e.name.lower().endswith(_OF_IMAGES) and not e.is_dir()]
+        visible = sorted((entry for entry in entries if not entry.name.startswith((".", "__"))), key=lambda e: e.name)
+    folders = [entry.name for entry in visible if entry.is_dir()]
+    return folders, [e.name for e in visible if e.name.lower().endswith(_OF_IMAGES) and not e.is_dir()]
 
 
 def require_inside(root: Path, files: Sequence[str], where: str) -> None:
-    """Refuse names of files that lead out of the folder ``root``; links in it may, as whoever made them wanted.
+    """Refuse names of files that lead out of the folder ``root``; links in it may, as they were made on purpose.
 
     Raises:
         DataError: naming the first such row of the table ``where``.
@@ -438,8 +438,8 @@ def _bdd_part(root: Path, images: Path, labels: Sequence[Path], part: str) -> pd
         raise DataError(f"The labels of the {part} images of '{root}' are empty.")
     _first([images / part / rows[0][0]])
     frame = pd.DataFrame(rows, columns=["file", *_BDD_ATTRIBUTES])
-    within = (images / part).relative_to(root).as_posix()
-    return frame.assign(file=within + "/" + frame["file"])
+    prefix = (images / part).relative_to(root).as_posix()
+    return frame.assign(file=prefix + "/" + frame["file"])
 
 
 def _bdd_entries(labels: Sequence[Path], part: str) -> Iterator[tuple[Path, Any]]:
@@ -475,10 +475,10 @@ def _json_items(path: Path) -> Iterator[Any]:
             try:
                 item, end = decoder.raw_decode(text, start)
             except ValueError as error:
-                more = stream.read(_CHUNK)
-                if not more:
+                chunk = stream.read(_CHUNK)
+                if not chunk:
                     raise DataError(f"'{path}' cannot be read: {error}.") from error
-                text, start = text[start:] + more, 0
+                text, start = text[start:] + chunk, 0
                 continue
             yield item
             start = end
@@ -528,8 +528,8 @@ def _folder_table(root: Path, path: Path, file_column: str, *, allow_outside: bo
         raise DataError(f"'{path}' has both {file_column!r} and 'file', which is to be its name. Rename that column.")
     if (frame[file_column].isna() | (frame[file_column] == "")).any():
         raise DataError(f"'{path}' must name a file in every row of {file_column!r}.")
-    within = path.parent.relative_to(root)
-    frame[file_column] = [(within / str(name).strip()).as_posix() for name in frame[file_column]]
+    prefix = path.parent.relative_to(root)
+    frame[file_column] = [(prefix / str(name).strip()).as_posix() for name in frame[file_column]]
     if not allow_outside:
         require_inside(root, frame[file_column].tolist(), f"'{path}'")
     _first([root / frame[file_column].iloc[0]])
@@ -560,15 +560,15 @@ def _require_announced(path: Path, marks: pd.DataFrame) -> None:
         )
 
 
-def _named(codes: pd.Series, names: Mapping[int, str], path: Path) -> pd.Series:
+def _split_names(codes: pd.Series, names: Mapping[int, str], path: Path) -> pd.Series:
     """Replace the codes of splits by names; every row must have one."""
-    named = codes.map(dict(names))
-    if named.isna().any():
+    splits = codes.map(dict(names))
+    if splits.isna().any():
         raise DataError(
-            f"'{path}' must give every row one of the splits {sorted(names)}, but {int(named.isna().sum())} rows have "
-            f"none or {listed(codes[named.isna()].unique())}."
+            f"'{path}' must give every row one of the splits {sorted(names)}, but {int(splits.isna().sum())} rows have "
+            f"none or {listed(codes[splits.isna()].unique())}."
         )
-    return named
+    return splits
 
 
 def _folder_at(root: Root) -> Path:
@@ -579,13 +579,13 @@ def _folder_at(root: Root) -> Path:
 
 def _first(paths: Sequence[Path], *, folder: bool = False) -> Path:
     """Return the first of the files, or folders, that is there."""
-    there = [path for path in paths if (path.is_dir() if folder else path.is_file())]
-    if not there:
+    existing = [path for path in paths if (path.is_dir() if folder else path.is_file())]
+    if not existing:
         raise DataError(f"There is no {'folder ' if folder else ''}{' nor '.join(f'{str(p)!r}' for p in paths)}.")
-    return there[0]
+    return existing[0]
 
 
-def _require_header(frame: pd.DataFrame, wanted: Sequence[str], path: Path) -> None:
-    missing = [name for name in wanted if name not in frame.columns]
+def _require_header(frame: pd.DataFrame, required: Sequence[str], path: Path) -> None:
+    missing = [name for name in required if name not in frame.columns]
     if missing:
         raise DataError(f"'{path}' lacks the columns {missing}; it has {listed(frame.columns)}.")

@@ -102,7 +102,7 @@ class ResumableLoader(DataLoader[Any]):
         # torch forbids `sampler` beside `batch_sampler`, but `.sampler` is where Lightning looks for set_epoch and for
         # a DistributedSampler that it must not replace.
         self.__dict__["sampler"] = share
-        self._counted_epoch = self._given = 0
+        self._counted_epoch = self._num_yielded = 0
         self._loaded: tuple[int, int] | None = None  # epoch and batches given, until an iteration starts
 
     def __len__(self) -> int:
@@ -112,19 +112,19 @@ class ResumableLoader(DataLoader[Any]):
     # first batch is asked for.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         share, epoch = self.sampler, int(self.sampler.epoch)
-        share.first = self._given = self._loaded[1] if self._loaded and self._loaded[0] == epoch else 0
+        share.first = self._num_yielded = self._loaded[1] if self._loaded and self._loaded[0] == epoch else 0
         self._counted_epoch, self._loaded = epoch, None
         self.generator.manual_seed(share.plan.generator(epoch).initial_seed())
         if hasattr(self.dataset, "set_epoch"):  # its random transforms depend on the epoch
             self.dataset.set_epoch(epoch)
         for batch in super().__iter__():
-            self._given += 1
+            self._num_yielded += 1
             yield batch
 
     def state_dict(self) -> dict[str, int]:
         """Return the ``epoch``, batches ``given`` in it and union ``batch_size``, equal on all processes."""
         epoch = int(self.sampler.epoch)
-        counted = self._loaded or (self._counted_epoch, self._given)
+        counted = self._loaded or (self._counted_epoch, self._num_yielded)
         return {
             "epoch": epoch,
             "given": counted[1] if counted[0] == epoch else 0,

@@ -93,8 +93,8 @@ class PairTable(ImageTable):
         if isinstance(caption, str):
             return caption
         # One number more than for the image: with equal seeds the crop and the text are still drawn independently.
-        drawn = np.random.SeedSequence([self.caption_seed, self.epoch, i, 1]).generate_state(1)[0]
-        return str(caption[int(drawn) % len(caption)])
+        random_number = np.random.SeedSequence([self.caption_seed, self.epoch, i, 1]).generate_state(1)[0]
+        return str(caption[int(random_number) % len(caption)])
 
     def _columns_of(self, rows: Sequence[int]) -> dict[str, Tensor]:
         return {**super()._columns_of(rows), "text": self.tokenizer([self.caption(i) for i in rows])}
@@ -135,11 +135,11 @@ def read_pairs(
 
 def require_captions(captions: Any, where: str) -> None:
     """Raise :class:`DataError` naming the first row without a caption, if there is one."""
-    wrong = [i for i, caption in enumerate(captions) if not _is_caption(caption)]
-    if wrong:
+    invalid = [i for i, caption in enumerate(captions) if not _is_caption(caption)]
+    if invalid:
         raise DataError(
-            f"{where}: {len(wrong)} of {len(captions)} captions are missing, empty or no text (first: row {wrong[0]}, "
-            f"{captions[wrong[0]]!r}). Remove those rows, or name another column as the caption."
+            f"{where}: {len(invalid)} of {len(captions)} captions are missing, empty or no text (first: row "
+            f"{invalid[0]}, {captions[invalid[0]]!r}). Remove those rows, or name another column as the caption."
         )
 
 
@@ -195,10 +195,10 @@ class _Reader:
     def _columnar(self, paths: list[str]) -> tuple[FilesIn, DatasetColumn]:
         """Read files of ``datasets`` or .parquet, whose images may be paths."""
         if Path(paths[0]).suffix.lower() == ".arrow":
-            read = self._loaded(lambda d: d.concatenate_datasets([d.Dataset.from_file(path) for path in paths]))
+            dataset = self._loaded(lambda d: d.concatenate_datasets([d.Dataset.from_file(path) for path in paths]))
         else:
-            read = self._loaded(lambda d: d.load_dataset("parquet", data_files=paths, split="train"))
-        images, captions = self._dataset(read)
+            dataset = self._loaded(lambda d: d.load_dataset("parquet", data_files=paths, split="train"))
+        images, captions = self._dataset(dataset)
         folders = {Path(path).parent for path in paths}
         if len(folders) > 1 and isinstance(images[0], str) and not Path(images[0]).is_absolute():
             raise DataError(
@@ -228,21 +228,23 @@ class _Reader:
         )
         # Under the key "train": a name like "test-000.tar" would otherwise become a split of that name.
         files = {"train": paths}
-        read = self._loaded(lambda d: d.load_dataset("webdataset", data_files=files, split="train", features=features))
-        return self._whichever(read, kinds), DatasetColumn(read, caption)
+        dataset = self._loaded(
+            lambda d: d.load_dataset("webdataset", data_files=files, split="train", features=features)
+        )
+        return self._whichever(dataset, kinds), DatasetColumn(dataset, caption)
 
     def _whichever(self, dataset: Any, kinds: Sequence[str]) -> Any:
         """Return the images of samples, each in the first of some columns that it has."""
-        there = np.stack([dataset.data.column(kind).is_valid().to_numpy() for kind in kinds])
-        without = np.flatnonzero(~there.any(axis=0))
-        if len(without):
+        valid = np.stack([dataset.data.column(kind).is_valid().to_numpy() for kind in kinds])
+        missing = np.flatnonzero(~valid.any(axis=0))
+        if len(missing):
             raise DataError(
-                f"{self.where}: {len(without)} of {len(dataset)} samples have no image (first: "
-                f"{dataset[int(without[0])][_KEY]!r}), that is no file with one of the extensions {list(kinds)}. Add "
+                f"{self.where}: {len(missing)} of {len(dataset)} samples have no image (first: "
+                f"{dataset[int(missing[0])][_KEY]!r}), that is no file with one of the extensions {list(kinds)}. Add "
                 "them, or remove these samples."
             )
         images: list[Any] = [DatasetColumn(dataset, kind) for kind in kinds]
-        return Subset(ConcatDataset(images), (there.argmax(axis=0) * len(dataset) + np.arange(len(dataset))).tolist())
+        return Subset(ConcatDataset(images), (valid.argmax(axis=0) * len(dataset) + np.arange(len(dataset))).tolist())
 
     def _csvs(self, paths: list[str]) -> tuple[Any, list[Any]]:
         parts = [self._csv(Path(path)) for path in paths]
@@ -287,7 +289,7 @@ class _Reader:
 
         try:
             return load(datasets)
-        except Exception as error:  # builders fail with whatever the format behind them raises
+        except Exception as error:  # builders raise errors of no common class
             cause = error.__cause__ or error
             raise DataError(
                 f"{self.where} cannot be read by datasets: {type(cause).__name__}: {cause}. Accepted are {ACCEPTED}."
@@ -301,14 +303,14 @@ def _first_sample(path: str) -> dict[str, Any]:
     try:
         with tarfile.open(path) as shard:
             for member in shard:
-                named = _MEMBER.fullmatch(member.name)
-                if named is None or not member.isfile():
+                match = _MEMBER.fullmatch(member.name)
+                if match is None or not member.isfile():
                     continue
-                first = named["key"] if first is None else first
-                if named["key"] != first:
+                first = match["key"] if first is None else first
+                if match["key"] != first:
                     break
-                content = shard.extractfile(member) if named["extension"] == "json" else None
-                sample[named["extension"]] = None if content is None else json.load(content)
+                content = shard.extractfile(member) if match["extension"] == "json" else None
+                sample[match["extension"]] = None if content is None else json.load(content)
     except (OSError, tarfile.TarError, ValueError) as error:
         raise DataError(f"pairs: '{path}' is not a readable shard: {type(error).__name__}: {error}.") from error
     return sample
@@ -323,18 +325,20 @@ def _fields(dataset: Any, name: str) -> list[str]:
     return list(first) if isinstance(first, Mapping) else []
 
 
-def _resolved_column(columns: Sequence[str], given: str | None, known: Iterable[str], argument: str, where: str) -> str:
-    """Return the column that is meant; of several known names the first in the order of ``known``."""
-    if given is not None:
-        require_columns(pd.DataFrame(columns=list(columns)), {argument: [given]}, where)
-        return given
+def _resolved_column(
+    columns: Sequence[str], requested: str | None, usual_names: Iterable[str], argument: str, where: str
+) -> str:
+    """Return the column that is meant; of several usual names the first in the order of ``usual_names``."""
+    if requested is not None:
+        require_columns(pd.DataFrame(columns=list(columns)), {argument: [requested]}, where)
+        return requested
     lower = {column.lower(): column for column in reversed(columns)}
-    for name in known:
+    for name in usual_names:
         if name in lower:
             return lower[name]
     raise DataError(
         f"{where}: none of the columns {listed(columns)} is called as one for the {argument.removesuffix('_column')} "
-        f"usually is ({', '.join(known)}). Set {argument}."
+        f"usually is ({', '.join(usual_names)}). Set {argument}."
     )
 
 

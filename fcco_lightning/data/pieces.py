@@ -27,15 +27,15 @@ def ends_of_pieces(columns: Sequence[FloatArray], pieces: Pieces, samples: int) 
     if pieces == 1:
         return [np.empty(0) for _ in columns]
     distinct = [np.unique(values) for values in columns]
-    divisible = [len(of) > 2 for of in distinct]
-    allowed = min(_MOST, samples // _SAMPLES, _FEATURES // max(1, sum(divisible)))
-    number = max(1, allowed) if pieces == "auto" else at_least("pieces", pieces, 1)
+    divisible = [len(uniques) > 2 for uniques in distinct]
+    most_pieces = min(_MOST, samples // _SAMPLES, _FEATURES // max(1, sum(divisible)))
+    number = max(1, most_pieces) if pieces == "auto" else at_least("pieces", pieces, 1)
     shares = np.linspace(0, 1, number + 1)
     return [
-        np.unique(np.quantile(of, shares).tolist() + np.quantile(values, shares).tolist())
-        if many and number > 1
+        np.unique(np.quantile(uniques, shares).tolist() + np.quantile(values, shares).tolist())
+        if is_divisible and number > 1
         else np.empty(0)
-        for of, values, many in zip(distinct, columns, divisible, strict=True)
+        for uniques, values, is_divisible in zip(distinct, columns, divisible, strict=True)
     ]
 
 

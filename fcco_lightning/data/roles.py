@@ -132,10 +132,10 @@ class Columns:
                 f"columns.favoured={self.favoured!r} is a value of one column, and columns.sensitive is "
                 f"{self.sensitive!r}. Name the column, or leave favoured out."
             )
-        taken = sorted(set(RESERVED) & set(self.extras))
-        if taken:
+        reserved = sorted(set(RESERVED) & set(self.extras))
+        if reserved:
             raise ConfigError(
-                f"columns.extra takes {taken}, names that batches use for something else. Give them others as a "
+                f"columns.extra takes {reserved}, names that batches use for something else. Give them others as a "
                 "mapping: name in the batch -> column."
             )
 
@@ -162,10 +162,10 @@ class Columns:
     @property
     def wanted(self) -> dict[str, list[str]]:
         """Argument -> columns that a table must have."""
-        wanted = {"label": self.label_columns, "drop": list(self.drop), "extra": list(self.extras.values())}
-        wanted |= {"sensitive": self.sensitive_columns}
-        wanted |= {} if self.weight is None else {"weight": [self.weight]}
-        return {f"columns.{argument}": names for argument, names in wanted.items()}
+        required = {"label": self.label_columns, "drop": list(self.drop), "extra": list(self.extras.values())}
+        required |= {"sensitive": self.sensitive_columns}
+        required |= {} if self.weight is None else {"weight": [self.weight]}
+        return {f"columns.{argument}": names for argument, names in required.items()}
 
     @property
     def unused(self) -> set[str]:
@@ -267,17 +267,17 @@ class Roles:
         self.require(frame, where)
         columns = self.columns
         if isinstance(columns.label, list):
-            each = zip(columns.label, self._classes or [[]] * len(columns.label), strict=True)
-            read = {"y": torch.stack([self._one_of_several(frame[n], classes, where) for n, classes in each], dim=1)}
+            labels = zip(columns.label, self._classes or [[]] * len(columns.label), strict=True)
+            data = {"y": torch.stack([self._one_of_several(frame[n], classes, where) for n, classes in labels], dim=1)}
         else:
-            read = {"y": self._labels(frame[columns.label], where)}
+            data = {"y": self._labels(frame[columns.label], where)}
         if isinstance(columns.sensitive, str):
-            read["group"] = self._groups(frame[columns.sensitive])
+            data["group"] = self._groups(frame[columns.sensitive])
         if self.grouping is not None:
-            read["group"] = self.grouping.assign(frame, where)
+            data["group"] = self.grouping.assign(frame, where)
         if columns.weight is not None:
-            read[SAMPLE_WEIGHT] = _weights(frame[columns.weight], where)
-        return read | {name: _numbers(frame[column], "columns.extra", where) for name, column in columns.extras.items()}
+            data[SAMPLE_WEIGHT] = _weights(frame[columns.weight], where)
+        return data | {name: _numbers(frame[column], "columns.extra", where) for name, column in columns.extras.items()}
 
     def features(self, frame: pd.DataFrame, where: str, others: Iterable[str] = ()) -> pd.DataFrame:
         """Return the columns of ``frame`` that are features, without some ``others``.
@@ -322,10 +322,10 @@ class Roles:
         number, favoured = places(self.group_names, cells), self.columns.favoured
         if favoured is None:
             return number
-        one = marked(cells, [favoured])
+        is_favoured = marked(cells, [favoured])
         if self._any_group:
             number = torch.from_numpy(cells.notna().to_numpy().astype(np.int64)) - 1
-        return torch.where(one == 1, one, number)
+        return torch.where(is_favoured == 1, is_favoured, number)
 
     def _missing(self, column: pd.Series) -> pd.Series:
         """Mark the cells of a column of labels that ``columns.missing`` says are not known."""
@@ -345,10 +345,10 @@ class Roles:
         return indicator(column, positive, "columns.positive", where).masked_fill(missing, NOT_KNOWN)
 
 
-def _require_classes(column: pd.Series, right: Tensor, classes: list[str], where: str) -> None:
-    """Refuse classes, in the rows that are not ``right`` (n,), that the training rows do not have."""
-    if not bool(right.all()):
-        unknown = text_of(column)[~right.numpy()].unique()
+def _require_classes(column: pd.Series, known: Tensor, classes: list[str], where: str) -> None:
+    """Refuse classes, in the rows that are not ``known`` (n,), that the training rows do not have."""
+    if not bool(known.all()):
+        unknown = text_of(column)[~known.numpy()].unique()
         raise DataError(
             f"columns.label={column.name!r} has classes {listed(unknown)} in {where} that the training "
             f"rows do not have; theirs are {listed(classes)}. Repair the table."
@@ -385,11 +385,11 @@ def class_names(
     text = text_of(column)
     classes = sorted(text.unique(), key=float if is_number(column.dtype) else str)
     if len(classes) < 2 or (positive is not None and len(classes) != 2):
-        needed = (
+        requirement = (
             "at least two classes" if positive is None else f"exactly two classes for columns.positive={positive!r}"
         )
         raise DataError(
-            f"columns.label={column.name!r} must have {needed}, but in {where} it has {len(classes)}: "
+            f"columns.label={column.name!r} must have {requirement}, but in {where} it has {len(classes)}: "
             f"{listed(classes)}. {remedy}"
         )
     if positive is None:
@@ -469,11 +469,11 @@ def of_unknown_groups(column: pd.Series, groups: Sequence[str], where: str) -> s
 def _weights(column: pd.Series, where: str) -> Tensor:
     """Return a column of weights, (n,), float32."""
     weights = _numbers(column, "columns.weight", where).float()
-    wrong = ~((weights >= 0) & weights.isfinite())
-    if bool(wrong.any()):
+    invalid = ~((weights >= 0) & weights.isfinite())
+    if bool(invalid.any()):
         raise DataError(
-            f"columns.weight={str(column.name)!r} of {where} must hold finite numbers >= 0, but {int(wrong.sum())} "
-            f"rows do not (first: {float(weights[wrong][0]):g}). A row that is not to count has the weight 0."
+            f"columns.weight={str(column.name)!r} of {where} must hold finite numbers >= 0, but {int(invalid.sum())} "
+            f"rows do not (first: {float(weights[invalid][0]):g}). A row that is not to count has the weight 0."
         )
     return weights
 
@@ -511,5 +511,5 @@ def _group_names(cells: pd.Series, columns: Columns, where: str) -> list[str]:
             )
         return values
     favoured = indicator(cells, columns.favoured, "columns.favoured", where).bool().numpy()
-    one, others = str(text[favoured].iloc[0]), sorted(text[~favoured].unique())
-    return [others[0] if len(others) == 1 else f"{_NOT}{one}", one]
+    favoured_name, others = str(text[favoured].iloc[0]), sorted(text[~favoured].unique())
+    return [others[0] if len(others) == 1 else f"{_NOT}{favoured_name}", favoured_name]

@@ -51,15 +51,15 @@ def settle_types(
     text = [pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) for kind in frame.dtypes]
     settled = with_numbers(frame, encoding.numeric, encoding, where)
     _refuse_totals(frame, where)
-    named = {*encoding.numeric, *encoding.categorical, *unused}
-    faults = [_as_mistyped_numbers(frame[name], where) for name in frame.columns[text] if name not in named]
+    declared = {*encoding.numeric, *encoding.categorical, *unused}
+    faults = [_as_mistyped_numbers(frame[name], where) for name in frame.columns[text] if name not in declared]
     if any(faults):
         raise DataError(" ".join(filter(None, faults)))
     return settled
 
 
 def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
-    """What is to be said of a column of texts most of which are numbers; nothing of any other."""
+    """The message on a column of texts most of which are numbers; empty for any other."""
     counts = column.value_counts()
     if not len(counts):
         return ""
@@ -70,12 +70,12 @@ def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
     share = counts[numbers.to_numpy()].sum() / counts.sum()
     name = str(column.name)
     if MOST_ARE_NUMBERS <= share < 1:
-        wrong = column.isin(counts.index[~numbers.to_numpy()])
+        unreadable = column.isin(counts.index[~numbers.to_numpy()])
         return (
-            f"The column {name!r} of {where} is text, because {wrong.sum()} of its {counts.sum()} filled cells are no "
-            f"numbers: {cells_of(column, wrong)}. Correct them; or say what it is: encoding.numeric: [{name}] (these "
-            f"cells are then missing, see encoding.missing) or encoding.categorical: [{name}] (a feature for each of "
-            f"its {len(counts)} values)."
+            f"The column {name!r} of {where} is text, because {unreadable.sum()} of its {counts.sum()} filled cells "
+            f"are no numbers: {cells_of(column, unreadable)}. Correct them; or say what it is: encoding.numeric: "
+            f"[{name}] (these cells are then missing, see encoding.missing) or encoding.categorical: [{name}] (a "
+            f"feature for each of its {len(counts)} values)."
         )
     if remark := with_commas(column):
         return (
@@ -121,7 +121,7 @@ def numbering(frame: pd.DataFrame, named: Collection[str] = ()) -> dict[str, str
 
     Args:
         frame: as read.
-        named: columns that somebody has asked for by name, which are never among them.
+        named: columns that the user has named, which are never among them.
     """
     if frame.attrs.get("sparse"):  # of LIBSVM's format, which has features only
         return {}
@@ -133,7 +133,7 @@ def numbering(frame: pd.DataFrame, named: Collection[str] = ()) -> dict[str, str
             reasons[name] = f"a copy of {original}"
     numbers = {name: "it numbers the rows" for name in _of_rows(frame) if name in names and name not in reasons}
     rest = [name for name in names if name not in reasons and name not in numbers]
-    return {**reasons, **numbers, **{name: why for name in rest if (why := _of_one_row(frame[name]))}}
+    return {**reasons, **numbers, **{name: reason for name in rest if (reason := _of_one_row(frame[name]))}}
 
 
 def _of_one_row(column: pd.Series) -> str:
@@ -148,8 +148,8 @@ def _of_one_row(column: pd.Series) -> str:
     numbers = pd.to_numeric(cells, errors="coerce").notna().mean() >= MOST_ARE_NUMBERS
     if numbers or dates_of(column.to_frame()) or _as_mistyped_numbers(column, ""):
         return ""
-    if meant := _meant_by(cells):
-        return meant
+    if kind := _meant_by(cells):
+        return kind
     if (cells.head(_FEWEST_TEXTS).str.count(r"\s+") + 1).mean() >= _WORDS:
         return "different texts: GroupedTextDataModule learns from such a column"
     return "another value in every row" if share == 1 else f"{share:.0%} of its values occur once"
@@ -210,8 +210,8 @@ def described(
         reasons = _first([f"{name} ({reason})" for name, reason in left_out.items()])
         lines.append(f"  {len(left_out)} left out: {reasons}; encoding.numeric or encoding.categorical takes one in")
     if sensitive:
-        named = _first(sensitive)
-        lines.append(f"  {len(sensitive)} of groups and no features: {named}; columns.use_sensitive takes them in")
+        listing = _first(sensitive)
+        lines.append(f"  {len(sensitive)} of groups and no features: {listing}; columns.use_sensitive takes them in")
     shares = sorted(((s, c, split) for split, of_split in unseen.items() for c, s in of_split.items()), reverse=True)
     if shares:
         lines.append(f"  never seen in training: {_first([f'{s:.1%} of {c} ({split})' for s, c, split in shares])}")
@@ -241,19 +241,19 @@ def doubts(
         f"  {name!r} tells {label!r} in every training row: if it is not known beforehand, columns.drop=[{name!r}]"
         for label in labels
         for name in (() if frame.attrs.get("sparse") else features)
-        if _tells(frame[name], frame[label])
+        if _determines(frame[name], frame[label])
     ]
     for name in [*labels, *sensitive]:
         alike: dict[str, list[str]] = {}
         for text in sorted(text_of(frame[name].dropna()).unique()):
             alike.setdefault(text.casefold(), []).append(text)
-        if twice := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
-            lines.append(f"  {name!r} has {_first(twice)}, which count as different: if one is meant, write it one way")
+        if pairs := [" and ".join(map(repr, spellings)) for spellings in alike.values() if len(spellings) > 1]:
+            lines.append(f"  {name!r} has {_first(pairs)}, which count as different: if one is meant, write it one way")
     return lines
 
 
-def _tells(feature: pd.Series, label: pd.Series) -> bool:
-    """Whether every value of a column stands beside a label of its own; of few rows, or of one label, it is chance."""
+def _determines(feature: pd.Series, label: pd.Series) -> bool:
+    """Whether every value of a column has one label only; with few rows, or one label, that is chance."""
     if len(label) < _FEWEST_TEXTS:
         return False
     for rows in (_FEWEST_TEXTS, len(label)):  # of most columns the first ones are enough
@@ -275,8 +275,8 @@ def _counted(column: CategoricalColumn) -> str:
 
 
 def _first(texts: Sequence[str]) -> str:
-    more = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
-    return f"{', '.join(texts[:_MOST_NAMED])}{more}"
+    suffix = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return f"{', '.join(texts[:_MOST_NAMED])}{suffix}"
 
 
 def require_seen(columns: Sequence[Column], unseen: Mapping[str, float], frame: pd.DataFrame, where: str) -> None:

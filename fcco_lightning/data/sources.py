@@ -49,8 +49,8 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
     Raises:
         DataError: if the source is missing, unreadable, of another kind, or has no rows.
     """
-    named = isinstance(source, (str, PathLike))
-    frame = _from_name(source, argument, texts) if named else _from_memory(source, argument)
+    is_path = isinstance(source, (str, PathLike))
+    frame = _from_name(source, argument, texts) if is_path else _from_memory(source, argument)
     if frame.empty:
         raise DataError(f"{argument}={shown(source)} has no rows or no columns.")
     frame = frame.reset_index(drop=True)
@@ -95,9 +95,9 @@ def _holds_anything(kind: Any) -> bool:
 
 
 def _require_different(names: Sequence[Any], where: str) -> None:
-    twice = sorted({str(name) for name, count in Counter(names).items() if count > 1})
-    if twice:
-        raise DataError(f"{where}: several columns have the name {twice[0]!r}. Rename or remove all but one.")
+    repeated = sorted({str(name) for name, count in Counter(names).items() if count > 1})
+    if repeated:
+        raise DataError(f"{where}: several columns have the name {repeated[0]!r}. Rename or remove all but one.")
 
 
 def is_hub_id(source: Any) -> bool:
@@ -130,14 +130,14 @@ def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
     try:
         if kind == "parquet":
             return pd.read_parquet(path)
-        where = f"{argument}='{path}'"
-        require_text(path, where)
+        place = f"{argument}='{path}'"
+        require_text(path, place)
         names, first = header_of(path)
-        require_header(names, first, where)
-        _require_different(list(filter(None, names)), where)  # pandas would rename a second column of a name
+        require_header(names, first, place)
+        _require_different(list(filter(None, names)), place)  # pandas would rename a second column of a name
         # Whole columns at once, so that types are the same however long the file is; the copy puts columns of one type
         # into one piece of memory, without which 100,000 of them take many times as long.
-        return as_written(read_csv(path, where, skipinitialspace=True, low_memory=False).copy(), path, texts)
+        return as_written(read_csv(path, place, skipinitialspace=True, low_memory=False).copy(), path, texts)
     except DataError:
         raise
     except Exception as error:  # of a damaged file, readers raise almost any kind
@@ -164,16 +164,16 @@ def _from_svmlight(path: Path, argument: str) -> pd.DataFrame:
     except (OSError, ValueError, OverflowError) as error:
         raise DataError(f"{argument}='{path}' is not a readable file of LIBSVM's format: {error}") from error
     matrix.eliminate_zeros()
-    used = (matrix.getnnz(axis=0) > 0).nonzero()[0]
-    needed, have = _BYTES_A_CELL * matrix.shape[0] * len(used), _memory()
-    if have is not None and needed > have:
+    nonempty = (matrix.getnnz(axis=0) > 0).nonzero()[0]
+    required, have = _BYTES_A_CELL * matrix.shape[0] * len(nonempty), _memory()
+    if have is not None and required > have:
         raise DataError(
-            f"{argument}='{path}' has {matrix.shape[0]} rows and {len(used)} features, {matrix.nnz:,} of them not 0. "
-            f"Features are held densely, which takes about {needed / 2**30:.1f} GiB; this machine has "
+            f"{argument}='{path}' has {matrix.shape[0]} rows and {len(nonempty)} features, {matrix.nnz:,} of them not "
+            f"0. Features are held densely, which takes about {required / 2**30:.1f} GiB; this machine has "
             f"{have / 2**30:.1f} GiB. Reduce them first, for example with sklearn's TruncatedSVD or SelectKBest, or "
             "take fewer rows."
         )
-    frame = pd.DataFrame(matrix[:, used].toarray(), columns=[f"f{i}" for i in used])
+    frame = pd.DataFrame(matrix[:, nonempty].toarray(), columns=[f"f{i}" for i in nonempty])
     leading = {"label": label} | ({"qid": query} if len(query) == len(label) else {})
     frame = pd.concat([pd.DataFrame(leading), frame], axis=1)
     frame.attrs["sparse"] = True
@@ -207,17 +207,17 @@ def open_dataset(source: str, argument: str, accepted: str, split: str | None = 
     """
     import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
-    name, _, asked = source.partition(":")
+    name, _, suffix = source.partition(":")
     try:
         if Path(source).is_dir():
             return datasets.load_from_disk(source)
-        return datasets.load_dataset(name, split=asked or split)
-    except Exception as error:  # builders fail with whatever the format behind them raises
+        return datasets.load_dataset(name, split=suffix or split)
+    except Exception as error:  # builders raise errors of no common class
         fault = (
             "is a folder that datasets.load_from_disk cannot read"
             if Path(source).is_dir()
             else f"is neither a file nor a folder here (working directory: {Path.cwd()}), and the hub gave no data set "
-            f"{name!r} with split {asked or split!r}"
+            f"{name!r} with split {suffix or split!r}"
         )
         cause = error.__cause__ or error
         raise DataError(

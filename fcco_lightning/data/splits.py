@@ -75,10 +75,10 @@ class Splits:
                 f"splits.remove_positives={removed!r} needs one label of two classes. Say which values are positive "
                 "(columns.positive)."
             )
-        kept = round((1 - removed) * int(y.sum()))
-        if not kept:
+        count = round((1 - removed) * int(y.sum()))
+        if not count:
             raise DataError(f"splits.remove_positives={removed!r} leaves none of {int(y.sum())} positives. Lower it.")
-        return keep_positives(y, kept, self.seed)
+        return keep_positives(y, count, self.seed)
 
 
 @dataclass(frozen=True)
@@ -197,13 +197,13 @@ class ImageSplits:
                 "(columns.positive: [cat, dog])."
             )
         positives = int((y == 1).sum())
-        wanted = round(share / (1 - share) * (len(y) - positives))
-        if not 1 <= wanted <= positives:
+        count = round(share / (1 - share) * (len(y) - positives))
+        if not 1 <= count <= positives:
             raise DataError(
-                f"splits.imbalance={share!r} asks for {wanted} positives beside {len(y) - positives} negatives; the "
+                f"splits.imbalance={share!r} asks for {count} positives beside {len(y) - positives} negatives; the "
                 f"training split has {positives}. Choose a share between those of 1 and {positives} positives."
             )
-        return keep_positives(y, wanted, self.seed)
+        return keep_positives(y, count, self.seed)
 
 
 def _of_two_classes(y: Tensor) -> bool:
@@ -233,21 +233,21 @@ def stratified_split(
     """
     inside(argument, held_out)
     generator = torch.Generator().manual_seed(seed)
-    held = torch.zeros(len(strata), dtype=torch.bool)
+    is_held_out = torch.zeros(len(strata), dtype=torch.bool)
     for stratum in torch.unique(strata):
         rows = (strata == stratum).nonzero().flatten()
         order = torch.randperm(len(rows), generator=generator)
         count = round(held_out * len(rows))
         if both_sides:
             count = min(max(count, 1), len(rows) - 1)
-        held[rows[order[:count]]] = True
-    if not held.any():
+        is_held_out[rows[order[:count]]] = True
+    if not is_held_out.any():
         kinds = len(torch.unique(strata))
         raise DataError(
             f"{argument}={held_out!r} of {len(strata)} rows holds out none: it is less than half a row of each of the "
             f"{kinds} classes (and groups). Raise it, or if the label is a number set columns.target='number'."
         )
-    return (~held).nonzero().flatten(), held.nonzero().flatten()
+    return (~is_held_out).nonzero().flatten(), is_held_out.nonzero().flatten()
 
 
 def whole_split(
@@ -261,17 +261,17 @@ def whole_split(
         ConfigError: if ``held_out`` is not in (0, 1).
         DataError: if there is one value only, so that one part would have none.
     """
-    names, of = torch.unique(values, return_inverse=True)
+    names, unit = torch.unique(values, return_inverse=True)
     if len(names) < 2:
         raise DataError(
             f"{argument}={held_out!r} holds out whole values of splits.whole, but there is one value only. Use another "
             "column, or leave splits.whole out."
         )
-    first = torch.full((len(names),), len(of)).scatter_reduce(0, of, torch.arange(len(of)), "amin")
+    first = torch.full((len(names),), len(unit)).scatter_reduce(0, unit, torch.arange(len(unit)), "amin")
     kinds = torch.zeros(len(names), dtype=torch.int64) if strata is None else strata[first]
-    _, held = stratified_split(kinds, held_out, seed, argument, both_sides=True)
-    chosen = torch.isin(of, held)
-    return (~chosen).nonzero().flatten(), chosen.nonzero().flatten()
+    _, held_units = stratified_split(kinds, held_out, seed, argument, both_sides=True)
+    is_held_out = torch.isin(unit, held_units)
+    return (~is_held_out).nonzero().flatten(), is_held_out.nonzero().flatten()
 
 
 def grouped_split(
@@ -300,10 +300,10 @@ def grouped_split(
 
 def _strata(group: Tensor, kinds: Tensor, held_out: float) -> Tensor:
     number = int(kinds.max()) + 1
-    _, of, sizes = torch.unique(number * group + kinds, return_inverse=True, return_counts=True)
+    _, cell, sizes = torch.unique(number * group + kinds, return_inverse=True, return_counts=True)
     counts = (held_out * sizes.double()).round()
-    few = (counts == 0) | (counts == sizes)
-    return (number + 1) * group + torch.where(few[of], number, kinds)
+    unsplittable = (counts == 0) | (counts == sizes)
+    return (number + 1) * group + torch.where(unsplittable[cell], number, kinds)
 
 
 def require_all_cells(
@@ -326,12 +326,12 @@ def require_all_cells(
     empty = empty or [f"cell {name!r}" for name, n in rows.items() if n == 0]
     if empty:
         first, counted = empty[:_MOST_NAMED], dict(list(rows.items())[:_MOST_NAMED])
-        more = [
-            f" and {len(every) - len(some)} more" * (len(every) > len(some))
-            for every, some in ((empty, first), (rows, counted))
+        suffixes = [
+            f" and {len(all_cells) - len(some)} more" * (len(all_cells) > len(some))
+            for all_cells, some in ((empty, first), (rows, counted))
         ]
         raise DataError(
-            f"The {where} has no rows in {', '.join(first)}{more[0]}, so what is measured there is undefined. Rows per "
-            f"group x class: {counted}{more[1]}. Use more data, or other values of positive, favoured or the fractions."
-            " If the label is a number, set columns.target='number'."
+            f"The {where} has no rows in {', '.join(first)}{suffixes[0]}, so what is measured there is undefined. Rows "
+            f"per group x class: {counted}{suffixes[1]}. Use more data, or other values of positive, favoured or the "
+            "fractions. If the label is a number, set columns.target='number'."
         )

@@ -126,8 +126,8 @@ class GaussianGroups(TableDistribution):
     def bayes_score(self, x: Tensor) -> Tensor:
         """Return the log-odds log P(y=1 | x) / P(y=0 | x) of ``x`` (n, d + 1), shape (n,): no score ranks better."""
         group = x[:, -1].long()
-        along = (x[:, :-1] * self._directions().to(x)[group]).sum(dim=1)
-        return torch.tensor(self.deltas).to(x)[group] * along + torch.tensor(self.priors).logit().to(x)[group]
+        projection = (x[:, :-1] * self._directions().to(x)[group]).sum(dim=1)
+        return torch.tensor(self.deltas).to(x)[group] * projection + torch.tensor(self.priors).logit().to(x)[group]
 
     def bayes_auc(self) -> float:
         """Return the AUC of :meth:`bayes_score` over the whole population, the largest there is."""
@@ -201,10 +201,10 @@ class ProportionalHazards(TableDistribution):
         x = torch.randn(size, self.dim, generator=generator)
         waits = -torch.log1p(-torch.rand(2, size, generator=generator, dtype=torch.float64))
         time, censored = waits[0] * torch.exp(-self.log_risk(x).double()), waits[1] / self.censoring
-        seen = torch.minimum(time, censored)
+        observed = torch.minimum(time, censored)
         if self.tick:
-            seen = (seen / self.tick).ceil().clamp(min=1) * self.tick
-        return {"x": x, "time": seen.clamp(min=1e-6).float(), "event": (time <= censored).long()}
+            observed = (observed / self.tick).ceil().clamp(min=1) * self.tick
+        return {"x": x, "time": observed.clamp(min=1e-6).float(), "event": (time <= censored).long()}
 
     @staticmethod
     def log_risk(x: Tensor) -> Tensor:

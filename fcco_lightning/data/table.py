@@ -77,9 +77,9 @@ class LabelTable(Dataset[dict[str, Tensor]]):
     def __init__(self, table: TensorTable, missing: float | None = None) -> None:
         y = table.columns.get("y")
         if y is None or y.dim() != 2:
-            got = "no column y" if y is None else f"y of shape {tuple(y.shape)}"
+            present = "no column y" if y is None else f"y of shape {tuple(y.shape)}"
             raise DataError(
-                f"Batches of labels need y of shape (n, T), but the training table has {got}. Name several label "
+                f"Batches of labels need y of shape (n, T), but the training table has {present}. Name several label "
                 "columns (columns.label: [a, b, c])."
             )
         self.table = table
@@ -113,15 +113,15 @@ def collate(batch: Any, columns: Mapping[str, Tensor] | None = None) -> Any:
 
     With ``columns`` of the table, each (n,), the batch carries their rows, too.
     """
-    made = batch if isinstance(batch, Mapping) else default_collate(batch)
-    return {**made, **{name: column[made["index"]] for name, column in columns.items()}} if columns else made
+    data = batch if isinstance(batch, Mapping) else default_collate(batch)
+    return {**data, **{name: column[data["index"]] for name, column in columns.items()}} if columns else data
 
 
 def _require_tensor(name: str, column: Any) -> None:
     if not isinstance(column, Tensor):
-        shown = f"{type(column).__name__} of {column.dtype}" if hasattr(column, "dtype") else type(column).__name__
+        kind = f"{type(column).__name__} of {column.dtype}" if hasattr(column, "dtype") else type(column).__name__
         raise DataError(
-            f"Column {name!r} must be a tensor, got {shown}. Numbers become one by torch.as_tensor; texts need numbers "
+            f"Column {name!r} must be a tensor, got {kind}. Numbers become one by torch.as_tensor; texts need numbers "
             "first, such as (labels == 'yes') for a label, or TabularDataModule, which takes tables with texts."
         )
 
@@ -144,9 +144,9 @@ def require_finite(name: str, column: Tensor) -> None:
     """Raise :class:`DataError`, which counts the rows, if a column ``name`` of floats, (n, ...), is not finite."""
     if not column.is_floating_point() or math.isfinite(column.sum()):
         return  # a sum is finite only if all is, and takes no memory
-    bad = ~torch.isfinite(column).reshape(len(column), -1).all(dim=1)
-    if bad.any():
+    nonfinite = ~torch.isfinite(column).reshape(len(column), -1).all(dim=1)
+    if nonfinite.any():
         raise DataError(
-            f"Column {name!r} must be finite, but {int(bad.sum())} of {len(column)} rows hold NaN or infinity "
-            f"(first: row {int(bad.int().argmax())}). Remove or impute them before building the table."
+            f"Column {name!r} must be finite, but {int(nonfinite.sum())} of {len(column)} rows hold NaN or infinity "
+            f"(first: row {int(nonfinite.int().argmax())}). Remove or impute them before building the table."
         )

@@ -49,7 +49,9 @@ def require_text(path: Path, where: str) -> None:
         marked = file.read(2) in _UTF_16
         file.seek(0)
         number, place, byte = next(
-            (number, at, line[at]) for number, line in enumerate(file, 1) if (at := _first_wrong(line)) is not None
+            (number, position, line[position])
+            for number, line in enumerate(file, 1)
+            if (position := _first_wrong(line)) is not None
         )
     if byte == 0:
         fault = "holds a NUL: it is damaged, or no text at all. Restore it, or remove these bytes."
@@ -150,19 +152,19 @@ def require_header(names: Sequence[str], first: Sequence[str], where: str) -> No
         first: those of the next one.
         where: what the file is called in messages.
     """
-    written = ",".join(names)
-    signs = [sign for sign in ";\t|" if written.count(sign) >= max(1, len(names))]
+    header = ",".join(names)
+    signs = [sign for sign in ";\t|" if header.count(sign) >= max(1, len(names))]
     if signs:
         raise DataError(
             f"{where}: its columns are separated by {signs[0]!r}, not by commas. Write it anew: pandas.read_csv(FILE, "
             f"sep={signs[0]!r}).to_csv(NEW, index=False), with decimal=',' if its numbers have decimal commas."
         )
     numbers = [value for name in names if (value := _number(name)) is not None]
-    named = [
+    text_headers = [
         name for name, cell in zip(names, first, strict=False) if _number(name) is None and _number(cell) is not None
     ]
     numbering = bool(numbers) and numbers == [numbers[0] + k for k in range(len(numbers))]
-    if numbers and not named and not (numbering and (len(numbers) > 1 or numbers[0] in (0, 1))):
+    if numbers and not text_headers and not (numbering and (len(numbers) > 1 or numbers[0] in (0, 1))):
         raise DataError(
             f"{where}, line 1: the names of the columns are numbers ({', '.join(names[:6])}"
             f"{', ...' if len(names) > 6 else ''}), so this seems to be a row of the table, and the header missing. "
@@ -174,13 +176,13 @@ def _require_no_more_fields(path: Path, where: str) -> None:
     """Raise :class:`DataError` naming the first line that has more fields than the header."""
     with _rows_of(path) as reader:
         rows = filter(None, reader)
-        expected = len(next(rows, []))
+        num_fields = len(next(rows, []))
         for row in rows:
-            if len(row) > expected:
+            if len(row) > num_fields:
                 raise DataError(
-                    f"{where}, line {reader.line_num}: it has {len(row)} fields, and the header has {expected}, so it "
-                    "is not known which field belongs to which column. Add the name that is missing (for an index in "
-                    "front: to_csv(NEW, index=False)), or put a field with a comma in it between quotes."
+                    f"{where}, line {reader.line_num}: it has {len(row)} fields, and the header has {num_fields}, so "
+                    "it is not known which field belongs to which column. Add the name that is missing (for an index "
+                    "in front: to_csv(NEW, index=False)), or put a field with a comma in it between quotes."
                 )
 
 

@@ -19,7 +19,7 @@ from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
 PADDING = -1
-"""What stands behind the end of a text that is shorter than the longest of its batch."""
+"""The token that fills a text up to the longest of its batch."""
 _SPECIAL = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -124,14 +124,14 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], longest: int) -> Tokens:
     Raises:
         DataError: naming a text of which the tokenizer makes no token.
     """
-    how = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     rows: list[Any] = []
     for start in range(0, len(texts), _AT_ONCE):
-        encoded = tokenizer(list(texts[start : start + _AT_ONCE]), **how)["input_ids"]
+        encoded = tokenizer(list(texts[start : start + _AT_ONCE]), **options)["input_ids"]
         rows += [np.asarray(row, dtype=np.int32) for row in encoded]
     long = [i for i, row in enumerate(rows) if len(row) > longest]
     for i in long:
-        shorter = tokenizer(texts[i], truncation=True, max_length=longest, **how)["input_ids"]
+        shorter = tokenizer(texts[i], truncation=True, max_length=longest, **options)["input_ids"]
         rows[i] = np.asarray(shorter, dtype=np.int32)
     lengths = np.array([len(row) for row in rows])
     if not lengths.all():
@@ -212,7 +212,7 @@ class TextEncoder:
             yield TextTable(tokens, {}).__getitems__(range(len(tokens.lengths)))["x"]
 
     def remarks(self, rows: int) -> list[str]:
-        """Say what a user should know of the latest table, of so many rows: what was cut off, and what is empty."""
+        """Warnings on the latest table, of ``rows`` rows: what was cut off, and what is empty."""
         cut = [f"{self._cut} of {rows} texts have more than {self.max_length} tokens, and are cut off there."]
         empty = [f"{self._empty} of {rows} texts are empty or missing: their predictions mean nothing."]
         return [*(cut if self._cut else []), *(empty if self._empty else [])]
@@ -271,24 +271,24 @@ def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
 
 
 def _of_words(tokenizers: Any, pieces: dict[str, int]) -> Any:
-    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(pieces, unk_token=_SPECIAL["unk_token"]))
-    made.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    return made
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(pieces, unk_token=_SPECIAL["unk_token"]))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return tokenizer
 
 
 def _of_pieces(learnt: str) -> Any:
     transformers = package("transformers", "text", "tokens.vocabulary")
     tokenizers = package("tokenizers", "text", "tokens.vocabulary")
-    made = tokenizers.Tokenizer.from_str(learnt)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=_LEARNT_LENGTH, **_SPECIAL)
+    tokenizer = tokenizers.Tokenizer.from_str(learnt)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=_LEARNT_LENGTH, **_SPECIAL)
 
 
 def _pretrained(name: str) -> Any:
     transformers = package("transformers", "text", f"tokens.tokenizer={name!r}")
     try:
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # whatever the hub's client, or the reader of a format, raises: it is of no common kind
+    except Exception as error:  # the hub's client and the readers of formats raise errors of no common class
         fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
         raise ConfigError(
             f"tokens.tokenizer={name!r} could not be had: {fault} (working directory: {Path.cwd()}; "

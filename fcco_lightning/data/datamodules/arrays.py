@@ -70,8 +70,8 @@ class NamedArrays(NamedTensors):
         values = others.pop("group", None)
         if "group" in rows:
             if values is None:
-                found = list(pd.Categorical(rows["group"]).remove_unused_categories().categories)
-                values = list(dict(zip(_texts(found), found, strict=True)).values())
+                categories = list(pd.Categorical(rows["group"]).remove_unused_categories().categories)
+                values = list(dict(zip(_texts(categories), categories, strict=True)).values())
             columns = {**columns, "group": places(_texts(values), rows["group"])}
         self._values, classes = values or [], np.unique(rows["y"]) if classes is None else classes
         super().__init__(
@@ -118,7 +118,7 @@ def counts_of_no_group(rows: pd.DataFrame, groups: Mapping[str, Sequence[Any]]) 
         counts[f"rows without {column!r}, of no group"] = int(cells.isna().sum())
         of_values = listed(strange.unique())
         counts[f"rows of no group of training: {column!r} in {of_values}"] = len(strange)
-    return {what: count for what, count in counts.items() if count}
+    return {reason: count for reason, count in counts.items() if count}
 
 
 def groups_of_samples(sensitive: Any, n: int, *, later: bool = False) -> pd.DataFrame:

@@ -88,9 +88,9 @@ class SplitDataModule(LightningDataModule):
         self.eval_train, self.num_workers = eval_train, num_workers
         self.tables: dict[str, TensorTable] = {}
         self._rows: dict[str, pd.DataFrame] = {}  # of every split that is evaluated, where it is a table
-        self._added: set[str] = set()  # columns that subsets, groups and clusters asked for
+        self._added: set[str] = set()  # columns that subsets, groups and clusters have added
         self._groups_by: dict[str, list[str]] = {}  # column -> its values in training, where constraints group by it
-        self._expected: Mapping[str, Any] | None = None
+        self._stored_fingerprint: Mapping[str, Any] | None = None
         self._drawn_from: tuple[TensorTable, TensorTable | LabelTable] | None = None
         self._announced = False
 
@@ -147,10 +147,10 @@ class SplitDataModule(LightningDataModule):
 
     def _numbered_cells(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the columns of the table by which batches are drawn and which these do not hold, as whole numbers."""
-        rows, named = self._rows.get("train", pd.DataFrame()), getattr(self.batches, "columns", ())
+        rows, names = self._rows.get("train", pd.DataFrame()), getattr(self.batches, "columns", ())
         return {
             name: torch.from_numpy(pd.factorize(rows[name])[0].astype(np.int64))
-            for name in named
+            for name in names
             if name not in columns and name in rows
         }
 
@@ -199,18 +199,18 @@ class SplitDataModule(LightningDataModule):
 
     def _require_expected_split(self) -> None:
         """Raise :class:`DataError` if a checkpoint was loaded that belongs to another training split."""
-        if self._expected is not None:
-            allowed = self.allow_changed or (None if self._made else False)  # arguments are easier to give back
-            require_same(self._expected, self._identified, self._identifying, allow_changed=allowed)
+        if self._stored_fingerprint is not None:
+            allow_changed = self.allow_changed or (None if self._made else False)  # arguments are easier to give back
+            require_same(self._stored_fingerprint, self._identified, self._identifying, allow_changed=allow_changed)
 
     def sampling(self) -> dict[str, Drawn]:
         """Return what every part of a training batch is drawn from and how, in the order of the loaders."""
-        drawn = {}
+        samplings = {}
         for part, (name, plan) in self._plans(self._place()[1]).items():
             table = self._drawn_table(name)
             columns = {n: c for n, c in table.columns.items() if n not in INPUTS}
-            drawn[part] = Drawn(columns, plan, isinstance(table, ImageTable) and table.corrupt == "skip")
-        return drawn
+            samplings[part] = Drawn(columns, plan, isinstance(table, ImageTable) and table.corrupt == "skip")
+        return samplings
 
     def train_dataloader(self) -> ResumableLoader | CombinedLoader:
         """Return the loader of "target", or of all parts together if there are others."""
@@ -240,7 +240,7 @@ class SplitDataModule(LightningDataModule):
         return list(self.tables)
 
     def add_subset(self, where: Where) -> Where:
-        """Return a subset that a person described by names as one that batches can be asked for.
+        """Return a subset described by names as one described by columns of batches.
 
         Each condition is on a column, which is looked for in two places:
 
@@ -339,15 +339,15 @@ class SplitDataModule(LightningDataModule):
             DataError: if there is no such column, or a cell of it is empty.
         """
         splits = list(self.evaluation_loaders())
-        there = set[str].intersection(*(set(self.tables[split].columns) for split in splits)) - self._added - INPUTS
-        if column in there:
+        shared = set[str].intersection(*(set(self.tables[split].columns) for split in splits)) - self._added - INPUTS
+        if column in shared:
             return column
         frames = {split: self._rows[split] for split in splits if split in self._rows}
         names = {str(name) for frame in frames.values() for name in frame.columns}
         if column not in names:
             raise DataError(
                 f"feasible.clusters={column!r} is not a column of the data, whose columns are "
-                f"{listed(there - {'index'} | names)}. Name the one that says which samples belong together, or leave "
+                f"{listed(shared - {'index'} | names)}. Name the one that says which samples belong together, or leave "
                 "it out if all of them are independent."
             )
         for split, frame in frames.items():
@@ -356,11 +356,11 @@ class SplitDataModule(LightningDataModule):
         values = pd.concat([text_of(frame[column]) for frame in frames.values()]).unique()
         return self._with_column(f"cluster of {column}", column, partial(places, values))
 
-    def _with_column(self, name: str, column: str, made: Callable[[pd.Series], Tensor]) -> str:
+    def _with_column(self, name: str, column: str, make: Callable[[pd.Series], Tensor]) -> str:
         """Add to the batches of every split what is made of a column of its table, and return the name of it."""
         if name not in self._added:
             for split, rows in self._rows.items():
-                self.tables[split].columns[name] = made(rows[column])
+                self.tables[split].columns[name] = make(rows[column])
             self._added.add(name)
         return name
 
@@ -392,7 +392,7 @@ class SplitDataModule(LightningDataModule):
         return {part: (name, plan)} | (second if isinstance(sampling, TwoDraws) else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what identifies the training split, and the groups of columns that were asked for, as plain values."""
+        """Return what identifies the training split, and the requested groups of columns, as plain values."""
         return {"train_split": self._identified, "groups_by": self._groups_by}
 
     @classmethod
@@ -403,8 +403,8 @@ class SplitDataModule(LightningDataModule):
             CheckpointError: naming the file and what is wrong with it.
         """
         opened(Path(checkpoint_path))
-        made: Self = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
-        return made
+        datamodule: Self = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        return datamodule
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Make sure that the rows of a checkpoint's dual state mean the same samples.
@@ -412,7 +412,7 @@ class SplitDataModule(LightningDataModule):
         Raises:
             DataError: if the training split is another one (at once, or in ``setup`` if that comes later).
         """
-        self._expected = state_dict["train_split"]
+        self._stored_fingerprint = state_dict["train_split"]
         if self.tables:
             self._require_expected_split()
 
@@ -474,5 +474,5 @@ def _column_of_groups(column: str) -> str:
 
 
 def _position(text: str, names: list[str]) -> Value:
-    """The position of a name, and of any other text the number that it is, or itself."""
+    """The position of a name; any other text as a number where it is one, or unchanged."""
     return names.index(text) if text in names else number_or_text(text)

@@ -1,4 +1,4 @@
-"""What a datamodule of image-text pairs and protected tasks is told: its classes, and its pairs."""
+"""Settings of a datamodule of image-text pairs and protected tasks: its classes, and its pairs."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,13 +49,13 @@ class Classes:
     augment: bool | dict[str, Any] = False
 
     def __post_init__(self) -> None:
-        named = {"target": self.target, "protected": self.protected, "known": self.known}
-        for argument, value in named.items():
+        lists = {"target": self.target, "protected": self.protected, "known": self.known}
+        for argument, value in lists.items():
             if value is not None:
                 object.__setattr__(self, argument, _distinct(f"classes.{argument}", value))
-        both = [name for name in self.target if name in (self.protected or [])]
-        if both:
-            raise ConfigError(f"target and protected share {both}: a class is either to be learnt or to be kept.")
+        shared = [name for name in self.target if name in (self.protected or [])]
+        if shared:
+            raise ConfigError(f"target and protected share {shared}: a class is either to be learnt or to be kept.")
         for argument in ("templates", "caption_templates"):
             if (templates := getattr(self, argument)) is not None:
                 _check_templates(f"classes.{argument}", templates)
@@ -180,17 +180,17 @@ class Pairs:
 
 
 def _check_templates(argument: str, templates: Sequence[str]) -> None:
-    wrong = [template for template in templates if template.count("{}") != 1]
-    if isinstance(templates, str) or not templates or wrong:
+    invalid = [template for template in templates if template.count("{}") != 1]
+    if isinstance(templates, str) or not templates or invalid:
         raise ConfigError(
             f"{argument} must be a list of texts, each with one {{}} where the name of a class goes, got "
-            f"{wrong or templates!r}."
+            f"{invalid or templates!r}."
         )
 
 
 def _distinct(argument: str, names: Iterable[str]) -> list[str]:
     names = [str(name).strip() for name in names]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(f"{argument} names {twice} more than once.")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ConfigError(f"{argument} names {repeated} more than once.")
     return names

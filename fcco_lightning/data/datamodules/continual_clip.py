@@ -117,7 +117,8 @@ class ContinualCLIPDataModule(SplitDataModule):
         self.mean, self.std = self.config.mean, self.config.std
         self.interpolation, self.resize_mode = self.config.interpolation, self.config.resize_mode
         self.context_length = self.config.context_length
-        self._plain, self._random = self._transform(augment=False), self._transform(augment=pairs.augment)
+        self._eval_transform = self._transform(augment=False)
+        self._train_transform = self._transform(augment=pairs.augment)
         self._crops = self._transform(augment=classes.augment)  # of protected images
         self._tokenizer = tokenizer(self.config)
         self.task_names: list[str] = []
@@ -221,7 +222,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
         Where it is equal, columns that were stored for :meth:`add_columns` belong to these samples.
         """
-        prompts = [str(self.class_tokens.tolist()), str(self._seen()), *self.class_names, "", *self.task_names]
+        prompts = [str(self.class_tokens.tolist()), str(self._image_format()), *self.class_names, "", *self.task_names]
         return {name: digest_of([*prompts, self._digests[name]]) for name in self._splits()}
 
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
@@ -229,10 +230,10 @@ class ContinualCLIPDataModule(SplitDataModule):
         frame, images = self.origin.read()
         return frame, FilesIn(images, self.origin.root or "")
 
-    def _look_at(self, images: Any, what: str) -> None:
+    def _look_at(self, images: Any, description: str) -> None:
         """Remember what tells images apart from others, if they are not made here."""
         if not self._made:
-            self._contents |= contents_of_images(images, what)
+            self._contents |= contents_of_images(images, description)
 
     def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
         """Return what tells images apart from others: their paths, or the contents of some that are no files."""
@@ -275,19 +276,19 @@ class ContinualCLIPDataModule(SplitDataModule):
         labelled = (y >= 0).nonzero().flatten()
         if len(labelled) == 0:
             raise DataError(f"None of the {name} images is of the classes {listed(self._class_names)}.")
-        self.left_out[name], y, kept = len(y) - len(labelled), y[labelled], part.iloc[labelled.tolist()]
-        self._rows[name] = kept.drop(columns=ROW).reset_index(drop=True)
-        shown: Any = Subset(images, kept[ROW].tolist())
+        self.left_out[name], y, frame = len(y) - len(labelled), y[labelled], part.iloc[labelled.tolist()]
+        self._rows[name] = frame.drop(columns=ROW).reset_index(drop=True)
+        subset: Any = Subset(images, frame[ROW].tolist())
         if name == "train":
-            self._look_at(shown, "the labelled images")
-        self._digests[name] = digest_of([*self._image_names(images, shown.indices), str(y.tolist())])
+            self._look_at(subset, "the labelled images")
+        self._digests[name] = digest_of([*self._image_names(images, subset.indices), str(y.tolist())])
         numbers = {name: i for i, name in enumerate(self.task_names)} | dict.fromkeys(self.target_names, -1)
         task_of = torch.tensor([numbers.get(name, -2) for name in self._class_names])
         corrupt, most_pixels = self.origin.corrupt, self.origin.most_pixels
         columns = {"y": y, "task": task_of[y]}
         crops = name == "train" and self.classes.augment is not False
-        seed, transform = (self.seed, self._crops) if crops else (None, self._plain)
-        table = ImageTable(shown, columns, transform, seed=seed, corrupt=corrupt, most_pixels=most_pixels)
+        seed, transform = (self.seed, self._crops) if crops else (None, self._eval_transform)
+        table = ImageTable(subset, columns, transform, seed=seed, corrupt=corrupt, most_pixels=most_pixels)
         table.alternatives, table.option = ("skip",), "images.corrupt"
         return table
 
@@ -298,28 +299,28 @@ class ContinualCLIPDataModule(SplitDataModule):
             train = parts["train"]
             labels, seed = text_of(train[self.classes.label]), self.splits.seed
             kinds = places(sorted(labels.unique()), labels)
-            whole = values_of(self.splits.whole or self.origin.whole, train)
-            if whole is None:
-                rest, held = stratified_split(kinds, share, seed, argument, both_sides=True)
+            units = values_of(self.splits.whole or self.origin.whole, train)
+            if units is None:
+                rest, held_out = stratified_split(kinds, share, seed, argument, both_sides=True)
             else:
-                rest, held = whole_split(whole, share, seed, argument, kinds)
-            parts |= {"train": train.iloc[rest.tolist()], name: train.iloc[held.tolist()]}
+                rest, held_out = whole_split(units, share, seed, argument, kinds)
+            parts |= {"train": train.iloc[rest.tolist()], name: train.iloc[held_out.tolist()]}
         return {name: parts[name].reset_index(drop=True) for name in PARTS if name in parts}
 
     def _pair_table(self, train: ImageTable) -> PairTable:
         """Return the table of all pairs: those of ``pairs``, then the labelled ones."""
         images, captions = self._read_pairs()
-        chosen = self._pairs_of_classes(train.columns["y"])
-        images.append(Subset(train.images, chosen.tolist()))
+        labelled = self._pairs_of_classes(train.columns["y"])
+        images.append(Subset(train.images, labelled.tolist()))
         of_class = [self.classes.captions_of(name) for name in self._class_names]
-        captions.append([of_class[y] for y in train.columns["y"][chosen].tolist()])
+        captions.append([of_class[y] for y in train.columns["y"][labelled].tolist()])
         self._remember_captions(captions)
-        shown: Any = ConcatDataset(images)
+        union: Any = ConcatDataset(images)
         texts: Any = ConcatDataset(captions)
         table = PairTable(
-            shown,
+            union,
             texts,
-            self._random,
+            self._train_transform,
             self._tokenizer,
             seed=None if self.pairs.augment is False else self.seed,
             caption_seed=self.seed,
@@ -341,8 +342,8 @@ class ContinualCLIPDataModule(SplitDataModule):
         size = sum(map(len, captions))
         if self.pairs.limit is None or self.pairs.limit >= size:
             return images, captions
-        drawn = torch.randperm(size, generator=torch.Generator().manual_seed(self.splits.seed))
-        rows = drawn[: self.pairs.limit].sort().values.tolist()
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(self.splits.seed))
+        rows = order[: self.pairs.limit].sort().values.tolist()
         return [Subset(ConcatDataset(images), rows)], [Subset(ConcatDataset(captions), rows)]
 
     def _remember_captions(self, captions: Sequence[Any]) -> None:
@@ -365,11 +366,11 @@ class ContinualCLIPDataModule(SplitDataModule):
                 f"The protected task {self.task_names[int(counts.argmin())]!r} has no training images, so there is "
                 "nothing to hold it by. Leave it out of protected."
             )
-        wanted = self._grouped()
-        if wanted and self.task_names and wanted.chosen(len(self.task_names)) > len(self.task_names):
+        sampling = self._grouped()
+        if sampling and self.task_names and sampling.chosen(len(self.task_names)) > len(self.task_names):
             raise ConfigError(
-                f"task_batches.groups_per_batch={wanted.groups_per_batch} exceeds the {len(self.task_names)} protected "
-                f"tasks {self.task_names}. Lower it, or set it to null for all of them."
+                f"task_batches.groups_per_batch={sampling.groups_per_batch} exceeds the {len(self.task_names)} "
+                f"protected tasks {self.task_names}. Lower it, or set it to null for all of them."
             )
 
     def _grouped(self) -> GroupSampling | None:
@@ -397,16 +398,16 @@ class ContinualCLIPDataModule(SplitDataModule):
         rows = (columns["task"] >= 0).nonzero().flatten()
         tasks = columns["task"][rows]
         self._check_sizes(torch.bincount(tasks), world_size)
-        drawn = {"group": tasks, "y": columns["y"][rows], "index": torch.arange(len(rows))}
-        plan = with_num_batches(self.task_batches, num_batches).plan(drawn, self.seed, world_size)
+        batch_columns = {"group": tasks, "y": columns["y"][rows], "index": torch.arange(len(rows))}
+        plan = with_num_batches(self.task_batches, num_batches).plan(batch_columns, self.seed, world_size)
         return plan.of_rows(rows, len(columns["task"]))
 
     def _check_sizes(self, counts: Tensor, world_size: int) -> None:
-        wanted, smallest = self._grouped(), int(counts.argmin())
-        if wanted and not wanted.replacement and counts[smallest] < wanted.samples_per_group * world_size:
+        sampling, smallest = self._grouped(), int(counts.argmin())
+        if sampling and not sampling.replacement and counts[smallest] < sampling.samples_per_group * world_size:
             raise DataError(
-                f"task_batches.samples_per_group={wanted.samples_per_group} on {world_size} processes asks for "
-                f"{wanted.samples_per_group * world_size} different images of a protected task, but "
+                f"task_batches.samples_per_group={sampling.samples_per_group} on {world_size} processes asks for "
+                f"{sampling.samples_per_group * world_size} different images of a protected task, but "
                 f"{self.task_names[smallest]!r} has {int(counts[smallest])} in training. Lower it, or leave that task "
                 "out of classes.protected."
             )
@@ -414,10 +415,10 @@ class ContinualCLIPDataModule(SplitDataModule):
     def _summary(self) -> str:
         table, train = self._table(_PAIRS), self._table("train").columns["task"]
         sizes = [int((train == k).sum()) for k in range(len(self.task_names))]
-        kept = ", ".join(f"{name} ({size})" for name, size in zip(self.task_names, sizes, strict=True)) or "none"
+        tasks = ", ".join(f"{name} ({size})" for name, size in zip(self.task_names, sizes, strict=True)) or "none"
         return (
             f"{len(table)} pairs; target {', '.join(self.target_names) or 'none'} ({int((train == -1).sum())} training "
-            f"images); protected {kept}; {sum(self.left_out.values())} images of other classes left out."
+            f"images); protected {tasks}; {sum(self.left_out.values())} images of other classes left out."
         )
 
     def _splits(self) -> list[str]:
@@ -425,33 +426,33 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _evaluation_table(self, name: str) -> TensorTable:
         table = self._table(name)
-        return table.plain(self._plain) if isinstance(table, ImageTable) else table
+        return table.plain(self._eval_transform) if isinstance(table, ImageTable) else table
 
     def _transform(self, *, augment: bool | dict[str, Any]) -> Any:
         random = augment if augment is False else _AUGMENT | (augment if isinstance(augment, dict) else {})
-        made = self.config
+        config = self.config
         return image_transform(
-            made.image_size,
-            made.mean,
-            made.std,
+            config.image_size,
+            config.mean,
+            config.std,
             augment=random,
             crop_pct=1.0,
-            interpolation=made.interpolation,
-            crop_mode=_CROP_MODES[made.resize_mode],
+            interpolation=config.interpolation,
+            crop_mode=_CROP_MODES[config.resize_mode],
         )
 
-    def _seen(self) -> tuple[Any, ...]:
+    def _image_format(self) -> tuple[Any, ...]:
         """Return what the images of evaluation look like."""
-        made = self.config
-        return made.image_size, made.mean, made.std, made.interpolation, made.resize_mode, self.origin.corrupt
+        config = self.config
+        return config.image_size, config.mean, config.std, config.interpolation, config.resize_mode, self.origin.corrupt
 
     @property
     def _joined(self) -> bool:
         return True
 
     def _batch_settings(self) -> tuple[Any, ...]:
-        drawn = *super()._batch_settings(), self.task_batches
-        return *drawn, *self._seen(), str(self.pairs.augment), str(self.classes.augment), self.pairs.corrupt
+        settings = *super()._batch_settings(), self.task_batches
+        return *settings, *self._image_format(), str(self.pairs.augment), str(self.classes.augment), self.pairs.corrupt
 
     def _fingerprint(self) -> dict[str, Any]:
         """Sizes, and a digest of the captions, of all names and of the order of the labelled training images."""

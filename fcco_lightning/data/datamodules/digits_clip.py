@@ -63,13 +63,13 @@ class DigitImages:
         frame, images = read_image_dataset(self.source, "image")
         require_columns(frame, {"the label": ["label"]}, f"digits.source={self.source!r}")
         sizes = {"test": self.num_test, "val": self.num_val, "train": self.num_train}
-        wanted = sum(sizes.values())
-        if wanted > len(frame) or not frame["label"].isin(range(10)).all():
+        total = sum(sizes.values())
+        if total > len(frame) or not frame["label"].isin(range(10)).all():
             raise DataError(
                 f"digits.source={self.source!r} has {len(frame)} images with labels {listed(frame['label'].unique())}. "
-                f"Needed are labels 0 to 9, and num_train + num_val + num_test = {wanted} images: ask for fewer."
+                f"Needed are labels 0 to 9, and num_train + num_val + num_test = {total} images: ask for fewer."
             )
-        rows = np.random.default_rng(self.seed).permutation(len(frame))[:wanted]
+        rows = np.random.default_rng(self.seed).permutation(len(frame))[:total]
         split = np.repeat(list(sizes), list(sizes.values()))
         return pd.DataFrame({"digit": frame["label"].to_numpy()[rows], "split": split, ROW: rows}), images
 
@@ -118,13 +118,13 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         for name, share in {"rare": rare, "general": general}.items():
             if share != 0:
                 fraction(name, share)
-        kept = None if protected is None else _digit_names("protected", protected)
+        protected_names = None if protected is None else _digit_names("protected", protected)
         super().__init__(
             model=model,
             images=LabelledImages(root=""),  # the images are made, not read
             classes=Classes(
                 _digit_names("target", [7] if target is None else target),
-                protected=[] if stage == "pretrain" else kept,
+                protected=[] if stage == "pretrain" else protected_names,
                 known=list(digit_images.NAMES),
                 templates=digit_images.TEMPLATES[:2],
                 caption_templates=digit_images.TEMPLATES,
@@ -139,11 +139,11 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
 
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
         if self.digits.source is not None:
-            taken, pictures = self.digits.taken()
-            names = [digit_images.NAMES[digit] for digit in taken.pop("digit")]
-            taken[self.classes.label], taken["handwriting"] = names, taken[ROW]
-            return taken, FilesIn(pictures, "")
-        made = digit_images.digits(self.digits.num_train, self.digits.num_test, self.digits.seed, self.digits.num_val)
+            labelled, pictures = self.digits.taken()
+            names = [digit_images.NAMES[digit] for digit in labelled.pop("digit")]
+            labelled[self.classes.label], labelled["handwriting"] = names, labelled[ROW]
+            return labelled, FilesIn(pictures, "")
+        parts = digit_images.digits(self.digits.num_train, self.digits.num_test, self.digits.seed, self.digits.num_val)
         frames = [
             pd.DataFrame(
                 {
@@ -152,10 +152,10 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
                     "split": split,
                 }
             )
-            for split, part in made.items()
+            for split, part in parts.items()
         ]
         frame = pd.concat(frames, ignore_index=True)
-        images = torch.cat([part.images for part in made.values()]).numpy()
+        images = torch.cat([part.images for part in parts.values()]).numpy()
         return frame.assign(**{ROW: range(len(frame))}), images
 
     def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
@@ -171,7 +171,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
 
 
 def _digit_names(argument: str, values: Sequence[int]) -> list[str]:
-    wrong = [value for value in values if value not in range(10)]
-    if wrong:
-        raise ConfigError(f"{argument} must hold digits 0..9, got {wrong}.")
+    invalid = [value for value in values if value not in range(10)]
+    if invalid:
+        raise ConfigError(f"{argument} must hold digits 0..9, got {invalid}.")
     return [digit_images.NAMES[value] for value in values]

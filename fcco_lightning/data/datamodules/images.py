@@ -70,7 +70,7 @@ class GroupedImageDataModule(StoredDataModule):
                 "of an image would be the same. Let the network perturb its input (GaussianPerturbation)."
             )
         self.transform, self.noise = transform, noise
-        self._plain, self._random = transform.made(random=False), transform.made(random=True)
+        self._eval_transform, self._train_transform = transform.made(random=False), transform.made(random=True)
 
     def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
         if isinstance(self._samples, list):
@@ -82,10 +82,10 @@ class GroupedImageDataModule(StoredDataModule):
         files = {name: {self._samples[row] for row in rows.table[ROW]} for name, rows in splits.items()}
         train = files.pop("train")
         for name, paths in files.items():
-            if again := paths & train:
+            if shared := paths & train:
                 rank_zero_warn(
-                    f"{len(again)} of the {len(paths)} files of the {name} split are in the train split, too (one is "
-                    f"{str(min(again))!r}): what is measured on it flatters the network. With "
+                    f"{len(shared)} of the {len(paths)} files of the {name} split are in the train split, too (one is "
+                    f"{str(min(shared))!r}): what is measured on it flatters the network. With "
                     "splits.by='fractions' splits.whole names a column whose rows stay together."
                 )
 
@@ -104,7 +104,7 @@ class GroupedImageDataModule(StoredDataModule):
         table = ImageTable(
             FilesIn(Subset(self._samples, rows.tolist()), self.origin.root or ""),
             split.columns,
-            self._random if random else self._plain,
+            self._train_transform if random else self._eval_transform,
             seed=self.seed if random else None,
             corrupt=self.origin.corrupt,
             most_pixels=self.origin.most_pixels,
@@ -116,7 +116,7 @@ class GroupedImageDataModule(StoredDataModule):
 
     def _evaluation_table(self, name: str) -> TensorTable:
         table = self._table(name)
-        return table.plain(self._plain) if isinstance(table, ImageTable) else table
+        return table.plain(self._eval_transform) if isinstance(table, ImageTable) else table
 
     def _batch_settings(self) -> tuple[Any, ...]:
         return (*super()._batch_settings(), self.transform, self.origin.corrupt, self.noise)

@@ -63,11 +63,11 @@ class LabelledImages:
                 "with a metadata.csv of files and labels, or with a subfolder for every class."
             )
         one_of("images.corrupt", self.corrupt, ("error", "blank", "skip"))
-        needed, other = ("source", "root") if self.layout == "datasets" else ("root", "source")
-        if getattr(self, needed) is None or getattr(self, other) is not None:
+        required, other = ("source", "root") if self.layout == "datasets" else ("root", "source")
+        if getattr(self, required) is None or getattr(self, other) is not None:
             raise ConfigError(
-                f"images.layout={self.layout!r} needs images.{needed}, and no images.{other}. A folder is a `root`; a "
-                "Parquet file, a folder of `save_to_disk` or a hub id is the `source` of images.layout='datasets'."
+                f"images.layout={self.layout!r} needs images.{required}, and no images.{other}. A folder is a `root`; "
+                "a Parquet file, a folder of `save_to_disk` or a hub id is the `source` of images.layout='datasets'."
             )
 
     def prepare(self) -> None:
@@ -122,9 +122,9 @@ class LabelledTexts:
     def __post_init__(self) -> None:
         one_of("texts.layout", self.layout, get_args(TextLayout))
         one_of("texts.empty", self.empty, ("error", "keep"))
-        needed, other = ("source", "root") if self.layout == "table" else ("root", "source")
-        if getattr(self, needed) is None or getattr(self, other) is not None:
-            raise ConfigError(f"texts.layout={self.layout!r} needs texts.{needed}, and no texts.{other}.")
+        required, other = ("source", "root") if self.layout == "table" else ("root", "source")
+        if getattr(self, required) is None or getattr(self, other) is not None:
+            raise ConfigError(f"texts.layout={self.layout!r} needs texts.{required}, and no texts.{other}.")
 
     @property
     def whole(self) -> str | None:

@@ -115,7 +115,7 @@ class SampleDataModule(SplitDataModule):
         return self._tables_of(splits)
 
     @abstractmethod
-    def _read(self) -> dict[str, tuple[pd.DataFrame, str]]:
+    def _read_tables(self) -> dict[str, tuple[pd.DataFrame, str]]:
         """Return the rows of "train", and of other splits that need not be held out, each with its name in messages."""
 
     @abstractmethod
@@ -124,52 +124,52 @@ class SampleDataModule(SplitDataModule):
 
     @abstractmethod
     def _inputs(self) -> tuple[list[str], dict[str, str]]:
-        """Return the names of the features, and digests of the training split's inputs by what they are of."""
+        """Return the names of the features, and digests of the training split's inputs by their names."""
 
     def _divided(self) -> dict[str, Rows]:
         """Read the samples, and return the rows of every split."""
-        read = self._read()
-        self._decide(read)
-        splits = {name: self._of_groups(name, *rows) for name, rows in read.items()}
+        tables = self._read_tables()
+        self._decide(tables)
+        splits = {name: self._of_groups(name, *rows) for name, rows in tables.items()}
         for name, (share, argument) in self.splits.held_out.items():
             splits["train"], splits[name] = self._held_out(splits["train"], share, argument)
         return {name: splits[name] for name in PARTS if name in splits}
 
-    def _decide(self, read: dict[str, tuple[pd.DataFrame, str]]) -> None:
+    def _decide(self, tables: dict[str, tuple[pd.DataFrame, str]]) -> None:
         """Decide what the classes and the groups are, and how they are numbered."""
-        self.roles.fit(*read["train"])
+        self.roles.fit(*tables["train"])
 
     def _of_groups(self, name: str, frame: pd.DataFrame, where: str) -> Rows:
         """Return the rows that are of a group, if there are groups, with what is read from them."""
         rows = Rows(frame, self.roles.read(frame, where))
         if self.groups is None:
             return rows
-        kept = (rows.columns["group"] >= 0).nonzero().flatten()
-        self.dropped[name] = len(rows) - len(kept)
-        if len(kept) == 0:
+        in_group = (rows.columns["group"] >= 0).nonzero().flatten()
+        self.dropped[name] = len(rows) - len(in_group)
+        if len(in_group) == 0:
             raise DataError(
                 f"No row of {where} belongs to one of train's groups {listed(self.roles.group_names)}: the "
                 f"combinations of groups.by in {where} are too small there, or absent. Lower groups.min_size="
                 f"{self.groups.min_size}, or set groups.small='merge'."
             )
-        return rows.take(kept)
+        return rows.take(in_group)
 
     def _held_out(self, rows: Rows, share: float, argument: str) -> tuple[Rows, Rows]:
         """Return the rest and the held-out part, with its share of whole values, or of every class of every group."""
-        whole, seed = self._whole(rows), self.splits.seed
+        units, seed = self._unit_values(rows), self.splits.seed
         group, y = rows.columns.get("group"), rows.columns["y"] if self.class_names else None
-        if whole is not None:
-            rest, held = whole_split(whole, share, seed, argument, None if self.groups is None else group)
+        if units is not None:
+            rest, held_out = whole_split(units, share, seed, argument, None if self.groups is None else group)
         elif self.groups is not None and group is not None:
-            rest, held = grouped_split(group, self.roles.group_names, share, seed, argument, y)
+            rest, held_out = grouped_split(group, self.roles.group_names, share, seed, argument, y)
         else:
             cells = torch.zeros(len(rows), dtype=torch.int64) if group is None else group
             cells = cells if y is None else len(self.class_names) * cells + y
-            rest, held = stratified_split(cells, share, seed, argument)
-        return rows.take(rest), rows.take(held)
+            rest, held_out = stratified_split(cells, share, seed, argument)
+        return rows.take(rest), rows.take(held_out)
 
     @abstractmethod
-    def _whole(self, rows: Rows) -> Tensor | None:
+    def _unit_values(self, rows: Rows) -> Tensor | None:
         """Return the values (n,) of ``splits.whole``, none of which is divided; None if rows are."""
 
     def _check(self, name: str, rows: Rows) -> None:
@@ -239,12 +239,12 @@ class SampleDataModule(SplitDataModule):
         }
 
     def _require_expected_split(self) -> None:
-        """Refuse classes of other names, too, whatever is allowed: the network's outputs would be read as others'."""
-        stored = (self._expected or {}).get("names of classes", [])  # older checkpoints have none
-        for number, (there, here) in enumerate(zip(stored, self.class_names, strict=False)):
-            if there != here:
+        """Refuse classes of other names even with ``allow_changed``: the network's outputs would be read as others'."""
+        stored = (self._stored_fingerprint or {}).get("names of classes", [])  # older checkpoints have none
+        for number, (old_name, new_name) in enumerate(zip(stored, self.class_names, strict=False)):
+            if old_name != new_name:
                 raise DataError(
-                    f"Class {number} is {there!r} in the checkpoint and {here!r} in the training split here: "
+                    f"Class {number} is {old_name!r} in the checkpoint and {new_name!r} in the training split here: "
                     "outputs of the network would be read as those of other classes, also with allow_changed. Call the "
                     "classes as they are called there, or start without the checkpoint."
                 )
@@ -308,20 +308,20 @@ class StoredDataModule(SampleDataModule):
         frame, self._samples = self.origin.read()
         return frame
 
-    def _read(self) -> dict[str, tuple[pd.DataFrame, str]]:
+    def _read_tables(self) -> dict[str, tuple[pd.DataFrame, str]]:
         return self.splits.parts(self._frame(), self._kind)
 
-    def _decide(self, read: dict[str, tuple[pd.DataFrame, str]]) -> None:
-        super()._decide(read)
+    def _decide(self, tables: dict[str, tuple[pd.DataFrame, str]]) -> None:
+        super()._decide(tables)
         if self.grouping is not None and self.splits.by == "column":
-            self.grouping.number_unseen({where: frame for frame, where in read.values()})
+            self.grouping.number_unseen({where: frame for frame, where in tables.values()})
 
     def _divided(self) -> dict[str, Rows]:
         splits = super()._divided()
         train = splits["train"]
         return splits | {"train": train.take(self.splits.kept(train.columns["y"]))}
 
-    def _whole(self, rows: Rows) -> Tensor | None:
+    def _unit_values(self, rows: Rows) -> Tensor | None:
         return values_of(self.splits.whole or self.origin.whole, rows.table)
 
     def _summary(self) -> str:
@@ -329,9 +329,9 @@ class StoredDataModule(SampleDataModule):
         lines = [super()._summary()]
         for name, table in self.tables.items() if self.class_names else ():
             sizes = torch.bincount(table.columns["y"], minlength=len(self.class_names)).tolist()
-            classes = [f"{size} of {of}" for size, of in zip(sizes, self.class_names, strict=True)]
-            more = f" and {len(classes) - _MOST_CLASSES} more classes" if len(classes) > _MOST_CLASSES else ""
-            lines.append(f"  {name}: {sum(sizes)} {self._kind}, {printable(', '.join(classes[:_MOST_CLASSES]))}{more}")
+            classes = [f"{size} of {class_name}" for size, class_name in zip(sizes, self.class_names, strict=True)]
+            rest = f" and {len(classes) - _MOST_CLASSES} more classes" if len(classes) > _MOST_CLASSES else ""
+            lines.append(f"  {name}: {sum(sizes)} {self._kind}, {printable(', '.join(classes[:_MOST_CLASSES]))}{rest}")
         return "\n".join(filter(None, lines))
 
 

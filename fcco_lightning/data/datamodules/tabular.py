@@ -120,7 +120,7 @@ class TabularDataModule(SampleDataModule):
             if is_hub_id(source):
                 read_table(source, argument)
 
-    def _read(self) -> dict[str, tuple[pd.DataFrame, str]]:
+    def _read_tables(self) -> dict[str, tuple[pd.DataFrame, str]]:
         train = self._table_of("train")
         others = {
             name: with_features(self._table_of(name, train), train.columns) for name in self.sources if name != "train"
@@ -135,9 +135,9 @@ class TabularDataModule(SampleDataModule):
 
     def _require_alike(self, train: pd.DataFrame, frame: pd.DataFrame, name: str) -> None:
         """Refuse a table whose columns are not those of the training table."""
-        needed = [str(column) for column in train.columns if column not in self._numbering]
-        require_columns(frame, {"the column of train": needed}, f"{name} table")
-        for column in needed:
+        names = [str(column) for column in train.columns if column not in self._numbering]
+        require_columns(frame, {"the column of train": names}, f"{name} table")
+        for column in names:
             if is_number(train[column].dtype) != is_number(frame[column].dtype):
                 raise DataError(
                     f"Column {column!r} is {train[column].dtype} in train but {frame[column].dtype} in {name}: "
@@ -167,14 +167,14 @@ class TabularDataModule(SampleDataModule):
         rows = super()._of_groups(name, frame, where)
         return rows.take(self.splits.kept(rows.columns["y"])) if name == "train" else rows
 
-    def _whole(self, rows: Rows) -> Tensor | None:
-        whole = self.splits.whole
-        if whole is not None and whole not in self.columns.extras:
+    def _unit_values(self, rows: Rows) -> Tensor | None:
+        column = self.splits.whole
+        if column is not None and column not in self.columns.extras:
             raise ConfigError(
-                f"splits.whole={whole!r} must be one of the further columns of a batch, columns.extra, which are "
-                f"{sorted(self.columns.extras)}. Name the column there: extra: {{{whole}: COLUMN}}."
+                f"splits.whole={column!r} must be one of the further columns of a batch, columns.extra, which are "
+                f"{sorted(self.columns.extras)}. Name the column there: extra: {{{column}: COLUMN}}."
             )
-        return None if whole is None else rows.columns[whole]
+        return None if column is None else rows.columns[column]
 
     def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
         features = self.roles.features(splits["train"].table, "the train table", self._numbering)
@@ -194,7 +194,7 @@ class TabularDataModule(SampleDataModule):
         return tables
 
     def _summary(self) -> str:
-        lost = [f"  {len(rows)} of {of} {what}" for what, (rows, of) in self._lost.items()]
+        lost = [f"  {len(rows)} of {total} {description}" for description, (rows, total) in self._lost.items()]
         groups = [name for name in self.columns.sensitive_columns if name in self.columns.unused]
         columns = described_columns(self.encoder.columns, self._unseen, self._numbering, groups)
         lines = super()._summary(), columns, self._frequent_positives(), *self._doubts, *lost

@@ -83,7 +83,7 @@ class GroupedTextDataModule(StoredDataModule):
             f"texts of {n} longer than max_length": (of_split.cut, len(texts[n])) for n, of_split in tokens.items()
         }
         self._lost |= {f"texts of {name} that are empty": (rows, len(texts[name])) for name, rows in empty.items()}
-        self._lost = {what: (rows, of) for what, (rows, of) in self._lost.items() if rows}
+        self._lost = {description: (rows, total) for description, (rows, total) in self._lost.items() if rows}
         return {name: TextTable(tokens[name], split.columns) for name, split in splits.items()}
 
     @property
@@ -118,5 +118,5 @@ class GroupedTextDataModule(StoredDataModule):
 
     def _inputs(self) -> tuple[list[str], dict[str, str]]:
         tokens = self._texts.tokens
-        made = contents_of({"tokens": tokens.values, "lengths of the texts": tokens.lengths})
-        return [], made | {"texts": self._digest}
+        contents = contents_of({"tokens": tokens.values, "lengths of the texts": tokens.lengths})
+        return [], contents | {"texts": self._digest}
