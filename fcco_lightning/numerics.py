@@ -57,8 +57,8 @@ def exp_with_tangent(x: Tensor, start: float = 60.0) -> Tensor:
     many exp(60) = 1e26, and their squares in float64, are far from overflow.
     """
     # of an x of 1e8, x less its excess is no longer the start: these are apart by the rounding of x
-    beyond = x > start
-    return torch.where(beyond, start, x).exp() * (1 + torch.where(beyond, x - start, 0.0))
+    is_beyond = x > start
+    return torch.where(is_beyond, start, x).exp() * (1 + torch.where(is_beyond, x - start, 0.0))
 
 
 def bounded_exp(logs: Tensor, bound: float = 600.0) -> Tensor:

@@ -32,10 +32,12 @@ MOST_LOST = 0.1
 """Share of the samples whose cell or image may be unreadable where something takes its place."""
 
 
-def require_few_lost(lost: int, of: int, what: str, way_out: str) -> None:
-    """Raise :class:`DataError` if more than a tenth, and more than one, of ``what`` is unreadable."""
-    if lost > max(1, MOST_LOST * of):
-        raise DataError(f"{lost} of {of} {what}, more than a tenth, which nothing can take the place of. {way_out}")
+def require_few_lost(lost: int, total: int, description: str, way_out: str) -> None:
+    """Raise :class:`DataError` if more than a tenth, and more than one, of ``description`` is unreadable."""
+    if lost > max(1, MOST_LOST * total):
+        raise DataError(
+            f"{lost} of {total} {description}, more than a tenth, which nothing can take the place of. {way_out}"
+        )
 
 
 def text_of(column: pd.Series) -> pd.Series:
@@ -78,14 +80,14 @@ def is_number(kind: Any) -> bool:
     return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
 
 
-def require_columns(frame: pd.DataFrame, wanted: Mapping[str, Iterable[str]], where: str) -> None:
+def require_columns(frame: pd.DataFrame, required: Mapping[str, Iterable[str]], where: str) -> None:
     """Raise :class:`DataError` unless ``frame``, the table ``where``, has the columns that every argument names.
 
-    The message names the argument, a key of ``wanted``, the columns there are, and the closest one.
+    The message names the argument, a key of ``required``, the columns there are, and the closest one.
     """
     available = [str(name) for name in frame.columns]
     present = set(available)
-    for argument, names in wanted.items():
+    for argument, names in required.items():
         for name in names:
             if name in present:
                 continue

@@ -161,9 +161,9 @@ class CategoricalColumn:
         """Whether the training split has a text in it that is neither a number nor a truth value."""
         return not all(category == MISSING or is_value(category) for category in self.categories)
 
-    def places(self, words: Sequence[str]) -> Places:
+    def places(self, texts: Sequence[str]) -> Places:
         """Return the position of every one of some words among the categories, int32; -1 of unknown ones."""
-        codes = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(words, dtype=object))
+        codes = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(texts, dtype=object))
         return codes.astype(np.int32)
 
     def transform(self, places: Places) -> Features:
@@ -537,9 +537,9 @@ def with_numbers(
     return with_columns(frame, {name: _as_numbers(frame[name], encoding, where) for name in others})
 
 
-def dates_of(frame: pd.DataFrame, known: Collection[str] = ()) -> list[str]:
-    """Return the columns, beside ``known`` ones, of that type, or of texts most of which are dates of ISO 8601."""
-    return [str(name) for name in frame.columns if name not in known and _are_dates(frame[name])]
+def dates_of(frame: pd.DataFrame, others: Collection[str] = ()) -> list[str]:
+    """Return the columns, beside ``others`` ones, of that type, or of texts most of which are dates of ISO 8601."""
+    return [str(name) for name in frame.columns if name not in others and _are_dates(frame[name])]
 
 
 def _are_dates(column: pd.Series) -> bool:
@@ -563,9 +563,9 @@ def _periods(days: FloatArray) -> list[float]:
     return [_YEAR, 7.0, *([1.0] if (days % 1 != 0).any() else [])]
 
 
-def unread(frame: pd.DataFrame, read: pd.DataFrame, numeric: Sequence[str]) -> dict[str, list[int]]:
+def unread(frame: pd.DataFrame, converted: pd.DataFrame, numeric: Sequence[str]) -> dict[str, list[int]]:
     """Return the positions of the filled cells of each of the columns ``numeric`` that :func:`with_numbers` lost."""
-    lost = {name: (read[name].isna() & frame[name].notna()).to_numpy().nonzero()[0].tolist() for name in numeric}
+    lost = {name: (converted[name].isna() & frame[name].notna()).to_numpy().nonzero()[0].tolist() for name in numeric}
     return {name: rows for name, rows in lost.items() if rows}
 
 

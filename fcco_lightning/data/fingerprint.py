@@ -95,7 +95,7 @@ def digest_of(texts: Iterable[str]) -> str:
 
 def require_same(
     stored: Mapping[str, Any],
-    here: Mapping[str, Any],
+    present: Mapping[str, Any],
     identifying: str,
     *,
     allow_changed: bool | None = None,
@@ -111,16 +111,16 @@ def require_same(
         DataError: naming what differs, and the arguments that identify a split.
     """
     different = [
-        _difference(name, stored[name], here[name])
-        for name in here
-        if name not in ("digest", "contents") and stored.get(name, here[name]) != here[name]
+        _difference(name, stored[name], present[name])
+        for name in present
+        if name not in ("digest", "contents") and stored.get(name, present[name]) != present[name]
     ]
-    stored_contents, contents = stored.get("contents", here["contents"]), here["contents"]
+    stored_contents, contents = stored.get("contents", present["contents"]), present["contents"]
     other = [name for name in {**stored_contents, **contents} if stored_contents.get(name) != contents.get(name)]
     if other:
         different.append(f"the contents or the order of {listed(other)}")
     only_times = len(different) == 1 and bool(other) and all(name.startswith(_TIMES) for name in other)
-    if (only_times or not different) and stored.get("digest", here.get("digest")) != here.get("digest"):
+    if (only_times or not different) and stored.get("digest", present.get("digest")) != present.get("digest"):
         different.append("names of features, classes or groups, or the order of labels, groups and further columns")
         only_times = False
     if not different:
@@ -134,15 +134,15 @@ def require_same(
 
 
 def require_same_where_known(
-    stored: Mapping[str, Any], here: Mapping[str, Any], *, allow_changed: bool = False
+    stored: Mapping[str, Any], present: Mapping[str, Any], *, allow_changed: bool = False
 ) -> None:
     """As :func:`require_same`, of data in a user's own loaders, where only what both descriptions hold is compared.
 
     Raises:
         DataError: naming what differs.
     """
-    shared = sorted(stored["contents"].keys() & here["contents"].keys())
-    old, new = ({**d, "contents": {n: d["contents"][n] for n in shared}} for d in (stored, here))
+    shared = sorted(stored["contents"].keys() & present["contents"].keys())
+    old, new = ({**d, "contents": {n: d["contents"][n] for n in shared}} for d in (stored, present))
     require_same(old, new, "samples in the same order", allow_changed=allow_changed, option="allow_changed=True")
 
 

@@ -210,11 +210,11 @@ def _of_two_classes(y: Tensor) -> bool:
     return y.dim() == 1 and bool(((y == 0) | (y == 1)).all())
 
 
-def keep_positives(y: Tensor, kept: int, seed: int) -> Tensor:
-    """Return the rows, in order, that are left when positives (y = 1) are taken out at random until ``kept`` stay."""
+def keep_positives(y: Tensor, count: int, seed: int) -> Tensor:
+    """Return the rows, in order, that are left when positives (y = 1) are taken out at random until ``count`` stay."""
     positives = (y == 1).nonzero().flatten()
     order = torch.randperm(len(positives), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([(y == 0).nonzero().flatten(), positives[order[:kept]]]).sort().values
+    return torch.cat([(y == 0).nonzero().flatten(), positives[order[:count]]]).sort().values
 
 
 def stratified_split(

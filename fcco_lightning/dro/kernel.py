@@ -468,11 +468,11 @@ def renew(data: Data, tables: Tables, k: int) -> None:
         tables.total[c] += tables.change[c]
 
 
-def look(data: Data, tables: Tables, known: bool, marks: Marks) -> tuple[float, float]:
+def look(data: Data, tables: Tables, evaluated: bool, marks: Marks) -> tuple[float, float]:
     """Objective at w and a lower bound; infinite where the losses are not finite."""
     n, q, block_losses, v = len(tables.q), tables.worst, tables.now, tables.v
     first, end = data.edges[0], data.edges[len(data.edges) - 1]  # 0 and n, in numbers of one type with the others
-    if not known:
+    if not evaluated:
         evaluate(data, tables, first, end)
     if not math.isfinite(total(block_losses)):
         return np.inf, -np.inf
@@ -489,9 +489,9 @@ def look(data: Data, tables: Tables, known: bool, marks: Marks) -> tuple[float, 
     return worst + data.mu / 2 * inner(tables.w, tables.w), tangent
 
 
-def record(data: Data, tables: Tables, known: bool, marks: Marks, records: Array) -> None:
+def record(data: Data, tables: Tables, evaluated: bool, marks: Marks, records: Array) -> None:
     """Look at the gap, write a record of evaluations, objective and gap, and say when to look next."""
-    value, lower = look(data, tables, known, marks)
+    value, lower = look(data, tables, evaluated, marks)
     if not value < marks.limit:
         marks.status = DIVERGED
     if not math.isfinite(value):

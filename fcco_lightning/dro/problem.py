@@ -84,17 +84,17 @@ class LinearProblem:
         """Weights to start from: (d,), or (d, k) for targets with k columns."""
         return np.zeros((self.x.shape[1], *self.y.shape[1:]))
 
-    def point(self, w: Array, known: tuple[Array, Array] | None = None, proof: Array | None = None) -> Point:
+    def point(self, w: Array, evaluated: tuple[Array, Array] | None = None, proof: Array | None = None) -> Point:
         r"""One pass over the data: value, gradient, worst weights, and a lower bound.
 
         Args:
             w: weights.
-            known: losses and slopes of all samples at w, where a solver has them already.
+            evaluated: losses and slopes of all samples at w, where a solver has them already.
             proof: weights in Q that the lower bound is taken at, (n,); None for the worst ones.  Without a penalty
                 the worst weights jump from one corner of Q to another, and prove little.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            losses, slopes = known or self.loss(self.x @ w, self.y)
+            losses, slopes = evaluated or self.loss(self.x @ w, self.y)
             if not np.isfinite(losses.sum()):
                 return Point(np.inf, w, losses, -np.inf)
             worst, q = self.dual.respond(losses)
@@ -236,14 +236,14 @@ class Progress:
         """F at the best weights minus the lower bound, at least 0."""
         return max(self.value - self.lower, 0.0)
 
-    def look(self, w: Array, known: tuple[Array, Array] | None = None, proof: Array | None = None) -> Point:
-        """Evaluate F at w and record it; ``known`` and ``proof`` as for :meth:`LinearProblem.point`.
+    def look(self, w: Array, evaluated: tuple[Array, Array] | None = None, proof: Array | None = None) -> Point:
+        """Evaluate F at w and record it; ``evaluated`` and ``proof`` as for :meth:`LinearProblem.point`.
 
         Raises:
             Done: when the solver shall stop.
             NonFiniteError: if F is not finite there.
         """
-        point = self.problem.point(w, known, proof)
+        point = self.problem.point(w, evaluated, proof)
         self.record(w, point)
         return point
 

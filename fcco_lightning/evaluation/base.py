@@ -177,8 +177,8 @@ def direction(figure: str) -> Literal["max", "min"]:
         >>> [direction(name) for name in ("auc", "worst_group_accuracy", "cvar_loss", "roc_gap", "bellman_error")]
         ['max', 'max', 'min', 'min', 'min']
     """
-    words = set(figure.partition("/")[0].split("_"))  # behind it stands the name of a group or label
-    return "min" if _SMALL_IS_GOOD & words and "satisfied" not in words else "max"
+    parts = set(figure.partition("/")[0].split("_"))  # behind it stands the name of a group or label
+    return "min" if _SMALL_IS_GOOD & parts and "satisfied" not in parts else "max"
 
 
 def shown_split(names: Iterable[str]) -> str:

@@ -77,11 +77,13 @@ _BY_TYPE: dict[Any, Callable[[Any], Evaluation]] = {
     objectives.MultiTaskGroupDRO: lambda _: TaskEvaluation(),
     objectives.RankingObjective: lambda _: RankingEvaluation(),
     objectives.AUCMargin: lambda _: _for("auc", RankingEvaluation()),
-    objectives.KLPartialAUC: lambda own: _for("two_way_partial_auc" if own.tau else "partial_auc", RankingEvaluation()),
+    objectives.KLPartialAUC: lambda objective: _for(
+        "two_way_partial_auc" if objective.tau else "partial_auc", RankingEvaluation()
+    ),
     objectives.CVaRPartialAUC: _of_region,
-    objectives.RecallAtK: lambda own: _for(f"recall_at_{own.k}", RankingEvaluation(top=[own.k])),
-    objectives.MeanAveragePrecision: lambda own: RankingEvaluation(missing=own.missing),
-    objectives.MultiInstanceAUC: lambda own: _for("auc", BagEvaluation(own.pooling)),
+    objectives.RecallAtK: lambda objective: _for(f"recall_at_{objective.k}", RankingEvaluation(top=[objective.k])),
+    objectives.MeanAveragePrecision: lambda objective: RankingEvaluation(missing=objective.missing),
+    objectives.MultiInstanceAUC: lambda objective: _for("auc", BagEvaluation(objective.pooling)),
     objectives.GlobalContrastive: lambda _: ContinualEvaluation(),
     objectives.InfoNCE: lambda _: ContinualEvaluation(),
     objectives.LatentVariable: lambda _: ClassEvaluation(),
@@ -92,7 +94,7 @@ _BY_TYPE: dict[Any, Callable[[Any], Evaluation]] = {
     objectives.NDCG: _of_list,
     objectives.CoxPartialLikelihood: lambda _: SurvivalEvaluation(),
     objectives.SquaredError: lambda _: NumberEvaluation(),
-    objectives.BellmanResidual: lambda own: ValueEvaluation(own.loss.discount),
+    objectives.BellmanResidual: lambda objective: ValueEvaluation(objective.loss.discount),
 }
-for _kind, _made in _BY_TYPE.items():
-    default_evaluation.register(_kind, _made)
+for _kind, _make in _BY_TYPE.items():
+    default_evaluation.register(_kind, _make)

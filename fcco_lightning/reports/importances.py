@@ -60,7 +60,7 @@ class _Figure:
 
 @torch.no_grad()
 def importances_of(
-    features: Features, batch: Columns, evaluation: Evaluation, asked: str | None = None
+    features: Features, batch: Columns, evaluation: Evaluation, figure: str | None = None
 ) -> dict[str, Any]:
     r"""Importances of columns by permutation (Breiman, *Random Forests*, Machine Learning 2001, Section 10).
 
@@ -77,7 +77,7 @@ def importances_of(
         features: of the split.
         batch: its columns, as the evaluation takes them.
         evaluation: whose figure of merit is measured.
-        asked: another figure of the evaluation.
+        figure: another figure of the evaluation.
 
     Returns:
         ``figure``, its ``value``, the number of ``rows``, and ``columns``, the largest first, each with ``column``, the
@@ -89,7 +89,7 @@ def importances_of(
     """
     from sklearn.inspection import permutation_importance  # noqa: PLC0415 - slow to import
 
-    measured = _Figure(features, batch, evaluation, evaluation.figure_of_merit(asked))
+    measured = _Figure(features, batch, evaluation, evaluation.figure_of_merit(figure))
     n = len(features.x)
     rows = np.arange(n)
     if evaluation.separable and n > MOST_ROWS:

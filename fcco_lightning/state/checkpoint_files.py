@@ -85,13 +85,13 @@ def require_sound(content: Mapping[str, Any], path: str | Path, *, to_continue: 
 
 
 @contextmanager
-def in_words(what: str) -> Iterator[None]:
+def in_words(name: str) -> Iterator[None]:
     """Inside, a part loads its state; an error that it raises becomes a :class:`CheckpointError`.
 
     Only the owner of a state, such as an optimizer, knows its form.
 
     Args:
-        what: how a message names the state.
+        name: how a message names the state.
 
     Raises:
         CheckpointError: with the owner's own words.
@@ -103,7 +103,7 @@ def in_words(what: str) -> Iterator[None]:
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise CheckpointError(
-            f"{what} cannot be taken over ({type(error).__name__}: {reason}): it is incomplete, or of another part. "
+            f"{name} cannot be taken over ({type(error).__name__}: {reason}): it is incomplete, or of another part. "
             "Use another checkpoint, or start without --ckpt_path."
         ) from error
 

@@ -516,19 +516,19 @@ def _misfits_of_rows(name: str, table: Mapping[str, Any], content: Mapping[str, 
 # ------------------------------------------------------------------------------------------------------- the checking
 
 
-def require(value: Any, form: Any, what: str) -> None:
+def require(value: Any, form: Any, name: str) -> None:
     """Refuse a state that has not the form it must have.
 
     Args:
         value: the state.
         form: a type, of those that :mod:`typing` describes and this module uses.
-        what: how a message names the state.
+        name: how a message names the state.
 
     Raises:
         CheckpointError: naming the first entry that differs, what is there and what belongs there.
     """
     for misfit in _misfits(value, form, ""):
-        raise CheckpointError(f"{what}: {misfit}. Give a state that was saved whole.")
+        raise CheckpointError(f"{name}: {misfit}. Give a state that was saved whole.")
 
 
 def _misfits(value: Any, form: Any, entry: str) -> Iterator[str]:

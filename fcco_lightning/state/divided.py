@@ -66,14 +66,14 @@ def exchange(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor
     return old_values
 
 
-def divided_as(whole: Tensor, other: Tensor | None) -> Tensor:
+def divided_as(tensor: Tensor, other: Tensor | None) -> Tensor:
     """This process's part of a whole tensor, divided as ``other`` of the same shape is; unchanged where none is."""
-    like: Any = other
-    if not is_divided(like) or is_divided(whole):
-        return whole
-    mesh = like.device_mesh
-    first, stop = _share(whole.shape, mesh.size(), mesh.get_local_rank())
-    return _assembled(whole.reshape(-1)[first:stop], whole.shape, mesh)
+    reference: Any = other
+    if not is_divided(reference) or is_divided(tensor):
+        return tensor
+    mesh = reference.device_mesh
+    first, stop = _share(tensor.shape, mesh.size(), mesh.get_local_rank())
+    return _assembled(tensor.reshape(-1)[first:stop], tensor.shape, mesh)
 
 
 def _share(shape: Sequence[int], size: int, rank: int) -> tuple[int, int]:

@@ -30,23 +30,23 @@ def copies(index: Tensor) -> Copies:
     return Copies(first, torch.zeros_like(first).index_add(0, first, torch.ones_like(first)).index_select(0, first))
 
 
-def replaced(rows: Tensor, index: Tensor | None, at: Tensor | None, by: Tensor) -> Tensor:
+def replaced(rows: Tensor, index: Tensor | None, targets: Tensor | None, new_rows: Tensor) -> Tensor:
     """Rows with those of some indices replaced.
 
     Args:
         rows: of the indices ``index``, shape (b, k).
         index: shape (b,), int64; None for all rows, in their order.
-        at: indices whose rows are other ones, shape (c,), c >= 1, int64, or None likewise; equal ones have equal rows.
-        by: these rows, shape (c, k).
+        targets: indices of the rows to replace, shape (c,), c >= 1, int64, or None for all; equal ones have equal rows.
+        new_rows: of the indices ``targets``, shape (c, k).
 
     Returns: the rows, shape (b, k).
     """
-    by = by.to(rows.dtype)
-    if at is None:
-        return by if index is None else by.index_select(0, index)
+    new_rows = new_rows.to(rows.dtype)
+    if targets is None:
+        return new_rows if index is None else new_rows.index_select(0, index)
     if index is None:
-        return rows.index_copy(0, at, by)
-    ordered, order = at.sort()
+        return rows.index_copy(0, targets, new_rows)
+    ordered, order = targets.sort()
     place = torch.searchsorted(ordered, index).clamp(max=len(ordered) - 1)
     matches, source = ordered[place] == index, order[place]
-    return torch.where(matches.unsqueeze(1), by.index_select(0, source), rows)
+    return torch.where(matches.unsqueeze(1), new_rows.index_select(0, source), rows)

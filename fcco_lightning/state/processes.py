@@ -278,16 +278,16 @@ def pack(tensors: Sequence[Tensor], buffer: Tensor) -> None:
         offset += _padded(t.nbytes)
 
 
-def unpack(buffers: Tensor, like: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+def unpack(buffers: Tensor, templates: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
     """The tensors of all processes, concatenated along the first dimension.
 
     Args:
         buffers: one row per process, uint8, at aligned addresses.
-        like: tensors of the dtypes and shapes that were packed, up to the first dimension.
+        templates: tensors of the dtypes and shapes that were packed, up to the first dimension.
         sizes: first dimension of each process.
     """
     even, offsets, tensors = len(set(sizes)) == 1, [0] * len(sizes), []
-    for t in like:
+    for t in templates:
         lengths = [size * t.dtype.itemsize * t.shape[1:].numel() for size in sizes]
         if even:
             flat = buffers[:, offsets[0] : offsets[0] + lengths[0]].reshape(-1)

@@ -259,9 +259,9 @@ def checksum(rows: Tensor, first: int) -> int:
     return sum(total for _, total in _chunks(rows, first)) & _MASK
 
 
-def require_checksum(total: int, written: str, name: str, path: str | Path) -> None:
+def require_checksum(total: int, stored: str, name: str, path: str | Path) -> None:
     """Raise :class:`CheckpointError` unless all rows of the dual state ``name`` have the checksum that was written."""
-    if f"{total:016x}" != written:
+    if f"{total:016x}" != stored:
         raise CheckpointError(
             f"the rows of the dual state `{name}` do not match their checksum: the checkpoint `{path}` is damaged. Use "
             "an earlier one."

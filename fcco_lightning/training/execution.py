@@ -52,13 +52,13 @@ class Execution:
                 at_least(f"execution.{name}", value, 1)
 
 
-def require_settings(**given: object) -> None:
+def require_settings(**settings: object) -> None:
     """Refuse a value of another type where a record of settings is needed; the argument is named like the class.
 
     Raises:
         ConfigError: naming the argument.
     """
-    for name, value in given.items():
+    for name, value in settings.items():
         if type(value).__name__ != name.capitalize():
             raise ConfigError(f"{name} must be {name.capitalize()}(...), got {value!r}. Give it as its argument.")
 

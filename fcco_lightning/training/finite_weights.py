@@ -36,15 +36,15 @@ def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
 
 
 @contextmanager
-def statistics_kept(network: nn.Module, *, wanted: bool) -> Iterator[None]:
+def statistics_kept(network: nn.Module, *, enabled: bool) -> Iterator[None]:
     """If the body meets a value that is not finite, buffers become as before: a forward pass over NaN has moved them.
 
-    It costs a copy of them (BatchNorm's statistics), and is done where ``wanted``.
+    It costs a copy of them (BatchNorm's statistics), and is done where ``enabled``.
     """
-    copies = [buffer.clone() for buffer in network.buffers()] if wanted else []
+    copies = [buffer.clone() for buffer in network.buffers()] if enabled else []
     try:
         yield
     except NonFiniteError:
-        for buffer, before in zip(network.buffers() if wanted else (), copies, strict=True):
+        for buffer, before in zip(network.buffers() if enabled else (), copies, strict=True):
             buffer.copy_(before)
         raise

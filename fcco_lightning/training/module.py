@@ -480,7 +480,7 @@ class FCCOModule(EvaluatingModule):
         estimates: Mapping[str, Tensor] = {}
         self._finished = False
         try:
-            with statistics_kept(self.network, wanted=self.execution.skip_nonfinite):
+            with statistics_kept(self.network, enabled=self.execution.skip_nonfinite):
                 estimates = self.engine.train_batch(batch, optimizer, last_batch=last)
         except NonFiniteError:
             if not self.execution.skip_nonfinite:

@@ -77,20 +77,20 @@ class OldModel:
         return {**datamodule.references(), "loss": f"{losses}, class_temperature {scale}"}
 
 
-def require_same(then: Mapping[str, str], now: Mapping[str, str]) -> None:
+def require_same(stored: Mapping[str, str], present: Mapping[str, str]) -> None:
     """Raise unless what was measured then would be the same now.
 
     Raises:
         CheckpointError: naming the split, or the loss, and both identities.
     """
-    for name, identity in then.items():
-        if now.get(name) == identity:
+    for name, identity in stored.items():
+        if present.get(name) == identity:
             continue
         difference = "with another loss: it" if name == "loss" else f"on other tasks or data: its {name} split"
         raise CheckpointError(
             f"the checkpoint (or the fit before) remembers the old model's losses {difference} is {identity}, this "
-            f"run's {now.get(name, 'absent')}. Use the same data, classes, protected tasks and loss, or start afresh "
-            "from the checkpoint's weights (CLIPModel's `pretrained`) with a new FCCOModule."
+            f"run's {present.get(name, 'absent')}. Use the same data, classes, protected tasks and loss, or start "
+            "afresh from the checkpoint's weights (CLIPModel's `pretrained`) with a new FCCOModule."
         )
 
 

@@ -45,7 +45,7 @@ def datamodule_of(trainer: Trainer | None) -> Any:
     return getattr(trainer, "datamodule", None)
 
 
-def class_changes(objective: Objective, drawn: Drawn | None) -> list[float]:
+def class_changes(objective: Objective, sampling: Drawn | None) -> list[float]:
     r"""How much batches count the classes in comparison with the data, ``P_batch(c) / P_data(c)`` of class c.
 
     Where half of a batch is positive and means over it are those of such data (``prevalence: batch``), the log-odds
@@ -53,17 +53,17 @@ def class_changes(objective: Objective, drawn: Drawn | None) -> list[float]:
 
     Args:
         objective: the mean cross-entropy; others, such as the worst group's, weigh samples themselves.
-        drawn: the training split and how batches are drawn of it; None where only batches are known.
+        sampling: the training split and how batches are drawn of it; None where only batches are known.
 
     Returns: one number for each class; empty where batches stand for the data, where samples of one class do not count
         alike in them, and where the classes are not known.
     """
-    if drawn is None or not isinstance(objective, CrossEntropy):
+    if sampling is None or not isinstance(objective, CrossEntropy):
         return []
-    population, y = population_of(drawn), drawn.columns.get("y")
+    population, y = population_of(sampling), sampling.columns.get("y")
     if population is None or y is None or y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0:
         return []
-    weight = drawn.columns.get(SAMPLE_WEIGHT, torch.ones_like(population)).double()
+    weight = sampling.columns.get(SAMPLE_WEIGHT, torch.ones_like(population)).double()
     population = population * (weight.sum() / population.sum())
     changes = torch.bincount(y, population) / torch.bincount(y, weight)
     alike = torch.isclose(population, weight * changes[y], rtol=1e-6, atol=0.0)
@@ -186,11 +186,11 @@ def _size(network: nn.Module, num_features: int | None) -> None:
 
 
 def training_split(
-    trainer: Trainer, loader: DataLoader[Any] | None, known: int | None
+    trainer: Trainer, loader: DataLoader[Any] | None, num_samples: int | None
 ) -> tuple[int, Mapping[str, Drawn] | None]:
     """Number of training samples of a fit, and how batches are drawn, where that is known.
 
-    ``known`` is the number where no datamodule says it; without, it is the size of the data set of the ``loader``.
+    ``num_samples`` counts where no datamodule says it; None for the size of the data set of the ``loader``.
 
     Raises:
         ConfigError: if the number is not known, or the data have another one.
@@ -199,8 +199,8 @@ def training_split(
     size = getattr(datamodule, "num_train", None)
     if size is None and loader is not None:
         size = sized_len(loader.dataset)
-    n = known or size
-    _require_one_number(known, size, loader)
+    n = num_samples or size
+    _require_one_number(num_samples, size, loader)
     if n is None:
         raise ConfigError(
             "num_samples is not known: pass execution=Execution(num_samples=len(train_split)), or use a datamodule."
@@ -320,13 +320,13 @@ def what_is_solved(
     }
 
 
-def require_same_problem(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def require_same_problem(stored: Mapping[str, Any], present: Mapping[str, Any]) -> None:
     """Refuse a checkpoint whose rows belong to another objective or other constraints, though they have their shape.
 
     Raises:
         CheckpointError: naming what differs.
     """
-    for name, value in now.items():
+    for name, value in present.items():
         if stored[name] != value:
             raise CheckpointError(
                 f"the checkpoint was written with the {name} {_description(stored[name])}, this run has "

@@ -25,8 +25,8 @@ class OfWholeRun(LRScheduler, ABC):
     total: int | None
 
     @abstractmethod
-    def share(self, done: int, total: int) -> float:
-        """What the learning rate is multiplied by when ``done`` of ``total`` epochs (or updates) have passed."""
+    def share(self, elapsed: int, total: int) -> float:
+        """What the learning rate is multiplied by when ``elapsed`` of ``total`` epochs (or updates) have passed."""
 
     def set_total(self, total: int) -> None:
         """Number of steps of this schedule in all, >= 1; keeps a number given at construction."""
@@ -66,10 +66,10 @@ class StepAtFractions(OfWholeRun):
         self.fractions, self.factor, self.total = sorted(fractions), positive("factor", factor), total
         super().__init__(optimizer)
 
-    def share(self, done: int, total: int) -> float:
+    def share(self, elapsed: int, total: int) -> float:
         """``factor`` for every fraction that has passed."""
         # .7 * 10 is a little more than 7
-        return self.factor ** sum(done >= f * total * (1 - 1e-12) for f in self.fractions)
+        return self.factor ** sum(elapsed >= f * total * (1 - 1e-12) for f in self.fractions)
 
 
 class LinearWarmUp(OfWholeRun):
@@ -90,10 +90,10 @@ class LinearWarmUp(OfWholeRun):
         self.warm_up, self.total = warm_up, total
         super().__init__(optimizer)
 
-    def share(self, done: int, total: int) -> float:
+    def share(self, elapsed: int, total: int) -> float:
         """What has been done of the rise, then what is left of the fall."""
         rising = round(self.warm_up * total)
-        return done / rising if done < rising else max(0.0, (total - done) / max(1, total - rising))
+        return elapsed / rising if elapsed < rising else max(0.0, (total - elapsed) / max(1, total - rising))
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _comparable(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else type(value).__name__
 
 
-def require_same_kind(now: Mapping[str, Any] | None, then: Mapping[str, Any] | None) -> None:
+def require_same_kind(present: Mapping[str, Any] | None, stored: Mapping[str, Any] | None) -> None:
     """Refuse to continue one schedule with another, which would not know its place.
 
     Both are :func:`described`: this run's, and that of the run that wrote the checkpoint; None is a constant rate.
@@ -185,11 +185,11 @@ def require_same_kind(now: Mapping[str, Any] | None, then: Mapping[str, Any] | N
     def name(schedule: Mapping[str, Any] | None) -> str:
         return "none" if schedule is None else f"{schedule['class']} by {schedule['interval']}"
 
-    if name(now) != name(then):
+    if name(present) != name(stored):
         raise CheckpointError(
-            f"the checkpoint's learning rate has the schedule {name(then)}, this run's has {name(now)}. Use the same "
-            "--model.schedule.scheduler and --model.schedule.interval (their arguments may change), or start without "
-            "--ckpt_path."
+            f"the checkpoint's learning rate has the schedule {name(stored)}, this run's has {name(present)}. Use the "
+            "same --model.schedule.scheduler and --model.schedule.interval (their arguments may change), or start "
+            "without --ckpt_path."
         )
 
 

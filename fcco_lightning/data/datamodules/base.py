@@ -67,7 +67,7 @@ class SplitDataModule(LightningDataModule):
     _identifying = "arguments"
     """The arguments that decide what the rows of the training split are, for messages."""
 
-    _made = False
+    _synthetic = False
     """Whether a network's inputs are computed from the arguments: the last bits may differ on another machine."""
 
     def __init__(
@@ -143,7 +143,7 @@ class SplitDataModule(LightningDataModule):
         """Return part of a training batch -> table it is drawn from, and how; "target" first."""
         columns = self._drawn_table("train").columns
         plan = self.batches.plan({**self._numbered_cells(columns), **columns}, self.seed, world_size)
-        return self._drawn("target", "train", self.batches, plan)
+        return self._plans_of("target", "train", self.batches, plan)
 
     def _numbered_cells(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the columns of the table by which batches are drawn and which these do not hold, as whole numbers."""
@@ -200,7 +200,8 @@ class SplitDataModule(LightningDataModule):
     def _require_expected_split(self) -> None:
         """Raise :class:`DataError` if a checkpoint was loaded that belongs to another training split."""
         if self._stored_fingerprint is not None:
-            allow_changed = self.allow_changed or (None if self._made else False)  # arguments are easier to give back
+            # arguments of synthetic data are easier to give back
+            allow_changed = self.allow_changed or (None if self._synthetic else False)
             require_same(self._stored_fingerprint, self._identified, self._identifying, allow_changed=allow_changed)
 
     def sampling(self) -> dict[str, Drawn]:
@@ -383,7 +384,7 @@ class SplitDataModule(LightningDataModule):
         """What the training batches depend on: the same on all processes of a job."""
         return {"train_split": self._identified, "batches": self._batch_settings()}
 
-    def _drawn(self, part: str, name: str, sampling: Sampling, plan: BatchPlan) -> dict[str, tuple[str, BatchPlan]]:
+    def _plans_of(self, part: str, name: str, sampling: Sampling, plan: BatchPlan) -> dict[str, tuple[str, BatchPlan]]:
         """Return the part with its plan, and the second draw beside it if there is one."""
         sample_weight = self._drawn_table(name).columns.get(SAMPLE_WEIGHT)
         if sample_weight is not None:

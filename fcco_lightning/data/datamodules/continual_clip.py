@@ -232,7 +232,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _look_at(self, images: Any, description: str) -> None:
         """Remember what tells images apart from others, if they are not made here."""
-        if not self._made:
+        if not self._synthetic:
             self._contents |= contents_of_images(images, description)
 
     def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
@@ -386,11 +386,11 @@ class ContinualCLIPDataModule(SplitDataModule):
                 f"{plan.batch_size} at a time (by all processes): there is nothing to contrast it with. Set "
                 "batches.drop_last=true, or another batches.batch_size."
             )
-        parts = self._drawn("target", _PAIRS, self.batches, plan)
+        parts = self._plans_of("target", _PAIRS, self.batches, plan)
         if not self.task_names:
             return parts
         protected = self._protected_plan(world_size, plan.num_batches)
-        return parts | self._drawn("protected", "train", self.task_batches, protected)
+        return parts | self._plans_of("protected", "train", self.task_batches, protected)
 
     def _protected_plan(self, world_size: int, num_batches: int) -> BatchPlan:
         """Return the batches of protected images: the tasks are their groups."""

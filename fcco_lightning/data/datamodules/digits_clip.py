@@ -135,7 +135,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
             **loading,
         )
         self.stage, self.rare, self.general, self.digits = stage, rare, general, digits
-        self._made = digits.source is None
+        self._synthetic = digits.source is None
 
     def _read_labelled(self) -> tuple[pd.DataFrame, Any]:
         if self.digits.source is not None:
@@ -159,7 +159,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         return frame.assign(**{ROW: range(len(frame))}), images
 
     def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
-        return [str(self.digits)] if self._made else super()._image_names(images, rows)  # all made from one seed
+        return [str(self.digits)] if self._synthetic else super()._image_names(images, rows)  # all made from one seed
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:
         shares = (self.rare, 1.0) if self.stage == "pretrain" else (1.0, self.general)

@@ -34,7 +34,7 @@ class SyntheticDataModule(TabularDataModule):
         ConfigError: if a number is out of range.
     """
 
-    _made = True
+    _synthetic = True
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class SyntheticTensorDataModule(TensorDataModule):
         ConfigError: if a number is out of range, or ``others_per_batch`` is given where there are no others.
     """
 
-    _made = True
+    _synthetic = True
 
     def __init__(
         self,

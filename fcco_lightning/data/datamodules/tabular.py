@@ -180,7 +180,7 @@ class TabularDataModule(SampleDataModule):
         features = self.roles.features(splits["train"].table, "the train table", self._numbering)
         labels = self.columns.label_columns if self.columns.target == "class" else []
         self._doubts = doubts(splits["train"].table, list(features.columns), labels, self.columns.sensitive_columns)
-        self._digests = {} if self._made else contents_of(features)
+        self._digests = {} if self._synthetic else contents_of(features)
         self.encoder.fit(features, "the train split")
         tables = {}
         for name, split in splits.items():

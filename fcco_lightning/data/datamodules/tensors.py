@@ -85,7 +85,7 @@ class TensorDataModule(SplitDataModule):
             paced = with_num_batches(sampling, plans["target"][1].num_batches)
             # A seed of its own: from the same one the draws of two parts would not be independent.
             other = paced.plan(self._table(name).columns, self.seed + 7919 * number, world_size)
-            plans |= self._drawn(name, name, paced, other)
+            plans |= self._plans_of(name, name, paced, other)
         return plans
 
     @property
@@ -98,5 +98,5 @@ class TensorDataModule(SplitDataModule):
     def _fingerprint(self) -> dict[str, Any]:
         table = self._table("train").columns
         columns = {name: column for name, column in table.items() if name not in INPUTS}
-        contents = contents_of(columns if self._made else table)
+        contents = contents_of(columns if self._synthetic else table)
         return fingerprint(columns, [*self._columns, *self._other_columns], contents)

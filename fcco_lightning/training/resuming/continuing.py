@@ -106,17 +106,19 @@ class Continuation(Callback):
         if stepping.kind != stored_kind and states:  # Lightning would restore the old arguments, too
             self._schedule = states.pop()
 
-    def go_on(self, trainer: Trainer, stepping: Stepping, again: Callable[[], Stepping]) -> None:
+    def go_on(self, trainer: Trainer, stepping: Stepping, rebuild: Callable[[], Stepping]) -> None:
         """Continue hyperparameters, schedule and random streams; nothing is to be continued any more.
 
-        ``stepping`` has the optimizer that Lightning has restored; ``again`` makes another one like it.
+        ``stepping`` has the optimizer that Lightning has restored; ``rebuild`` makes another one like it.
         """
         if self.stored is None:
             return
         with in_words(f"checkpoint {trainer.ckpt_path}: its schedule"):
             apply_changes(stepping.optimizer, stepping.typed, self.stored["optimizer"]["typed"])
             if self._schedule is not None:
-                _continue_schedule(trainer.lr_scheduler_configs[0].scheduler, self._schedule, stepping.optimizer, again)
+                _continue_schedule(
+                    trainer.lr_scheduler_configs[0].scheduler, self._schedule, stepping.optimizer, rebuild
+                )
         _place_loaders(trainer)
         with in_words(f"checkpoint {trainer.ckpt_path}: its random streams"):
             set_random_streams(self.stored["random"])
@@ -143,7 +145,7 @@ class Continuation(Callback):
             pl_module.on_train_end()
 
 
-def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparameters) -> None:
+def apply_changes(optimizer: Optimizer, present: Hyperparameters, stored: Hyperparameters) -> None:
     """Give a restored optimizer the values that differ between this run's arguments and the checkpoint's.
 
     Of a changed learning rate what was made of the old one is kept in proportion.
@@ -151,7 +153,7 @@ def apply_changes(optimizer: Optimizer, now: Hyperparameters, then: Hyperparamet
     Raises:
         CheckpointError: if the checkpoint lacks one of the values.
     """
-    for group, new, old in zip(optimizer.param_groups, now, then, strict=False):
+    for group, new, old in zip(optimizer.param_groups, present, stored, strict=False):
         if missing := sorted(new.keys() - group.keys()):
             raise CheckpointError(f"the checkpoint's optimizer has no {missing[0]!r}. Use one that was saved whole.")
         changed = {k: v for k, v in new.items() if k in old and old[k] != v}

@@ -61,7 +61,7 @@ class RowsCheckpointIO(CheckpointIO):
 
     def __init__(self, inner: CheckpointIO, trainer: Trainer) -> None:
         self.inner, self.trainer = inner, trainer
-        self._written: set[str] = set()
+        self._paths: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write the file, at once or not at all.
@@ -69,7 +69,7 @@ class RowsCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: if it cannot be written; an earlier file of that name is as it was.
         """
-        self._written.add(str(path))
+        self._paths.add(str(path))
         if type(self.inner) is not TorchCheckpointIO or "://" in str(path):
             self.inner.save_checkpoint(checkpoint, path, storage_options)
             return
@@ -117,7 +117,7 @@ class RowsCheckpointIO(CheckpointIO):
         """Whether this trainer has written a file, or it lies below the folder of a callback for checkpoints."""
         callbacks: list[Any] = self.trainer.checkpoint_callbacks
         folders = {Path(callback.dirpath).resolve() for callback in callbacks if getattr(callback, "dirpath", None)}
-        return str(path) in self._written or bool(folders & {path.parent.resolve(), *path.parent.resolve().parents})
+        return str(path) in self._paths or bool(folders & {path.parent.resolve(), *path.parent.resolve().parents})
 
     def teardown(self) -> None:
         self.inner.teardown()
