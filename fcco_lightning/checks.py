@@ -120,7 +120,9 @@ def checkpoint_file(path: str | Path) -> Path:
     if not exists:
         raise CheckpointError(f"checkpoint {path}: there is no such file (looked in {Path.cwd()}).")
     if not regular:
-        raise CheckpointError(f"checkpoint {path}: this is not a regular file. Give one that `fcco fit` wrote.")
+        below = [path / folder / "last.ckpt" for folder in ("checkpoints", ".")]
+        way_out = next((f"Name {file}." for file in below if file.is_file()), "Give one that `fcco fit` wrote.")
+        raise CheckpointError(f"checkpoint {path}: this is not a regular file. {way_out}")
     return path
 
 

@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+import shlex
 import sys
 import warnings
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -138,6 +139,9 @@ def run(args: Sequence[str] | None = None) -> int:
         close = difflib.get_close_matches(arguments[0], commands, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         sys.stderr.write(f"fcco: {arguments[0]!r} is no command.{hint} The commands are {', '.join(commands)}.\n")
+        return 2
+    elif not {*_OF_LIGHTNING, *_TOOLS, "-h", "--help"} & set(arguments):
+        sys.stderr.write(f"fcco: no command is named. It comes first, for example: fcco fit {shlex.join(arguments)}\n")
         return 2
     else:
         return _run_of_lightning(arguments)

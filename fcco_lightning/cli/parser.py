@@ -42,7 +42,10 @@ _IN_WORDS = {
     "dict": "a mapping",
     "NoneType": "null",
 }
-_TYPE = r"typing\.Literal\[([^]]*)\]|(?:<class '(?:[\w.]*\.)?|\b(?=(?:list|dict)\[))(\w+)(?:'>|\[[^]]*\])|([^\s,][^,]*)"
+_TYPE = (
+    r"typing\.Literal\[([^]]*)\]|"
+    r"(?:<class '(?:[\w.]*\.)?|(?:[\w.]+\.)?(?=(?:list|dict|Sequence)\[))(\w+)(?:'>|\[[^]]*\])|([^\s,][^,]*)"
+)
 _ANY = re.DOTALL | re.MULTILINE
 
 _OPEN: ContextVar[tuple["_Reading", ...]] = ContextVar("options that are being read", default=())
@@ -93,8 +96,10 @@ class ArgumentParser(LightningArgumentParser):
             message = explained(message)
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None:
-            message = message.replace(f"'{nested[1]}'", f"'{_below_classes(nested[1])}'").strip()
-            message += f".{_suggestions(nested[1], _accepted_options(ex, self))}"
+            whole = _below_classes(nested[1])
+            message = message.replace(f"'{nested[1]}'", f"'{whole}'").strip()
+            question = _suggestions(nested[1], _accepted_options(ex, self)) or _suggestions(whole, list(options()))
+            message += f".{question}"
         sys.stderr.write(
             f"fcco: error: {printable_lines(message.rstrip())}\n(--help all lists the options, fcco list the classes)\n"
         )
@@ -236,7 +241,8 @@ def _wrong_type(message: str) -> str:
     names = [kind for values, name, _ in types for kind in (values.split(", ") if values else [_IN_WORDS[name]])]
     *others, last = dict.fromkeys(names)
     listing = f"{', '.join(others)} or {last}" if others else last
-    return f"--{_below_classes(match[1])} must be {listing}, got {match[3].strip()!r}."
+    in_brackets = " A list stands in brackets, without blanks: [a,b]." if "a list" in names else ""
+    return f"--{_below_classes(match[1])} must be {listing}, got {match[3].strip()!r}.{in_brackets}"
 
 
 def _is_empty(value: Any) -> bool:

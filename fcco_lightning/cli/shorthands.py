@@ -130,7 +130,20 @@ def _with_decisions(args: Iterable[str]) -> Iterator[str]:
             yield arg
         else:
             name = field.removeprefix(".")
+            if not name:
+                _require_purpose(value)
             yield f"--model.decisions={json.dumps({name: load_yaml(value, f'{_DECISIONS}.{name}')}) if name else value}"
+
+
+def _require_purpose(value: str) -> None:
+    """Refuse what decisions cannot be for, which the parser would say in terms of types."""
+    if value in ("balanced", *_NULLS) or _CLASS.fullmatch(value) or Path(value).is_file():
+        return
+    if not isinstance(load_yaml(value, _DECISIONS), Mapping):
+        raise ConfigError(
+            f"{_DECISIONS} {value!r} is nothing that decisions can be for. Type {_DECISIONS} balanced, or one of "
+            f"{_DECISIONS}.costs [1,10], {_DECISIONS}.share 0.1, {_DECISIONS}.tpr 0.8 and {_DECISIONS}.threshold 0.2."
+        )
 
 
 def _with_constraints(args: Iterable[str]) -> Iterator[str]:

@@ -66,9 +66,15 @@ def _naming_place(text: str, where: str) -> Iterator[None]:
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1},"
         tab = " Indent with blanks instead of tabs." if "\t" in text else ""
+        cut = " A list or mapping with blanks needs quotes: '[1, 10]'." if _is_cut(text) else ""
         reasons = (getattr(error, name, None) for name in ("context", "problem", "reason"))
         reason = " ".join(filter(None, reasons)) or str(error)
-        raise ConfigError(f"{where}{line} cannot be read as YAML: {reason}.{tab}") from error
+        raise ConfigError(f"{where}{line} cannot be read as YAML: {reason}.{tab}{cut}") from error
+
+
+def _is_cut(text: str) -> bool:
+    """Whether a text begins a list or mapping that does not end, as where a shell divides ``[1, 10]`` in two words."""
+    return "\n" not in text and text[:1] in ("[", "{") and text[-1:] not in ("]", "}")
 
 
 class _Counter:

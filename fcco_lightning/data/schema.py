@@ -71,9 +71,11 @@ def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
     name = str(column.name)
     if MOST_ARE_NUMBERS <= share < 1:
         unreadable = column.isin(counts.index[~numbers.to_numpy()])
+        repeated = bool((column[unreadable].astype(str) == name).all())
+        way_out = "Remove the header that stands there again" if repeated else "Correct them"
         return (
             f"The column {name!r} of {where} is text, because {unreadable.sum()} of its {counts.sum()} filled cells "
-            f"are no numbers: {cells_of(column, unreadable)}. Correct them; or say what it is: encoding.numeric: "
+            f"are no numbers: {cells_of(column, unreadable)}. {way_out}; or say what it is: encoding.numeric: "
             f"[{name}] (these cells are then missing, see encoding.missing) or encoding.categorical: [{name}] (a "
             f"feature for each of its {len(counts)} values)."
         )

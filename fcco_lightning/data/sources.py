@@ -23,6 +23,21 @@ ACCEPTED = (
 _SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"} | dict.fromkeys(
     (".svm", ".svmlight", ".libsvm", ".letor", ".txt", ".bz2"), "svmlight"
 )
+_READERS = {  # of pandas, by what a file is called that is to be written anew
+    ".tsv": "read_csv(FILE, sep='\\t')",
+    ".gz": "read_csv(FILE)",
+    ".zip": "read_csv(FILE)",
+    ".xz": "read_csv(FILE)",
+    ".zst": "read_csv(FILE)",
+    ".xls": "read_excel(FILE)",
+    ".xlsx": "read_excel(FILE)",
+    ".ods": "read_excel(FILE)",
+    ".json": "read_json(FILE)",
+    ".jsonl": "read_json(FILE, lines=True)",
+    ".feather": "read_feather(FILE)",
+    ".dta": "read_stata(FILE)",
+    ".sav": "read_spss(FILE)",
+}
 _BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 _SEVERAL = (Mapping, np.ndarray, list, tuple, set)
 _BYTES = (bytes, bytearray, memoryview)
@@ -123,7 +138,9 @@ def _from_name(source: str | PathLike[str], argument: str, texts: Sequence[str])
 def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
     kind = _SUFFIXES.get(path.suffix.lower())
     if kind is None:
-        raise DataError(f"{argument}='{path}': unknown suffix {path.suffix!r}. Accepted are {ACCEPTED}.")
+        reader = _READERS.get(path.suffix.lower())
+        anew = "" if reader is None else f" Write it anew: pandas.{reader}.to_csv(NEW, index=False)."
+        raise DataError(f"{argument}='{path}': unknown suffix {path.suffix!r}.{anew} Accepted are {ACCEPTED}.")
     if kind == "svmlight":
         return _from_svmlight(path, argument)
     # pandas, not load_dataset("csv"): that copies the file to a cache outside the project and costs a second or more.
@@ -140,6 +157,10 @@ def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
         return as_written(read_csv(path, place, skipinitialspace=True, low_memory=False).copy(), path, texts)
     except DataError:
         raise
+    except pd.errors.EmptyDataError as error:
+        raise DataError(
+            f"{argument}='{path}' is empty. It must hold a line with the names of the columns, and one a sample."
+        ) from error
     except Exception as error:  # of a damaged file, readers raise almost any kind
         raise DataError(f"{argument}='{path}' is not a readable {kind} file: {error}") from error
 

@@ -121,7 +121,8 @@ def render_summary(report: Mapping[str, Any]) -> Table:
     rows: list[dict[str, Any]] = []
     for key in sorted(present, key=lambda key: list(TITLES).index(key) if key in TITLES else len(TITLES)):
         cells = {split: _cell(key, part.get(key)) for split, part in splits.items()}
-        rows.append({"metric": TITLES.get(key, key), **cells})
+        of_decisions = " of decisions" if key == "worst_violation" and report.get("decisions") else ""
+        rows.append({"metric": f"{TITLES.get(key, key)}{of_decisions}", **cells})
     return render_records("Summary of the run", rows, _caption(report, splits))
 
 

@@ -225,7 +225,7 @@ class Phases:
         objective = self._main().objective
         proper, name = objective.in_words, type(objective).__name__
         if self.first is None and isinstance(objective, BinaryObjective) and proper != name:
-            rank_zero_info(f"{proper} is minimised ({name} alone: --model.objective.cross_entropy 0).")
+            rank_zero_info(f"The loss of {proper} is minimised ({name} alone: --model.objective.cross_entropy 0).")
         if self.first is None:
             return
         first = self.first.objective.in_words

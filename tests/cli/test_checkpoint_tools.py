@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from fcco_lightning import CheckpointError, ConfigError, Execution, FCCOModule
 from fcco_lightning.__main__ import main
+from fcco_lightning.checks import checkpoint_file
 from fcco_lightning.cli.checkpoint_tools import convert, describe, read_checkpoint
 from fcco_lightning.state import DualState
 from fcco_lightning.state.checkpoint_files import CHECKPOINT_VERSION, read_file, rows_folder
@@ -403,6 +404,15 @@ def test_what_is_no_file_is_refused_by_name(capsys, tmp_path):
                 attempt()
     code, _, text = command(capsys, "fit", "--config", SYNTHETIC, "--ckpt_path", "fifo")
     assert (code, "fifo: this is not a regular file" in text) == (1, True)
+
+
+def test_of_a_runs_folder_the_checkpoint_in_it_is_named(tmp_path):
+    file = tmp_path / "run/checkpoints/last.ckpt"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    for folder in (tmp_path / "run", file.parent):
+        with pytest.raises(CheckpointError, match=f"not a regular file. Name {file}."):
+            checkpoint_file(folder)
 
 
 @pytest.mark.parametrize("how", DAMAGE)

@@ -244,7 +244,10 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--model.algorithm.lamm=0.1"], "'model.algorithm.lamm' is not accepted. Did you mean lam", 2),
         (["--trainer.callbacks=EarlyStoping"], "there is no class EarlyStoping. Did you mean EarlyStopping", 2),
         (["--trainer.max_epochs=few"], "--trainer.max_epochs must be a whole number or null, got 'few'.", 2),
-        (["--model.network.hidden=3x"], "--model.network.hidden must be a list, got '3x'.", 2),
+        (["--model.network.hidden=3x"], "--model.network.hidden must be a list, got '3x'. A list stands in br", 2),
+        (["--model.network.hidden", "[64,", "64]"], "A list or mapping with blanks needs quotes: '[1, 10]'.", 1),
+        (["--decisions.costs", "1,10"], "--model.decisions.costs must be 'balanced', a list or null, got '1,10'. A", 2),
+        (["--decisions", "blanced"], "--decisions 'blanced' is nothing that decisions can be for. Type -", 2),
         (["--model.algorithm.lam=0"], "lam must be a finite number > 0, got 0", 1),
         (["--model.penalty=Lagrangian", "--model.penalty.rate=0"], "fcco: ConfigError: rate must be a finite", 1),
         (
@@ -353,6 +356,12 @@ def test_a_misspelt_command_is_told_all_of_them(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["comapre", "a"])
     assert "'comapre' is no command. Did you mean 'compare'? The commands are fit," in capsys.readouterr().err
+
+
+def test_options_without_a_command_are_told_that_it_comes_first(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["--data.train", "my table.csv"])
+    assert "no command is named. It comes first, for example: fcco fit --data.train 'my t" in capsys.readouterr().err
 
 
 ALONE = ["--data=TabularDataModule", "--model.network=TabularMLP", "--model.objective=AUC", "--trainer.max_epochs=1"]

@@ -378,6 +378,20 @@ def test_what_decisions_are_for(typed, written):
     assert written_out(["fit", *typed]) == ["fit", written]
 
 
+@pytest.mark.parametrize("typed", ["blanced", "0.1", "[1,10]", "true"])
+def test_what_decisions_cannot_be_for(typed):
+    with pytest.raises(ConfigError, match=r"is nothing that decisions can be for. Type --decisions balanced, or one"):
+        written_out(["fit", "--decisions", typed])
+    for value in ("null", "Decisions", "{share: 0.1}"):
+        assert written_out(["fit", "--decisions", value]) == ["fit", f"--model.decisions={value}"]
+
+
+def test_a_misspelt_option_of_the_data_is_asked_about_where_no_table_is_given(table, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(["fit", "--data.trian", table(["a", "b"] * 20), "--label", "y"])
+    assert "Did you mean data.train" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [

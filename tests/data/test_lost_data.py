@@ -65,6 +65,18 @@ def test_cells_that_are_no_numbers_are_counted_and_refused_beyond_a_tenth(kind, 
     assert sum(len(rows) for what, (rows, _) in made.lost().items() if "imputed" in what) == 20
 
 
+def test_rows_of_no_group_are_counted():
+    frame = table("prices", 0).drop(columns="c").assign(sex=["f", "f", "m", "m"] * (ROWS // 4))
+    frame.loc[frame.index % 10 == 0, "sex"] = None
+    data = TabularDataModule(frame, columns=Columns("y", sensitive="sex"), splits=Splits(test_fraction=0.25))
+    data.setup("fit")
+    lost = data.lost()
+    parts = [lost[f"rows of {split} without 'sex', of no group"] for split in ("train", "test")]
+    assert [sum(len(rows) for rows, _ in parts), sum(of for _, of in parts)] == [20, ROWS]
+    for split, (rows, _) in zip(("train", "test"), parts, strict=True):
+        assert rows == np.flatnonzero(data.tables[split].columns["group"] < 0).tolist()
+
+
 def test_likewise_of_a_table_to_be_predicted():
     encoder = TabularEncoder(Encoding(numeric=["c"], missing="impute"))
     encoder.fit(pd.DataFrame({"c": np.arange(10.0)}))

@@ -44,6 +44,12 @@ def written(frame, tmp_path, name="t.csv", **arguments):
     return str(tmp_path / name)
 
 
+def test_a_header_that_stands_there_again_is_called_so():
+    again = with_typos(1, text="age")
+    with pytest.raises(DataError, match=r"row 17: 'age'\. Remove the header that stands there again; or say"):
+        module(again).setup()
+
+
 @pytest.mark.parametrize("count", [1, 20])
 def test_a_few_typos_do_not_make_categories_of_numbers(count, tmp_path):
     path = written(with_typos(count), tmp_path)

@@ -106,13 +106,16 @@ def test_unreadable_sources(tmp_path):
     (tmp_path / "bad.parquet").write_text("not parquet")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "header.csv").write_text("a,b\n")
-    (tmp_path / "t.xlsx").write_text("x")
+    for name in ("t.xlsx", "t.tsv", "t.csv.gz"):
+        (tmp_path / name).write_text("x")
     (tmp_path / "plain").mkdir()
     cases = {
         "bad.parquet": "not a readable parquet",
-        "empty.csv": "not a readable csv",
+        "empty.csv": "is empty. It must hold a line with the names of the columns",
         "header.csv": r"train='.*header.csv' has no rows",
-        "t.xlsx": r"unknown suffix '\.xlsx'",
+        "t.xlsx": r"unknown suffix '\.xlsx'\. Write it anew: pandas\.read_excel\(FILE\)\.to_csv\(NEW, index=False\)",
+        "t.tsv": r"pandas\.read_csv\(FILE, sep='\\t'\)",
+        "t.csv.gz": r"pandas\.read_csv\(FILE\)\.to_csv",
         "plain": "load_from_disk cannot read",
     }
     for name, message in cases.items():

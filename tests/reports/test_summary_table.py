@@ -64,6 +64,10 @@ def test_a_row_a_metric_and_a_column_a_split():
     assert [str(column.header) for column in render_summary(REPORT).columns] == ["metric", "train", "test"]
 
 
+def test_a_violation_of_decisions_is_called_so():
+    assert "worst violation, max h of decisions" in cells(REPORT | {"decisions": True})
+
+
 def test_caption_holds_seconds_and_plain_settings_and_no_false_alarm():
     text = printed(render_summary(REPORT))
     assert "93.4 s, seed=0, kappa=0.005" in text

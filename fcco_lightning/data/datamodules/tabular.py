@@ -3,6 +3,7 @@
 import shlex
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from torch import Tensor
 
@@ -212,8 +213,14 @@ class TabularDataModule(SampleDataModule):
         )
 
     def lost(self) -> dict[str, tuple[list[int], int]]:
-        """Return cells that were to be numbers and are none, and missing ones in whose place something stands."""
-        return self._lost
+        """Return cells that were to be numbers and are none, missing ones that are imputed, and rows of no group."""
+        without = {
+            f"rows of {split} without {column!r}, of no group": (empty.tolist(), len(rows))
+            for split, rows in self._rows.items()
+            for column in self.columns.sensitive_columns
+            if len(empty := np.flatnonzero(rows[column].isna()))
+        }
+        return self._lost | without
 
     def state_dict(self) -> dict[str, Any]:
         """Return the encoder and what identifies the training split, as plain values."""
