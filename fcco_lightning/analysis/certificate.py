@@ -130,12 +130,12 @@ def certificate(
     with undisturbed(functions):
         outputs = pytree.tree_map(lambda leaf: leaf.detach().clone().double().requires_grad_(), samples.outputs)
         wide = Samples(outputs, samples.batch)
-        value, of_parameters = _of_objective(functions.objective, wide, max_values)
+        value, extra = _objective_scalar(functions.objective, wide, max_values)
         numbers, sides = _signed(functions.constraints, wide)
         values = torch.full_like(numbers, -torch.inf).scatter_reduce(0, sides.row, sides.excess, "amax")
         scalars = [value, *_lagrangian(numbers, sides, values, multipliers)]
         rows = _gradients_by_weights(functions, scalars, wide, batches, processes or Processes())
-    gradient, others = torch.cat([rows[0], of_parameters]), torch.nn.functional.pad(rows[1:], (0, len(of_parameters)))
+    gradient, others = torch.cat([rows[0], extra]), torch.nn.functional.pad(rows[1:], (0, len(extra)))
     if not bool(gradient.isfinite().all() and others.isfinite().all()):
         raise NonFiniteError("a gradient on the split is not finite: the weights diverged, or the data holds NaN.")
     values = values.cpu()
@@ -249,7 +249,7 @@ def _prepared(objective: Objective, columns: Columns, max_values: float) -> Obje
     return copied
 
 
-def _of_objective(objective: Objective, samples: Samples, max_values: float) -> tuple[Tensor, Tensor]:
+def _objective_scalar(objective: Objective, samples: Samples, max_values: float) -> tuple[Tensor, Tensor]:
     """A scalar with the gradient of F, and what this is by parameters that are not the network's.
 
     Raises:

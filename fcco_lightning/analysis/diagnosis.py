@@ -132,14 +132,14 @@ def diagnose(
         values = on_device_of(objective, jacobian.values)
         result["value"] = jacobian.direct + float(outer(values).detach().mean())
     return result | {
-        "gram": spectrum(gram(jacobian.rows) + _of_threshold(objective))._asdict(),
+        "gram": spectrum(gram(jacobian.rows) + _threshold_entry(objective))._asdict(),
         "gram_network": spectrum(gram(jacobian.rows[:, : jacobian.num_network]))._asdict(),
         "duals": _sizes(objective, jacobian.values, remembered),
         "stationarity": _stationarity(objective, jacobian, lam),
     }
 
 
-def _of_threshold(objective: Objective) -> float:
+def _threshold_entry(objective: Objective) -> float:
     """Return what a trained threshold s adds to every entry of the Gram matrix of ``R_i - s``: its slope is -1."""
     outer = outer_function(objective)
     return 1.0 if isinstance(outer, Shifted) and outer.shift.requires_grad else 0.0

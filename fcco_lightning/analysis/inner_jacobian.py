@@ -79,8 +79,8 @@ def jacobian(
             total.copy_(processes.sum_(total.to(weights[0].device)))
         _require_all(counts, values, rows, k)
         values, rows = values / counts, rows.div_(counts.to(rows.dtype).unsqueeze(1))
-        of_network = sum(p.numel() for name, p in functions.trainable().items() if name.startswith("network."))
-        return Jacobian(values[:-1].view(n, k), rows[:-1], float(values[-1]), rows[-1].double(), of_network)
+        num_network = sum(p.numel() for name, p in functions.trainable().items() if name.startswith("network."))
+        return Jacobian(values[:-1].view(n, k), rows[:-1], float(values[-1]), rows[-1].double(), num_network)
 
 
 def required_size(functions: InnerFunctions, max_values: float = MAX_VALUES) -> tuple[int, int, int]:

@@ -83,7 +83,7 @@ def intervals(
     kappa; of two sides it is that of all ``|s| - kappa`` for s in its own.  There are two methods:
 
     - "binomial", where the inner values are means of quantities in [0, 1] (rates): each rate has its exact interval
-      (:func:`exact_binomial`), and several combine to that of s (:func:`_of_rates`).  Smoothed rates, which vary less
+      (:func:`exact_binomial`), and several combine to that of s (:func:`_margins`).  Smoothed rates, which vary less
       than 0 and 1 do, count as rates of more samples (:func:`_effective_size`).  Rates of samples with weights count
       as those of ``(sum w)^2 / sum w^2`` samples (Kish, 1965), or of fewer if they vary more than so many do.
     - "normal", for all others (losses, AUCs, ratios): ``s -+ z SE``, with the standard error of :func:`_influence`.
@@ -153,10 +153,10 @@ def _rows(
         return {}
     if decisions:
         inner = constraint.decided(wide, counted).index_select(0, index)
-    of_numbers = slopes(constraint.number, inner)
+    number_slopes = slopes(constraint.number, inner)
     subsets = constraint.subsets(counted)
     rows: dict[int, _Means] = {}
-    for i, values, slope in zip(index.tolist(), inner, of_numbers, strict=True):
+    for i, values, slope in zip(index.tolist(), inner, number_slopes, strict=True):
         influence = torch.stack([_influence(value, weight) for value in values])
         members = influence != 0 if subsets is None else torch.stack(list(subsets[i]))
         members = members * sample_weight
@@ -208,9 +208,9 @@ def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Ten
     totals = influence.new_zeros(len(influence), shape).index_add(1, codes, influence)
     error = math.sqrt(c / (c - 1)) * float((means.slopes @ totals).norm())
     if len(means.sizes):
-        of_clusters = totals.square().sum(1) * numbers / (numbers - 1)
+        cluster_variances = totals.square().sum(1) * numbers / (numbers - 1)
         equal = sizes.square().sum(1) / members.square().sum(1)  # of clusters whose samples are all equal
-        larger = torch.where(means.variances > 0, of_clusters / means.variances, equal).clamp(min=1)
+        larger = torch.where(means.variances > 0, cluster_variances / means.variances, equal).clamp(min=1)
         means = means._replace(designs=means.designs * larger)
     ratio = error / means.error if means.error > 0 else 1.0
     return means._replace(error=error, error_of_equals=ratio * means.error_of_equals, clusters=c)
@@ -232,7 +232,7 @@ def _influence(value: Tensor, weight: Tensor) -> Tensor:
 def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
     tail, rates = (1 - level) / 2, len(means.sizes) > 0
     s = float(constraint.number(means.values.unsqueeze(0)))
-    margin_below, margin_above = _of_rates(means, tail) if rates else (means.quantile(tail) * means.error,) * 2
+    margin_below, margin_above = _margins(means, tail) if rates else (means.quantile(tail) * means.error,) * 2
     low, high = s - margin_below, s + margin_above
     noise = math.nan
     if constraint.sides == 2:
@@ -242,7 +242,7 @@ def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
     return Interval(s - kappa, low - kappa, high - kappa, noise, "binomial" if rates else "normal")
 
 
-def _of_rates(means: _Means, tail: float) -> tuple[float, float]:
+def _margins(means: _Means, tail: float) -> tuple[float, float]:
     """How far below and above ``s = sum_j c_j u_j`` the ends of its interval are, for independent rates u_j.
 
     With l_j the lower end of the interval of ``c_j u_j``, that of s is ``sqrt(sum_j (c_j u_j - l_j)^2)`` below it, and

@@ -63,8 +63,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     content = read_file(path, whole=True)
     names = sorted(content["fcco"]["tables"], key=lambda name: (len(name), name))  # terms.2 before terms.10
     states = {name: _stored_rows(Path(path), name, content) for name in names}
-    of_states = {f"{name}.{part}" for name in states for part in ("rows", "_extra_state")}
-    weights = {k: v for k, v in content["state_dict"].items() if isinstance(v, Tensor) and k not in of_states}
+    state_names = {f"{name}.{part}" for name in states for part in ("rows", "_extra_state")}
+    weights = {k: v for k, v in content["state_dict"].items() if isinstance(v, Tensor) and k not in state_names}
     return Checkpoint(content, weights, states)
 
 

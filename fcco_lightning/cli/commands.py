@@ -169,8 +169,8 @@ def _run_of_lightning(typed: Sequence[str]) -> int:
 
 def _takes_a_split(arguments: Sequence[str]) -> bool:
     """Whether it is ``fcco predict`` or ``fcco test`` for the test split of a datamodule, not for a table."""
-    of_a_run = ("-c", "--config", "--ckpt_path", "--print_config", "--data", "--model", "--trainer")
-    return arguments[0] in ("predict", "test") and any(re.split("[=.]", arg)[0] in of_a_run for arg in arguments[1:])
+    run_options = ("-c", "--config", "--ckpt_path", "--print_config", "--data", "--model", "--trainer")
+    return arguments[0] in ("predict", "test") and any(re.split("[=.]", arg)[0] in run_options for arg in arguments[1:])
 
 
 def _options(name: str) -> list[str]:
@@ -386,9 +386,9 @@ def _front(parser: ArgumentParser) -> Work:
     parser.usage = "fcco front [--config CONFIG] [--kappas K,K,... | --factors F,F,...] [--out FOLDER] OPTION ..."
     parser.epilog = "Other options are those of fcco fit, for all points: --trainer.max_epochs 20, --data.train TABLE."
     parser.add_argument("--config", "-c", metavar="CONFIG", action="append", default=[], help="as of fcco fit")
-    of_points = parser.add_mutually_exclusive_group()
-    of_points.add_argument("--kappas", metavar="K,K,...", help="kappa of every constraint, point by point")
-    of_points.add_argument(
+    point_options = parser.add_mutually_exclusive_group()
+    point_options.add_argument("--kappas", metavar="K,K,...", help="kappa of every constraint, point by point")
+    point_options.add_argument(
         "--factors",
         metavar="F,F,...",
         default="4,2,1,0.5,0.25",

@@ -47,8 +47,8 @@ def print_front(options: Sequence[str], kappas: str | None, factors: str, out: s
     print_rows([{name: value for name, value in row.items() if not name.startswith(hidden)} for row in rows])
     write_rows(rows, folder / "front.csv")
     (folder / "front.json").write_text(json.dumps(rows, indent=2) + "\n")
-    of_test = [name.removeprefix("test ") for name in rows[0] if name.startswith("test ")]
-    figure = next((name for name in of_test if name != "violation"), None)
+    test_columns = [name.removeprefix("test ") for name in rows[0] if name.startswith("test ")]
+    figure = next((name for name in test_columns if name != "violation"), None)
     left_out = LeftOut()
     draw = None if figure is None else partial(plot_front, rows, figure, folder / "front.png")
     file = left_out.make("front.png", draw, None) if draw else None
@@ -93,8 +93,8 @@ def points(config: Mapping[str, Any], kappas: Sequence[float] | None, factors: S
 
 def _with_kappa(config: Mapping[str, Any], kappas: Sequence[float]) -> dict[str, Any]:
     changed: dict[str, Any] = copy.deepcopy(dict(config))
-    of_constraints = [c["init_args"] for c in changed["model"]["constraints"] if "kappa" in c["init_args"]]
-    for arguments, kappa in zip(of_constraints, kappas, strict=True):
+    constraint_arguments = [c["init_args"] for c in changed["model"]["constraints"] if "kappa" in c["init_args"]]
+    for arguments, kappa in zip(constraint_arguments, kappas, strict=True):
         arguments["kappa"] = kappa
     return changed
 

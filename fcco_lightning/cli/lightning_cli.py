@@ -344,20 +344,20 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
         if (sentence := _message_of_our_error(cause)) is not None:
             return 1, sentence
         if isinstance(cause, SIGTERMException):
-            return 128 + signal.SIGTERM, f"told to end{_and_saved(cause)}"
+            return 128 + signal.SIGTERM, f"told to end{_how_to_continue(cause)}"
         if isinstance(cause, KeyboardInterrupt):
-            return 128 + signal.SIGINT, f"interrupted{_and_saved(cause)}"
+            return 128 + signal.SIGINT, f"interrupted{_how_to_continue(cause)}"
         if is_lost(cause):
             reason = cause.__cause__ or "another process of the job has ended or does not answer."
             return 1, f"{reason} To go on, {resume}"
-        of_files = isinstance(cause, OSError) and (cause.filename is not None or cause.errno in _OF_DISKS)
-        if isinstance(cause, MisconfigurationException) or of_files or _raised_in_library(cause):
+        is_file_error = isinstance(cause, OSError) and (cause.filename is not None or cause.errno in _OF_DISKS)
+        if isinstance(cause, MisconfigurationException) or is_file_error or _raised_in_library(cause):
             return 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"
         cause = cause.__cause__ or cause.__context__
     return 1, None
 
 
-def _and_saved(end: BaseException) -> str:
+def _how_to_continue(end: BaseException) -> str:
     """The end of the message of an interrupted run: how to continue it."""
     if SAVED in end.args:
         return ", saved; continue with --ckpt_path auto."

@@ -62,7 +62,7 @@ class ArgumentParser(LightningArgumentParser):
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the words of a command line, or of an option of a class."""
-        with _at_work(self):
+        with _reading_options(self):
             return super().parse_args(*args, **kwargs)
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
@@ -92,7 +92,7 @@ class ArgumentParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the message and exit with status 2."""
         message = _unrecognized(message, list(self._option_string_actions))
-        for explained in (_of_no_class, _below_no_class, _required, _null, _of_no_mapping, _wrong_type):
+        for explained in (_unknown_class, _no_class_named, _required, _null, _no_mapping, _wrong_type):
             message = explained(message)
         nested = re.search(r"ption '([\w.]+)'( is not accepted)?$", message.strip())
         if nested is not None:
@@ -135,7 +135,7 @@ class ArgumentParser(LightningArgumentParser):
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments of a class, likewise."""
-        with _at_work(self):
+        with _reading_options(self):
             self._require_known(obj)
             return super().parse_object(obj, *args, **kwargs)
 
@@ -164,7 +164,7 @@ class ArgumentParser(LightningArgumentParser):
             self.error(f"--{key}: {value['class_path']} takes its arguments below init_args, got {extra}.")
 
 
-def _of_no_class(message: str) -> str:
+def _unknown_class(message: str) -> str:
     """Name what a class may have been meant by, where a name is none of a class that goes there."""
     match = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
     if match is None:
@@ -176,7 +176,7 @@ def _of_no_class(message: str) -> str:
     return f"--{key}: there is no class {name}.{did_you_mean(close_to(name, elsewhere))}"
 
 
-def _below_no_class(message: str) -> str:
+def _no_class_named(message: str) -> str:
     """The message for an argument whose class is not chosen yet."""
     match = re.search(r'Parser key "([\w.]+)".* is abstract.*NestedArg\(key=\'([\w.]+)\'', message, _ANY)
     if match is None:
@@ -219,7 +219,7 @@ def _null(message: str) -> str:
     return message if match is None else f"--{_below_classes(match[1])}: null is no list. Leave it out, or give []."
 
 
-def _of_no_mapping(message: str) -> str:
+def _no_mapping(message: str) -> str:
     """Say what a mapping lacks that was read as a text."""
     match = re.search(r"(?:Given value: |Unable to load config ['\"])(\{\w+:\S.*?\})", message)
     key = re.search(r'Parser key "([\w.]+)"', message)
@@ -259,8 +259,8 @@ def _full_option(option: str) -> str:
 def _suggestions(option: str, accepted: Sequence[str]) -> str:
     """What a misspelt option may have meant, and all that its class takes, if these are few."""
     question = did_you_mean(get_close_matches(option, accepted, cutoff=0.6))
-    of_class = accepted and "." not in option and len(accepted) <= _MOST_LISTED
-    return f"{question} It takes: {', '.join(accepted)}." if of_class else question
+    lists_all = accepted and "." not in option and len(accepted) <= _MOST_LISTED
+    return f"{question} It takes: {', '.join(accepted)}." if lists_all else question
 
 
 @dataclass
@@ -272,7 +272,7 @@ class _Reading:
 
 
 @contextmanager
-def _at_work(parser: argparse.ArgumentParser) -> Iterator[None]:
+def _reading_options(parser: argparse.ArgumentParser) -> Iterator[None]:
     """Inside, a parser reads options."""
     before = _OPEN.set((*_OPEN.get(), _Reading(parser)))
     try:

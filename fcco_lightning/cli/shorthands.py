@@ -80,7 +80,7 @@ def written_out(args: Sequence[str]) -> list[str]:
         if arguments[:1] == ["predict"]:
             way = f"is predicted by fcco predict CKPT {table}."
         raise ConfigError(f"--data {table} names no datamodule: a table {way}")
-    return [*_of_a_table(arguments)] if arguments[:1] == ["fit"] else _of_a_run(arguments)
+    return [*_with_assumptions(arguments)] if arguments[:1] == ["fit"] else _with_config_of_run(arguments)
 
 
 def _in_full(args: Sequence[str]) -> list[str]:
@@ -172,9 +172,9 @@ def _classes(value: str) -> list[dict[str, Any]]:
     return [{"class_path": name} for name in names] if all(map(_CLASS.fullmatch, names)) else []
 
 
-def _of_a_table(args: Sequence[str]) -> Iterator[str]:
+def _with_assumptions(args: Sequence[str]) -> Iterator[str]:
     """The arguments of ``fit``, with what they and their configurations leave out of a table."""
-    options = {**_of_configs(args), **_options(args)}
+    options = {**_options_of_configs(args), **_options(args)}
     if "--data" in options or "--data.train" not in options:
         yield from args
         return
@@ -182,12 +182,12 @@ def _of_a_table(args: Sequence[str]) -> Iterator[str]:
     assumptions = [f"{name} {shlex.quote(value)}" for name, value in assumed.items()]
     print(printable_lines(f"Assumed, as nothing else is said: {' '.join(assumptions)}"), file=sys.stderr)  # noqa: T201 - the program's output
     arguments = [*_with_constraints(f"{name}={value}" for name, value in assumed.items())]
-    args = list(_by_each(args, _column_names(options.get(_SENSITIVE, ""))))
+    args = list(_expanded_by_column(args, _column_names(options.get(_SENSITIVE, ""))))
     inside = [arg for arg in arguments if arg.startswith("--model.network.")]  # of a class that may be named later
     yield from [args[0], *(arg for arg in arguments if arg not in inside), *args[1:], *inside]
 
 
-def _of_a_run(args: list[str]) -> list[str]:
+def _with_config_of_run(args: list[str]) -> list[str]:
     """The arguments of ``test`` and ``validate``, with the configuration that lies beside the checkpoint's folder.
 
     Raises:
@@ -217,7 +217,7 @@ def _options(args: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _of_configs(args: Sequence[str]) -> dict[str, str]:
+def _options_of_configs(args: Sequence[str]) -> dict[str, str]:
     """What the configurations of a command line say, as options."""
     values: dict[str, str] = {}
     for arg in _joined(_joined(args, "--config"), "-c"):
@@ -249,23 +249,27 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     labels, groups = frame[label].dropna() if label in frame else None, _groups(frame, options)
     if labels is not None and labels.empty:  # the data module says so
         labels = None
-    of_label = _of_labels(label.count(",") + 1, options) if label.startswith("[") else _of_a_label(labels, options)
+    label_options = (
+        _several_labels_options(label.count(",") + 1, options)
+        if label.startswith("[")
+        else _single_label_options(labels, options)
+    )
     held_out = {}
-    for name, value in of_label:
+    for name, value in label_options:
         yield name, value
         if name == "--model.objective" and _is_to_be_calibrated(options.get(name, value), labels, groups, options):
             held_out = {"--data.splits.val_fraction": _VAL_FRACTION}
     yield from held_out.items()
     if not {"--model.network", *_PIECES} & options.keys():
         yield _PIECES[0], "auto"  # a perceptron learns steps and bends badly from a number alone
-    yield from _of_training(labels, groups, {**options, **held_out})
+    yield from _training_options(labels, groups, {**options, **held_out})
     if not {"--data.encoding.missing", "--data.encoding"} & options.keys() and _has_gaps(frame, options):
         yield "--data.encoding.missing", "impute"
     if groups is not None and groups.name and groups.nunique() == 2 and "--data.columns.favoured" not in options:
         yield "--data.columns.favoured", str(groups.value_counts().index[0])  # the larger one
 
 
-def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _single_label_options(labels: "pd.Series | None", options: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The objective that fits a label, and the arguments of the network that depend on it."""
     from fcco_lightning.data.columns import holds_texts, is_number, text_of  # noqa: PLC0415 - loads pandas
 
@@ -305,7 +309,7 @@ def _of_a_label(labels: "pd.Series | None", options: dict[str, str]) -> Iterator
         yield "--model.objective", "CrossEntropy" if constrained or "--model.decisions" in options else "AUC"
 
 
-def _of_training(
+def _training_options(
     labels: "pd.Series | None", groups: "pd.Series | None", options: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Batches, steps and epochs: of a perceptron that tells classes apart, or ranks two, those of the recipes.
@@ -326,10 +330,10 @@ def _of_training(
     n, constrained = _training_rows(len(labels), options), groups is not None or _is_given(options, _CONSTRAINTS)
     size = int(_number(options, _BATCH_SIZE, min(recipes.BATCH_SIZE, max(1, n // 4))))
     if _only(options, "--data.batches", "batch_size"):
-        yield from _of_batches(labels, groups, size, constrained, options)
+        yield from _batch_options(labels, groups, size, constrained, options)
     steps = _only(options, "--model.optimizer", "lr", "weight_decay")
     if steps and "--model.schedule" not in options and _only(options, "--model.schedule.scheduler", "warm_up"):
-        yield from _of_steps(labels.value_counts().tolist(), n / len(labels), options, constrained=constrained)
+        yield from _step_options(labels.value_counts().tolist(), n / len(labels), options, constrained=constrained)
     if constrained and _only(options, "--model.penalty", "rate", "decisions"):
         yield "--model.penalty", "AdaptivePenalty"
         yield "--model.penalty.rate", f"{recipes.MULTIPLIER_RATE:g}"
@@ -343,7 +347,7 @@ def _of_training(
             yield "--trainer.check_val_every_n_epoch", str(-(-count // _VALIDATIONS))
 
 
-def _of_batches(
+def _batch_options(
     labels: "pd.Series", groups: "pd.Series | None", size: int, constrained: bool, options: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Batches of ``size`` samples, by class and group where uniform ones would hold few of one of these.
@@ -359,7 +363,7 @@ def _of_batches(
         yield "--data.batches.columns", json.dumps(["y", *columns])
 
 
-def _of_steps(
+def _step_options(
     sizes: list[int], share: float, options: dict[str, str], *, constrained: bool
 ) -> Iterator[tuple[str, str]]:
     """Optimizer and schedule, of classes of these sizes of which a share is trained on."""
@@ -427,7 +431,7 @@ def _is_to_be_calibrated(
     return _rarest(labels, groups) >= _ENOUGH
 
 
-def _of_labels(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _several_labels_options(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The objective that fits several labels, each of which a sample has or has not."""
     yield "--model.objective", "MeanAveragePrecision"
     if "--data.columns.missing" in options and "--model.objective" not in options:
@@ -475,7 +479,7 @@ def _column_names(value: str) -> list[str]:
     return [str(name) for name in names]
 
 
-def _by_each(args: Iterable[str], columns: Sequence[str]) -> Iterator[str]:
+def _expanded_by_column(args: Iterable[str], columns: Sequence[str]) -> Iterator[str]:
     """The arguments, with a constraint of every column of groups for each one that compares groups and names none."""
     for arg in args:
         name, _, value = arg.partition("=")

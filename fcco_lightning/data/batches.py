@@ -344,8 +344,8 @@ class BatchPlan:
 
         Returns: shape (n,), float32; None where every weight is 1, or none are wanted.
         """
-        of_strata = self._weights_of_strata()
-        row_weights = None if of_strata is None else of_strata[self._strata]
+        stratum_weights = self._weights_of_strata()
+        row_weights = None if stratum_weights is None else stratum_weights[self._strata]
         if self.sample_weight is None:
             return row_weights
         times = self._times()
@@ -540,9 +540,9 @@ class BatchPlan:
         at_most = self.drawn * (counts > 0)  # where rows may come twice, all draws may be of one that is marked
         if self.certain and not self.replacement:
             at_most = torch.where(self.drawn <= self._sizes, torch.minimum(self.drawn, counts), at_most)
-        of_unit = torch.zeros(len(self._units), dtype=torch.int64).index_add(0, self._unit, at_most)
-        of_kinds = (int(of_unit[members].topk(count).values.sum()) for members, count in self._choices)
-        return min(self._copies * sum(of_kinds), self.batch_size)
+        most_by_unit = torch.zeros(len(self._units), dtype=torch.int64).index_add(0, self._unit, at_most)
+        most_by_kind = (int(most_by_unit[members].topk(count).values.sum()) for members, count in self._choices)
+        return min(self._copies * sum(most_by_kind), self.batch_size)
 
     def _absence(self, counts: Tensor) -> float:
         """Product over the kinds of units of the mean over all choices of the product of the chosen ones' absences."""
@@ -832,7 +832,7 @@ class BalancedSampling(Sampling):
         """Return balanced union batches of ``batch_size`` rows of each process; negatives are the first stratum."""
         size = self.batch_size * world_size
         positives = self._positives(size)
-        return _of_two_classes(
+        return _two_class_plan(
             columns,
             "y",
             (size - positives, positives),
@@ -944,7 +944,7 @@ class EventSampling(Sampling):
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return union batches with the rows of each process; censored samples are the first stratum."""
         rows_per_class = self.censored_per_batch * world_size, self.events_per_batch * world_size
-        return _of_two_classes(
+        return _two_class_plan(
             columns,
             self.column,
             rows_per_class,
@@ -955,7 +955,7 @@ class EventSampling(Sampling):
         )
 
 
-def _of_two_classes(
+def _two_class_plan(
     columns: Mapping[str, Tensor],
     column: str,
     rows_per_class: tuple[int, int],
@@ -1206,13 +1206,13 @@ class QuerySampling(Sampling):
             )
         # Stratum 2 q + 1 would be the relevant items of query q; those that have rows are numbered anew.
         present, strata = torch.unique(2 * query + relevant.long(), return_inverse=True)
-        of_query, positive = present // 2, present % 2 == 1
-        is_single = torch.bincount(of_query)[of_query] == 1
+        query_of_stratum, positive = present // 2, present % 2 == 1
+        is_single = torch.bincount(query_of_stratum)[query_of_stratum] == 1
         rows_per_kind = torch.tensor([self.negatives_per_query, self.positives_per_query]) * world_size
         rows_per_stratum = torch.where(is_single, rows_per_kind.sum(), rows_per_kind[positive.long()])
         self._refuse_single_draws(rows_per_stratum, torch.bincount(strata), positive)
         units = torch.full((num_queries, 2), -1)
-        units[of_query, (positive & ~is_single).long()] = torch.arange(len(present))
+        units[query_of_stratum, (positive & ~is_single).long()] = torch.arange(len(present))
         return BatchPlan(
             strata,
             units,

@@ -42,8 +42,8 @@ def require_few_lost(lost: int, total: int, description: str, way_out: str) -> N
 
 def text_of(column: pd.Series) -> pd.Series:
     """Return the cells as stripped text, missing cells kept; whole numbers read the same as int and as float."""
-    of_cells, texts = distinct_texts(column)
-    return _cells(column, of_cells, texts)
+    codes, texts = distinct_texts(column)
+    return _cells(column, codes, texts)
 
 
 def distinct_texts(column: pd.Series) -> "tuple[NDArray[np.intp], list[str]]":
@@ -52,23 +52,23 @@ def distinct_texts(column: pd.Series) -> "tuple[NDArray[np.intp], list[str]]":
     What is done for every distinct cell, not for every cell, costs nothing: a column of a million rows may have a
     dozen.
     """
-    of_cells, values = pd.factorize(column)
-    return of_cells, [_text(value) for value in values]
+    codes, values = pd.factorize(column)
+    return codes, [_text(value) for value in values]
 
 
-def _cells(column: pd.Series, of_cells: "NDArray[np.intp]", texts: Sequence[str]) -> pd.Series:
+def _cells(column: pd.Series, codes: "NDArray[np.intp]", texts: Sequence[str]) -> pd.Series:
     """The column with a text in every cell, see :func:`distinct_texts`; missing cells stay missing."""
     cells = np.array([*texts, np.nan], dtype=object)
-    return pd.Series(cells[of_cells], column.index, name=column.name)
+    return pd.Series(cells[codes], column.index, name=column.name)
 
 
 def stripped(column: pd.Series) -> pd.Series:
     """Return a column whose texts are without blanks around them; other cells are as they are."""
     if column.dtype != "str" or column.isna().all():  # other types keep what pandas infers of them
         return column.map(_stripped)
-    of_cells, texts = pd.factorize(column)
+    codes, texts = pd.factorize(column)
     blanks = any(text != text.strip() for text in texts)
-    return _cells(column, of_cells, [text.strip() for text in texts]).astype("str") if blanks else column
+    return _cells(column, codes, [text.strip() for text in texts]).astype("str") if blanks else column
 
 
 def _stripped(cell: Any) -> Any:

@@ -82,8 +82,8 @@ def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0, num_val: 
         new_labels = torch.arange(sizes[name]) % len(NAMES)
         sources = torch.empty_like(new_labels)
         for label in range(len(NAMES)):
-            of_label, slots = rows[labels[rows] == label], (new_labels == label).nonzero().flatten()
-            sources[slots] = of_label[torch.randint(len(of_label), (len(slots),), generator=generator)]
+            members, slots = rows[labels[rows] == label], (new_labels == label).nonzero().flatten()
+            sources[slots] = members[torch.randint(len(members), (len(slots),), generator=generator)]
         digit_sets[name] = Digits(_varied(shapes[sources], generator), new_labels, sources)
     return digit_sets
 

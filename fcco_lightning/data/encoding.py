@@ -329,14 +329,14 @@ class TabularEncoder:
         require_columns(frame, {"the fitted column": [column.name for column in self.columns]}, where)
         frame = self._with_numbers(frame, where)
         self.unknown_counts, self.imputed, self.empty = {}, [], []
-        numbers = self._numbers(frame, [column.name for column in self._of_numbers], where)
-        places = np.empty((len(self._of_words), len(frame)), dtype=np.int32)
-        for column, codes in zip(self._of_words, places, strict=True):
-            texts, of_cells = self._distinct_cells(frame[column.name], where)
+        numbers = self._numbers(frame, [column.name for column in self._numeric_columns], where)
+        places = np.empty((len(self._categorical_columns), len(frame)), dtype=np.int32)
+        for column, positions in zip(self._categorical_columns, places, strict=True):
+            texts, codes = self._distinct_cells(frame[column.name], where)
             if not column.of_texts:  # a text among its numbers has made texts of all
                 texts = [as_value(text) for text in texts]
-            codes[:] = column.places(texts)[of_cells]
-            if unknown := int((codes < 0).sum()):
+            positions[:] = column.places(texts)[codes]
+            if unknown := int((positions < 0).sum()):
                 self.unknown_counts[column.name] = unknown
         return Cells(numbers, places)
 
@@ -356,26 +356,26 @@ class TabularEncoder:
     def _features(self, cells: Cells) -> Features:
         features: dict[str, list[npt.NDArray[Any]]] = {}
         # Columns to be standardised all at once: a table may have 100,000 of them.
-        columns = [column for column in self._of_numbers if isinstance(column, NumericColumn)]
+        columns = [column for column in self._numeric_columns if isinstance(column, NumericColumn)]
         if columns:  # either none of the numbers is cut into bins, or all are
             values = NumericColumn.filled(columns, cells.numbers)
             standard = NumericColumn.standardised(columns, values)[:, :, None]
             for column, row, feature in zip(columns, values, standard, strict=True):
                 features[column.name] = [feature, *column.beside(row)]
         else:
-            binned = [column for column in self._of_numbers if isinstance(column, BinnedColumn)]
+            binned = [column for column in self._numeric_columns if isinstance(column, BinnedColumn)]
             features |= {c.name: [c.transform(row)] for c, row in zip(binned, cells.numbers, strict=True)}
-        features |= {c.name: [c.transform(row)] for c, row in zip(self._of_words, cells.places, strict=True)}
+        features |= {c.name: [c.transform(row)] for c, row in zip(self._categorical_columns, cells.places, strict=True)}
         parts = [part for column in self.columns for part in features[column.name]]
         with np.errstate(over="ignore"):  # the caller checks that they are finite
             return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 
     @property
-    def _of_numbers(self) -> list[NumericColumn | BinnedColumn]:
+    def _numeric_columns(self) -> list[NumericColumn | BinnedColumn]:
         return [column for column in self.columns if not isinstance(column, CategoricalColumn)]
 
     @property
-    def _of_words(self) -> list[CategoricalColumn]:
+    def _categorical_columns(self) -> list[CategoricalColumn]:
         return [column for column in self.columns if isinstance(column, CategoricalColumn)]
 
     def table(self, cells: Cells, columns: Mapping[str, Tensor]) -> TensorTable:
@@ -478,10 +478,10 @@ class TabularEncoder:
 
     def _distinct_cells(self, column: pd.Series, where: str) -> tuple[list[str], npt.NDArray[np.intp]]:
         """Return the distinct cells as text, and which of them stands in every row, (n,)."""
-        of_cells, texts = distinct_texts(column)
-        missing = of_cells < 0
+        codes, texts = distinct_texts(column)
+        missing = codes < 0
         self._refuse(pd.DataFrame({column.name: missing}, column.index), "missing", "a category of their own", where)
-        return ([*texts, MISSING] if missing.any() else texts), of_cells  # of a missing cell -1: the last one
+        return ([*texts, MISSING] if missing.any() else texts), codes  # of a missing cell -1: the last one
 
     def _refuse(self, marked: pd.DataFrame, fault: str, cure: str, where: str) -> None:
         """Refuse the first column in which a cell is marked, or note what is imputed."""

@@ -243,8 +243,8 @@ class Grouping:
         codes, cells = pd.factorize(pd.MultiIndex.from_frame(self._cells(frame, where)))
         numbers = {name: number for number, name in enumerate([*self.names, *self.unseen])}
         none = len(self.names) - 1 if self._merged else -1
-        of_cells = [numbers.get(self._name(cell), none) for cell in cells]
-        return torch.from_numpy(np.array(of_cells, dtype=np.int64)[codes])
+        group_numbers = [numbers.get(self._name(cell), none) for cell in cells]
+        return torch.from_numpy(np.array(group_numbers, dtype=np.int64)[codes])
 
     def _refuse_small(self, counts: pd.Series, where: str) -> None:
         if self.left_out and self.small == "error":

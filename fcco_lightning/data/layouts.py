@@ -319,7 +319,7 @@ def folder(
     root = _folder_at(root)
     parts = [part for part in _SPLITS if (root / part / metadata).is_file()]
     if not parts and not (root / metadata).is_file() and metadata == "metadata.csv" and _subfolders_and_images(root)[0]:
-        return _by_class(root)
+        return _class_folders(root)
     if (root / metadata).is_file() or not parts:
         table = _first([root / metadata, root / "train" / metadata])
         return _folder_table(root, table, file_column, allow_outside=allow_outside)
@@ -332,14 +332,14 @@ def folder(
     return pd.concat(frames, ignore_index=True)
 
 
-def _by_class(root: Path) -> pd.DataFrame:
+def _class_folders(root: Path) -> pd.DataFrame:
     """Read a folder whose subfolders are the classes, or splits with classes in them."""
     inside = _folders_in(root)
     if set(inside) <= _SPLITS.keys():
-        parts = [_of_classes(root, Path(part)).assign(split=_SPLITS[part]) for part in inside]
+        parts = [_images_of_classes(root, Path(part)).assign(split=_SPLITS[part]) for part in inside]
         frame = pd.concat(parts, ignore_index=True)
     else:
-        frame = _of_classes(root, Path())
+        frame = _images_of_classes(root, Path())
     if frame["label"].nunique() < 2:
         raise DataError(
             f"'{root}' has no metadata.csv, and all images in one subfolder, {frame['label'][0]!r}, which would be the "
@@ -348,7 +348,7 @@ def _by_class(root: Path) -> pd.DataFrame:
     return frame
 
 
-def _of_classes(root: Path, part: Path) -> pd.DataFrame:
+def _images_of_classes(root: Path, part: Path) -> pd.DataFrame:
     """Read the images below ``root / part``, whose labels are the names of their folders."""
     rows: list[tuple[str, str]] = []
     for label in _folders_in(root / part):
@@ -366,8 +366,8 @@ def _of_classes(root: Path, part: Path) -> pd.DataFrame:
             )
         rows += [((part / label / name).as_posix(), label) for name in images]
     frame = pd.DataFrame(rows, columns=["file", "label"])
-    in_turn = frame.groupby("label").cumcount().argsort(kind="stable")  # the first rows are of all classes
-    return frame.iloc[in_turn].reset_index(drop=True)
+    order = frame.groupby("label").cumcount().argsort(kind="stable")  # the first rows are of all classes
+    return frame.iloc[order].reset_index(drop=True)
 
 
 def _folders_in(folder: Path) -> list[str]:

@@ -231,9 +231,9 @@ class _Reader:
         dataset = self._loaded(
             lambda d: d.load_dataset("webdataset", data_files=files, split="train", features=features)
         )
-        return self._whichever(dataset, kinds), DatasetColumn(dataset, caption)
+        return self._first_images(dataset, kinds), DatasetColumn(dataset, caption)
 
-    def _whichever(self, dataset: Any, kinds: Sequence[str]) -> Any:
+    def _first_images(self, dataset: Any, kinds: Sequence[str]) -> Any:
         """Return the images of samples, each in the first of some columns that it has."""
         valid = np.stack([dataset.data.column(kind).is_valid().to_numpy() for kind in kinds])
         missing = np.flatnonzero(~valid.any(axis=0))

@@ -94,14 +94,14 @@ def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
     return ""
 
 
-def _of_numbers(frame: pd.DataFrame) -> pd.DataFrame:
+def _numeric_columns(frame: pd.DataFrame) -> pd.DataFrame:
     """The columns of numbers, of which durations are none."""
     return frame[frame.columns[[is_number(kind) for kind in frame.dtypes]]]
 
 
 def _refuse_totals(frame: pd.DataFrame, where: str) -> None:
     """Refuse a table whose last row is the sum of the others: in every column of numbers, in one beyond all others."""
-    numbers = _of_numbers(frame).astype(float)
+    numbers = _numeric_columns(frame).astype(float)
     if len(frame) < _FEWEST_NUMBERED or numbers.shape[1] == 0:
         return
     others, last = numbers.iloc[:-1], numbers.iloc[-1]
@@ -133,12 +133,12 @@ def numbering(frame: pd.DataFrame, named: Collection[str] = ()) -> dict[str, str
         original, _, number = name.rpartition(".")
         if number.isdecimal() and original in frame and frame[name].equals(frame[original]):
             reasons[name] = f"a copy of {original}"
-    numbers = {name: "it numbers the rows" for name in _of_rows(frame) if name in names and name not in reasons}
+    numbers = {name: "it numbers the rows" for name in _row_numberings(frame) if name in names and name not in reasons}
     rest = [name for name in names if name not in reasons and name not in numbers]
-    return {**reasons, **numbers, **{name: reason for name in rest if (reason := _of_one_row(frame[name]))}}
+    return {**reasons, **numbers, **{name: reason for name in rest if (reason := _mostly_unique(frame[name]))}}
 
 
-def _of_one_row(column: pd.Series) -> str:
+def _mostly_unique(column: pd.Series) -> str:
     """Why most cells of a column of texts stand in one row only; empty where that is not so."""
     filled = column.dropna()
     if len(filled) < _FEWEST_NUMBERED or not isinstance(filled.iloc[0], str):
@@ -150,14 +150,14 @@ def _of_one_row(column: pd.Series) -> str:
     numbers = pd.to_numeric(cells, errors="coerce").notna().mean() >= MOST_ARE_NUMBERS
     if numbers or dates_of(column.to_frame()) or _as_mistyped_numbers(column, ""):
         return ""
-    if kind := _meant_by(cells):
+    if kind := _mistaken_kind(cells):
         return kind
     if (cells.head(_FEWEST_TEXTS).str.count(r"\s+") + 1).mean() >= _WORDS:
         return "different texts: GroupedTextDataModule learns from such a column"
     return "another value in every row" if share == 1 else f"{share:.0%} of its values occur once"
 
 
-def _meant_by(cells: pd.Series) -> str:
+def _mistaken_kind(cells: pd.Series) -> str:
     """What texts are that were to be dates or numbers; empty of any others."""
     if are_other_dates(cells):
         return _NOT_AS_WRITTEN
@@ -168,11 +168,11 @@ def _meant_by(cells: pd.Series) -> str:
     return f"{numbers.mean():.0%} numbers, and {others.index[0]!r} in {others.iloc[0]} cells: leave these empty"
 
 
-def _of_rows(frame: pd.DataFrame) -> list[str]:
+def _row_numberings(frame: pd.DataFrame) -> list[str]:
     """The columns of different whole numbers that leave none out, or have the name of a number of rows."""
     if len(frame) < _FEWEST_NUMBERED:
         return []
-    first = _of_numbers(frame.head(_FEWEST_NUMBERED))  # of most columns these are enough
+    first = _numeric_columns(frame.head(_FEWEST_NUMBERED))  # of most columns these are enough
     values = first.to_numpy(dtype=np.float64, na_value=np.nan)
     values = np.where(np.isfinite(values), values, np.nan)
     possible = (values % 1 == 0).all(0) & (np.diff(np.sort(values, axis=0), axis=0) > 0).all(0)
@@ -207,14 +207,14 @@ def described(
     if dates:
         lines.append(f"  {len(dates)} of dates, as days with sine and cosine of year and week: {_first(dates)}")
     if categories:
-        lines.append(f"  {len(categories)} of categories: {_first([_counted(column) for column in categories])}")
+        lines.append(f"  {len(categories)} of categories: {_first([_name_and_size(column) for column in categories])}")
     if left_out:
         reasons = _first([f"{name} ({reason})" for name, reason in left_out.items()])
         lines.append(f"  {len(left_out)} left out: {reasons}; encoding.numeric or encoding.categorical takes one in")
     if sensitive:
         listing = _first(sensitive)
         lines.append(f"  {len(sensitive)} of groups and no features: {listing}; columns.use_sensitive takes them in")
-    shares = sorted(((s, c, split) for split, of_split in unseen.items() for c, s in of_split.items()), reverse=True)
+    shares = sorted(((s, c, split) for split, by_column in unseen.items() for c, s in by_column.items()), reverse=True)
     if shares:
         lines.append(f"  never seen in training: {_first([f'{s:.1%} of {c} ({split})' for s, c, split in shares])}")
     return "\n".join(lines)
@@ -259,14 +259,14 @@ def _determines(feature: pd.Series, label: pd.Series) -> bool:
     if len(label) < _FEWEST_TEXTS:
         return False
     for rows in (_FEWEST_TEXTS, len(label)):  # of most columns the first ones are enough
-        of_cells, values = pd.factorize(feature.iloc[:rows], use_na_sentinel=False)
-        of_labels, classes = pd.factorize(label.iloc[:rows], use_na_sentinel=False)
-        if not len(values) == len(classes) == len({*zip(of_cells.tolist(), of_labels.tolist(), strict=True)}):
+        codes, values = pd.factorize(feature.iloc[:rows], use_na_sentinel=False)
+        label_codes, classes = pd.factorize(label.iloc[:rows], use_na_sentinel=False)
+        if not len(values) == len(classes) == len({*zip(codes.tolist(), label_codes.tolist(), strict=True)}):
             return False
     return len(classes) > 1
 
 
-def _counted(column: CategoricalColumn) -> str:
+def _name_and_size(column: CategoricalColumn) -> str:
     """The name and the number of values; what may be numbers or dates after all is said so."""
     size = len(column.categories)
     if are_other_dates(pd.Series(column.categories, dtype=object)):

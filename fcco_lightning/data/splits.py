@@ -70,7 +70,7 @@ class Splits:
         removed = self.remove_positives
         if not removed:
             return None
-        if y.is_floating_point() or not _of_two_classes(y):
+        if y.is_floating_point() or not _has_two_classes(y):
             raise DataError(
                 f"splits.remove_positives={removed!r} needs one label of two classes. Say which values are positive "
                 "(columns.positive)."
@@ -191,7 +191,7 @@ class ImageSplits:
         share = self.imbalance
         if share is None:
             return None
-        if not _of_two_classes(y):
+        if not _has_two_classes(y):
             raise DataError(
                 "splits.imbalance needs two classes, but the labels have more. Say which classes are positive "
                 "(columns.positive: [cat, dog])."
@@ -206,7 +206,7 @@ class ImageSplits:
         return keep_positives(y, count, self.seed)
 
 
-def _of_two_classes(y: Tensor) -> bool:
+def _has_two_classes(y: Tensor) -> bool:
     return y.dim() == 1 and bool(((y == 0) | (y == 1)).all())
 
 

@@ -76,7 +76,7 @@ class TextTokens:
             ConfigError: if it cannot be had, or does not say how long a text may be.
         """
         if self.vocabulary is not None:
-            return _of_pieces(learnt_word_pieces(texts, self.vocabulary) if learnt is None else learnt)
+            return _piece_tokenizer(learnt_word_pieces(texts, self.vocabulary) if learnt is None else learnt)
         return _pretrained(str(self.tokenizer))
 
     def longest(self, tokenizer: Any) -> int:
@@ -192,7 +192,7 @@ class TextEncoder:
             ConfigError: if its tokenizer cannot be had.
         """
         learnt = state["tokenizer"]
-        tokenizer = _pretrained(state["pretrained"]) if learnt is None else _of_pieces(learnt)
+        tokenizer = _pretrained(state["pretrained"]) if learnt is None else _piece_tokenizer(learnt)
         return cls(state["column"], state["max_length"], tokenizer)
 
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
@@ -248,7 +248,7 @@ def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
     ones, or 40 if that is more.
     """
     tokenizers = package("tokenizers", "text", f"tokens.vocabulary={size}")
-    learner = _of_words(tokenizers, {"[UNK]": 0})
+    learner = _word_tokenizer(tokenizers, {"[UNK]": 0})
     texts = [_LONG_WORD.sub(" ", learner.normalizer.normalize_str(text)) for text in texts]  # not known later either
     counts = Counter(c for text in texts for c in text if not c.isspace())
     alphabet = sorted(sorted(counts, key=lambda c: (-counts[c], c))[: max(size // 10, _FEWEST_CHARACTERS)])
@@ -263,21 +263,21 @@ def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
     )
     learner.train_from_iterator(texts, trainer)
     pieces = learner.get_vocab()
-    learnt = _of_words(tokenizers, pieces)
+    learnt = _word_tokenizer(tokenizers, pieces)
     markers = [(name, pieces[name]) for name in ("[CLS]", "[SEP]")]
     learnt.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=markers)
     learnt.add_special_tokens(list(_SPECIAL.values()))
     return str(learnt.to_str())
 
 
-def _of_words(tokenizers: Any, pieces: dict[str, int]) -> Any:
+def _word_tokenizer(tokenizers: Any, pieces: dict[str, int]) -> Any:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(pieces, unk_token=_SPECIAL["unk_token"]))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     return tokenizer
 
 
-def _of_pieces(learnt: str) -> Any:
+def _piece_tokenizer(learnt: str) -> Any:
     transformers = package("transformers", "text", "tokens.vocabulary")
     tokenizers = package("tokenizers", "text", "tokens.vocabulary")
     tokenizer = tokenizers.Tokenizer.from_str(learnt)

@@ -67,19 +67,19 @@ def decision_details(
     positive = y.cpu().numpy() == 1
     weight = columns["weight"].cpu().double().numpy() if "weight" in columns else None
     names = [str(name) for name in classes] if len(classes) == 2 else ["0", "1"]
-    of_all = _Confusion(positive, decided.cpu().numpy(), weight)
-    details: dict[str, Any] = {"confusion_matrix": of_all.records(names), "rates_by_group": [of_all.rates("all")]}
+    confusion = _Confusion(positive, decided.cpu().numpy(), weight)
+    details: dict[str, Any] = {"confusion_matrix": confusion.records(names), "rates_by_group": [confusion.rates("all")]}
     name_functions = {"group": group_name} | {column: names.__getitem__ for column, names in (groups_by or {}).items()}
     rates: list[dict[str, Any]] = []
     for column, name_of in name_functions.items():
         if column in columns and columns[column].dim() == 1:
             groups = columns[column].cpu().numpy()
             present = np.unique(groups[groups >= 0])
-            rates += [of_all.part(groups == g).rates(name_of(int(g))) for g in present]
+            rates += [confusion.part(groups == g).rates(name_of(int(g))) for g in present]
     details["rates_by_group"] += sorted(rates, key=lambda record: np.nan_to_num(record["tpr"], nan=2.0))
     if probabilities is not None:
         p = (probabilities[:, 1] if several else probabilities).cpu().numpy()
-        details |= _of_probabilities(positive, p, weight)
+        details |= _calibration_details(positive, p, weight)
     return details
 
 
@@ -117,7 +117,7 @@ def _share(part: float, rest: float) -> float:
     return part / (part + rest) if part + rest > 0 else float("nan")
 
 
-def _of_probabilities(positive: npt.NDArray[np.bool_], p: FloatArray, weight: FloatArray | None) -> dict[str, Any]:
+def _calibration_details(positive: npt.NDArray[np.bool_], p: FloatArray, weight: FloatArray | None) -> dict[str, Any]:
     from sklearn.metrics import brier_score_loss  # noqa: PLC0415 - slow to import
 
     w = np.ones_like(p) if weight is None else weight

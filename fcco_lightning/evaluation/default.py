@@ -51,12 +51,12 @@ def _for(merit: str, evaluation: Evaluation) -> Evaluation:
     return evaluation
 
 
-def _of_groups(objective: objectives.GroupObjective) -> Evaluation:
+def _group_evaluation(objective: objectives.GroupObjective) -> Evaluation:
     """Of the worst groups as many as the objective is about, if it is about a share of them."""
     return GroupEvaluation() if objective.tail is None else GroupEvaluation(objective.tail)
 
 
-def _of_region(objective: objectives.CVaRPartialAUC) -> Evaluation:
+def _region_evaluation(objective: objectives.CVaRPartialAUC) -> Evaluation:
     """The same region; where the objective leaves a side open, the usual one."""
     usual = RankingEvaluation()
     max_fpr = objective.max_fpr if objective.max_fpr < 1 else usual.max_fpr
@@ -65,7 +65,7 @@ def _of_region(objective: objectives.CVaRPartialAUC) -> Evaluation:
     return _for(merit, RankingEvaluation(max_fpr, objective.min_tpr or usual.min_tpr))
 
 
-def _of_list(objective: objectives.NDCG) -> Evaluation:
+def _list_evaluation(objective: objectives.NDCG) -> Evaluation:
     """With the same gain; of as many places, if the objective is about the first ones."""
     places = (5, 10) if objective.top_k is None else (objective.top_k,)
     return RetrievalEvaluation(places, objective.gain)
@@ -73,14 +73,14 @@ def _of_list(objective: objectives.NDCG) -> Evaluation:
 
 _BY_TYPE: dict[Any, Callable[[Any], Evaluation]] = {
     Objective: lambda _: BinaryEvaluation(),
-    objectives.GroupObjective: _of_groups,
+    objectives.GroupObjective: _group_evaluation,
     objectives.MultiTaskGroupDRO: lambda _: TaskEvaluation(),
     objectives.RankingObjective: lambda _: RankingEvaluation(),
     objectives.AUCMargin: lambda _: _for("auc", RankingEvaluation()),
     objectives.KLPartialAUC: lambda objective: _for(
         "two_way_partial_auc" if objective.tau else "partial_auc", RankingEvaluation()
     ),
-    objectives.CVaRPartialAUC: _of_region,
+    objectives.CVaRPartialAUC: _region_evaluation,
     objectives.RecallAtK: lambda objective: _for(f"recall_at_{objective.k}", RankingEvaluation(top=[objective.k])),
     objectives.MeanAveragePrecision: lambda objective: RankingEvaluation(missing=objective.missing),
     objectives.MultiInstanceAUC: lambda objective: _for("auc", BagEvaluation(objective.pooling)),
@@ -91,7 +91,7 @@ _BY_TYPE: dict[Any, Callable[[Any], Evaluation]] = {
     objectives.ViewContrastive: lambda _: NeighbourEvaluation(),
     objectives.NeighbourhoodComponents: lambda _: NeighbourEvaluation(distance="euclidean"),
     objectives.ListObjective: lambda _: RetrievalEvaluation(),
-    objectives.NDCG: _of_list,
+    objectives.NDCG: _list_evaluation,
     objectives.CoxPartialLikelihood: lambda _: SurvivalEvaluation(),
     objectives.SquaredError: lambda _: NumberEvaluation(),
     objectives.BellmanResidual: lambda objective: ValueEvaluation(objective.loss.discount),

@@ -362,8 +362,8 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
         path: see the module.
     """
     keys = dict.fromkeys(key for record in history for key in record if key.startswith("change/"))
-    of_tasks = {key.removeprefix("change/"): lines_by_split(history, key) for key in keys}
-    tasks = {task: lines for task, lines in of_tasks.items() if lines}
+    all_tasks = {key.removeprefix("change/"): lines_by_split(history, key) for key in keys}
+    tasks = {task: lines for task, lines in all_tasks.items() if lines}
     target = lines_by_split(history, "delta_target")
     splits = list(dict.fromkeys(split for lines in tasks.values() for split in lines))
     count = bool(target) + len(splits)
@@ -456,9 +456,9 @@ def plot_ranking(
             left.axhline(float(precision[-1]), color=color, linewidth=0.8, linestyle=":")  # where all count as positive
         left.step(recall.tolist(), precision.tolist(), where="pre", label=labels[0], **look)
         right.plot(fpr.tolist(), tpr.tolist(), label=labels[1], **look)
-    of_split = f" ({split})" if split else ""
-    _unit_square(left, xlabel="recall", ylabel="precision", title=f"Precision and recall{of_split}")
-    _unit_square(right, xlabel="false positive rate", ylabel="true positive rate", title=f"ROC{of_split}")
+    suffix = f" ({split})" if split else ""
+    _unit_square(left, xlabel="recall", ylabel="precision", title=f"Precision and recall{suffix}")
+    _unit_square(right, xlabel="false positive rate", ylabel="true positive rate", title=f"ROC{suffix}")
     for axes in (left, right):
         axes.legend(loc="best", frameon=False)
     return save(figure, path)
@@ -495,10 +495,10 @@ def plot_roc_by_group(
         widest = int(rates.gaps.argmax())
         fpr, tpr = rates.fpr[:, widest].tolist(), rates.tpr[:, widest].tolist()
         for k, (color, dashes) in enumerate(((BLUE, "-"), (VERMILION, "--"))):
-            of_group = [column[group == k] for column in (scores, y, *weight)]
-            curve = (rate.tolist() for rate in roc_curve(*of_group))
+            columns = [column[group == k] for column in (scores, y, *weight)]
+            curve = (rate.tolist() for rate in roc_curve(*columns))
             axes.plot(
-                *curve, dashes, color=color, linewidth=1.6, label=f"{shown(names[k])}: AUC {auc(*of_group).item():.3f}"
+                *curve, dashes, color=color, linewidth=1.6, label=f"{shown(names[k])}: AUC {auc(*columns).item():.3f}"
             )
             axes.plot(fpr[k], tpr[k], MARKERS[k], color=color, markeredgecolor="0.25", markersize=7, zorder=4)
         gap = f"hard gap {float(rates.gaps[widest]):.3f}, at one threshold"

@@ -61,7 +61,7 @@ class BinaryEvaluation(Evaluation):
             "score_min": scores.min().item(),
             "score_max": scores.max().item(),
         }
-        scores, y, group, weight = _of_groups(scores, y, batch, self)
+        scores, y, group, weight = _grouped_columns(scores, y, batch, self)
         if _has_both_classes(group):
             samples = (scores, y, group, self.num_thresholds, weight)
             figures["roc_gap"] = float(roc_gap(*samples)) if _two_groups(group, y) else math.nan
@@ -82,11 +82,11 @@ class BinaryEvaluation(Evaluation):
     def _draw_groups(self, final: Final, path: Path) -> Path | None:
         all_names = self.group_names
         names = (str(all_names[0]), str(all_names[1])) if len(all_names) > 1 else ("group 0", "group 1")
-        of_groups = {
-            split: _without_none(_of_groups(_scores(outputs), one_label_each(batch, self), batch, self))
+        grouped = {
+            split: _without_none(_grouped_columns(_scores(outputs), one_label_each(batch, self), batch, self))
             for split, (outputs, batch) in final.items()
         }
-        splits = {split: columns for split, columns in of_groups.items() if _two_groups(columns[2], columns[1])}
+        splits = {split: columns for split, columns in grouped.items() if _two_groups(columns[2], columns[1])}
         return plot_roc_by_group(splits, path, names=names, num_thresholds=self.num_thresholds)
 
 
@@ -179,10 +179,10 @@ class RankingEvaluation(Evaluation):
             return
         y = lists[absent[0]][1]
         kind = "negative" if bool((y == 1).any()) else "positive"
-        of_label = f" for {len(absent)} of {len(lists)} labels, first {self.label_name(absent[0])!r}" * (len(lists) > 1)
+        clause = f" for {len(absent)} of {len(lists)} labels, first {self.label_name(absent[0])!r}" * (len(lists) > 1)
         self.warn_of_undefined(
             "average_precision, auc and the other ranking figures",
-            f"{of_label}: of {len(y)} samples of a split none is {kind}. Divide the data by class (splits), or give a "
+            f"{clause}: of {len(y)} samples of a split none is {kind}. Divide the data by class (splits), or give a "
             "split that holds both",
         )
 
@@ -218,11 +218,11 @@ class RankingEvaluation(Evaluation):
             )
         pairs = [(scores, y)] if y.dim() == 1 else zip(scores.unbind(1), y.unbind(1), strict=True)
         weight, lists = weight_of(batch, self), []
-        for of_label, values in pairs:
+        for label_scores, values in pairs:
             labelled = torch.ones_like(values, dtype=torch.bool) if self.missing is None else values != self.missing
             if weight is not None:
                 labelled &= weight > 0
-            lists.append((of_label[labelled], values[labelled], None if weight is None else weight[labelled]))
+            lists.append((label_scores[labelled], values[labelled], None if weight is None else weight[labelled]))
         for t, (_, values, _) in enumerate(lists):
             rule, remedy = f"label {t} must be 0 or 1", "Map them, or name the value of unknown labels by `missing`."
             require((values == 0) | (values == 1), values, rule, remedy)
@@ -276,7 +276,7 @@ def _scores(outputs: Tensor) -> Tensor:
     )
 
 
-def _of_groups(
+def _grouped_columns(
     scores: Tensor, y: Tensor, batch: Columns, needed_by: Evaluation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the scores, labels, groups and weights of the samples that count and have a group; none without groups."""

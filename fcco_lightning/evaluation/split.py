@@ -83,8 +83,8 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
         rows = [row_names[i] for i in index.tolist()]
         smooth |= {f"h/{name}": h for name, h in zip(rows, c.violation(inner).tolist(), strict=True)}
         if c.smooths:
-            of_decisions = c.violation(c.decided(outputs, batch)[index])
-            decided |= {f"decided/{name}": h for name, h in zip(rows, of_decisions.tolist(), strict=True)}
+            violations = c.violation(c.decided(outputs, batch)[index])
+            decided |= {f"decided/{name}": h for name, h in zip(rows, violations.tolist(), strict=True)}
     return smooth | decided
 
 

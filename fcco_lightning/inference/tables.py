@@ -67,7 +67,7 @@ def prediction_table(
     if kind == "values":
         return _joined(ids, table)
     softmax = kind == "classes" and several > 1
-    probabilities = _of_labels(scores, rule) if kind == "labels" else rule.probabilities(scores)
+    probabilities = _label_probabilities(scores, rule) if kind == "labels" else rule.probabilities(scores)
     if probabilities is not None:
         table |= _columns("probability", ends, probabilities)
     elif threshold is not None:
@@ -87,7 +87,7 @@ def prediction_table(
     return _joined(ids, table)
 
 
-def _of_labels(scores: Tensor, rule: DecisionRule) -> Tensor | None:
+def _label_probabilities(scores: Tensor, rule: DecisionRule) -> Tensor | None:
     """Of several labels, whose scores are not calibrated."""
     return scores.sigmoid() if rule.proper else None
 

@@ -218,8 +218,8 @@ def _preprocess(name: str, pretrained: str | None) -> dict[str, Any]:
         return default
     from open_clip import get_pretrained_cfg, list_pretrained_tags_by_model  # noqa: PLC0415  (slow to import)
 
-    of_tag = [get_pretrained_cfg(name, tag) for tag in (pretrained or "", *list_pretrained_tags_by_model(name))]
-    return {**default, **next(filter(None, of_tag), {})}
+    tag_configs = [get_pretrained_cfg(name, tag) for tag in (pretrained or "", *list_pretrained_tags_by_model(name))]
+    return {**default, **next(filter(None, tag_configs), {})}
 
 
 def _side(size: Any) -> int:

@@ -133,7 +133,7 @@ class Diagnostics(Callback):
     def _applies(self, module: LightningModule) -> TypeGuard[FCCOModule]:
         return self.enabled and isinstance(module, FCCOModule)
 
-    def _of_groups(self, module: FCCOModule) -> bool:
+    def _is_group_objective(self, module: FCCOModule) -> bool:
         """Whether it is a group objective alone."""
         return isinstance(module.objective, GroupObjective) and not module.constraints
 
@@ -147,7 +147,7 @@ class Diagnostics(Callback):
                 "sample, which the algorithm keeps while it trains. Take --diagnostics.split train with fcco fit; for "
                 "a checkpoint, fcco fit --ckpt_path with as many epochs as it has."
             )
-        if self._of_groups(module):
+        if self._is_group_objective(module):
             required_size(_functions(module), self.max_values)
         else:
             require_certifiable(_functions(module), list(loaders), self.max_values)
@@ -167,11 +167,11 @@ class Diagnostics(Callback):
     def _loaders(self, trainer: Trainer) -> dict[str, DataLoader[Any]]:
         """Of all data sets that objective and constraints are measured on, by the part of a training batch."""
         loader = self._loader(trainer)
-        of_parts = getattr(trainer.datamodule, "part_loaders", None)  # type: ignore[attr-defined]
-        return {TARGET: loader} if of_parts is None else of_parts(self.split)
+        part_loaders = getattr(trainer.datamodule, "part_loaders", None)  # type: ignore[attr-defined]
+        return {TARGET: loader} if part_loaders is None else part_loaders(self.split)
 
     def _measure(self, trainer: Trainer, module: FCCOModule) -> None:
-        measured = self._group_diagnosis if self._of_groups(module) else self._certificates
+        measured = self._group_diagnosis if self._is_group_objective(module) else self._certificates
         with module.where_trained():
             diagnosis = measured(trainer, module)
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes

@@ -272,7 +272,7 @@ class Report(Callback):
     def _unconstrained(self, module: FCCOModule, name: str, baseline: Baseline, split: Split) -> dict[str, Any]:
         nothing: dict[str, Any] = {}
         figures = partial(baseline.summary, module, split)
-        return self.left_out.make(f"unconstrained figures ({name})", lambda: _as_reported(figures()), nothing)
+        return self.left_out.make(f"unconstrained figures ({name})", lambda: _with_tables(figures()), nothing)
 
     def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, Split]) -> None:
         self._folder = folder
@@ -327,7 +327,7 @@ def figures_of(
         return as_json(module.details(split))
 
     make, nothing = left_out.make, dict[str, Any]()
-    summary = make(f"figures ({name})", lambda: _as_reported(module.summarise(name, split)), nothing)
+    summary = make(f"figures ({name})", lambda: _with_tables(module.summarise(name, split)), nothing)
     described = make(f"details ({name})", details, nothing)
     parts = {
         "multipliers": module.multipliers(),
@@ -356,10 +356,10 @@ def unseen_rows(problem: Problem) -> list[str]:
     ]
 
 
-def _lost(of_processes: Sequence[Mapping[str, tuple[list[int], int]]]) -> dict[str, Any]:
+def _lost(records: Sequence[Mapping[str, tuple[list[int], int]]]) -> dict[str, Any]:
     """What of the data could not be read, by the processes together."""
-    sizes = {column: size for process in of_processes for column, (_, size) in process.items()}
-    rows = {column: {row for process in of_processes for row in process.get(column, ([], 0))[0]} for column in sizes}
+    sizes = {column: size for process in records for column, (_, size) in process.items()}
+    rows = {column: {row for process in records for row in process.get(column, ([], 0))[0]} for column in sizes}
     lost = [{"what": column, "lost": len(rows[column]), "of": size} for column, size in sizes.items()]
     return {"lost": lost} if lost else {}
 
@@ -370,14 +370,14 @@ def _checkpoint(trainer: Trainer, module: FCCOModule, folder: Path, *, chosen: b
     if not isinstance(saver, ModelCheckpoint) or not saver.dirpath:
         return {}
     special = FEASIBLE if chosen else RECOVERED if getattr(module.algorithm, "recovery_steps", 0) else None
-    of_the_end = saver.last_model_path
-    if not of_the_end and saver._last_global_step_saved == trainer.global_step:
-        of_the_end = saver._last_checkpoint_saved
-    saved = Path(of_the_end) if special is None else Path(saver.dirpath) / special
+    last_path = saver.last_model_path
+    if not last_path and saver._last_global_step_saved == trainer.global_step:
+        last_path = saver._last_checkpoint_saved
+    saved = Path(last_path) if special is None else Path(saver.dirpath) / special
     return {"checkpoint": os.path.relpath(saved, folder)} if saved.is_file() else {}
 
 
-def _as_reported(summary: dict[str, float]) -> dict[str, Any]:
+def _with_tables(summary: dict[str, float]) -> dict[str, Any]:
     """``vacuous`` as a truth value; constraints, and these on decisions, in tables of their own."""
     figures: dict[str, Any] = {k: v for k, v in summary.items() if not k.startswith(("h/", "decided/"))}
     if "vacuous" in figures:

@@ -189,9 +189,9 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     methods = dict.fromkeys(_METHODS[bound["method"]] for bound in bounds.values())
     title = f"Constraints{', largest multipliers first' if multipliers else ''}"
     count = f" ({len(records)} of {len(names):,})" if len(records) < len(names) else ""
-    of_clusters = f", by clusters of {report['clusters']}" if report.get("clusters") else ""
-    of_decisions = " for decisions" if decided and report.get("decisions") else ""
-    intervals = f"; intervals on {last}{of_decisions}: {' or '.join(methods)}{of_clusters}" if methods else ""
+    cluster_clause = f", by clusters of {report['clusters']}" if report.get("clusters") else ""
+    decision_clause = " for decisions" if decided and report.get("decisions") else ""
+    intervals = f"; intervals on {last}{decision_clause}: {' or '.join(methods)}{cluster_clause}" if methods else ""
     return title + count + intervals, records
 
 
@@ -227,8 +227,8 @@ def report_pictures(report: Mapping[str, Any]) -> Pictures:
     """
     splits = splits_of(report)
     pictures: Pictures = {}
-    of_classes = {name: part for name, part in splits.items() if "calibration_error" in part}  # not of survival
-    if calibration := {name: part["calibration"] for name, part in of_classes.items() if part.get("calibration")}:
+    calibrated = {name: part for name, part in splits.items() if "calibration_error" in part}  # not of survival
+    if calibration := {name: part["calibration"] for name, part in calibrated.items() if part.get("calibration")}:
         pictures["calibration.png"] = partial(plot_calibration, calibration)
     split = shown_split(splits)
     if measured := splits.get(split, {}).get("importances"):

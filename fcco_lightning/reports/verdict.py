@@ -70,11 +70,11 @@ def _not_learnt(results: Mapping[str, Any], split: str) -> str:
 def _outcome(results: Mapping[str, Any], split: str, *, decisions: bool | None) -> str:
     smooth: Mapping[str, float] = results["constraints"]
     decided: Mapping[str, float] = results.get("decided", {})
-    values, kind, others, of_others = smooth, "", decided, "of decisions"
+    values, kind, others, other_kind = smooth, "", decided, "of decisions"
     if decisions and decided:
-        values, kind, others, of_others = {**smooth, **decided}, " of decisions", smooth, "smoothed"
+        values, kind, others, other_kind = {**smooth, **decided}, " of decisions", smooth, "smoothed"
     broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold
-    remark = f"; {of_others} {max(others.values()):+.3f}" if others else ""
+    remark = f"; {other_kind} {max(others.values()):+.3f}" if others else ""
     count = f"{len(values)} constraint" + ("s" if len(values) > 1 else "")
     if broken:
         worst = max(broken, key=lambda name: broken[name])
@@ -221,17 +221,17 @@ weights of epoch 0 had 0.740.'
     h = looser["worst_violation"]
     condition = "At this kappa" if h <= 0 else f"With kappa larger by {h:.2g}"
     return (
-        f"The constraints ruin the ranking: {split} AUC {final:.3f} against {best['auc']:.3f} {_of_record(best)}. "
-        f"{condition} the {_weights(looser)} had {looser['auc']:.3f}"
+        f"The constraints ruin the ranking: {split} AUC {final:.3f} against {best['auc']:.3f} {_epoch_clause(best)}. "
+        f"{condition} the {_name_of_weights(looser)} had {looser['auc']:.3f}"
         + (f"; what lies in between: {command}" if command else ".")
     )
 
 
-def _of_record(record: Mapping[str, Any]) -> str:
+def _epoch_clause(record: Mapping[str, Any]) -> str:
     return f"in epoch {record['epoch']}" if "epoch" in record else "unconstrained"
 
 
-def _weights(record: Mapping[str, Any]) -> str:
+def _name_of_weights(record: Mapping[str, Any]) -> str:
     return f"weights of epoch {record['epoch']}" if "epoch" in record else "model without constraints"
 
 

@@ -22,24 +22,24 @@ def asks_for_memory(path: Path) -> bool:
     """
     with zipfile.ZipFile(path) as archive:
         pickles = [archive.read(entry) for entry in archive.infolist() if entry.filename.endswith("data.pkl")]
-    return any((b"bytearray" in entry or b"_codecs" in entry) and not _as_written(entry) for entry in pickles)
+    return any((b"bytearray" in entry or b"_codecs" in entry) and not _is_standard_pickle(entry) for entry in pickles)
 
 
-def _as_written(pickled: bytes) -> bool:
+def _is_standard_pickle(pickled: bytes) -> bool:
     """Whether bytes are made as Python writes them down: of a text in Latin 1, of such bytes, or of nothing."""
     try:
-        names = [*_pushed(pickled)]
+        names = [*_pushed_names(pickled)]
     except ValueError:  # no pickle at all: torch raises its own error for that
         return True
     for i, name in enumerate(names):
-        of_text = names[i + 1 : i + 5] == ["text", "latin1", "TUPLE2", "REDUCE"]
-        of_bytes = names[i + 1] in (_ENCODE, "REDUCE", "EMPTY_TUPLE") if name == _BYTEARRAY else False
-        if name in (_ENCODE, _BYTEARRAY) and not (of_text or of_bytes):
+        encodes_text = names[i + 1 : i + 5] == ["text", "latin1", "TUPLE2", "REDUCE"]
+        copies_bytes = names[i + 1] in (_ENCODE, "REDUCE", "EMPTY_TUPLE") if name == _BYTEARRAY else False
+        if name in (_ENCODE, _BYTEARRAY) and not (encodes_text or copies_bytes):
             return False
     return True
 
 
-def _pushed(pickled: bytes) -> Iterator[str]:
+def _pushed_names(pickled: bytes) -> Iterator[str]:
     """What every operation of a pickle pushes: a function, a text, the codec Latin 1, or the operation's own name."""
     memo: dict[Any, str] = {}
     last = ""

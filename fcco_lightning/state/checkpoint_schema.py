@@ -465,9 +465,9 @@ def misfit_of_checkpoint(content: Mapping[str, Any], *, to_continue: bool) -> st
 
 def _misfits_of_checkpoint(content: Mapping[str, Any], to_continue: bool) -> Iterator[str]:
     yield from _misfits(content, _Content, "")
-    header, (required, of_header) = content["fcco"], _TO_CONTINUE if to_continue else ((), ())
+    header, (required, required_of_header) = content["fcco"], _TO_CONTINUE if to_continue else ((), ())
     yield from (f"its entry `{name}` is missing" for name in required if name not in content)
-    yield from (f"its entry `fcco.{name}` is missing" for name in of_header if name not in header)
+    yield from (f"its entry `fcco.{name}` is missing" for name in required_of_header if name not in header)
     if to_continue and "typed" not in header["optimizer"]:
         yield "its entry `fcco.optimizer.typed` is missing"
     if not _VERSION.fullmatch(content["pytorch-lightning_version"]):

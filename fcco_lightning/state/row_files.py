@@ -282,8 +282,8 @@ def _checksum(words: NDArray[np.uint32], position: int) -> int:
         words = np.pad(words, (0, 2 * _COLUMNS - rest))
     matrix = words.view(np.uint64).reshape(-1, _COLUMNS)
     sums = np.concatenate([np.add.reduce(matrix, 0), np.add.reduce(matrix, 1)])
-    of_low, of_high = (_mixed(half << 62, sums.size) for half in (1, 2))
-    total = (sums & np.uint64(0xFFFFFFFF)) * of_low + (sums >> np.uint64(32)) * of_high
+    low_weights, high_weights = (_mixed(half << 62, sums.size) for half in (1, 2))
+    total = (sums & np.uint64(0xFFFFFFFF)) * low_weights + (sums >> np.uint64(32)) * high_weights
     return int(total.sum()) * (int(_mixed(position, 1)[0]) | 1) & _MASK
 
 

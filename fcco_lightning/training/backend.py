@@ -173,7 +173,7 @@ class LightningBackend(Backend):
         prefix: str,
         estimates: Mapping[str, Tensor],
         others: Mapping[str, float],
-        of_epoch: Mapping[str, Tensor],
+        epoch_figures: Mapping[str, Tensor],
         *,
         updated: bool,
     ) -> None:
@@ -186,8 +186,8 @@ class LightningBackend(Backend):
         """
         logged = {f"{prefix}_{name}": value.item() for name, value in estimates.items()}
         values = {name: value for name, value in logged.items() if not math.isnan(value)}
-        self.of_steps |= values.keys() | of_epoch.keys()
-        self.module.log_dict({**of_epoch, **values}, prog_bar=True, logger=False, batch_size=1)
+        self.of_steps |= values.keys() | epoch_figures.keys()
+        self.module.log_dict({**epoch_figures, **values}, prog_bar=True, logger=False, batch_size=1)
         for logger in self.module.trainer.loggers if updated else ():
             logger.log_metrics({**values, **others}, step=self.module.global_step - 1)
 

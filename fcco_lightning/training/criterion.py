@@ -327,9 +327,9 @@ class _Deferred(Backend):
     ) -> None:
         """Keep it: the user differentiates, perhaps in another unit; the parameters of samples move at once."""
         self.value = value
-        of_samples = [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter)]
-        if of_samples:
-            value.backward(inputs=of_samples, retain_graph=True)  # type: ignore[no-untyped-call]
+        sample_leaves = [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter)]
+        if sample_leaves:
+            value.backward(inputs=sample_leaves, retain_graph=True)  # type: ignore[no-untyped-call]
 
 
 def _with_one_forward(algorithm: Algorithm) -> SingleLoop:

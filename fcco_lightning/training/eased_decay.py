@@ -48,30 +48,30 @@ class EasedDecay(Callback):
         self._outputs: list[Any] = []  # of the present batch
         self._added: list[float] = []  # decay of groups that were added to the optimizer
         self._processes = Processes(alone=True)
-        self._eased: Optimizer | None = None
-        self._of_network: RemovableHandle | None = None
-        self._of_steps: list[RemovableHandle] = []
+        self._eased_optimizer: Optimizer | None = None
+        self._network_hook: RemovableHandle | None = None
+        self._step_hooks: list[RemovableHandle] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Look at what the network gives from now on."""
         network, processes = pl_module.network, pl_module.processes
         assert isinstance(network, nn.Module)  # noqa: S101 - of an FCCOModule
         assert isinstance(processes, Processes)  # noqa: S101
-        self._of_network, self._processes = network.register_forward_hook(self._note), processes
+        self._network_hook, self._processes = network.register_forward_hook(self._note), processes
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
         """Ease the decay in the steps of the optimizer, of which another phase of a run has another one."""
         optimizer = self.stepping().optimizer
-        if optimizer is self._eased:
+        if optimizer is self._eased_optimizer:
             return
         if not all(_DECAY in group for group in optimizer.param_groups):
             raise ConfigError(
                 f"schedule.decay_spread={self.spread:g} eases the weight_decay of an optimizer, and "
                 f"{type(optimizer).__name__} has none. Take one that has, such as AdamW, or leave it out."
             )
-        self._remove(self._of_steps)
-        self._eased = optimizer
-        self._of_steps = [
+        self._remove(self._step_hooks)
+        self._eased_optimizer = optimizer
+        self._step_hooks = [
             optimizer.register_step_pre_hook(lambda *_: self._set(self.share)),
             optimizer.register_step_post_hook(lambda *_: self._set(1.0)),
         ]
@@ -144,10 +144,10 @@ class EasedDecay(Callback):
         return total if self._before is None else total + self._before.cpu()
 
     def _leave(self) -> None:
-        if self._of_steps:
+        if self._step_hooks:
             self._set(1.0)  # a step may have failed
-        self._remove([*self._of_steps, *([] if self._of_network is None else [self._of_network])])
-        self._of_network, self._of_steps, self._eased = None, [], None
+        self._remove([*self._step_hooks, *([] if self._network_hook is None else [self._network_hook])])
+        self._network_hook, self._step_hooks, self._eased_optimizer = None, [], None
         self._outputs.clear()
 
     def _remove(self, hooks: Iterable[RemovableHandle]) -> None:

@@ -500,8 +500,8 @@ class FCCOModule(EvaluatingModule):
         if self.backend.is_logged(last=last, updated=updated):
             skipped = {"algo/skipped_batches": float(self.skipped_batches)} if self.execution.skip_nonfinite else {}
             others = {f"nu/{name}": value for name, value in self.multipliers().items()} | skipped
-            of_epoch = self._figures_of_epoch() if last else {}
-            self.backend.log(self.phases.present.prefix, estimates, others, of_epoch, updated=updated)
+            epoch_figures = self._figures_of_epoch() if last else {}
+            self.backend.log(self.phases.present.prefix, estimates, others, epoch_figures, updated=updated)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """After an epoch's last batch let callbacks know the means over its batches, in place of that batch's figures.

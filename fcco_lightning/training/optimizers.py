@@ -53,15 +53,15 @@ def build_optimizer(
         groups = network.parameter_groups()
     else:
         groups = [ParameterGroup([p for p in network.parameters() if p.requires_grad])]
-    of_objective = [p for p in objective.parameters() if p.requires_grad]
-    if of_objective:
-        groups = [*groups, ParameterGroup(of_objective, decay=False)]
+    objective_parameters = [p for p in objective.parameters() if p.requires_grad]
+    if objective_parameters:
+        groups = [*groups, ParameterGroup(objective_parameters, decay=False)]
     optimizer = make([{"params": g.params} for g in groups])
     require_one_evaluation(optimizer)
     for group, settings in zip(optimizer.param_groups, groups, strict=True):
         group["lr"] = group["lr"] * settings.lr_scale  # a tensor would be one for all groups, and the user's own
         group.update({name: 0.0 for name in _DECAYS if name in group and not settings.decay})
-    if of_objective and objective_lr is not None:
+    if objective_parameters and objective_lr is not None:
         optimizer.param_groups[-1]["lr"] = objective_lr
     require_room(optimizer)
     return optimizer

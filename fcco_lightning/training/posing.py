@@ -268,16 +268,16 @@ def contents_of_some(loader: DataLoader[Any], num_samples: int) -> dict[str, str
     if loader.num_workers or sized_len(data) != num_samples or hasattr(data, "set_epoch"):
         return {}
     places = sorted({i * (num_samples - 1) // (_LOOKED_AT - 1) for i in range(_LOOKED_AT)})
-    before, of_loader = random_streams(), loader_streams([loader])
+    global_states, loader_states = random_streams(), loader_streams([loader])
     try:
         samples = data.__getitems__(places) if hasattr(data, "__getitems__") else [data[i] for i in places]
         contents = contents_of_samples(samples)
     except Exception:  # a user's data set need not support this
         return {}
     finally:
-        is_random = not _same_states((random_streams(), loader_streams([loader])), (before, of_loader))
-        set_random_streams(before)
-        set_loader_streams([loader], of_loader)
+        is_random = not _same_states((random_streams(), loader_streams([loader])), (global_states, loader_states))
+        set_random_streams(global_states)
+        set_loader_streams([loader], loader_states)
     return {} if is_random else {f"{len(places)} samples that were looked at": contents}
 
 

@@ -61,7 +61,7 @@ class WholeColumns(Temporary):
         if trainer.precision not in _NARROW:
             return
         self._plugin = trainer.precision_plugin
-        self._plugin.convert_input = _of_inputs(self._plugin.convert_input, getattr(pl_module, "network", pl_module))
+        self._plugin.convert_input = _inputs_only(self._plugin.convert_input, getattr(pl_module, "network", pl_module))
         if stage == "fit":
             digits, share = ("two", "0.4%") if trainer.precision == "bf16-true" else ("three", "0.05%")
             rank_zero_warn(
@@ -74,7 +74,7 @@ class WholeColumns(Temporary):
             vars(self._plugin).pop("convert_input", None)
 
 
-def _of_inputs(convert: Callable[[Any], Any], network: nn.Module) -> Callable[[Any], Any]:
+def _inputs_only(convert: Callable[[Any], Any], network: nn.Module) -> Callable[[Any], Any]:
     """``convert`` for the network's inputs, wherever they are in a batch; all else stays as it is."""
     inputs = network.inputs if isinstance(network, BatchNetwork) else ("x",)
 

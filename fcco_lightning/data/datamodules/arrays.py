@@ -116,8 +116,8 @@ def counts_of_no_group(rows: pd.DataFrame, groups: Mapping[str, Sequence[Any]]) 
         cells = text_of(rows[column])
         strange = cells[cells.notna() & ~cells.isin(_texts(values))]
         counts[f"rows without {column!r}, of no group"] = int(cells.isna().sum())
-        of_values = listed(strange.unique())
-        counts[f"rows of no group of training: {column!r} in {of_values}"] = len(strange)
+        names = listed(strange.unique())
+        counts[f"rows of no group of training: {column!r} in {names}"] = len(strange)
     return {reason: count for reason, count in counts.items() if count}
 
 

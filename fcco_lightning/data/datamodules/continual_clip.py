@@ -246,10 +246,10 @@ class ContinualCLIPDataModule(SplitDataModule):
         """Return which training images become pairs, given their classes ``y`` (n,)."""
         rows = [torch.empty(0, dtype=torch.int64)]
         for label, name in enumerate(self._class_names):
-            of_label = (y == label).nonzero().flatten()
+            members = (y == label).nonzero().flatten()
             share = float(self.pairs.of_target) if name in self.target_names else self.pairs.of_others
-            count = round(share * len(of_label))
-            rows.append(of_label[torch.arange(count) * len(of_label) // max(1, count)])  # from all over the table
+            count = round(share * len(members))
+            rows.append(members[torch.arange(count) * len(members) // max(1, count)])  # from all over the table
         return torch.cat(rows).sort().values
 
     def _make_tables(self) -> dict[str, TensorTable]:
@@ -312,8 +312,8 @@ class ContinualCLIPDataModule(SplitDataModule):
         images, captions = self._read_pairs()
         labelled = self._pairs_of_classes(train.columns["y"])
         images.append(Subset(train.images, labelled.tolist()))
-        of_class = [self.classes.captions_of(name) for name in self._class_names]
-        captions.append([of_class[y] for y in train.columns["y"][labelled].tolist()])
+        class_captions = [self.classes.captions_of(name) for name in self._class_names]
+        captions.append([class_captions[y] for y in train.columns["y"][labelled].tolist()])
         self._remember_captions(captions)
         union: Any = ConcatDataset(images)
         texts: Any = ConcatDataset(captions)
@@ -335,9 +335,9 @@ class ContinualCLIPDataModule(SplitDataModule):
         images: list[Any] = []
         captions: list[Any] = []
         for number, source in enumerate(self.pairs.each):
-            of_source, texts = self.pairs.read(source)
-            self._look_at(of_source, f"the images of pairs.sources[{number}]")
-            images.append(of_source)
+            pictures, texts = self.pairs.read(source)
+            self._look_at(pictures, f"the images of pairs.sources[{number}]")
+            images.append(pictures)
             captions.append(texts)
         size = sum(map(len, captions))
         if self.pairs.limit is None or self.pairs.limit >= size:

@@ -165,8 +165,8 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         shares = (self.rare, 1.0) if self.stage == "pretrain" else (1.0, self.general)
         rows = []
         for label, name in enumerate(self._class_names):
-            of_label = (y == label).nonzero().flatten()
-            rows.append(of_label[: round(shares[name not in self.target_names] * len(of_label))])
+            members = (y == label).nonzero().flatten()
+            rows.append(members[: round(shares[name not in self.target_names] * len(members))])
         return torch.cat(rows).sort().values
 
 

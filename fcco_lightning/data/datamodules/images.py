@@ -58,7 +58,7 @@ class GroupedImageDataModule(StoredDataModule):
         noise: ImageNoise | None = None,
         **samples: Any,
     ) -> None:
-        super().__init__(images, columns, _of_classes(columns) if groups is None else groups, splits, **samples)
+        super().__init__(images, columns, _class_groups(columns) if groups is None else groups, splits, **samples)
         if images.corrupt == "skip":
             raise ConfigError(
                 "images.corrupt must be 'error' or 'blank' here, got 'skip': a batch holds a fixed number of samples "
@@ -127,7 +127,7 @@ class GroupedImageDataModule(StoredDataModule):
         return [], contents_of_images(table.images.images, "the images", table.images.folder)
 
 
-def _of_classes(columns: Columns) -> Groups:
+def _class_groups(columns: Columns) -> Groups:
     """A group for every class.
 
     Raises:

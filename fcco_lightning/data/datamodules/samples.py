@@ -130,7 +130,7 @@ class SampleDataModule(SplitDataModule):
         """Read the samples, and return the rows of every split."""
         tables = self._read_tables()
         self._decide(tables)
-        splits = {name: self._of_groups(name, *rows) for name, rows in tables.items()}
+        splits = {name: self._grouped_rows(name, *rows) for name, rows in tables.items()}
         for name, (share, argument) in self.splits.held_out.items():
             splits["train"], splits[name] = self._held_out(splits["train"], share, argument)
         return {name: splits[name] for name in PARTS if name in splits}
@@ -139,7 +139,7 @@ class SampleDataModule(SplitDataModule):
         """Decide what the classes and the groups are, and how they are numbered."""
         self.roles.fit(*tables["train"])
 
-    def _of_groups(self, name: str, frame: pd.DataFrame, where: str) -> Rows:
+    def _grouped_rows(self, name: str, frame: pd.DataFrame, where: str) -> Rows:
         """Return the rows that are of a group, if there are groups, with what is read from them."""
         rows = Rows(frame, self.roles.read(frame, where))
         if self.groups is None:

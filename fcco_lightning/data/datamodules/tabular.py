@@ -163,9 +163,9 @@ class TabularDataModule(SampleDataModule):
             self._lost[f"cells of {name} in {where} that are no numbers"] = rows, len(table)
         return settled
 
-    def _of_groups(self, name: str, frame: pd.DataFrame, where: str) -> Rows:
+    def _grouped_rows(self, name: str, frame: pd.DataFrame, where: str) -> Rows:
         """Take positives out of the training table, too, as ``splits.remove_positives`` says."""
-        rows = super()._of_groups(name, frame, where)
+        rows = super()._grouped_rows(name, frame, where)
         return rows.take(self.splits.kept(rows.columns["y"])) if name == "train" else rows
 
     def _unit_values(self, rows: Rows) -> Tensor | None:

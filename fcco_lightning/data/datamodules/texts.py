@@ -77,10 +77,11 @@ class GroupedTextDataModule(StoredDataModule):
         self._digest = digest_of(texts["train"])
         self._samples = []  # the tokens are all that is needed from here on
         tokens = {name: tokens_of(self.tokenizer, part, self.max_length) for name, part in texts.items()}
-        self.cut = {name: len(of_split.cut) for name, of_split in tokens.items()}
+        self.cut = {name: len(split_tokens.cut) for name, split_tokens in tokens.items()}
         empty = {name: [i for i, text in enumerate(part) if not text.strip()] for name, part in texts.items()}
         self._lost = {
-            f"texts of {n} longer than max_length": (of_split.cut, len(texts[n])) for n, of_split in tokens.items()
+            f"texts of {n} longer than max_length": (split_tokens.cut, len(texts[n]))
+            for n, split_tokens in tokens.items()
         }
         self._lost |= {f"texts of {name} that are empty": (rows, len(texts[name])) for name, rows in empty.items()}
         self._lost = {description: (rows, total) for description, (rows, total) in self._lost.items() if rows}

@@ -155,7 +155,7 @@ def precision_recall_at(scores: Tensor, labels: Tensor, k: int, weight: Tensor |
         (0.75, 0.75)
     """
     scores, positive = _checked_pair(scores, labels)
-    count = _counted(weight, positive)
+    count = _sample_counts(weight, positive)
     head = count.sum().clamp(max=at_least("k", k, 1))
     ranked, order = scores.sort(descending=True)
     filled = count[order].cumsum(0)
@@ -205,7 +205,7 @@ def group_rates(
     """
     levels = at_least("num_thresholds", num_thresholds, 1)
     scores, positive, favoured = _checked_groups(scores, labels, groups)
-    count = _counted(weight, positive)
+    count = _sample_counts(weight, positive)
     k, (ranked, order) = torch.arange(levels, device=scores.device), scores.sort()
     if weight is None:
         thresholds = ranked[(2 * k + 1) * len(scores) // (2 * levels)]
@@ -229,7 +229,7 @@ def _share_at_least(scores: Tensor, count: Tensor, thresholds: Tensor) -> Tensor
     return 1 - cumulative[torch.searchsorted(ranked, thresholds)] / cumulative[-1]
 
 
-def _counted(weight: Tensor | None, positive: Tensor) -> Tensor:
+def _sample_counts(weight: Tensor | None, positive: Tensor) -> Tensor:
     """For how many samples each one counts, (n,), float64."""
     if weight is None:
         return torch.ones_like(positive, dtype=torch.float64)
@@ -267,7 +267,7 @@ def _by_sklearn(metric: str, scores: Tensor, labels: Tensor, weight: Tensor | No
     from sklearn import metrics  # noqa: PLC0415 - no command waits for it at its start
 
     scores, positive = _checked_pair(scores, labels)
-    count = None if weight is None else _counted(weight, positive).cpu().numpy()
+    count = None if weight is None else _sample_counts(weight, positive).cpu().numpy()
     return getattr(metrics, metric)(positive.cpu().numpy(), scores.cpu().numpy(), sample_weight=count, **options)
 
 
@@ -319,8 +319,8 @@ def _checked_groups(scores: Tensor, labels: Tensor, groups: Tensor) -> tuple[Ten
     scores, positive = _checked_pair(scores, labels)
     favoured = binary_labels("groups", groups)
     for group, members in enumerate((~favoured, favoured)):
-        for label, of_class in enumerate((~positive, positive)):
-            if not (members & of_class).any():
+        for label, class_members in enumerate((~positive, positive)):
+            if not (members & class_members).any():
                 raise DataError(
                     f"Each group must hold both labels, got no sample with groups == {group} and labels == {label}. "
                     "Use a larger or a stratified split, or another grouping."
