@@ -19,8 +19,8 @@ _OF_LIGHTNING = {
 }
 
 
-class _OnDemand(ModuleType):
-    """The package torchmetrics, run as a whole once another of its names is asked for than Lightning needs.
+class _LazyPackage(ModuleType):
+    """The package torchmetrics, imported completely once a name is used that Lightning does not need.
 
     As a whole it imports torchvision, transformers and scipy.signal, a third of all that a command would load.
     """
@@ -47,7 +47,7 @@ def quick_loading() -> Iterator[None]:
     spec = None if "torchmetrics" in sys.modules else find_spec("torchmetrics")
     if spec is not None:
         sys.modules["torchmetrics"] = module = module_from_spec(spec)
-        module.__class__ = _OnDemand
+        module.__class__ = _LazyPackage
     collects = gc.isenabled()
     gc.disable()
     try:

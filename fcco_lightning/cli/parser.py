@@ -48,7 +48,7 @@ _TYPE = (
 )
 _ANY = re.DOTALL | re.MULTILINE
 
-_OPEN: ContextVar[tuple["_Reading", ...]] = ContextVar("options that are being read", default=())
+_OPEN: ContextVar[tuple["_OptionReading", ...]] = ContextVar("options that are being read", default=())
 """The option that each parser at work is reading, the outermost first: a class has a parser of its own."""
 
 
@@ -264,7 +264,7 @@ def _suggestions(option: str, accepted: Sequence[str]) -> str:
 
 
 @dataclass
-class _Reading:
+class _OptionReading:
     """Which option a parser is reading, if its value may be a class; else an empty text."""
 
     parser: argparse.ArgumentParser
@@ -274,7 +274,7 @@ class _Reading:
 @contextmanager
 def _reading_options(parser: argparse.ArgumentParser) -> Iterator[None]:
     """Inside, a parser reads options."""
-    before = _OPEN.set((*_OPEN.get(), _Reading(parser)))
+    before = _OPEN.set((*_OPEN.get(), _OptionReading(parser)))
     try:
         yield
     finally:

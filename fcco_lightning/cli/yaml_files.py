@@ -17,7 +17,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass
-class _Open:
+class _OpenNode:
     """A mapping or list that is being read."""
 
     anchor: str | None
@@ -50,7 +50,7 @@ def require_harmless(text: str, where: str) -> None:
     built, and nothing is written out, before it is known to be small.
     """
     with _naming_place(text, where):
-        content = _Counter(where)
+        content = _NodeCounter(where)
         for event in yaml.parse(text, Loader=_LOADER):
             content.take(event)
 
@@ -77,24 +77,24 @@ def _is_cut(text: str) -> bool:
     return "\n" not in text and text[:1] in ("[", "{") and text[-1:] not in ("]", "}")
 
 
-class _Counter:
-    """What was met of a text so far."""
+class _NodeCounter:
+    """Counts the nodes of a text, aliases expanded, and refuses too many."""
 
     def __init__(self, where: str) -> None:
         self.where = where
         self._sizes: dict[str, int] = {}  # by anchor, of what is complete
-        self._opened = [_Open(None)]
+        self._open_nodes = [_OpenNode(None)]
 
     def take(self, event: Any) -> None:
         line = event.start_mark.line + 1
         if isinstance(event, yaml.NodeEvent):
             self._pass_key(event, line)
         if isinstance(event, yaml.CollectionStartEvent):
-            self._opened.append(_Open(event.anchor, {} if isinstance(event, yaml.MappingStartEvent) else None))
-            if len(self._opened) > MOST_LEVELS:
+            self._open_nodes.append(_OpenNode(event.anchor, {} if isinstance(event, yaml.MappingStartEvent) else None))
+            if len(self._open_nodes) > MOST_LEVELS:
                 raise ConfigError(f"{self.where}, line {line}: it is nested more than {MOST_LEVELS} levels deep.")
         elif isinstance(event, yaml.CollectionEndEvent):
-            closed = self._opened.pop()
+            closed = self._open_nodes.pop()
             self._add(closed.size, closed.anchor, line)
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._sizes:
@@ -107,7 +107,7 @@ class _Counter:
 
     def _pass_key(self, event: Any, line: int) -> None:
         """Refuse a key that a mapping has already, of which the last would silently win."""
-        top = self._opened[-1]
+        top = self._open_nodes[-1]
         if top.keys is None:
             return
         if top.key_next and isinstance(event, yaml.ScalarEvent) and event.value != "<<":
@@ -120,8 +120,8 @@ class _Counter:
         top.key_next = not top.key_next
 
     def _add(self, size: int, anchor: str | None, line: int) -> None:
-        """Count something that is complete where it stands."""
-        top = self._opened[-1]
+        """Add the size of a complete node to its parent."""
+        top = self._open_nodes[-1]
         top.size += size
         if anchor is not None:
             self._sizes[anchor] = size

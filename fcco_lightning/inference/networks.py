@@ -75,7 +75,7 @@ def network_of(
     classes |= {name: cls for path in trusted for name, cls in _trusted(path).items()}
     size = 4 * sum(weight.numel() for weight in weights.values()) + _SPARE
     way_out = "Pass network=..., of the architecture that was trained."
-    network: nn.Module = _bounded(
+    network: nn.Module = _limited(
         lambda: _instantiate(described, classes, set(trusted), file), size, file, "a network", way_out
     )
     return network
@@ -119,13 +119,13 @@ def part_of(described: Mapping[str, Any] | str, trusted: Sequence[str], file: st
     classes = _names(parts(), "fcco_lightning", *(package.__name__ for package in _OF_PARTS))
     classes |= {name: cls for path in trusted for name, cls in _trusted(path).items()}
     way_out = "Use the version of this package that wrote it."
-    return _bounded(lambda: _instantiate(described, classes, set(trusted), file), _SPARE, file, "a part", way_out)
+    return _limited(lambda: _instantiate(described, classes, set(trusted), file), _SPARE, file, "a part", way_out)
 
 
-def _bounded(make: Callable[[], Any], values: int, file: str, noun: str, way_out: str) -> Any:
+def _limited(make: Callable[[], Any], values: int, file: str, noun: str, way_out: str) -> Any:
     """The result of ``make``, within a number of values; errors of a class with unsuitable arguments are explained."""
     try:
-        with _Bounded(values, file):
+        with _MemoryLimit(values, file):
             return make()
     except FCCOError:
         raise
@@ -183,7 +183,7 @@ def _instantiate(described: Mapping[str, Any], classes: Mapping[str, type], trus
     return kind(**{key: value_of(value, key) for key, value in arguments.items()})
 
 
-class _Bounded(TorchFunctionMode):
+class _MemoryLimit(TorchFunctionMode):
     """Refuses to take memory for more values than the network of a file can have."""
 
     def __init__(self, values: int, file: str) -> None:

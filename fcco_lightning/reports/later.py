@@ -74,7 +74,7 @@ def report_on(
     with in_words(f"{file}: its objective, constraints and evaluation"):
         module = _module_of(config.get("model") or {}, predictor.network, predictor.rule, trusted, file)
     with in_words(f"{file}: what the columns of its table mean"):
-        meaning = _Known(content, config, file)
+        meaning = _TrainingColumns(content, config, file)
     frame, left_out = predictor.read(table, meaning.texts), LeftOut()
     rows, lost = meaning.read(frame, f"the table {shown(table)}", left_out)
     data = NamedTensors(rows.columns, rows.table, meaning.class_names, meaning.group_names, meaning.groups_by)
@@ -167,8 +167,8 @@ def _module_of(
     return module
 
 
-class _Known:
-    """What a checkpoint knows of the columns of its training table.
+class _TrainingColumns:
+    """The description in a checkpoint of the columns of its training table.
 
     Args:
         content: of the checkpoint.

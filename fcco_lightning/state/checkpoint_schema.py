@@ -22,11 +22,11 @@ class _Part(TypedDict):
     init_args: NotRequired[dict[str, Any] | None]
 
 
-class _Named(TypedDict):
+class _NamedColumn(TypedDict):
     name: str
 
 
-class _Stored(TypedDict):
+class _RowFile(TypedDict):
     table: str
     file: str
     first: int
@@ -41,7 +41,7 @@ class ManifestFile(TypedDict):
 
     save_id: str
     tables: dict[str, int]
-    parts: list[_Stored]
+    parts: list[_RowFile]
 
 
 class _Table(TypedDict):
@@ -82,7 +82,7 @@ class _Samples(TypedDict):
 class EngineState(TypedDict):
     """What an :class:`~fcco_lightning.Engine` remembers beside rows; the entries of an algorithm are not checked."""
 
-    algorithm: _Named
+    algorithm: _NamedColumn
     samples_before: NotRequired[dict[str, Tensor]]
     estimates: NotRequired[dict[str, Tensor]]
     data: NotRequired[_Samples | None]
@@ -275,7 +275,7 @@ class _Loaders(TypedDict, total=False):
     combined_loader: list[Any]
 
 
-class _Stepped(TypedDict, total=False):
+class _EpochLoopState(TypedDict, total=False):
     _batches_that_stepped: int
 
 
@@ -284,7 +284,7 @@ _FitLoop = TypedDict(
     {
         "state_dict": _Loaders,
         "epoch_progress": _Counts,
-        "epoch_loop.state_dict": _Stepped,
+        "epoch_loop.state_dict": _EpochLoopState,
         "epoch_loop.batch_progress": _Batches,
         "epoch_loop.val_loop.batch_progress": _Batches,
         "epoch_loop.manual_optimization.optim_step_progress": _Steps,
@@ -325,8 +325,8 @@ class _Schedule(TypedDict, total=False):
     _milestones: list[int]
 
 
-class _Best(TypedDict):
-    """What a ``ModelCheckpoint`` remembers of the files that it has written."""
+class _ModelCheckpointState(TypedDict):
+    """The state of a ``ModelCheckpoint``: the files that it has written."""
 
     best_model_path: str
     best_model_score: Tensor | None
@@ -336,8 +336,8 @@ class _Best(TypedDict):
     last_model_path: str
 
 
-class _Stopping(TypedDict):
-    """What an ``EarlyStopping`` has seen."""
+class _EarlyStoppingState(TypedDict):
+    """The state of an ``EarlyStopping``."""
 
     wait_count: int
     stopped_epoch: int
@@ -345,14 +345,14 @@ class _Stopping(TypedDict):
     patience: int
 
 
-class _History(TypedDict):
-    """What a ``Report`` has seen."""
+class _ReportState(TypedDict):
+    """The state of a ``Report``."""
 
     history: list[dict[str, Any]]
     kappas: dict[str, float]
 
 
-class _Beside(TypedDict, total=False):
+class _BaselineState(TypedDict, total=False):
     """The model without constraints of a ``Baseline``: nothing, or all of it."""
 
     network: dict[str, Any]
@@ -370,7 +370,7 @@ class _Candidate(TypedDict):
     bound: NotRequired[float]
 
 
-class _Chosen(TypedDict, total=False):
+class _BestFeasibleState(TypedDict, total=False):
     """The weights that a ``BestFeasible`` has chosen: nothing, or all of it."""
 
     chosen: _Candidate
@@ -381,12 +381,13 @@ class _Chosen(TypedDict, total=False):
 
 
 _CALLBACKS: dict[str, Any] = {
-    "Checkpoints": _Best, "ModelCheckpoint": _Best, "EarlyStopping": _Stopping, "Report": _History,
-    "Baseline": _Beside, "BestFeasible": _Chosen,
+    "Checkpoints": _ModelCheckpointState, "ModelCheckpoint": _ModelCheckpointState,
+    "EarlyStopping": _EarlyStoppingState, "Report": _ReportState,
+    "Baseline": _BaselineState, "BestFeasible": _BestFeasibleState,
 }  # fmt: skip
 
 
-class _Numbers(_Named):
+class _Numbers(_NamedColumn):
     mean: float
     std: float
     median: float
@@ -394,12 +395,12 @@ class _Numbers(_Named):
     periods: NotRequired[list[float]]
 
 
-class _Bins(_Named):
+class _Bins(_NamedColumn):
     edges: list[float]
     median: float
 
 
-class _Categories(_Named):
+class _Categories(_NamedColumn):
     categories: list[str]
 
 
