@@ -7,8 +7,8 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "batches": "BagSampling BalancedSampling BatchPlan CellSampling Drawn EventSampling GroupSampling LabelSampling "
-    "QuerySampling RepeatedSampling Sampling TwoDraws UniformBatches UniformSampling",
+    "batches": "BagSampling BalancedSampling BatchDraws BatchPlan CellSampling Drawn EventSampling GroupSampling "
+    "LabelSampling QuerySampling RepeatedSampling Sampling TwoDraws UniformBatches UniformSampling",
     "encoding": "Encoding",
     "grouping": "GroupBy Groups",
     "images": "ImageNoise ImageTransform",
@@ -26,6 +26,7 @@ _HOMES = {
 __all__ = [
     "BagSampling",
     "BalancedSampling",
+    "BatchDraws",
     "BatchPlan",
     "BlockDistributions",
     "CellSampling",

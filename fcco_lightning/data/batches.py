@@ -33,7 +33,68 @@ Telling = Literal["nothing", "strata", "if needed", "choice"]
 _FEW_GROUPS = 8  # of a batch, if nothing else is said
 
 
-class BatchPlan:
+class BatchDraws(ABC):
+    """What is known of batches before any is drawn, from which follows how likely one contains a row.
+
+    :class:`BatchPlan` knows all of it.  Batches that are drawn in another way are described by a subclass: it must know
+    :meth:`absence`, and what it does not override is not known.  Samples are those of the training split, n in number.
+
+    Attributes:
+        certain: False of batches that another loader draws, of which only nearly is known what they hold.
+    """
+
+    certain: bool = True
+
+    @property
+    def batch_size(self) -> int | None:
+        """Number of samples of a batch, of all processes together."""
+        return None
+
+    @property
+    def strata(self) -> Tensor | None:
+        """Stratum of every sample, shape (n,), int64 in 0..S-1; None where all samples are drawn alike (S = 1)."""
+        return None
+
+    @property
+    def stratum_kinds(self) -> Tensor | None:
+        """Kind of every stratum, shape (S,), int64: exchanging strata of one kind changes no probability."""
+        return None
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no batch holds a sample twice; False where that is not certain."""
+        return False
+
+    @property
+    def halves_known(self) -> bool:
+        """Whether :meth:`absence` is exact for second halves of batches, too."""
+        return True
+
+    @abstractmethod
+    def absence(self, counts: Tensor, share: float = 1.0) -> float:
+        """Return the probability that ``share`` of a batch holds none of some samples, ``counts`` (S,) by stratum."""
+
+    def most(self, counts: Tensor) -> int | None:  # noqa: ARG002
+        """Return how many of some samples, ``counts`` (S,) by stratum, a batch holds at most."""
+        return None
+
+    def weights(self) -> Tensor | None:
+        """Return the samples' weights in means over the data, (n,); None where means are over the samples as drawn."""
+        return None
+
+    def population(self, share: float = 1.0) -> Tensor | None:  # noqa: ARG002
+        """Return how often each sample counts in the population that ``share`` of a batch stands for, shape (n,).
+
+        It is None where that is the data.
+        """
+        return None
+
+    def by_size(self) -> Sequence[tuple[float, Self]]:
+        """Return the sizes that batches have: the share of an epoch's batches, and how those are drawn."""
+        return [(1.0, self)]
+
+
+class BatchPlan(BatchDraws):
     r"""The batches of every epoch: each holds some units, with the same number of rows of each.
 
     *Strata* 0..S-1 divide the rows of a table; rows of one stratum are drawn alike.  A *unit* is what is chosen for a
@@ -92,7 +153,7 @@ class BatchPlan:
         num_batches: number of batches in an epoch, the same in every epoch.
         num_rows: number of rows n of the table.
         sample_weight: how often each row counts in the data, (n,); None for once.
-        certain: False of batches that another loader draws, of which the plan says only nearly what they hold.
+        certain: False of batches that another loader draws, see :class:`BatchDraws`.
 
     Example:
         >>> strata, units = torch.tensor([1, 1, 0, 0, 0, 3, 3, 2, 2, 2]), torch.tensor([[0, 1], [2, 3]])
@@ -620,7 +681,7 @@ class Drawn(NamedTuple):
     """
 
     columns: Mapping[str, Tensor]
-    plan: BatchPlan
+    plan: BatchDraws
     shorter: bool = False
 
 

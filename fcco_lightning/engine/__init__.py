@@ -12,7 +12,6 @@ from fcco_lightning.engine.diagnosis import named_samples, narrow_weights
 from fcco_lightning.engine.engine import Algorithm, Engine
 from fcco_lightning.engine.estimates import Estimate, Estimates, NewRows, Outputs
 from fcco_lightning.engine.functions import InnerFunctions, outputs_of, outputs_of_columns, read, wide
-from fcco_lightning.engine.probability import BatchDraws, Drawn
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.single_sample import require_single
 from fcco_lightning.engine.terms import Seen, Term
@@ -20,8 +19,6 @@ from fcco_lightning.engine.terms import Seen, Term
 __all__ = [
     "Algorithm",
     "Backend",
-    "BatchDraws",
-    "Drawn",
     "Engine",
     "Estimate",
     "Estimates",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fcco_lightning.engine.probability import Drawn
+from fcco_lightning.data.batches import BatchDraws, Drawn
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Batch, Columns
@@ -44,7 +44,7 @@ class Arrivals:
     def __init__(self, problem: Problem) -> None:
         self._problem, self._processes = problem, problem.processes
         self.left = WATCHED
-        self._sizes = {name: getattr(drawn.plan, "batch_size", None) for name, drawn in problem.declared.items()}
+        self._sizes = {name: drawn.plan.batch_size for name, drawn in problem.declared.items()}
         self._other_size = set[str]()  # parts whose batch before had another size than declared
         self.batches = list[dict[str, _Watched]]()
         self._estimates = list[Mapping[str, Tensor]]()
@@ -128,7 +128,7 @@ class Arrivals:
         """
         declared = self._sizes.get(name)
         other = declared is not None and size != declared
-        unread = declared is not None and size < declared and getattr(drawn, "shorter", False)
+        unread = declared is not None and size < declared and drawn is not None and drawn.shorter
         if other and not unread and name in self._other_size:
             raise DataError(
                 f"the batches{self._everywhere} hold {size} samples, and were declared to hold {declared}. With "
@@ -137,7 +137,7 @@ class Arrivals:
             )
         self._other_size = self._other_size | {name} if other else self._other_size - {name}
 
-    def _compare_different(self, part: "_Watched", index: Tensor, plan: object) -> None:
+    def _compare_different(self, part: "_Watched", index: Tensor, plan: BatchDraws | None) -> None:
         """Refuse copies where samples were declared to be different, and warn where all processes have the same."""
         copies, parts = len(index) - _different(index), torch.split(index, part.sizes)
         first = parts[0].sort().values
@@ -158,26 +158,29 @@ class Arrivals:
                 stacklevel=6,
             )
 
-    def _most_copies(self, plan: object) -> int | None:
+    def _most_copies(self, plan: BatchDraws | None) -> int | None:
         """Of samples in a batch; None where it may hold any number.
 
         torch's DistributedSampler fills up the processes' shares of an epoch with samples that it has given before.
         """
-        if getattr(plan, "distinct", False):
-            return 0
-        return None if getattr(plan, "certain", True) else self._processes.size - 1
+        if plan is None or (plan.certain and not plan.distinct):
+            return None
+        return 0 if plan.distinct else self._processes.size - 1
 
     def _compare_strata(self, name: str, index: Tensor, drawn: Drawn) -> None:
-        plan, strata = drawn.plan, getattr(drawn.plan, "strata", None)
-        if strata is None or not hasattr(plan, "most"):
+        plan, strata = drawn.plan, drawn.plan.strata
+        if strata is None:
             return
         sizes = torch.bincount(strata)
         if len(sizes) > _MOST_STRATA:
             return
         if name not in self._bounds:
             strata_alone = torch.diag(sizes)
+            at_most = [plan.most(counts) for counts in strata_alone]
+            if None in at_most:
+                return
             least = torch.tensor([plan.absence(counts) == 0 for counts in strata_alone]).long()
-            self._bounds[name] = least, torch.tensor([plan.most(counts) for counts in strata_alone])
+            self._bounds[name] = least, torch.tensor(at_most)
         least, most = self._bounds[name]
         held = torch.bincount(strata[index], minlength=len(sizes))
         for stratum in ((held < least) | (held > most)).nonzero().flatten().tolist():
@@ -227,7 +230,7 @@ class Arrivals:
     def _warn_of_labels(self, batches: Sequence["_Watched"]) -> None:
         """Warn where many batches contain one class or group only, which chance would not explain."""
         drawn = next(iter(self._problem.declared.values()), None)
-        if drawn is not None and getattr(drawn.plan, "strata", None) is not None:
+        if drawn is not None and drawn.plan.strata is not None:
             return
         for name in _LABELS:
             columns = [batch.columns[name] for batch in batches if name in batch.columns]

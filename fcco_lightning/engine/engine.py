@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.engine.arrivals import Arrivals
 from fcco_lightning.engine.backend import Backend, require_own
 from fcco_lightning.engine.batches import part_name, received
@@ -27,7 +28,6 @@ from fcco_lightning.engine.functions import (
     read,
     unite,
 )
-from fcco_lightning.engine.probability import Drawn
 from fcco_lightning.engine.problem import Problem
 from fcco_lightning.engine.terms import Seen, Term
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError

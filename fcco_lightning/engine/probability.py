@@ -12,11 +12,12 @@ weighs ``n m_i / sum_j m_j`` times as much.
 import warnings
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import counts
@@ -30,39 +31,6 @@ _NEVER = 1e-9  # below it a probability is 0 but for rounding
 _PRIOR = 16.0  # batches that the assumption of equal probabilities counts for, where they are estimated
 _MOST_SUBSETS = 10  # of a row, for exact probabilities: all 2^c - 1 unions are looked at
 _MOST_PARTS = 8  # the same of subsets and strata, where a ratio can take their place
-
-
-class BatchDraws(Protocol):
-    """How batches are drawn: what is needed of a batch plan.
-
-    It may also have ``weights()``, of the samples in means over the data, shape (n,), or None where they are means over
-    the samples as they are drawn; ``distinct``, whether no batch holds a sample twice; ``most(counts)``, the largest
-    number of marked samples in a batch, of ``counts`` (S,) in every stratum; ``by_size()``, for batches of several
-    sizes; and ``population(share)``, for how many samples each counts in the population that a batch stands for, shape
-    (n,), or None where that is the data.
-    """
-
-    @property
-    def strata(self) -> Tensor | None:
-        """Stratum of every sample, shape (n,), int64; None where there is one only."""
-
-    def absence(self, counts: Tensor, share: float = 1.0) -> float:
-        """Probability that ``share`` of a batch holds none of some samples, ``counts`` (S,) of every stratum."""
-
-
-class Drawn(Protocol):
-    """The columns of a part's training samples, without the network's input, and how batches of them are drawn."""
-
-    @property
-    def columns(self) -> Columns: ...
-    @property
-    def plan(self) -> BatchDraws: ...
-
-
-def population_of(drawn: Drawn, share: float = 1.0) -> Tensor | None:
-    """For how many samples each counts in the population that ``share`` of a batch stands for; None for the data."""
-    known = getattr(drawn.plan, "population", None)
-    return None if known is None else known(share)
 
 
 class Inclusion(NamedTuple):
@@ -170,8 +138,7 @@ def count(counted: Tensor, rows: Tensor | None, share: Tensor) -> None:
 
 def that_count(drawn: Drawn) -> Tensor | None:
     """Which samples count in means over batches, shape (n_samples,), bool: those of a weight above 0; None for all."""
-    known = getattr(drawn.plan, "weights", None)
-    weight = None if known is None else known()
+    weight = drawn.plan.weights()
     return None if weight is None or bool((weight > 0).all()) else weight > 0
 
 
@@ -281,7 +248,8 @@ class _Cells(NamedTuple):
 def _cells(rows: Partition, drawn: Drawn) -> _Cells:
     strata = drawn.plan.strata
     strata = torch.zeros_like(rows.of) if strata is None else strata
-    kinds: Tensor = getattr(drawn.plan, "stratum_kinds", torch.arange(int(strata.max()) + 1))  # where nothing is known
+    known = drawn.plan.stratum_kinds
+    kinds = torch.arange(int(strata.max()) + 1) if known is None else known
     size = len(kinds)
     partners = [torch.bincount(strata[mask], minlength=size) for mask in rows.partners]
     mine = (rows.of >= 0) & (rows.of < len(rows))
@@ -309,12 +277,11 @@ def most_in_a_batch(kinds: Sequence[Tensor], drawn: Drawn) -> tuple[int, ...]:
         kinds: masks of the training samples, shape (n_samples,), bool.
         drawn: the training samples and how batches are drawn.
     """
-    promised = getattr(drawn.plan, "most", None)
-    if promised is None:
-        return ()
     strata = drawn.plan.strata
     strata = torch.zeros(len(kinds[0]), dtype=torch.int64) if strata is None else strata
-    return tuple(promised(torch.bincount(strata[kind], minlength=int(strata.max()) + 1)) for kind in kinds)
+    counts = [torch.bincount(strata[kind], minlength=int(strata.max()) + 1) for kind in kinds]
+    most = [drawn.plan.most(of_kind) for of_kind in counts]
+    return () if None in most else tuple(number for number in most if number is not None)
 
 
 def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, share: float = 1.0) -> Tensor | float:
@@ -337,12 +304,11 @@ def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, 
     size, counting = int(strata.max()) + 1, that_count(drawn)
     partners = partners if counting is None else partners & counting
     others, of_owners = torch.bincount(strata[partners], minlength=size), strata[owners]
-    plans = drawn.plan.by_size() if hasattr(drawn.plan, "by_size") else [(1.0, drawn.plan)]
     conditional = torch.zeros(size, dtype=torch.float64)
     for stratum in torch.unique(of_owners).tolist():
         one = torch.zeros(size, dtype=torch.int64)
         one[stratum] = 1
-        for of_epoch, plan in plans:
+        for of_epoch, plan in drawn.plan.by_size():
             lonely, without, neither = (plan.absence(marked, share) for marked in (one, others, others + one))
             both = 1 - lonely - without + neither
             conditional[stratum] += of_epoch * max(0.0, both / (1 - lonely)) if lonely < 1 else 0.0

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,19 +10,17 @@ from torch.optim import Optimizer
 
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, kept_together, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.data.batches import Drawn
 from fcco_lightning.data.fingerprint import contents_of, require_same_where_known
 from fcco_lightning.engine.batches import as_read
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.probability import (
-    BatchDraws,
-    Drawn,
     Inclusion,
     can_know,
     most_in_a_batch,
     of_rows,
     owner_presence,
     partner_presence,
-    population_of,
     presence,
     require_company,
     that_count,
@@ -309,7 +307,7 @@ class Problem(nn.Module):
             )
         together: Tensor | float = 1.0
         if drawn is not None and partners is not None:
-            if of_batch < 1 and not getattr(drawn.plan, "halves_known", True):
+            if of_batch < 1 and not drawn.plan.halves_known:
                 raise ConfigError(
                     f"{type(self.objective).__name__} must know how likely a half of a batch holds samples of both "
                     "kinds, and these batches may hold a sample twice, or an odd number of samples of several groups, "
@@ -318,17 +316,17 @@ class Problem(nn.Module):
                 )
             together = partner_presence(owners, partners, drawn, type(self.objective).__name__, of_batch)
         owning = self._drawn_first(self.objective.part)
-        population = None if owning is None else population_of(owning, of_batch)
+        population = None if owning is None else owning.plan.population(of_batch)
         if owning is None or population is None:
             return Inclusion(together, len(owners) / num_rows, all_own)
-        known = of_batch == 1 or getattr(owning.plan, "halves_known", True)
+        known = of_batch == 1 or owning.plan.halves_known
         probability = together * owner_presence(owners, owning, of_batch) if known else None
         return Inclusion(probability, population=of_rows(population, owners))
 
     def _repeats(self, part: str | tuple[str, ...] | None) -> bool:
         """Whether a batch may hold a sample twice."""
         drawn = self._drawn_first(part)
-        return drawn is None or not getattr(drawn.plan, "distinct", False)
+        return drawn is None or not drawn.plan.distinct
 
     def _constraint_term(self, constraint: Constraint, of_batch: float) -> Term:
         multipliers = None
@@ -354,7 +352,7 @@ class Problem(nn.Module):
     def _shares_of_samples(self, num_samples: int) -> Tensor | None:
         """What a sample counts in a batch that holds it, (n,), where batches stand for another population."""
         drawn = self._drawn_first(self.objective.part)
-        population = None if drawn is None else population_of(drawn)
+        population = None if drawn is None else drawn.plan.population()
         if drawn is None or population is None:
             return None
         owners = torch.ones(num_samples, dtype=torch.bool)
@@ -428,8 +426,7 @@ class Problem(nn.Module):
     def _inclusion_by_subsets(self, part: Measurable, num_rows: int, of_batch: float) -> Inclusion:
         drawn = self._drawn(part.part)
         subsets = None if drawn is None else part.subsets(drawn.columns)
-        halves = of_batch == 1 or getattr(drawn and drawn.plan, "halves_known", True)
-        if drawn is None or subsets is None or not (halves and can_know(subsets)):
+        if drawn is None or subsets is None or not can_know(subsets) or (of_batch < 1 and not drawn.plan.halves_known):
             return Inclusion()
         names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(num_rows)]
         probability = presence(subsets, drawn, names, of_batch, that_count(drawn))
@@ -454,8 +451,7 @@ class Problem(nn.Module):
             of_batch: part of a batch on which the gradient is taken.
             probability: of the rows where strata play no role, shape (m,).
         """
-        strata, weigh = drawn.plan.strata, getattr(drawn.plan, "weights", None)
-        weight, weighted = None if weigh is None else weigh(), SAMPLE_WEIGHT in drawn.columns
+        strata, weight, weighted = drawn.plan.strata, drawn.plan.weights(), SAMPLE_WEIGHT in drawn.columns
         if weight is None or (strata is None and not weighted):  # else means are those over the samples as drawn
             return probability
         strata = torch.zeros(len(weight), dtype=torch.int64) if strata is None else strata
@@ -482,23 +478,15 @@ class Problem(nn.Module):
 
 def _of_population(drawn: Drawn, share: float = 1.0) -> Columns:
     """The columns of the training samples with :data:`POPULATION`, where that is not the data."""
-    population = population_of(drawn, share)
+    population = drawn.plan.population(share)
     return drawn.columns if population is None else {**drawn.columns, POPULATION: population}
 
 
-class _Drawn(NamedTuple):
-    """How batches are drawn of training samples, with the columns as they are read from a batch."""
-
-    columns: Columns
-    plan: BatchDraws
-    shorter: bool
-
-
 def _as_read(drawn: Drawn) -> Drawn:
-    if not hasattr(drawn, "columns"):
+    if not isinstance(drawn, Drawn):
         raise ConfigError(
             f"sampling must hold what is Drawn, by part of a batch, got a {type(drawn).__name__} for a part. Pass what "
             "IndexedDataset.drawn gives as it is, sampling=dataset.drawn(batch_size=32), or {'target': Drawn(columns, "
             "plan)}."
         )
-    return _Drawn(as_read(drawn.columns), drawn.plan, getattr(drawn, "shorter", False))
+    return drawn._replace(columns=as_read(drawn.columns))

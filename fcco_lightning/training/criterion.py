@@ -14,7 +14,8 @@ from fcco_lightning.algorithms import Algorithm, SingleLoop
 from fcco_lightning.checks import at_least
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.engine import Backend, Drawn, Engine, Estimates, Problem
+from fcco_lightning.data.batches import Drawn
+from fcco_lightning.engine import Backend, Engine, Estimates, Problem
 from fcco_lightning.engine.backend import require_one_evaluation
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork

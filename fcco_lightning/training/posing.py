@@ -20,11 +20,10 @@ from fcco_lightning.constraints import (
     require_compatible,
 )
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.data.batches import UniformBatches
+from fcco_lightning.data.batches import Drawn, UniformBatches
 from fcco_lightning.data.fingerprint import contents_of_samples
 from fcco_lightning.data.indexed import IndexedDataset, drawn_by, require_own_index
-from fcco_lightning.engine import Drawn, Problem
-from fcco_lightning.engine.probability import population_of
+from fcco_lightning.engine import Problem
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, TARGET
@@ -60,7 +59,7 @@ def class_changes(objective: Objective, sampling: Drawn | None) -> list[float]:
     """
     if sampling is None or not isinstance(objective, CrossEntropy):
         return []
-    population, y = population_of(sampling), sampling.columns.get("y")
+    population, y = sampling.plan.population(), sampling.columns.get("y")
     if population is None or y is None or y.dim() != 1 or y.is_floating_point() or int(y.min()) < 0:
         return []
     weight = sampling.columns.get(SAMPLE_WEIGHT, torch.ones_like(population)).double()

@@ -1,7 +1,6 @@
 """Group DRO on a convex problem whose optimum scipy finds, and primal-dual steps against loops."""
 
 from math import comb
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -37,6 +36,7 @@ from fcco_lightning import (
     SOXBoost,
     WorstGroupDRO,
 )
+from fcco_lightning.data.batches import BatchDraws, Drawn
 
 GAP = 1e-3  # relative gap of F asked of every method
 QUICK = 3e-3  # the same of a sixth of the steps
@@ -117,10 +117,8 @@ def batches(groups_per_batch, seed=0):
         yield {"x": x[rows], "y": y[rows], "group": group[rows], "index": rows}
 
 
-class GroupDraws:
+class GroupDraws(BatchDraws):
     """All samples of some of the groups."""
-
-    strata = None
 
     def __init__(self, groups):
         self.groups = groups
@@ -128,11 +126,6 @@ class GroupDraws:
     def absence(self, counts, share=1.0):
         others = GROUPS - int(counts) // EACH
         return comb(others, self.groups) / comb(GROUPS, self.groups)
-
-
-class Drawn(NamedTuple):
-    columns: dict[str, torch.Tensor]
-    plan: GroupDraws
 
 
 def engine_for(algorithm, objective, groups=GROUPS):

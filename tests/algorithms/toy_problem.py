@@ -5,7 +5,6 @@ The package's version is an ``Engine``; the hand-written one uses explicit formu
 
 from functools import cache
 from itertools import combinations
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from fcco_lightning import (
     SoftRate,
 )
 from fcco_lightning.constraints import HingePenalty
+from fcco_lightning.data.batches import BatchDraws, Drawn
 from fcco_lightning.objectives.measurable import Rows
 
 N, BATCH = 12, 6
@@ -58,20 +58,13 @@ def make_constraints():
     ]
 
 
-class UniformDraws:
+class UniformDraws(BatchDraws):
     """Batches of 6 of the 12 samples: probabilities by going through all 924 of them."""
-
-    strata = None
 
     def absence(self, counts, share=1.0):
         size = int(BATCH * share)
         every = list(combinations(range(N), size))
         return sum(all(i >= int(counts) for i in batch) for batch in every) / len(every)
-
-
-class Drawn(NamedTuple):
-    columns: dict[str, Tensor]
-    plan: UniformDraws
 
 
 def sampling():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fcco_lightning import OOA, SGD, SOX, Engine, Objective
 from fcco_lightning.algorithms import Algorithm
 from fcco_lightning.constraints import Constraint, HingePenalty
+from fcco_lightning.data.batches import BatchDraws, Drawn
 from fcco_lightning.engine import Estimate, Outputs, Seen
 from fcco_lightning.engine.functions import unite
 from fcco_lightning.errors import DataError
@@ -237,11 +238,15 @@ def few_of_a_class() -> Way:
     return Way(Apart(parts), torch.tensor(STRATUM), None)
 
 
-class Plan:
+class Plan(BatchDraws):
     """How batches are drawn, as the package asks for it; probabilities by the formulas of the reference."""
 
     def __init__(self, way: Way) -> None:
-        self.sampler, self.strata, self.way = way.sampler, way.strata, way
+        self.sampler, self.way = way.sampler, way
+
+    @property
+    def strata(self) -> Tensor | None:
+        return self.way.strata
 
     def population(self, share: float = 1.0) -> Tensor | None:
         """What samples count in weighted means over batches on average, by enumeration, in units of 1/n."""
@@ -271,11 +276,6 @@ class Plan:
             return self.sampler.absent(range(int(counts)))
         members = [(self.strata == s).nonzero().flatten().tolist()[: int(c)] for s, c in enumerate(counts)]
         return self.sampler.absent([i for some in members for i in some])
-
-
-class Drawn(NamedTuple):
-    columns: dict[str, Tensor]
-    plan: Plan
 
 
 class Lookup(nn.Module):

@@ -2,12 +2,12 @@
 
 import io
 from itertools import combinations
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fcco_lightning import CVaRGroupDRO, Engine, Hinge, Log, MeanAtMost, Objective, SoftRate
+from fcco_lightning.data.batches import BatchDraws, Drawn
 from fcco_lightning.objectives import RowDomain
 from fcco_lightning.objectives.measurable import Rows
 
@@ -61,21 +61,20 @@ class OwnedMargins(Margins):
         return 0.05 * outputs.square().mean(), Rows((1 - outputs).unsqueeze(1), batch["y"] == 1)
 
 
-class ListedDraws:
+class ListedDraws(BatchDraws):
     """Batches that are all equally likely, in a list; probabilities are counted."""
 
     def __init__(self, batches: list[tuple[int, ...]], num_samples: int) -> None:
         self.batches = torch.tensor(batches)
-        self.strata = torch.arange(num_samples)  # every sample is a stratum of its own
+        self.num_samples = num_samples
+
+    @property
+    def strata(self) -> Tensor:
+        return torch.arange(self.num_samples)  # every sample is a stratum of its own
 
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
         rows = self.batches[:, : int(self.batches.shape[1] * share)]
         return int((~counts.bool()[rows].any(1)).sum()) / len(rows)
-
-
-class Drawn(NamedTuple):
-    columns: dict[str, Tensor]
-    plan: ListedDraws
 
 
 class Break(torch.autograd.Function):

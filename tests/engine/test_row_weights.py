@@ -2,7 +2,6 @@
 
 import warnings
 from itertools import combinations, product
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 
 from fcco_lightning import ALEXR2, SGD, SONEX, SOX, CVaRGroupDRO, Engine, MeanAtMost, Objective, ROCFairness, SoftRate
 from fcco_lightning.algorithms.two_draws import halves
+from fcco_lightning.data.batches import BatchDraws, Drawn
 from fcco_lightning.engine import Outputs
 from fcco_lightning.engine.probability import Inclusion, can_know, partner_presence, presence, warn_of_rare_rows
 from fcco_lightning.engine.terms import Term
@@ -24,10 +24,8 @@ from tests.plans import BagBatches, GroupBatches
 ROUNDING = 1e-12
 
 
-class Uniform:
+class Uniform(BatchDraws):
     """Batches of ``size`` of the samples, all alike; probabilities by enumeration of a hypergeometric draw."""
-
-    strata = None
 
     def __init__(self, num_samples, size):
         self.num_samples, self.size = num_samples, size
@@ -35,11 +33,6 @@ class Uniform:
     def absence(self, counts, share=1.0):
         every = list(combinations(range(self.num_samples), int(self.size * share)))
         return sum(min(batch) >= int(counts) for batch in every) / len(every)
-
-
-class Drawn(NamedTuple):
-    columns: dict[str, torch.Tensor]
-    plan: Uniform
 
 
 def weighed(weights, rows, present=None, names=None, /, **columns):

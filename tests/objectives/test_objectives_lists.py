@@ -19,6 +19,7 @@ from fcco_lightning import (
     RetrievalEvaluation,
     SurvivalEvaluation,
 )
+from fcco_lightning.data.batches import UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.numerics import exp_with_tangent
 from fcco_lightning.objectives import SigmoidPair
@@ -158,7 +159,10 @@ def test_the_logged_value_counts_the_importance_of_items():
     bench = Bench(CASES["list net"])
     algorithm = BSGD()
     problem = algorithm.pose(
-        bench.objective, num_samples=9, sampling={"target": Drawn(bench.columns, None)}, dtype=torch.float64
+        bench.objective,
+        num_samples=9,
+        sampling={"target": Drawn(bench.columns, UniformBatches(9, 9))},
+        dtype=torch.float64,
     )
     engine = Engine(bench.network, problem, algorithm)
     optimizer = torch.optim.SGD(bench.network.parameters(), lr=0.0)

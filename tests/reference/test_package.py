@@ -3,8 +3,6 @@
 The reference was written from the papers alone, in NumPy with gradients by hand; nothing is shared with the package.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 import pytest
 import torch
@@ -32,6 +30,7 @@ from fcco_lightning import (
     MeanDifferenceAtMost,
     SoftRate,
 )
+from fcco_lightning.data.batches import BatchDraws, Drawn
 from fcco_lightning.models.outputs import Embeddings
 
 from . import algorithms as single
@@ -44,12 +43,16 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-10}  # the same arithmetic in another order, f
 LAM = 0.05
 
 
-class Draws:
+class Draws(BatchDraws):
     """The reference's formulas in the place of a batch plan."""
 
     def __init__(self, sampler: Sampler, n: int) -> None:
         self.sampler = sampler
-        self.strata = torch.arange(n)  # every sample is a stratum: counts say which samples are meant
+        self.n = n
+
+    @property
+    def strata(self) -> Tensor:
+        return torch.arange(self.n)  # every sample is a stratum: counts say which samples are meant
 
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
         sampler = self.sampler
@@ -59,11 +62,6 @@ class Draws:
             sampler.__dict__ |= self.sampler.__dict__
             setattr(sampler, size, int(getattr(sampler, size) * share))
         return sampler.absent(np.flatnonzero(counts.numpy()))
-
-
-class Drawn(NamedTuple):
-    columns: dict[str, Tensor]
-    plan: Draws
 
 
 class Towers(nn.Module):
