@@ -139,6 +139,13 @@ def test_modules_of_one_folder_do_not_import_each_other_in_a_circle():
         graph = {name: below for name, below in graph.items() if name not in leaves}
 
 
+def test_no_two_classes_have_one_name():
+    """Solvers of linear models aside, which have losses and algorithms of their own under the names of the papers."""
+    files = [file for file in ROOT.rglob("*.py") if ROOT / "dro" not in file.parents]
+    names = [n.name for file in files for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ClassDef)]
+    assert not {name for name in names if names.count(name) > 1}
+
+
 def test_only_the_upper_floors_know_lightning():
     knows = [
         str(path.relative_to(ROOT).with_suffix("").as_posix())

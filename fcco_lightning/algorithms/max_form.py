@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fcco_lightning.ambiguity import AmbiguitySet, EuclideanPenalty, KLPenalty, Penalty
+from fcco_lightning.ambiguity import AmbiguitySet, DivergencePenalty, EuclideanPenalty, KLPenalty
 from fcco_lightning.checks import one_of
 from fcco_lightning.constraints import Constraint
 from fcco_lightning.engine import Algorithm, Estimate, NewRows, Problem, Seen, Term
@@ -59,7 +59,9 @@ class MaxForm(Algorithm, ABC):
         h = n * risks.weight * g.detach().double().squeeze(1)  # weight = 1 / (n p_i), 0 of rows not in the batch
         return h if risks.rows is None else h.new_zeros(n).index_add(0, risks.rows, h)
 
-    def ascend(self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: Penalty | None) -> Tensor:
+    def ascend(
+        self, q: Tensor, h: Tensor, ambiguity: AmbiguitySet, eta: float, penalty: DivergencePenalty | None
+    ) -> Tensor:
         """``argmax_{p in Q} <p, h> - nu D(p, 1/n) - V(p, q) / eta``: (n,), (n,) -> (n,)."""
         if penalty is not None and penalty.nu > 0:
             return ambiguity.prox(h, q, penalty, penalty.nu / (eta * penalty.curvature(len(q))))
@@ -67,7 +69,7 @@ class MaxForm(Algorithm, ABC):
             return ambiguity.project_kl(torch.add(q.clamp(min=_TINY).log(), h, alpha=eta))
         return ambiguity.project(q + eta * h)
 
-    def add(self, estimate: Estimate, risks: Seen, q: Tensor, penalty: Penalty | None) -> None:
+    def add(self, estimate: Estimate, risks: Seen, q: Tensor, penalty: DivergencePenalty | None) -> None:
         """Add ``sum over the batch of q_i / p_i R_i``, and to what is logged of F also the penalty."""
         term = risks.term
         y = term.num_rows * q.to(term.dtype).unsqueeze(1)
@@ -84,7 +86,7 @@ class MaxForm(Algorithm, ABC):
     def duals(self, term: Term, rows: Tensor) -> Tensor:
         return term.num_rows * rows
 
-    def proximity(self, nu: float) -> Penalty:
+    def proximity(self, nu: float) -> DivergencePenalty:
         """``nu V(q, 1/n)``."""
         return KLPenalty(nu) if self.geometry == "kl" else EuclideanPenalty(nu)
 
@@ -103,7 +105,7 @@ def ambiguity_of(term: Term) -> AmbiguitySet:
     return term.outer.ambiguity
 
 
-def penalty_of(term: Term) -> Penalty | None:
+def penalty_of(term: Term) -> DivergencePenalty | None:
     """``nu D(q, 1/n)`` of a max form, or None."""
-    penalty: Penalty | None = getattr(term.part, "penalty", None)
+    penalty: DivergencePenalty | None = getattr(term.part, "penalty", None)
     return penalty

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fcco_lightning.algorithms.max_form import Geometry, ambiguity_of, penalty_of
 from fcco_lightning.algorithms.proximally_guided import ProximallyGuided
-from fcco_lightning.ambiguity import Penalty
+from fcco_lightning.ambiguity import DivergencePenalty
 from fcco_lightning.checks import at_least, non_negative, positive
 from fcco_lightning.engine import Engine, Estimate, Term
 from fcco_lightning.errors import ConfigError
@@ -201,7 +201,7 @@ class PGSVRG(ProximallyGuided):
             gradient = engine.gradients(estimate.value)
         return gradient, None if self.linearised else risks.g.detach()
 
-    def _pull(self, term: Term) -> Penalty:
+    def _pull(self, term: Term) -> DivergencePenalty:
         """The penalty on q of a step, which is strongly convex: the objective's, or one that fades away."""
         penalty = penalty_of(term)
         return self.proximity(1 / (self._stage + 2)) if penalty is None or penalty.nu == 0 else penalty

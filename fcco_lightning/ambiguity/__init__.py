@@ -2,7 +2,7 @@
 
 from fcco_lightning.ambiguity.balls import ChiSquareBall, KLBall
 from fcco_lightning.ambiguity.base import AmbiguitySet, BestResponse, Weights
-from fcco_lightning.ambiguity.penalties import ChiSquarePenalty, EuclideanPenalty, KLPenalty, Penalty
+from fcco_lightning.ambiguity.penalties import ChiSquarePenalty, DivergencePenalty, EuclideanPenalty, KLPenalty
 from fcco_lightning.ambiguity.simplex import CappedSimplex, Simplex
 from fcco_lightning.ambiguity.spectral import SpectralRisk
 
@@ -12,10 +12,10 @@ __all__ = [
     "CappedSimplex",
     "ChiSquareBall",
     "ChiSquarePenalty",
+    "DivergencePenalty",
     "EuclideanPenalty",
     "KLBall",
     "KLPenalty",
-    "Penalty",
     "Simplex",
     "SpectralRisk",
     "Weights",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from fcco_lightning.ambiguity.penalties import Penalty
+from fcco_lightning.ambiguity.penalties import DivergencePenalty
 
 W = TypeVar("W")
 
@@ -107,7 +107,7 @@ class AmbiguitySet(ABC):
         """``argmin_{q in Q} KL(q, p)`` for ``p = exp(log_p)``, of any sum: (n,) -> (n,)."""
         return self.nearest_kl(log_p).q
 
-    def best_response(self, losses: Tensor, penalty: Penalty) -> BestResponse:
+    def best_response(self, losses: Tensor, penalty: DivergencePenalty) -> BestResponse:
         """``max_{q in Q} <q, losses> - nu D(q, 1/n)``, which is a projection: (n,) -> value, q and multipliers.
 
         With nu = 0 it is the worst case, of which only value and q are returned.
@@ -125,7 +125,7 @@ class AmbiguitySet(ABC):
             value, q, None if threshold is None else losses.max() + scale * threshold, scale * multiplier
         )
 
-    def prox(self, v: Tensor, q: Tensor, penalty: Penalty, pull: float) -> Tensor:
+    def prox(self, v: Tensor, q: Tensor, penalty: DivergencePenalty, pull: float) -> Tensor:
         """``argmax_{p in Q} <p, v> - nu D(p, 1/n) - pull Delta(p, q)``: (n,), (n,) -> (n,), for nu + pull > 0.
 
         Delta is the Bregman divergence of D: the ascent step of primal-dual methods from q along v.

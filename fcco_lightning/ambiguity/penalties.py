@@ -14,7 +14,7 @@ W = TypeVar("W")
 
 
 @dataclass(frozen=True)
-class Penalty(ABC):
+class DivergencePenalty(ABC):
     """``nu D(q, 1/n)``; 0 at uniform weights.
 
     Args:
@@ -42,11 +42,11 @@ class Penalty(ABC):
         """The best response to losses as one of the two projections; nu > 0."""
 
     @abstractmethod
-    def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, "Penalty"]:
+    def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, "DivergencePenalty"]:
         """Losses and penalty whose best response is that to v with the further term ``-pull Delta(., q)``."""
 
 
-class _Quadratic(Penalty):
+class _Quadratic(DivergencePenalty):
     """``(C/2) |q - 1/n|^2``, with C from the subclass."""
 
     def value(self, q: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class _Quadratic(Penalty):
         # a shift changes the threshold alone; without it large losses lose the digits of their differences
         return near((losses - losses.max()) / self.curvature(n) + 1 / n)
 
-    def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, Penalty]:
+    def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, DivergencePenalty]:
         curvature = replace(self, nu=pull).curvature(len(v))
         return v + curvature * (q - 1 / len(q)), replace(self, nu=self.nu + pull)
 
@@ -87,7 +87,7 @@ class EuclideanPenalty(_Quadratic):
         return self.nu
 
 
-class KLPenalty(Penalty):
+class KLPenalty(DivergencePenalty):
     r"""``nu KL(q, 1/n) = nu sum_i q_i log(n q_i)``.
 
     Args:
@@ -105,6 +105,6 @@ class KLPenalty(Penalty):
     def projection(self, near: Callable[[Tensor], W], near_kl: Callable[[Tensor], W], losses: Tensor) -> W:  # noqa: ARG002
         return near_kl((losses - losses.max()) / self.nu)
 
-    def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, Penalty]:
+    def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, DivergencePenalty]:
         log = (len(q) * q).clamp(min=torch.finfo(q.dtype).tiny).log()  # also of weights that were rounded to zero
         return v + pull * log, replace(self, nu=self.nu + pull)

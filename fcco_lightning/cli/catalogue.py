@@ -91,20 +91,20 @@ def use_of(name: str) -> str:
     return ""
 
 
-class _Header(NamedTuple):
+class _ConfigHeader(NamedTuple):
     name: str
     bases: tuple[str, ...]
     summary: str
 
 
 @functools.cache
-def _headers(folder: str) -> list[_Header]:
+def _headers(folder: str) -> list[_ConfigHeader]:
     """The headers of all classes with bases in the files of a folder."""
     headers = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         for name, bases, summary in _CLASS.findall(path.read_text(encoding="utf-8")):
             listed = tuple(re.sub(r"\[.*", "", base).strip().rpartition(".")[2] for base in bases.split(","))
-            headers.append(_Header(name, listed, summary))
+            headers.append(_ConfigHeader(name, listed, summary))
     return headers
 
 

@@ -39,7 +39,7 @@ _LEAN = (  # a trial neither looks at the test split nor leaves checkpoints
 )
 
 
-class Option:
+class SearchedOption:
     """An option of ``fcco fit``, and the values that a search may give it.
 
     Args:
@@ -107,7 +107,7 @@ def _number(value: object) -> object:
     return float(match[0]) if match else value
 
 
-def read_search(path: str | Path) -> list[Option]:
+def read_search(path: str | Path) -> list[SearchedOption]:
     """The options of a search, from a YAML file that maps their paths to their values.
 
     Args:
@@ -125,7 +125,7 @@ def read_search(path: str | Path) -> list[Option]:
     search = read_yaml(file, f"--search {path}")
     if not isinstance(search, Mapping) or not search:
         raise ConfigError(f"--search {path}: must map paths of options to values, {_KINDS}; it holds {search!r}.")
-    return [Option(str(option), values) for option, values in search.items()]
+    return [SearchedOption(str(option), values) for option, values in search.items()]
 
 
 def rank(value: float, violation: float | None, vacuous: object = False) -> float:
@@ -234,7 +234,7 @@ class Judge(Callback):
 
 def search(
     fit: Sequence[str],
-    options: Sequence[Option],
+    options: Sequence[SearchedOption],
     trials: int = 20,
     folder: str | Path = "tuning",
     figure: str | None = None,
@@ -325,7 +325,7 @@ def ordered(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
 
 
 def _study(
-    folder: Path, options: Sequence[Option], sampler: str, seed: int, settings: Mapping[str, Any]
+    folder: Path, options: Sequence[SearchedOption], sampler: str, seed: int, settings: Mapping[str, Any]
 ) -> "optuna.Study":
     package("optuna", "tune", "fcco tune")
     import optuna  # noqa: PLC0415 - an extra
@@ -357,7 +357,7 @@ def _study(
     return study
 
 
-def _grid(options: Sequence[Option]) -> dict[str, list[Any]]:
+def _grid(options: Sequence[SearchedOption]) -> dict[str, list[Any]]:
     ranges = [option.path for option in options if option.kind != "choice"]
     if ranges:
         raise ConfigError(f"--sampler grid needs choices, but {', '.join(ranges)} has a range. Use tpe or random.")

@@ -176,7 +176,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """A ``table``, and ``columns`` of tensors such as ``y`` and ``group`` that were read from it, all of n rows."""
 
     table: pd.DataFrame
@@ -185,12 +185,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.table)
 
-    def take(self, rows: Tensor | None) -> "Rows":
+    def take(self, rows: Tensor | None) -> "TableRows":
         """Return the given rows, in that order, which keep their numbers; all of them of None."""
         if rows is None:
             return self
         columns = {name: column[rows] for name, column in self.columns.items()}
-        return Rows(self.table.iloc[rows.numpy()], columns)
+        return TableRows(self.table.iloc[rows.numpy()], columns)
 
 
 class Roles:

@@ -5,7 +5,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, ChiSquarePenalty, EuclideanPenalty, Penalty, Simplex
+from fcco_lightning.ambiguity import (
+    AmbiguitySet,
+    CappedSimplex,
+    ChiSquarePenalty,
+    DivergencePenalty,
+    EuclideanPenalty,
+    Simplex,
+)
 from fcco_lightning.dro.losses import Array
 
 _STEPS = 30
@@ -25,7 +32,7 @@ class DualSteps:
         n: number of samples.
     """
 
-    def __init__(self, ambiguity: AmbiguitySet, penalty: Penalty, n: int) -> None:
+    def __init__(self, ambiguity: AmbiguitySet, penalty: DivergencePenalty, n: int) -> None:
         self.ambiguity, self.penalty, self.n = ambiguity, penalty, n
         capped = isinstance(ambiguity, Simplex | CappedSimplex)
         self.clipped = capped and isinstance(penalty, ChiSquarePenalty | EuclideanPenalty)

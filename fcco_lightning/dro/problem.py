@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import sparse
 
-from fcco_lightning.ambiguity import AmbiguitySet, Penalty
+from fcco_lightning.ambiguity import AmbiguitySet, DivergencePenalty
 from fcco_lightning.dro.dual import DualSteps
 from fcco_lightning.dro.losses import Array, ConjugateLoss, Loss
 from fcco_lightning.dro.wasserstein import WassersteinBall
@@ -62,7 +62,7 @@ class LinearProblem:
     y: Array
     loss: Loss
     ambiguity: AmbiguitySet
-    penalty: Penalty
+    penalty: DivergencePenalty
     mu: float
     norm: WassersteinBall | None = None
     features: int = 0

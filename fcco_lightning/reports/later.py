@@ -16,7 +16,7 @@ from fcco_lightning.data.datamodules.arrays import NamedTensors, counts_of_no_gr
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns as TableColumns
-from fcco_lightning.data.roles import Roles, Rows, of_mean_one
+from fcco_lightning.data.roles import Roles, TableRows, of_mean_one
 from fcco_lightning.data.sources import shown
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import Split
@@ -210,7 +210,7 @@ class _TrainingColumns:
         classes = {self._columns.label: self.class_names} if isinstance(self._columns.label, str) else {}
         return [name for name, values in {**classes, **self.groups}.items() if not all(map(is_value, values))]
 
-    def read(self, frame: pd.DataFrame, where: str, left_out: LeftOut) -> tuple[Rows, dict[str, int]]:
+    def read(self, frame: pd.DataFrame, where: str, left_out: LeftOut) -> tuple[TableRows, dict[str, int]]:
         """The rows with their labels and groups, and how many were of no group by ``groups.by``, which are taken out.
 
         Raises:
@@ -231,7 +231,7 @@ class _TrainingColumns:
         values = roles.read(frame, where)
         if SAMPLE_WEIGHT in values:
             values["weight"] = of_mean_one(values.pop(SAMPLE_WEIGHT), where)
-        rows = Rows(frame, values)
+        rows = TableRows(frame, values)
         if groups is None:
             return rows, {}
         in_group = rows.columns["group"] >= 0

@@ -34,7 +34,7 @@ _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class Part:
+class RowPart:
     """What one process wrote, as plain values."""
 
     table: str
@@ -57,10 +57,10 @@ class Manifest:
 
     save_id: str
     tables: dict[str, int]
-    parts: tuple[Part, ...]
+    parts: tuple[RowPart, ...]
 
 
-def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor, num_rows: int) -> Part:
+def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor, num_rows: int) -> RowPart:
     """Write ``rows`` (count, k), global rows ``first``, ``first + 1``, ... of ``num_rows``, chunk by chunk, and fsync.
 
     Nothing is written if count is 0.  The file's name holds ``save_id``: an earlier save in the folder stays whole.
@@ -71,7 +71,7 @@ def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor,
     _layout(rows)
     name = f"{quote(table, safe='')}.{first:012d}.{quote(save_id, safe='')}.rows"
     count, width = rows.shape
-    part = Part(table, name, first, count, width, str(rows.dtype)[6:])
+    part = RowPart(table, name, first, count, width, str(rows.dtype)[6:])
     if not count:
         return part
     _check_range(table, first, count, num_rows)
@@ -79,7 +79,7 @@ def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor,
         return replace(part, sums=[total for words, total in _chunks(rows, first) if file.write(words.data)])
 
 
-def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts: Sequence[Part]) -> None:
+def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts: Sequence[RowPart]) -> None:
     """Complete the save, at once or not at all; one process calls it after all have written their parts.
 
     ``tables`` are the numbers of rows by name, ``parts`` those of all tables and processes, in any order.
@@ -97,7 +97,7 @@ def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts:
         file.write(_manifest_bytes(content))
 
 
-def _check_cover(table: str, num_rows: int, parts: Sequence[Part]) -> None:
+def _check_cover(table: str, num_rows: int, parts: Sequence[RowPart]) -> None:
     if len(kinds := {(part.width, part.dtype) for part in parts}) > 1:
         raise CheckpointError(f"the parts of table {table!r} must have one (width, dtype), got {sorted(kinds)}.")
     ends = accumulate((part.count for part in parts), initial=0)
@@ -178,7 +178,7 @@ def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
         raise _damaged(path, f"it names the file {strange[0]!r} in another folder")
     if save_id not in (None, content["save_id"]):
         raise _damaged(path, f"it is of save {content['save_id']!r}, the checkpoint of save {save_id!r}")
-    return Manifest(content["save_id"], content["tables"], tuple(Part(**part) for part in content["parts"]))
+    return Manifest(content["save_id"], content["tables"], tuple(RowPart(**part) for part in content["parts"]))
 
 
 def read_rows(
@@ -211,7 +211,7 @@ def read_rows(
             _read_part(folder / part.file, part, low - part.first, into[low - first : high - first])
 
 
-def _read_part(path: Path, part: Part, start: int, into: Tensor) -> None:
+def _read_part(path: Path, part: RowPart, start: int, into: Tensor) -> None:
     """Fill ``into`` with the rows ``start``, ... of a part, counted from its first."""
     (width, step), stop = _layout(into), start + len(into)
     with _naming_file(path), path.open("rb") as file:

@@ -4,7 +4,7 @@ import pytest
 
 from fcco_lightning import SOX
 from fcco_lightning.algorithms import Algorithm
-from fcco_lightning.ambiguity import AmbiguitySet, Penalty
+from fcco_lightning.ambiguity import AmbiguitySet, DivergencePenalty
 from fcco_lightning.constraints import Constraint, OverSides
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.objectives import Objective
@@ -19,7 +19,7 @@ REGISTRIES = {
     Constraint: (registry_constraints.CASES, [OverSides]),
     Estimator: (ESTIMATORS, ()),
     Objective: (registry_objectives.CASES, registry_objectives.BASES),
-    Penalty: (registry_ambiguity.PENALTIES, ()),
+    DivergencePenalty: (registry_ambiguity.PENALTIES, ()),
 }
 
 

@@ -14,7 +14,7 @@ import torch
 
 from fcco_lightning.errors import CheckpointError
 from fcco_lightning.state import row_files
-from fcco_lightning.state.row_files import Part, checksum, read_manifest, read_rows, write_manifest, write_part
+from fcco_lightning.state.row_files import RowPart, checksum, read_manifest, read_rows, write_manifest, write_part
 
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 SPECIAL = {
@@ -61,7 +61,9 @@ def save(folder, tables, processes=1, save_id="s"):
         for first, count in shards(len(rows), processes)
     ]
     sent = json.loads(json.dumps([asdict(part) for part in parts]))  # as the processes send them to process 0
-    write_manifest(folder, save_id, {name: len(rows) for name, rows in tables.items()}, [Part(**part) for part in sent])
+    write_manifest(
+        folder, save_id, {name: len(rows) for name, rows in tables.items()}, [RowPart(**part) for part in sent]
+    )
     return parts
 
 

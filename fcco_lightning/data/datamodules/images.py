@@ -12,7 +12,7 @@ from fcco_lightning.data.datamodules.samples import StoredDataModule
 from fcco_lightning.data.fingerprint import contents_of_images
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.images import FilesIn, ImageNoise, ImageTable, ImageTransform
-from fcco_lightning.data.roles import Columns, Rows
+from fcco_lightning.data.roles import Columns, TableRows
 from fcco_lightning.data.splits import ROW, ImageSplits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -72,13 +72,13 @@ class GroupedImageDataModule(StoredDataModule):
         self.transform, self.noise = transform, noise
         self._eval_transform, self._train_transform = transform.made(random=False), transform.made(random=True)
 
-    def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
+    def _tables_of(self, splits: dict[str, TableRows]) -> dict[str, TensorTable]:
         if isinstance(self._samples, list):
             self._warn_of_files_in_training(splits)
         augmented = self.transform.augment is not False
         return {n: self._image_table(split, random=augmented and n == "train") for n, split in splits.items()}
 
-    def _warn_of_files_in_training(self, splits: dict[str, Rows]) -> None:
+    def _warn_of_files_in_training(self, splits: dict[str, TableRows]) -> None:
         files = {name: {self._samples[row] for row in rows.table[ROW]} for name, rows in splits.items()}
         train = files.pop("train")
         for name, paths in files.items():
@@ -99,7 +99,7 @@ class GroupedImageDataModule(StoredDataModule):
         means = [f"{self.noise.levels[kind]:g}" for kind in self.noise.kinds(len(frame))]
         return frame.assign(**{self.noise.column: means})
 
-    def _image_table(self, split: Rows, *, random: bool) -> ImageTable:
+    def _image_table(self, split: TableRows, *, random: bool) -> ImageTable:
         rows, count, std = split.table[ROW].to_numpy(), len(self._samples), self.transform.std
         table = ImageTable(
             FilesIn(Subset(self._samples, rows.tolist()), self.origin.root or ""),

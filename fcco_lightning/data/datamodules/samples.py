@@ -16,7 +16,7 @@ from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.labelled import LabelledImages, LabelledTexts
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.roles import Columns, Roles, Rows, of_no_group
+from fcco_lightning.data.roles import Columns, Roles, TableRows, of_no_group
 from fcco_lightning.data.splits import (
     PARTS,
     ROW,
@@ -119,14 +119,14 @@ class SampleDataModule(SplitDataModule):
         """Return the rows of "train", and of other splits that need not be held out, each with its name in messages."""
 
     @abstractmethod
-    def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
+    def _tables_of(self, splits: dict[str, TableRows]) -> dict[str, TensorTable]:
         """Return what batches of every split are gathered from."""
 
     @abstractmethod
     def _inputs(self) -> tuple[list[str], dict[str, str]]:
         """Return the names of the features, and digests of the training split's inputs by their names."""
 
-    def _divided(self) -> dict[str, Rows]:
+    def _divided(self) -> dict[str, TableRows]:
         """Read the samples, and return the rows of every split."""
         tables = self._read_tables()
         self._decide(tables)
@@ -139,9 +139,9 @@ class SampleDataModule(SplitDataModule):
         """Decide what the classes and the groups are, and how they are numbered."""
         self.roles.fit(*tables["train"])
 
-    def _grouped_rows(self, name: str, frame: pd.DataFrame, where: str) -> Rows:
+    def _grouped_rows(self, name: str, frame: pd.DataFrame, where: str) -> TableRows:
         """Return the rows that are of a group, if there are groups, with what is read from them."""
-        rows = Rows(frame, self.roles.read(frame, where))
+        rows = TableRows(frame, self.roles.read(frame, where))
         if self.groups is None:
             return rows
         in_group = (rows.columns["group"] >= 0).nonzero().flatten()
@@ -154,7 +154,7 @@ class SampleDataModule(SplitDataModule):
             )
         return rows.take(in_group)
 
-    def _held_out(self, rows: Rows, share: float, argument: str) -> tuple[Rows, Rows]:
+    def _held_out(self, rows: TableRows, share: float, argument: str) -> tuple[TableRows, TableRows]:
         """Return the rest and the held-out part, with its share of whole values, or of every class of every group."""
         units, seed = self._unit_values(rows), self.splits.seed
         group, y = rows.columns.get("group"), rows.columns["y"] if self.class_names else None
@@ -169,10 +169,10 @@ class SampleDataModule(SplitDataModule):
         return rows.take(rest), rows.take(held_out)
 
     @abstractmethod
-    def _unit_values(self, rows: Rows) -> Tensor | None:
+    def _unit_values(self, rows: TableRows) -> Tensor | None:
         """Return the values (n,) of ``splits.whole``, none of which is divided; None if rows are."""
 
-    def _check(self, name: str, rows: Rows) -> None:
+    def _check(self, name: str, rows: TableRows) -> None:
         """Refuse a split that lacks what is measured on it, and warn of groups that are not in it."""
         y, group = rows.columns["y"], rows.columns.get("group")
         classes, groups = self.class_names, self.roles.group_names
@@ -316,12 +316,12 @@ class StoredDataModule(SampleDataModule):
         if self.grouping is not None and self.splits.by == "column":
             self.grouping.number_unseen({where: frame for frame, where in tables.values()})
 
-    def _divided(self) -> dict[str, Rows]:
+    def _divided(self) -> dict[str, TableRows]:
         splits = super()._divided()
         train = splits["train"]
         return splits | {"train": train.take(self.splits.kept(train.columns["y"]))}
 
-    def _unit_values(self, rows: Rows) -> Tensor | None:
+    def _unit_values(self, rows: TableRows) -> Tensor | None:
         return values_of(self.splits.whole or self.origin.whole, rows.table)
 
     def _summary(self) -> str:

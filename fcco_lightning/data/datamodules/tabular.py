@@ -14,7 +14,7 @@ from fcco_lightning.data.datamodules.samples import SampleDataModule
 from fcco_lightning.data.encoding import Encoding, TabularEncoder, unread
 from fcco_lightning.data.fingerprint import contents_of
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.roles import Columns, Rows
+from fcco_lightning.data.roles import Columns, TableRows
 from fcco_lightning.data.schema import described as described_columns
 from fcco_lightning.data.schema import doubts, numbering, require_seen, settle_types
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features
@@ -163,12 +163,12 @@ class TabularDataModule(SampleDataModule):
             self._lost[f"cells of {name} in {where} that are no numbers"] = rows, len(table)
         return settled
 
-    def _grouped_rows(self, name: str, frame: pd.DataFrame, where: str) -> Rows:
+    def _grouped_rows(self, name: str, frame: pd.DataFrame, where: str) -> TableRows:
         """Take positives out of the training table, too, as ``splits.remove_positives`` says."""
         rows = super()._grouped_rows(name, frame, where)
         return rows.take(self.splits.kept(rows.columns["y"])) if name == "train" else rows
 
-    def _unit_values(self, rows: Rows) -> Tensor | None:
+    def _unit_values(self, rows: TableRows) -> Tensor | None:
         column = self.splits.whole
         if column is not None and column not in self.columns.extras:
             raise ConfigError(
@@ -177,7 +177,7 @@ class TabularDataModule(SampleDataModule):
             )
         return None if column is None else rows.columns[column]
 
-    def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
+    def _tables_of(self, splits: dict[str, TableRows]) -> dict[str, TensorTable]:
         features = self.roles.features(splits["train"].table, "the train table", self._numbering)
         labels = self.columns.label_columns if self.columns.target == "class" else []
         self._doubts = doubts(splits["train"].table, list(features.columns), labels, self.columns.sensitive_columns)

@@ -6,7 +6,7 @@ from fcco_lightning.data.datamodules.labelled import LabelledTexts
 from fcco_lightning.data.datamodules.samples import StoredDataModule
 from fcco_lightning.data.fingerprint import contents_of, digest_of
 from fcco_lightning.data.grouping import Groups
-from fcco_lightning.data.roles import Columns, Rows
+from fcco_lightning.data.roles import Columns, TableRows
 from fcco_lightning.data.splits import ROW, ImageSplits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.data.texts import TextTable, TextTokens, tokens_of
@@ -70,7 +70,7 @@ class GroupedTextDataModule(StoredDataModule):
         self._table("train")
         return len(self.tokenizer)
 
-    def _tables_of(self, splits: dict[str, Rows]) -> dict[str, TensorTable]:
+    def _tables_of(self, splits: dict[str, TableRows]) -> dict[str, TensorTable]:
         texts = {name: [self._samples[i] for i in split.table[ROW]] for name, split in splits.items()}
         self.tokenizer = self.tokens.made(texts["train"], self._learnt)
         self.max_length = self.tokens.longest(self.tokenizer)

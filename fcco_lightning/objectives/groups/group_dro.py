@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, KLPenalty, Penalty
+from fcco_lightning.ambiguity import AmbiguitySet, CappedSimplex, DivergencePenalty, KLPenalty
 from fcco_lightning.checks import at_least, finite, one_of
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, Columns
@@ -359,7 +359,7 @@ class GroupMaxForm(GroupObjective):
         ambiguity: AmbiguitySet | None = None,
         loss: Quantity | None = None,
         num_groups: int | None = None,
-        penalty: Penalty | None = None,
+        penalty: DivergencePenalty | None = None,
     ) -> None:
         self.ambiguity, self.penalty = ambiguity, penalty
         super().__init__(loss, num_groups)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from fcco_lightning.ambiguity import AmbiguitySet, Penalty, Simplex
+from fcco_lightning.ambiguity import AmbiguitySet, DivergencePenalty, Simplex
 from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import Objective, RowDomain
@@ -32,7 +32,10 @@ class SampleDRO(Objective):
     dtype = torch.float64  # of many weights that add up to one, each is small
 
     def __init__(
-        self, ambiguity: AmbiguitySet | None = None, penalty: Penalty | None = None, loss: Quantity | None = None
+        self,
+        ambiguity: AmbiguitySet | None = None,
+        penalty: DivergencePenalty | None = None,
+        loss: Quantity | None = None,
     ) -> None:
         super().__init__()
         self.ambiguity, self.penalty, self.loss = ambiguity or Simplex(), penalty, loss or CrossEntropyLoss()

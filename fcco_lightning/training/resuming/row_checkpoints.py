@@ -32,7 +32,7 @@ from fcco_lightning.state.checkpoint_files import (
 from fcco_lightning.state.divided import TABLE, gathered, mapped, place_of, put_back, rows_here, take_out
 from fcco_lightning.state.processes import Processes
 from fcco_lightning.state.row_files import (
-    Part,
+    RowPart,
     checksum,
     new_file,
     read_manifest,
@@ -235,7 +235,7 @@ def _save_with_rows(
 
 def _write_parts(
     states: Mapping[str, DualState], divided: Sequence[Tensor], folder: Path, processes: Processes
-) -> tuple[list[Part], dict[str, int]]:
+) -> tuple[list[RowPart], dict[str, int]]:
     """Every process writes what it holds; the parts of all of them, and the rows of the table of divided tensors."""
     total: dict[str, int] = {}
     with processes.guard():
@@ -243,7 +243,7 @@ def _write_parts(
         if divided:
             first, total[TABLE] = place_of(divided, processes.size, processes.rank)
             parts.append(asdict(write_part(folder, TABLE, folder.name, first, rows_here(divided), total[TABLE])))
-    return [Part(**part) for parts_of_process in processes.everyone(parts) for part in parts_of_process], total
+    return [RowPart(**part) for parts_of_process in processes.everyone(parts) for part in parts_of_process], total
 
 
 def _remove_abandoned(path: Path) -> None:
