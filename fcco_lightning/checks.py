@@ -2,8 +2,9 @@
 
 import importlib
 import math
+import textwrap
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,9 +95,22 @@ def made_of(name: str, value: T, *kinds: type) -> T:
     """
     if not isinstance(value, kinds):
         arguments = ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, Mapping) else "..."
-        classes = " or ".join(kind.__name__ for kind in kinds)
-        raise ConfigError(f"{name} must be a {classes}, got {value!r}. Pass {name}={kinds[0].__name__}({arguments}).")
+        classes, shown = (
+            " or ".join(kind.__name__ for kind in kinds),
+            textwrap.shorten(repr(value), 100, placeholder=" ..."),
+        )
+        raise ConfigError(f"{name} must be a {classes}, got {shown}. Pass {name}={kinds[0].__name__}({arguments}).")
     return value
+
+
+def list_of(name: str, values: Iterable[T]) -> list[T]:
+    """Return ``values`` as a list, else raise :class:`ConfigError` naming the argument.
+
+    A text alone is no list: its letters would be taken for the values.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigError(f"{name} must be a list, got {values!r}. Put it in brackets: [{values!r}].")
+    return list(values)
 
 
 def package(name: str, extra: str, asked_by: str) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from fcco_lightning.checks import finite, non_negative, positive
+from fcco_lightning.checks import finite, list_of, non_negative, positive
 from fcco_lightning.constraints.base import Constraint
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
@@ -43,7 +43,7 @@ class ProtectedTasks(Constraint, ABC):
     remembered: ClassVar[str]
 
     def __init__(self, kappa: float, names: Sequence[str] | None) -> None:
-        self.kappa, self.names = kappa, list(names or ())
+        self.kappa, self.names = kappa, list_of("names", names or ())
 
     @abstractmethod
     def change(self, outputs: Any, batch: Columns, old: Tensor) -> Tensor:

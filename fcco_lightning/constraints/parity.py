@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
-from fcco_lightning.checks import fraction, non_negative, positive
+from fcco_lightning.checks import fraction, list_of, non_negative, positive
 from fcco_lightning.constraints.compared import AtLeastTimes, AtMost, Difference, DifferenceOfRatios
 from fcco_lightning.constraints.measured import LossOfPairs, MeanOf, PrecisionOf, RatesAbove
 from fcco_lightning.constraints.over_sides import OverSides
@@ -202,8 +202,9 @@ class ROCFairness(OverSides):
         against: Against = "pairs",
         groups: Sequence[str] | None = None,
     ) -> None:
+        thresholds = list_of("thresholds", thresholds)
         if not thresholds or len(set(thresholds)) != len(thresholds):
-            raise ConfigError(f"thresholds must be a non-empty list without repeats, got {list(thresholds)!r}.")
+            raise ConfigError(f"thresholds must be a non-empty list without repeats, got {thresholds!r}.")
         if non_negative("kappa", kappa) >= 1:
             raise ConfigError(f"kappa is a difference of rates and must be < 1, got {kappa!r}.")
         rates = RatesAbove([float(t) for t in thresholds], positive("temperature", temperature), scale or RawScores())

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import one_of
+from fcco_lightning.checks import list_of, one_of
 from fcco_lightning.constraints.subsets import Subset, Subsets
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
@@ -141,7 +141,7 @@ class SidesOfGroups(Sides):
         self.kinds, self.classes, self._column, self._given = kinds, classes, by, groups is not None
         self._labelled, self._compared, self._levels = labelled, compared, levels
         self._labels = Known(torch.tensor(classes).view(-1, 1, 1))
-        self._name(_NUMBERED if groups is None else [str(name) for name in groups])
+        self._name(_NUMBERED if groups is None else [str(name) for name in list_of("groups", groups)])
 
     def adapt(self, datamodule: Any) -> None:
         """Take the groups from the datamodule (or None), by name.

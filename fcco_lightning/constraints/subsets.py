@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.data.conditions import Condition, Where, described, holds, values_of
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.base import one_label_each
@@ -35,6 +35,10 @@ class Subset:
     """
 
     def __init__(self, where: Mapping[str, Condition] | None, argument: str = "where") -> None:
+        if where is not None and not isinstance(where, Mapping):
+            raise ConfigError(
+                f"`{argument}` must be a mapping of columns to values, such as {{'group': 1}}, got {where!r}."
+            )
         self.where: Where = dict(where or {})
         self.argument, self.conditions = argument, self.where
         for column, condition in self.where.items():

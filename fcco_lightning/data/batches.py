@@ -18,7 +18,7 @@ from scipy.special import gammaln
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fcco_lightning.checks import at_least, fraction, one_of
+from fcco_lightning.checks import at_least, fraction, list_of, one_of
 from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.data.table import LabelTable, TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -808,9 +808,10 @@ class Sampling(ABC):
 def _required_column(columns: Mapping[str, Tensor], name: str, criterion: str) -> Tensor:
     """Return the column ``name`` of whole numbers, by which rows are drawn; :class:`ConfigError` if there is none."""
     if name not in columns or columns[name].is_floating_point():
+        what_to_do = "Convert it, if its values are whole (.long())" if name in columns else "Name what defines them"
         raise ConfigError(
             f"These batches are drawn by {criterion}, but the training table has no whole numbers in a column {name!r} "
-            f"(its columns: {sorted(columns)}). Name what defines them, or draw with UniformSampling."
+            f"(its columns: {sorted(columns)}). {what_to_do}, or draw with UniformSampling."
         )
     return columns[name]
 
@@ -945,7 +946,7 @@ class CellSampling(Sampling):
 
     def __post_init__(self) -> None:
         _require_counts(self, "batch_size")
-        if not self.columns:
+        if not list_of("CellSampling.columns", self.columns):
             raise ConfigError("CellSampling.columns must name at least one column, got none. Name one, such as y.")
 
     def in_parts(self, parts: int) -> tuple["CellSampling", int]:
@@ -1359,7 +1360,7 @@ def _group_sizes(groups: Tensor) -> Tensor:
     if groups.ndim != 1 or groups.dtype != torch.int64 or len(groups) == 0:
         raise DataError(
             f"groups must be an int64 tensor of shape (n,) with n >= 1, got {groups.dtype} of shape "
-            f"{tuple(groups.shape)}."
+            f"{tuple(groups.shape)}. Number them 0..G-1 with one number for every sample, and convert them by .long()."
         )
     if groups.min() < 0:
         raise DataError(

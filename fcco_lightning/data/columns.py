@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # a table is read, and its faults are named, without loading 
     from numpy.typing import NDArray
     from torch import Tensor
 
+ROW = "position among the samples"
+"""A column of tables of images and of texts that is none of theirs: the place of a sample among all that were read."""
 MOST_ARE_NUMBERS = 0.9
 """Share of numbers among the filled cells from which on a column of text is taken for numbers with mistakes in it."""
 _DECIMAL_COMMA, _THOUSANDS = r"[+-]?\d+,\d+", r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"
@@ -85,7 +87,7 @@ def require_columns(frame: pd.DataFrame, required: Mapping[str, Iterable[str]], 
 
     The message names the argument, a key of ``required``, the columns there are, and the closest one.
     """
-    available = [str(name) for name in frame.columns]
+    available = [str(name) for name in frame.columns if name != ROW]
     present = set(available)
     for argument, names in required.items():
         for name in names:

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.checks import at_least, list_of, one_of
 from fcco_lightning.data.columns import (
     MOST_ARE_NUMBERS,
     as_value,
@@ -237,7 +237,8 @@ class Encoding:
     pieces: Pieces = 1
 
     def __post_init__(self) -> None:
-        shared = sorted(set(self.categorical) & set(self.numeric))
+        named = [set(list_of(f"encoding.{name}", getattr(self, name))) for name in ("categorical", "numeric")]
+        shared = sorted(set.intersection(*named))
         if shared:
             raise ConfigError(f"encoding.categorical and encoding.numeric both name {shared}. Leave one of them out.")
         one_of("encoding.missing", self.missing, ("error", "impute"))

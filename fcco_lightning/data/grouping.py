@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, finite, one_of
+from fcco_lightning.checks import at_least, finite, list_of, one_of
 from fcco_lightning.data.columns import is_number, listed, require_columns, require_filled, text_of, with_commas
 from fcco_lightning.data.encoding import bin_names, bin_of
 from fcco_lightning.errors import ConfigError, DataError
@@ -46,7 +46,7 @@ class GroupBy:
     def __post_init__(self) -> None:
         argument = f"groups.by of column {self.column!r}"
         if self.bins is not None:
-            edges = [finite(f"an edge of bins ({argument})", edge) for edge in self.bins]
+            edges = [finite(f"an edge of bins ({argument})", edge) for edge in list_of(f"bins ({argument})", self.bins)]
             if not edges or edges != sorted(set(edges)):
                 raise ConfigError(f"{argument}: bins must be ascending and not empty, got {edges}.")
             if self.values is not None:
@@ -163,7 +163,7 @@ class Groups:
     @property
     def parts(self) -> list[GroupBy]:
         """The columns with the parts that their cells are put into."""
-        return [GroupBy.of(rule) for rule in self.by]
+        return [GroupBy.of(rule) for rule in list_of("groups.by", self.by)]
 
 
 class Grouping:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from fcco_lightning.checks import at_least, finite, fraction, non_negative, one_of
+from fcco_lightning.checks import at_least, finite, fraction, list_of, non_negative, one_of
 from fcco_lightning.data.columns import require_columns, require_few_lost
 from fcco_lightning.data.layouts import require_inside
 from fcco_lightning.data.sources import open_dataset
@@ -341,6 +341,7 @@ class ImageTransform:
     views: Literal[1, 2] = 1
 
     def __post_init__(self) -> None:
+        augmentation("transform.augment", self.augment)
         if one_of("transform.views", self.views, (1, 2)) == 2 and self.augment is False:
             raise ConfigError("transform.views=2 without augmentation: both views would be equal. Set augment: true.")
 
@@ -379,7 +380,7 @@ class ImageNoise:
     def __post_init__(self) -> None:
         non_negative("noise.variance", self.variance)
         at_least("noise.seed", self.seed, 0)
-        for mean in self.levels:
+        for mean in list_of("noise.means", self.levels):
             finite("noise.means", mean)
         if not self.levels or len(set(self.levels)) < len(self.levels):
             raise ConfigError(f"noise.means must be different numbers, at least one, got {self.means}.")
@@ -413,6 +414,15 @@ class ImageNoise:
         return view + noise / std
 
 
+def augmentation(name: str, value: bool | dict[str, Any]) -> bool | dict[str, Any]:
+    """Return ``value`` if it says how images are augmented, else raise :class:`ConfigError` naming the argument."""
+    if not isinstance(value, bool | Mapping):
+        raise ConfigError(
+            f"{name} must be True, False or a mapping of arguments of timm.data.create_transform, got {value!r}."
+        )
+    return value
+
+
 def image_transform(
     size: int,
     mean: Sequence[float] = IMAGENET_MEAN,
@@ -436,7 +446,7 @@ def image_transform(
     from timm.data.transforms_factory import create_transform  # noqa: PLC0415  (slow to import)
 
     options = dict(augment) if isinstance(augment, Mapping) else {}
-    if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
+    if len(list_of("mean", mean)) != 3 or len(list_of("std", std)) != 3 or min(std) <= 0:
         raise ConfigError(f"mean and std must hold 3 numbers each, std > 0, got {list(mean)} and {list(std)}.")
     try:
         transform: Callable[[Any], Tensor] = create_transform(

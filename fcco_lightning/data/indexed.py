@@ -15,6 +15,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
+from fcco_lightning.checks import list_of
 from fcco_lightning.data.batches import Drawn, UniformBatches
 from fcco_lightning.data.loader import RankBatches
 from fcco_lightning.errors import DataError
@@ -49,7 +50,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
     def __init__(
         self, dataset: Any, names: Sequence[str] = ("x", "y"), columns: Mapping[str, Any] | None = None
     ) -> None:
-        self.dataset, self.names = dataset, tuple(names)
+        self.dataset, self.names = dataset, tuple(list_of("names", names))
         labels = _known_columns(dataset, self.names) if columns is None else columns
         self.columns = {name: torch.as_tensor(column) for name, column in labels.items()}
         for name, column in self.columns.items():

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import one_of
+from fcco_lightning.checks import list_of, one_of
 from fcco_lightning.data.columns import (
     indicator,
     is_number,
@@ -132,6 +132,7 @@ class Columns:
                 f"columns.favoured={self.favoured!r} is a value of one column, and columns.sensitive is "
                 f"{self.sensitive!r}. Name the column, or leave favoured out."
             )
+        list_of("columns.drop", self.drop)
         reserved = sorted(set(RESERVED) & set(self.extras))
         if reserved:
             raise ConfigError(
@@ -142,7 +143,11 @@ class Columns:
     @property
     def extras(self) -> dict[str, str]:
         """Name in the batch -> column of the table."""
-        return dict(self.extra) if isinstance(self.extra, Mapping) else {name: name for name in self.extra}
+        return (
+            dict(self.extra)
+            if isinstance(self.extra, Mapping)
+            else {name: name for name in list_of("columns.extra", self.extra)}
+        )
 
     @property
     def several(self) -> list[str]:

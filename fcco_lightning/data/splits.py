@@ -9,15 +9,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, below_one, inside, one_of
-from fcco_lightning.data.columns import listed, require_filled, text_of
+from fcco_lightning.checks import at_least, below_one, inside, list_of, one_of
+from fcco_lightning.data.columns import ROW, listed, require_filled, text_of
 from fcco_lightning.errors import ConfigError, DataError
 
 PARTS = ("train", "val", "id_val", "id_test", "test")
 """Splits in their order."""
-
-ROW = "position among the images"
-"""A column of tables of images and of texts: the position of the sample among all that were read."""
 
 _MOST_NAMED = 12
 
@@ -136,7 +133,7 @@ class ImageSplits:
     @property
     def shares(self) -> tuple[float, ...]:
         """Shares of training, validation and test."""
-        return (0.8, 0.1, 0.1) if self.fractions is None else tuple(self.fractions)
+        return (0.8, 0.1, 0.1) if self.fractions is None else tuple(list_of("splits.fractions", self.fractions))
 
     @property
     def held_out(self) -> dict[str, tuple[float, str]]:

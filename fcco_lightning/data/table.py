@@ -124,6 +124,12 @@ def _require_tensor(name: str, column: Any) -> None:
             f"Column {name!r} must be a tensor, got {kind}. Numbers become one by torch.as_tensor; texts need numbers "
             "first, such as (labels == 'yes') for a label, or TabularDataModule, which takes tables with texts."
         )
+    if column.requires_grad or column.layout != torch.strided:
+        kind = f"of layout {column.layout}" if column.layout != torch.strided else "that requires a gradient"
+        raise DataError(
+            f"Column {name!r} must be a dense tensor without a graph, got one {kind}: columns are data. Pass "
+            f"{'column.to_dense()' if column.layout != torch.strided else 'column.detach()'}."
+        )
 
 
 def _common_length(columns: Mapping[str, Tensor]) -> int:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, one_of
+from fcco_lightning.checks import at_least, list_of, one_of
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.base import Evaluation, require_columns
 from fcco_lightning.evaluation.metrics.retrieval import RankedLists
@@ -37,7 +37,7 @@ class RetrievalEvaluation(Evaluation):
     separable = False
 
     def __init__(self, k: Sequence[int] = (5, 10), gain: Literal["exponential", "linear"] = "exponential") -> None:
-        if not k:
+        if not list_of("k", k):
             raise ConfigError("k must name at least one number of places, got none. Use k=[10].")
         self.k = sorted({at_least("k", places, 1) for places in k})
         self.gain = one_of("gain", gain, ("exponential", "linear"))

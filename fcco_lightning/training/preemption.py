@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from fcco_lightning.checks import list_of
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.training.module import FCCOModule
 from fcco_lightning.training.resuming.finding import INTERRUPTED
@@ -54,7 +55,11 @@ class Preemption(Temporary):
         requeue: bool = True,
         folder: str | None = None,
     ) -> None:
-        refused = [name for name in signals if name not in signal.Signals.__members__ or name in _ENDS_AT_ONCE]
+        refused = [
+            name
+            for name in list_of("signals", signals)
+            if name not in signal.Signals.__members__ or name in _ENDS_AT_ONCE
+        ]
         if refused:
             raise ConfigError(
                 f"signals names {refused}, which this system does not know, or lets no program handle. Use e.g. "

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fcco_lightning.checks import below_one, one_of, positive
+from fcco_lightning.checks import below_one, list_of, one_of, positive
 from fcco_lightning.errors import CheckpointError, ConfigError
 
 
@@ -61,7 +61,7 @@ class StepAtFractions(OfWholeRun):
         factor: float = 0.1,
         total: int | None = None,
     ) -> None:
-        if any(not 0 < f < 1 for f in fractions):
+        if any(not 0 < f < 1 for f in list_of("fractions", fractions)):
             raise ConfigError(f"fractions must lie in (0, 1), got {list(fractions)!r}.")
         self.fractions, self.factor, self.total = sorted(fractions), positive("factor", factor), total
         super().__init__(optimizer)

@@ -214,3 +214,43 @@ def test_every_number_of_a_part_has_its_range():
         if (float in kinds or int in kinds) and bool not in kinds
     }
     assert numbers - {f"{name}.{argument}" for name, argument, _ in PLACES} == set(ELSEWHERE.split())
+
+
+LISTS = """
+    AUCParity.groups CellSampling.columns Classes.known,protected,target,templates Columns.drop,extra
+    DemographicParity.groups DigitsCLIPDataModule.protected,target Distillation.names Encoding.categorical,numeric
+    EqualOpportunity.groups EqualizedOdds.groups FourFifthsRule.groups GroupAUCAtLeast.groups GroupBy.bins Groups.by
+    ImageNoise.means ImageSplits.fractions NonForgetting.names PredictiveParity.groups Preemption.signals
+    ROCFairness.groups,thresholds RankingEvaluation.top RetrievalEvaluation.k
+"""
+
+
+@pytest.mark.parametrize("value", ["seven", 7], ids=str)
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [(name, argument) for name, text in (p.split(".") for p in LISTS.split()) for argument in text.split(",")],
+)
+def test_one_value_in_the_place_of_a_list_is_refused_by_name(name, argument, value):
+    """Of a text every letter was taken for a value, and a number ended in a TypeError."""
+    needed = {
+        "Classes": {"target": ["cat"]},
+        "Columns": {"label": "y"},
+        "GroupBy": {"column": "age"},
+        "ImageSplits": {"by": "fractions"},
+    }
+    with pytest.raises(ConfigError, match=rf"{argument}\b.* must be a list, got {value!r}\. Put it in brackets"):
+        make(name, **(needed.get(name, {}) | {argument: value}))
+
+
+@pytest.mark.parametrize("value", ["race", 7, [("race", 1)]], ids=str)
+def test_subsets_are_mappings(value):
+    with pytest.raises(ConfigError, match=re.escape("`where` must be a mapping of columns to values, such as")):
+        make("MeanAtMost", where=value)
+
+
+@pytest.mark.parametrize("value", [None, 0, "no"], ids=str)
+@pytest.mark.parametrize("name", ["ImageTransform", "Pairs", "Classes", "DigitImages"])
+def test_augmentation_is_yes_no_or_arguments(name, value):
+    """Whatever was not False augmented the images, None and 0 with it."""
+    with pytest.raises(ConfigError, match=rf"\.augment must be True, False or a mapping .*, got {value!r}"):
+        make(name, **({"target": ["cat"]} if name == "Classes" else {}), augment=value)

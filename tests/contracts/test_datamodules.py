@@ -13,14 +13,19 @@ from lightning.pytorch import LightningModule, Trainer
 from PIL import Image
 
 from fcco_lightning import (
+    Architecture,
     BagSampling,
     BlockDistributions,
+    Classes,
     Columns,
+    ConfigError,
+    ContinualCLIPDataModule,
     DataError,
     DigitBags,
     DigitImages,
     DigitsCLIPDataModule,
     EventSampling,
+    FCCOError,
     Garnet,
     GradedLists,
     GroupedImageDataModule,
@@ -292,3 +297,58 @@ def test_batches_for_a_gpu_are_pinned(make, device):
 def test_a_datamodule_takes_at_most_eight_arguments(name):
     own = inspect.signature(getattr(datamodules, name)).parameters.values()
     assert sum(argument.kind is not argument.VAR_KEYWORD for argument in own) <= 8, "put some into a record"
+
+
+PARTS = [
+    (GroupedImageDataModule, "images batches columns groups noise splits transform"),
+    (GroupedTextDataModule, "texts batches columns groups splits tokens"),
+    (ContinualCLIPDataModule, "images batches classes pairs splits task_batches"),
+    (DigitsCLIPDataModule, "batches digits task_batches"),
+    (TabularDataModule, "batches columns encoding groups splits"),
+    (TensorDataModule, "batches"),
+    (SyntheticDataModule, "batches problem"),
+    (SyntheticTensorDataModule, "batches problem"),
+]
+
+
+@pytest.mark.parametrize("value", ["here", pd.DataFrame({"text": ["long"] * 99})], ids=["a text", "a table"])
+@pytest.mark.parametrize(
+    ("kind", "argument"), [(kind, argument) for kind, names in PARTS for argument in names.split()]
+)
+def test_another_thing_in_the_place_of_a_part_is_refused_in_a_line(kind, argument, value):
+    """It ended in an AttributeError, of batches only when they were drawn."""
+    parts = {
+        GroupedImageDataModule: {"images": LabelledImages(root=".")},
+        GroupedTextDataModule: {
+            "texts": LabelledTexts(make_texts(9)),
+            "columns": Columns("spam"),
+            "groups": Groups(["list"]),
+            "tokens": TextTokens(vocabulary=120),
+        },
+        ContinualCLIPDataModule: {
+            "images": LabelledImages(root="."),
+            "classes": Classes(["cat"]),
+            "model": Architecture("tiny"),
+        },
+        TabularDataModule: {"train": FRAME, "columns": Columns("y"), "splits": split()},
+        TensorDataModule: {"splits": {"train": {}, "test": {}}},
+        SyntheticTensorDataModule: {"problem": DigitBags()},
+    }
+    with pytest.raises(ConfigError, match=rf"^{argument} must be a \w+.*, got .* Pass {argument}=") as refused:
+        kind(**(parts.get(kind, {}) | {argument: value}))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ({"num_workers": -1}, "num_workers must be a whole number >= 0"),
+        ({"num_groups": 0}, "num_groups must be a whole number >= 1"),
+        ({"splits": [{}, {}]}, "splits must hold 'train' and 'test', each with its columns by name, got list"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_numbers_and_splits_of_tensors_are_refused_by_name(arguments, rule):
+    columns = {"x": torch.zeros(4, 2), "y": torch.arange(4) % 2}
+    with pytest.raises(FCCOError, match=rule):
+        TensorDataModule(**({"splits": {"train": columns, "test": columns}} | arguments))

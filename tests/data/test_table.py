@@ -60,6 +60,22 @@ def test_a_column_that_is_no_tensor_is_refused_by_name(column):
         TensorTable({"x": torch.zeros(2), "y": column})
 
 
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (
+            torch.zeros(2, 3, requires_grad=True),
+            r"got one that requires a gradient.*column\.detach\(\)",
+        ),
+        (torch.eye(2).to_sparse(), r"dense tensor .*, got one of layout torch\.sparse_coo.*column\.to_dense\(\)"),
+    ],
+    ids=["with a graph", "sparse"],
+)
+def test_columns_are_data(column, message):
+    with pytest.raises(DataError, match=message):
+        TensorTable({"x": column})
+
+
 def test_rows_are_counted_from_the_end_too():
     y = torch.tensor([[1, 0], [0, 1]])
     for table in (LabelTable(TensorTable({"y": y})), IndexedDataset(TensorDataset(y, y))):

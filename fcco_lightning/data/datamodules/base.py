@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, made_of
 from fcco_lightning.data.batches import BatchPlan, Drawn, Sampling, TwoDraws, UniformSampling
 from fcco_lightning.data.columns import (
     condition_on,
@@ -82,10 +82,10 @@ class SplitDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.allow_changed = allow_changed
-        self.batches, self.seed = batches, at_least("seed", seed, 0)
+        self.batches, self.seed = made_of("batches", batches, Sampling), at_least("seed", seed, 0)
         self._asked_for: Sampling | None = None  # the batches before they were made larger
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
-        self.eval_train, self.num_workers = eval_train, num_workers
+        self.eval_train, self.num_workers = eval_train, at_least("num_workers", num_workers, 0)
         self.tables: dict[str, TensorTable] = {}
         self._rows: dict[str, pd.DataFrame] = {}  # of every split that is evaluated, where it is a table
         self._added: set[str] = set()  # columns that subsets, groups and clusters have added

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from fcco_lightning.checks import at_least, fraction, one_of
+from fcco_lightning.checks import at_least, fraction, list_of, one_of
 from fcco_lightning.data.columns import listed
-from fcco_lightning.data.images import MOST_PIXELS, Images
+from fcco_lightning.data.images import MOST_PIXELS, Images, augmentation
 from fcco_lightning.data.pairs import read_pairs
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -49,6 +49,7 @@ class Classes:
     augment: bool | dict[str, Any] = False
 
     def __post_init__(self) -> None:
+        augmentation("classes.augment", self.augment)
         lists = {"target": self.target, "protected": self.protected, "known": self.known}
         for argument, value in lists.items():
             if value is not None:
@@ -156,6 +157,7 @@ class Pairs:
     most_pixels: int = MOST_PIXELS
 
     def __post_init__(self) -> None:
+        augmentation("pairs.augment", self.augment)
         at_least("pairs.most_pixels", self.most_pixels, 1)
         if self.of_others != 0:
             fraction("pairs.of_others", self.of_others)
@@ -180,8 +182,8 @@ class Pairs:
 
 
 def _check_templates(argument: str, templates: Sequence[str]) -> None:
-    invalid = [template for template in templates if template.count("{}") != 1]
-    if isinstance(templates, str) or not templates or invalid:
+    invalid = [template for template in list_of(argument, templates) if template.count("{}") != 1]
+    if not templates or invalid:
         raise ConfigError(
             f"{argument} must be a list of texts, each with one {{}} where the name of a class goes, got "
             f"{invalid or templates!r}."
@@ -189,7 +191,7 @@ def _check_templates(argument: str, templates: Sequence[str]) -> None:
 
 
 def _distinct(argument: str, names: Iterable[str]) -> list[str]:
-    names = [str(name).strip() for name in names]
+    names = [str(name).strip() for name in list_of(argument, names)]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ConfigError(f"{argument} names {repeated} more than once.")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
+from fcco_lightning.checks import made_of
 from fcco_lightning.data.batches import (
     BatchPlan,
     GroupSampling,
@@ -18,7 +19,7 @@ from fcco_lightning.data.batches import (
     UniformSampling,
     with_num_batches,
 )
-from fcco_lightning.data.columns import listed, listed_in_order, places, require_columns, require_filled, text_of
+from fcco_lightning.data.columns import ROW, listed, listed_in_order, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.labelled import LabelledImages
@@ -26,7 +27,7 @@ from fcco_lightning.data.datamodules.samples import values_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
 from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
 from fcco_lightning.data.pairs import PairTable
-from fcco_lightning.data.splits import PARTS, ROW, ImageSplits, stratified_split, whole_split
+from fcco_lightning.data.splits import PARTS, ImageSplits, stratified_split, whole_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
@@ -102,6 +103,9 @@ class ContinualCLIPDataModule(SplitDataModule):
         if not isinstance(model, Architecture):
             raise ConfigError(f"model must be Architecture(...), got {model!r}. Give it as its argument, name.")
         super().__init__(batches=batches, eval_batch_size=eval_batch_size, **loading)
+        images, classes = made_of("images", images, LabelledImages), made_of("classes", classes, Classes)
+        pairs, splits = made_of("pairs", pairs, Pairs), made_of("splits", splits, ImageSplits)
+        task_batches = made_of("task_batches", task_batches, Sampling)
         if images.corrupt == "blank":
             raise ConfigError("images.corrupt must be 'error' or 'skip' here, got 'blank': a black image has no class.")
         if splits.imbalance is not None:

@@ -9,15 +9,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, fraction, one_of
+from fcco_lightning.checks import at_least, fraction, list_of, made_of, one_of
 from fcco_lightning.data import digits as digit_images
 from fcco_lightning.data.batches import Sampling, UniformSampling
-from fcco_lightning.data.columns import listed, require_columns
+from fcco_lightning.data.columns import ROW, listed, require_columns
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.labelled import LabelledImages
-from fcco_lightning.data.images import DatasetColumn, FilesIn, read_image_dataset
-from fcco_lightning.data.splits import ROW
+from fcco_lightning.data.images import DatasetColumn, FilesIn, augmentation, read_image_dataset
 from fcco_lightning.errors import ConfigError, DataError
 
 
@@ -49,6 +48,7 @@ class DigitImages:
     augment: bool | dict[str, Any] = field(default=False, repr=False)  # the images are the same
 
     def __post_init__(self) -> None:
+        augmentation("digits.augment", self.augment)
         at_least("digits.num_train", self.num_train, 10)
         at_least("digits.num_test", self.num_test, 10)
         at_least("digits.seed", self.seed, 0)
@@ -115,6 +115,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         **loading: Any,
     ) -> None:
         one_of("stage", stage, ("pretrain", "continual"))
+        digits = made_of("digits", digits, DigitImages)
         for name, share in {"rare": rare, "general": general}.items():
             if share != 0:
                 fraction(name, share)
@@ -171,7 +172,7 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
 
 
 def _digit_names(argument: str, values: Sequence[int]) -> list[str]:
-    invalid = [value for value in values if value not in range(10)]
+    invalid = [value for value in list_of(argument, values) if value not in range(10)]
     if invalid:
         raise ConfigError(f"{argument} must hold digits 0..9, got {invalid}.")
     return [digit_images.NAMES[value] for value in values]

@@ -6,14 +6,16 @@ import pandas as pd
 from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
 from torch.utils.data import Subset
 
+from fcco_lightning.checks import made_of
 from fcco_lightning.data.batches import RepeatedSampling
+from fcco_lightning.data.columns import ROW
 from fcco_lightning.data.datamodules.labelled import LabelledImages
 from fcco_lightning.data.datamodules.samples import StoredDataModule
 from fcco_lightning.data.fingerprint import contents_of_images
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.images import FilesIn, ImageNoise, ImageTable, ImageTransform
 from fcco_lightning.data.roles import Columns, TableRows
-from fcco_lightning.data.splits import ROW, ImageSplits
+from fcco_lightning.data.splits import ImageSplits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -58,6 +60,9 @@ class GroupedImageDataModule(StoredDataModule):
         noise: ImageNoise | None = None,
         **samples: Any,
     ) -> None:
+        columns, images = made_of("columns", columns, Columns), made_of("images", images, LabelledImages)
+        transform = made_of("transform", transform, ImageTransform)
+        noise = None if noise is None else made_of("noise", noise, ImageNoise)
         super().__init__(images, columns, _class_groups(columns) if groups is None else groups, splits, **samples)
         if images.corrupt == "skip":
             raise ConfigError(

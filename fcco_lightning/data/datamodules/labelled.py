@@ -8,10 +8,9 @@ import pandas as pd
 
 from fcco_lightning.checks import at_least, one_of
 from fcco_lightning.data import layouts
-from fcco_lightning.data.columns import require_columns
+from fcco_lightning.data.columns import ROW, require_columns
 from fcco_lightning.data.images import MOST_PIXELS, Images, read_image_dataset
 from fcco_lightning.data.sources import is_hub_id, read_table
-from fcco_lightning.data.splits import ROW
 from fcco_lightning.data.texts import texts_in
 from fcco_lightning.errors import ConfigError
 

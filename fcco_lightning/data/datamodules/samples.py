@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from fcco_lightning.checks import made_of
 from fcco_lightning.data.batches import GroupSampling, Sampling
-from fcco_lightning.data.columns import listed, require_columns
+from fcco_lightning.data.columns import ROW, listed, require_columns
 from fcco_lightning.data.datamodules.base import SplitDataModule
 from fcco_lightning.data.datamodules.labelled import LabelledImages, LabelledTexts
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
@@ -19,7 +19,6 @@ from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, Roles, TableRows, of_no_group
 from fcco_lightning.data.splits import (
     PARTS,
-    ROW,
     ImageSplits,
     Splits,
     grouped_split,
@@ -343,5 +342,5 @@ def values_of(whole: str | None, frame: pd.DataFrame) -> Tensor | None:
     """
     if whole is None:
         return None
-    require_columns(frame.drop(columns=ROW), {"splits.whole": [whole]}, "the table of the samples")
+    require_columns(frame, {"splits.whole": [whole]}, "the table of the samples")
     return torch.from_numpy(pd.factorize(frame[whole])[0])

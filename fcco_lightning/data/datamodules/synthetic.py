@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, made_of
 from fcco_lightning.data.batches import Sampling, UniformSampling
 from fcco_lightning.data.datamodules.tabular import TabularDataModule
 from fcco_lightning.data.datamodules.tensors import TensorDataModule
@@ -47,8 +47,8 @@ class SyntheticDataModule(TabularDataModule):
         batches: Sampling = UniformSampling(),  # noqa: B008 - frozen
         **loading: Any,
     ) -> None:
-        self.problem = problem = problem or GaussianGroups()
-        samples = problem.train_and_test(num_train, num_test, data_seed)
+        self.problem = problem = made_of("problem", GaussianGroups() if problem is None else problem, TableDistribution)
+        samples = problem.train_and_test(num_train, num_test, at_least("data_seed", data_seed, 0))
         super().__init__(
             problem.table(samples["train"]),
             test=problem.table(samples["test"]),
@@ -95,7 +95,7 @@ class SyntheticTensorDataModule(TensorDataModule):
         batches: Sampling = UniformSampling(),  # noqa: B008 - frozen
         **loading: Any,
     ) -> None:
-        self.problem = problem
+        self.problem, data_seed = made_of("problem", problem, TensorDistribution), at_least("data_seed", data_seed, 0)
         if others_per_batch is not None and at_least("others_per_batch", others_per_batch, 1) and not problem.others:
             raise ConfigError(
                 f"others_per_batch={others_per_batch} is for a problem with classes or latent values, of which "

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from fcco_lightning.checks import made_of
+from fcco_lightning.checks import list_of, made_of
 from fcco_lightning.data.batches import Sampling, UniformSampling
 from fcco_lightning.data.columns import as_texts, holds_texts, is_number, require_columns
 from fcco_lightning.data.datamodules.samples import SampleDataModule
@@ -94,7 +94,7 @@ class TabularDataModule(SampleDataModule):
                 f"splits.whole={splits.whole!r} does not go with groups, of which every split is to hold all. Leave "
                 "groups out, or divide the table before."
             )
-        pooled = {f"pool[{i}]": source for i, source in enumerate(pool or [])}
+        pooled = {f"pool[{i}]": source for i, source in enumerate(list_of("pool", pool or []))}
         self.sources = {"train": train, **pooled} | ({} if test is None else {"test": test})
         self.encoding = made_of("encoding", encoding, Encoding)
         self.encoder = TabularEncoder(encoding)

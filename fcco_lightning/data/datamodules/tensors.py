@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fcco_lightning.checks import at_least
 from fcco_lightning.data.batches import BatchPlan, Sampling, UniformSampling, with_num_batches
 from fcco_lightning.data.datamodules.base import INPUTS, SplitDataModule
 from fcco_lightning.data.fingerprint import contents_of, fingerprint
@@ -46,9 +47,9 @@ class TensorDataModule(SplitDataModule):
         **loading: Any,
     ) -> None:
         super().__init__(batches=batches, eval_train=eval_train, **loading)
-        missing = {"train", "test"} - splits.keys()
-        if missing:
-            raise DataError(f"splits must hold 'train' and 'test', got {sorted(splits)}.")
+        names = sorted(splits) if isinstance(splits, Mapping) else type(splits).__name__
+        if not {"train", "test"} <= set(names):
+            raise DataError(f"splits must hold 'train' and 'test', each with its columns by name, got {names}.")
         self._columns, self._other_columns = splits, dict(others or {})
         self.other_batches = dict(other_batches or {})
         if self.other_batches.keys() != self._other_columns.keys():
@@ -58,7 +59,7 @@ class TensorDataModule(SplitDataModule):
             )
         self._others: dict[str, TensorTable] = {}
         if num_groups is not None:
-            self.num_groups = num_groups
+            self.num_groups = at_least("num_groups", num_groups, 1)
 
     @property
     def num_train(self) -> int:

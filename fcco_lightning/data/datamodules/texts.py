@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from fcco_lightning.checks import made_of
+from fcco_lightning.data.columns import ROW
 from fcco_lightning.data.datamodules.labelled import LabelledTexts
 from fcco_lightning.data.datamodules.samples import StoredDataModule
 from fcco_lightning.data.fingerprint import contents_of, digest_of
 from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, TableRows
-from fcco_lightning.data.splits import ROW, ImageSplits
+from fcco_lightning.data.splits import ImageSplits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.data.texts import TextTable, TextTokens, tokens_of
 
@@ -55,8 +57,8 @@ class GroupedTextDataModule(StoredDataModule):
         splits: ImageSplits = ImageSplits(),  # noqa: B008 - frozen
         **samples: Any,
     ) -> None:
-        super().__init__(texts, columns, groups, splits, **samples)
-        self.tokens = tokens
+        super().__init__(made_of("texts", texts, LabelledTexts), columns, groups, splits, **samples)
+        self.tokens = made_of("tokens", tokens, TextTokens)
         self.tokenizer: Any = None
         self.max_length: int | None = None
         self.cut: dict[str, int] = {}
