@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fcco_lightning.constraints import AdaptivePenalty, Constraint, Penalty, kept_together, unique_names
 from fcco_lightning.constraints.multipliers import Enforcement
-from fcco_lightning.data.batches import Drawn
+from fcco_lightning.data.batches import BatchDraws, Drawn
 from fcco_lightning.data.fingerprint import contents_of, require_same_where_known
 from fcco_lightning.engine.batches import as_read
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
@@ -488,5 +488,10 @@ def _as_read(drawn: Drawn) -> Drawn:
             f"sampling must hold what is Drawn, by part of a batch, got a {type(drawn).__name__} for a part. Pass what "
             "IndexedDataset.drawn gives as it is, sampling=dataset.drawn(batch_size=32), or {'target': Drawn(columns, "
             "plan)}."
+        )
+    if not isinstance(drawn.plan, BatchDraws):
+        raise ConfigError(
+            f"the plan of what is Drawn must say how batches are drawn, got a {type(drawn.plan).__name__}. Use that of "
+            "a sampling, UniformSampling(32).plan(columns), or a subclass of BatchDraws."
         )
     return drawn._replace(columns=as_read(drawn.columns))

@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import nullcontext
+from math import comb
 
 import pytest
 import torch
@@ -28,8 +29,9 @@ from fcco_lightning import (
     RobustLogistic,
     ViewContrastive,
 )
-from fcco_lightning.data import BalancedSampling, Drawn, UniformBatches
+from fcco_lightning.data import BalancedSampling, BatchDraws, Drawn, UniformBatches, UniformSampling
 from fcco_lightning.engine.arrivals import WATCHED
+from fcco_lightning.engine.probability import owner_presence
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models.outputs import Embeddings
 from fcco_lightning.training.posing import contents_of_some
@@ -454,3 +456,25 @@ def test_what_is_drawn_is_given_by_part_or_as_it_comes():
     assert SONEX().pose(AveragePrecision(), num_samples=8, sampling=data.drawn(batch_size=4)).declared
     with pytest.raises(ConfigError, match=r"sampling must hold what is Drawn, by part of a batch, got a dict"):
         SONEX().pose(AveragePrecision(), num_samples=8, sampling={"target": data.drawn(batch_size=4)})
+    mistaken = {"target": data.drawn(batch_size=4)["target"]._replace(plan=UniformSampling(4))}
+    with pytest.raises(
+        ConfigError, match=r"must say how batches are drawn, got a UniformSampling\. Use that of a sampl"
+    ):
+        SONEX().pose(AveragePrecision(), num_samples=8, sampling=mistaken)
+
+
+def test_batches_drawn_in_a_way_of_ones_own_are_described_by_what_they_are_without():
+    """Of ten samples every batch holds four, and always the first one."""
+
+    class WithTheFirst(BatchDraws):
+        @property
+        def strata(self):
+            return (torch.arange(10) > 0).long()
+
+        def absence(self, counts, share=1.0):
+            first, others = counts.tolist()
+            return 0.0 if first else comb(9 - others, 3) / comb(9, 3)
+
+    drawn = Drawn({"y": (torch.arange(10) < 3).long(), "index": torch.arange(10)}, WithTheFirst())
+    assert owner_presence(drawn.columns["y"] == 1, drawn).tolist() == pytest.approx([1, 1 / 3, 1 / 3])
+    assert SONEX().pose(AveragePrecision(), num_samples=10, sampling={"target": drawn}).declared
