@@ -49,7 +49,7 @@ class Estimation(Algorithm, ABC):
         """The estimator of a term."""
         return self.objective_estimator if term.name == "objective" else self.estimator
 
-    def smoothing_of(self, part: Measurable) -> Smoothing:  # noqa: ARG002 - that of SONEX depends on it
+    def smoothing_of(self, measurable: Measurable) -> Smoothing:  # noqa: ARG002 - that of SONEX depends on it
         """The smoothing of the outer function of the objective or of a constraint."""
         return self.smoothing
 
@@ -70,7 +70,7 @@ class Estimation(Algorithm, ABC):
                 term.outer.require_convex(self.name)
             if estimator.remembers:
                 term.remember()
-            term.smooth(self.smoothing_of(term.part))
+            term.smooth(self.smoothing_of(term.measurable))
             term.corrected = estimator.needs_previous
         objective = problem.objective
         problem.settles = objective.recommended and objective.settles and self.objective_estimator.estimates_values

@@ -180,7 +180,7 @@ class ICPPAC(Algorithm):
 
 def _signed(seen: Seen) -> Tensor:
     """``h + kappa`` of a constraint with one side, s of ``|s| <= kappa``, with graph, (m, 1)."""
-    constraint = seen.term.part
+    constraint = seen.term.measurable
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
     return constraint.number(seen.g).unsqueeze(1)
 
@@ -192,6 +192,6 @@ def _contained(seen: Seen, values: Tensor, other: Tensor | float) -> Tensor:
 
 def _sides(seen: Seen, s: Tensor) -> Tensor:
     """H of every side, (m, sides)."""
-    constraint = seen.term.part
+    constraint = seen.term.measurable
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
     return excess(s, constraint.limit, constraint.sides)

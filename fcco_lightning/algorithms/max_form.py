@@ -107,5 +107,5 @@ def ambiguity_of(term: Term) -> AmbiguitySet:
 
 def penalty_of(term: Term) -> DivergencePenalty | None:
     """``nu D(q, 1/n)`` of a max form, or None."""
-    penalty: DivergencePenalty | None = getattr(term.part, "penalty", None)
+    penalty: DivergencePenalty | None = getattr(term.measurable, "penalty", None)
     return penalty

@@ -74,7 +74,7 @@ class SMD(OOA):
     def start(self, engine: Engine) -> None:
         super().start(engine)
         (term,) = engine.problem.all_terms
-        self._objective, self._num_rows = term.part, term.num_rows
+        self._objective, self._num_rows = term.measurable, term.num_rows
 
     def check(self, outputs: Outputs) -> None:
         _, rows = self._objective.measure(*read(outputs.now, outputs.columns, self._objective))

@@ -57,7 +57,7 @@ class SONEX(SingleLoop):
         )
         self.lam = lam
 
-    def smoothing_of(self, part: Measurable) -> Smoothing:
-        if self.lam is not None or not isinstance(part, Objective) or not part.recommended:
+    def smoothing_of(self, measurable: Measurable) -> Smoothing:
+        if self.lam is not None or not isinstance(measurable, Objective) or not measurable.recommended:
             return self.smoothing
-        return self.smoothing if part.recommended_lam is None else MoreauSmoothing(part.recommended_lam)
+        return self.smoothing if measurable.recommended_lam is None else MoreauSmoothing(measurable.recommended_lam)

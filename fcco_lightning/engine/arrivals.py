@@ -85,7 +85,7 @@ class Arrivals:
         """Take note of the estimates of a batch; behind the last one that is watched, compare all, and warn.
 
         Args:
-            estimates: of the parts of F on the batch.
+            estimates: of the summands of F on the batch.
             last_batch: whether the epoch ends with it.
 
         Raises:

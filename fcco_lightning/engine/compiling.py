@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.engine.diagnosis import Measure
-from fcco_lightning.engine.estimates import Estimate, NewRows, Outputs, Part
+from fcco_lightning.engine.estimates import Estimate, NewRows, Outputs, Summand
 from fcco_lightning.engine.functions import InnerFunctions, have_been_drawn, random_state
 from fcco_lightning.engine.problem import Problem
 
@@ -70,13 +70,13 @@ class Compiled:
         device = params[0].device
         before = random_state(device)
         with self._traced:
-            value, computed, new, counted, parts = self._made[key](outputs)
+            value, computed, new, counted, summands = self._made[key](outputs)
         self.draws = self.draws or have_been_drawn(before, device)  # as where dropout begins later
         estimate = Estimate(None)
         estimate.value = value
         estimate.new = [NewRows(self._states[number], *rest) for number, *rest in new]
         estimate.counted = [(self._problem.all_terms[number], *rest) for number, *rest in counted]
-        estimate.parts = [Part(name, total, rows=rows) for name, total, rows in parts]
+        estimate.summands = [Summand(name, total, rows=rows) for name, total, rows in summands]
         estimate.gradients = computed
         return estimate
 
@@ -105,8 +105,8 @@ class Compiled:
                 value = value.detach()
             new = [(n.state.number, n.rows, n.values, n.decay, n.finite) for n in estimate.new]
             counted = [(term.number, rows, share) for term, rows, share in estimate.counted]
-            parts = [(one.name, *one.summed()) for one in estimate.parts]
-            return value, gradients, new, counted, parts
+            summands = [(one.name, *one.summed()) for one in estimate.summands]
+            return value, gradients, new, counted, summands
 
         return run
 

@@ -38,11 +38,11 @@ def check(problem: Problem, outputs: Outputs) -> None:
                 "numbers >= 0. Correct the column, or call it otherwise."
             )
     problem.check_index(outputs.columns)
-    for part in (problem.objective, *problem.constraints):
-        part.check(*read(outputs.now, outputs.columns, part))
+    for measurable in (problem.objective, *problem.constraints):
+        measurable.check(*read(outputs.now, outputs.columns, measurable))
     for term in problem.all_terms:
         with torch.no_grad():
-            term.check(*read(outputs.now, outputs.columns, term.part))
+            term.check(*read(outputs.now, outputs.columns, term.measurable))
 
 
 def reason(

@@ -18,7 +18,7 @@ from fcco_lightning.engine.backend import Backend, require_own
 from fcco_lightning.engine.batches import part_name, received
 from fcco_lightning.engine.compiling import Compiled
 from fcco_lightning.engine.diagnosis import check, reason
-from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, NewRows, Outputs, Part
+from fcco_lightning.engine.estimates import Averages, Estimate, Estimates, NewRows, Outputs, Summand
 from fcco_lightning.engine.functions import (
     InnerFunctions,
     have_been_drawn,
@@ -56,9 +56,9 @@ class Algorithm(ABC):
     """
 
     objective_share: float = 1.0
-    """Part of a batch on which the objective's gradient is taken."""
+    """Summand of a batch on which the objective's gradient is taken."""
     constraint_share: float = 1.0
-    """Part of a batch on which the constraints' gradient is taken."""
+    """Summand of a batch on which the constraints' gradient is taken."""
 
     needs_previous: bool = False
     """Whether batches are measured at the previous weights, too."""
@@ -274,7 +274,7 @@ class Engine:
             optimizer: the user's, over the trainable parameters.
             last_batch: whether the epoch ends with this batch, so that a double loop closes.
 
-        Returns: estimates of the parts of F by name, at the weights and parameters from before the update.
+        Returns: estimates of the summands of F by name, at the weights and parameters from before the update.
 
         Raises:
             NonFiniteError, DataError, StateIndexError: before any row or weight has changed.
@@ -407,14 +407,14 @@ class Engine:
             if direct and not self.problem.compositional:
                 g0 = objective.measure(*read(outputs.now, outputs.columns, objective))[0]
             for term in self.problem.all_terms:
-                with_g0, with_rows = direct and term.part is objective, terms is None or term in terms
+                with_g0, with_rows = direct and term.measurable is objective, terms is None or term in terms
                 if not with_g0 and not with_rows:
                     continue
-                inputs, before = read(outputs.now, outputs.columns, term.part), None
+                inputs, before = read(outputs.now, outputs.columns, term.measurable), None
                 if with_rows and term.corrected and outputs.before is not None:
-                    (of_part, now), before = self._now_and_before(term.part, inputs, outputs)
+                    (of_part, now), before = self._now_and_before(term.measurable, inputs, outputs)
                 else:
-                    of_part, now = term.part.measure(*inputs)
+                    of_part, now = term.measurable.measure(*inputs)
                 g0 = of_part if with_g0 else g0
                 if with_rows and now is not None:
                     seen.append(term.seen(now, before, *inputs))
@@ -422,19 +422,19 @@ class Engine:
         return g0 if g0 is None or weight == 1 else weight * g0, seen
 
     def _now_and_before(
-        self, part: Measurable, inputs: tuple[Any, Any], outputs: Outputs
+        self, measurable: Measurable, inputs: tuple[Any, Any], outputs: Outputs
     ) -> tuple[_Measured, Rows | None]:
-        """What a part measures at the present weights, and without graph at the previous ones."""
+        """What an objective or constraint measures at the present weights, and without graph at the previous ones."""
         assert outputs.before is not None and outputs.previous is not None  # noqa: S101, PT018 - the caller has seen
         samples = self.problem.row_parameters
         columns = outputs.columns if samples is None else samples.at_previous(outputs.columns)
-        before = read(outputs.before, columns, part)
+        before = read(outputs.before, columns, measurable)
         if self.network_alone and samples is None:  # the part is the same there, and outputs there have no graph
-            now, there = part.measure_at([inputs[0], before[0]], inputs[1])
+            now, there = measurable.measure_at([inputs[0], before[0]], inputs[1])
             return now, there[1]
         with torch.no_grad(), nullcontext() if self.network_alone else self.functions.at(outputs.previous):
-            there = part.measure(*before)
-        return part.measure(*inputs), there[1]
+            there = measurable.measure(*before)
+        return measurable.measure(*inputs), there[1]
 
     def descend(self, estimate: Estimate) -> None:
         """Leave the gradient of an estimate of F in ``.grad`` of the parameters, averaged over the processes, unscaled.
@@ -544,7 +544,7 @@ class Engine:
         return usable
 
     def _write(self) -> None:
-        """Write new rows, and take note of the estimates of the parts of F and of the rows that the batch contains."""
+        """Write new rows, and take note of the estimate of F and of the rows that the batch contains."""
         for new in self._new:
             if new.decay != 1:
                 new.state.scale_(new.decay)
@@ -553,7 +553,7 @@ class Engine:
             self.problem.committed()
         if self._estimated is None:
             return
-        self._estimates = Estimates(self._estimated.parts)
+        self._estimates = Estimates(self._estimated.summands)
         for term, rows, share in self._estimated.counted:
             term.count(rows, share)
         if self.averages is not None:
@@ -663,7 +663,9 @@ class Engine:
         self.problem.require_same_data(state.get("data"), allow_changed=allow_changed)
         device, before = self.params[0].device, copy.deepcopy(self.algorithm.state_dict())
         with in_words("the engine's estimates"):
-            estimates = [Part(name, value.to(device).reshape(())) for name, value in state.get("estimates", {}).items()]
+            estimates = [
+                Summand(name, value.to(device).reshape(())) for name, value in state.get("estimates", {}).items()
+            ]
         try:
             with in_words("the state of the algorithm"):
                 self.algorithm.load_state_dict(state["algorithm"])
@@ -718,7 +720,7 @@ class Engine:
         if self.outputs is not None:
             self._check(self.outputs)
         for term in self.problem.all_terms if self.batch and self.outputs is None else ():
-            part = term.part.part
+            part = term.measurable.part
             term.check_index(self.batch if isinstance(part, tuple) else self.batch[part_name(self.batch, part)])
         if not all(p.requires_grad for p in self.params):
             raise ConfigError(

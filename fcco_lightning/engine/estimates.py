@@ -1,4 +1,4 @@
-"""What follows from a batch: the estimate of F with its gradient, new rows, and what is logged of the parts of F."""
+"""What follows from a batch: the estimate of F with its gradient, new rows, and what is logged of the summands of F."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -54,11 +54,11 @@ class NewRows(NamedTuple):
     finite: Tensor | None = None
 
 
-class Part(NamedTuple):
-    """A part of F as a batch estimates it: a number, or a sum over rows and how many these are.
+class Summand(NamedTuple):
+    """A summand of F as a batch estimates it: a number, or a sum over rows and how many these are.
 
     Attributes:
-        name: of the part.
+        name: of the summand.
         values: the number, or the sum; or f(u_i) of the rows, shape (r,).
         share: factor of the sum.
         weights: of the rows in the sum, shape (r,), or None.
@@ -81,19 +81,19 @@ class Part(NamedTuple):
 
 
 class Estimates(Mapping[str, Tensor]):
-    """Estimates of the parts of F by name, detached scalars, at the weights and parameters of their batch.
+    """Estimates of the summands of F by name, detached scalars, at the weights and parameters of their batch.
 
-    They are computed when asked for, so a step costs nothing.  A part of which the batch contains nothing is NaN.
+    They are computed when asked for, so a step costs nothing.  A summand of which the batch contains nothing is NaN.
 
     Args:
-        parts: what they are computed from; those of one name are added.
+        summands: what they are computed from; those of one name are added.
     """
 
-    def __init__(self, parts: Iterable[Part] = ()) -> None:
-        self.parts = list(parts)
+    def __init__(self, summands: Iterable[Summand] = ()) -> None:
+        self.summands = list(summands)
 
     def __getitem__(self, name: str) -> Tensor:
-        sums = [part.summed() for part in self.parts if part.name == name]
+        sums = [summand.summed() for summand in self.summands if summand.name == name]
         if not sums:
             raise KeyError(name)
         values = [total if rows is None else total / rows for total, rows in sums]
@@ -101,7 +101,7 @@ class Estimates(Mapping[str, Tensor]):
         return torch.where(stacked.isnan().all(), torch.nan, stacked.nansum())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(part.name for part in self.parts))
+        return iter(dict.fromkeys(summand.name for summand in self.summands))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -119,7 +119,7 @@ class Estimate:
         g0: estimate of g_0 with graph, a scalar, or None.
 
     Attributes:
-        parts: the same by parts of F, without graph.
+        summands: the same by summands of F, without graph.
         new: rows to be written.
         counted: terms whose probabilities are estimated, with the rows that the batch contains and their shares.
         gradients: with respect to the parameters, and behind them those of samples, where they have been computed with
@@ -128,7 +128,7 @@ class Estimate:
 
     def __init__(self, g0: Tensor | None) -> None:
         self._value = g0
-        self.parts: list[Part] = []
+        self.summands: list[Summand] = []
         self.new: list[NewRows] = []
         self.counted: list[tuple[Term, Tensor | None, Tensor]] = []
         self.gradients: Sequence[Tensor | None] | None = None
@@ -162,12 +162,12 @@ class Estimate:
             inverse = torch.as_tensor(seen.inverse_inclusion, dtype=rows.dtype, device=rows.device)
             rows = rows * inverse.view(-1)
             weights = rows * seen.relevance
-        self.parts.append(Part(seen.term.name, values.detach(), seen.term.share, weights, rows))
+        self.summands.append(Summand(seen.term.name, values.detach(), seen.term.share, weights, rows))
 
     def note(self, name: str, value: Tensor) -> None:
-        """Let a number be logged as a part of F."""
+        """Let a number be logged as a summand of F."""
         moves = torch.compiler.is_compiling() or value.is_leaf or value._is_view()  # with a parameter
-        self.parts.append(Part(name, value.detach().clone() if moves else value.detach()))
+        self.summands.append(Summand(name, value.detach().clone() if moves else value.detach()))
 
     def count(self, seen: Seen) -> None:
         """Let the rows of the batch count, for estimates of how likely a batch contains them."""
@@ -203,7 +203,7 @@ class Estimate:
 
 
 class Averages:
-    """Means of estimates over batches, where every batch counts as much as it contains of a part.
+    """Means of estimates over batches, where every batch counts as much as it contains of a summand.
 
     Of a sum over rows that is their number, so that a batch without any changes nothing; of g_0 the number of samples,
     or 0 where the estimate is 0 and some batches have none.  Several batches are taken together, so that a step costs
@@ -217,42 +217,42 @@ class Averages:
     def __init__(self, direct_weight: float | None = None) -> None:
         self._direct_weight = direct_weight
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # by name and position: the sum, and how much it is of
-        self._waiting: list[tuple[list[Part], int]] = []  # parts and sizes of batches
+        self._waiting: list[tuple[list[Summand], int]] = []  # summands and sizes of batches
 
     def add(self, estimates: Estimates, size: int) -> None:
         """Add the estimates of a batch of ``size`` samples."""
-        self._waiting.append((estimates.parts, size))
+        self._waiting.append((estimates.summands, size))
         if len(self._waiting) == _TOGETHER:
             self._sums, self._waiting = self._summed(), []
 
     def values(self) -> Estimates:
         """The means so far, by name; none before the first batch."""
-        return Estimates(Part(key.split("/")[0], total / weight) for key, (total, weight) in self._summed().items())
+        return Estimates(Summand(key.split("/")[0], total / weight) for key, (total, weight) in self._summed().items())
 
     @torch.no_grad()
     def _summed(self) -> dict[str, tuple[Tensor, Tensor]]:
         """The sums of all batches, and how much they are of."""
-        alike: dict[tuple[Any, ...], list[tuple[Part, int]]] = {}  # compiled steps give sums, others rows
-        for parts, size in self._waiting:
-            for position, part in enumerate(parts):
-                kind = part.values.dim(), part.weights is None, part.rows is None
-                alike.setdefault((f"{part.name}/{position}", *kind), []).append((part, size))
+        alike: dict[tuple[Any, ...], list[tuple[Summand, int]]] = {}  # compiled steps give sums, others rows
+        for summands, size in self._waiting:
+            for position, summand in enumerate(summands):
+                kind = summand.values.dim(), summand.weights is None, summand.rows is None
+                alike.setdefault((f"{summand.name}/{position}", *kind), []).append((summand, size))
         sums = dict(self._sums)
         for (key, *_), several in alike.items():
-            total, weight = self._of_parts(*zip(*several, strict=True))
+            total, weight = self._of_summands(*zip(*several, strict=True))
             known = sums.get(key)
             sums[key] = (total, weight) if known is None else (known[0] + total, known[1] + weight)
         return sums
 
-    def _of_parts(self, parts: Sequence[Part], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The sum of parts of one kind and name, and how much it is of."""
-        values, rows = [part.values for part in parts], [part.rows for part in parts if part.rows is not None]
-        weights = [part.weights for part in parts if part.weights is not None]
+    def _of_summands(self, summands: Sequence[Summand], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The sum of summands of one kind and name, and how much it is of."""
+        values, rows = [one.values for one in summands], [one.rows for one in summands if one.rows is not None]
+        weights = [one.weights for one in summands if one.weights is not None]
         if not rows:
-            return self._of_numbers(parts[0].name, torch.stack(values), sizes)
+            return self._of_numbers(summands[0].name, torch.stack(values), sizes)
         if not weights:
             return torch.stack(values).sum(), torch.stack(rows).sum()
-        together = parts[0]._replace(values=torch.cat(values), weights=torch.cat(weights), rows=torch.cat(rows))
+        together = summands[0]._replace(values=torch.cat(values), weights=torch.cat(weights), rows=torch.cat(rows))
         total, number = together.summed()
         assert number is not None  # noqa: S101 - there are rows
         return total, number
@@ -266,7 +266,7 @@ class Averages:
 
     def state_dict(self) -> dict[str, Any]:
         """What a continuation needs, to the bit."""
-        waiting = [([tuple(part) for part in parts], size) for parts, size in self._waiting]
+        waiting = [([tuple(summand) for summand in summands], size) for summands, size in self._waiting]
         held = {"sums": self._sums, "batches": waiting}
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.cpu().clone(), held)  # type: ignore[no-any-return]
 
@@ -276,6 +276,6 @@ class Averages:
         sums = held.get("so_far", held.get("sums", {}))  # the former of earlier versions
         restored = Averages(self._direct_weight)
         restored._sums = {key: (total.reshape(()), weight.reshape(())) for key, (total, weight) in sums.items()}
-        restored._waiting = [([Part(*part) for part in parts], size) for parts, size in held.get("batches", [])]
+        restored._waiting = [([Summand(*one) for one in summands], size) for summands, size in held.get("batches", [])]
         dict(restored.values())
         self._sums, self._waiting = restored._sums, restored._waiting

@@ -42,7 +42,7 @@ _OFTEN = 1 / 4  # of the batches that hold samples of all sides, how many must h
 class Problem(nn.Module):
     r"""``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))``, and ``(1/m) sum_j phi_rho(h_j(w))`` or ``sum_j L_j(h_j(w))``.
 
-    The last part is that of the constraints: of a fixed penalty the mean over them, of multipliers the sum.
+    The last summand is that of the constraints: of a fixed penalty the mean over them, of multipliers the sum.
 
     It holds what is remembered of every term and nothing else: its ``state_dict`` is what must survive.  An algorithm
     makes it (:meth:`~fcco_lightning.algorithms.Algorithm.pose`).
@@ -63,8 +63,8 @@ class Problem(nn.Module):
         layout: of the rows of samples, see :class:`DualState`; constraints follow "auto".
 
     Raises:
-        ConfigError: if ``sampling`` is of another number of samples, or of samples with weights that a part cannot
-            take.
+        ConfigError: if ``sampling`` is of another number of samples, or of samples with weights that the
+            objective or a constraint cannot take.
 
     Attributes:
         direct_weight: what a batch's estimate of g_0 is multiplied by: more than 1 where some batches have none.
@@ -103,8 +103,8 @@ class Problem(nn.Module):
         self.num_samples, self._dtype = num_samples, dtype
         self.declared = {name: _as_read(drawn) for name, drawn in (sampling or {}).items()}
         self._require_one_size(objective)
-        for part in (objective, *self.constraints):
-            self._require_weighing(part)
+        for measurable in (objective, *self.constraints):
+            self._require_weighing(measurable)
         self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
         self._sides: list[tuple[Constraint, Any]] = []  # how those that they compare are spread over them
         objective.num_samples = num_samples
@@ -235,7 +235,7 @@ class Problem(nn.Module):
         """Let the multipliers take their unit from the first batch that measures the objective.
 
         Args:
-            estimates: of the parts of F on a batch.
+            estimates: of the summands of F on a batch.
             known: whether the units were known before it, as :meth:`have_units` says.
         """
         if known:
@@ -411,11 +411,11 @@ class Problem(nn.Module):
                 "both the size of the training split, whose samples the column `index` numbers from 0."
             )
 
-    def _require_weighing(self, part: Measurable) -> None:
-        drawn = None if part.weighs_samples else self._drawn_first(part.part)
+    def _require_weighing(self, measurable: Measurable) -> None:
+        drawn = None if measurable.weighs_samples else self._drawn_first(measurable.part)
         if drawn is not None and SAMPLE_WEIGHT in drawn.columns:
             raise ConfigError(
-                f"{type(part).__name__} cannot count samples differently, and the data give them weights "
+                f"{type(measurable).__name__} cannot count samples differently, and the data give them weights "
                 f"({SAMPLE_WEIGHT}; of a table columns.weight, of a classifier sample_weight). Leave these out."
             )
 
@@ -423,29 +423,34 @@ class Problem(nn.Module):
         """The samples of the part that own the rows, which is the first where there are several."""
         return self._drawn(part[0] if isinstance(part, tuple) else part)
 
-    def _inclusion_by_subsets(self, part: Measurable, num_rows: int, of_batch: float) -> Inclusion:
-        drawn = self._drawn(part.part)
-        subsets = None if drawn is None else part.subsets(drawn.columns)
+    def _inclusion_by_subsets(self, measurable: Measurable, num_rows: int, of_batch: float) -> Inclusion:
+        drawn = self._drawn(measurable.part)
+        subsets = None if drawn is None else measurable.subsets(drawn.columns)
         if drawn is None or subsets is None or not can_know(subsets) or (of_batch < 1 and not drawn.plan.halves_known):
             return Inclusion()
-        names = getattr(part, "names", None) or [f"{type(part).__name__} {i}" for i in range(num_rows)]
+        names = getattr(measurable, "names", None) or [f"{type(measurable).__name__} {i}" for i in range(num_rows)]
         probability = presence(subsets, drawn, names, of_batch, that_count(drawn))
-        if isinstance(part, Constraint):
-            probability = self._by_strata(part, subsets, drawn, of_batch, probability)
-        if isinstance(part, Objective):
-            part.know_presence(probability)
+        if isinstance(measurable, Constraint):
+            probability = self._by_strata(measurable, subsets, drawn, of_batch, probability)
+        if isinstance(measurable, Objective):
+            measurable.know_presence(probability)
         warn_of_rare_rows(probability, names)
         return Inclusion(probability)
 
     def _by_strata(
-        self, part: Constraint, subsets: Sequence[Sequence[Tensor]], drawn: Drawn, of_batch: float, probability: Tensor
+        self,
+        constraint: Constraint,
+        subsets: Sequence[Sequence[Tensor]],
+        drawn: Drawn,
+        of_batch: float,
+        probability: Tensor,
     ) -> Tensor:
         """Probabilities of the rows of a constraint, measured by strata if it can be and batches often hold them all.
 
         Constraints that were joined decide each for itself (:attr:`Constraint.together`).
 
         Args:
-            part: the constraint.
+            constraint: the constraint.
             subsets: see :meth:`Measurable.subsets`.
             drawn: the samples of its part.
             of_batch: part of a batch on which the gradient is taken.
@@ -457,22 +462,22 @@ class Problem(nn.Module):
         strata = torch.zeros(len(weight), dtype=torch.int64) if strata is None else strata
         strata = torch.where(weight > 0, strata, -1)
         combined, by_strata = probability.clone(), torch.zeros(len(subsets), dtype=torch.bool)
-        for first in range(0, len(subsets), part.together):
-            rows = slice(first, first + part.together)
+        for first in range(0, len(subsets), constraint.together):
+            rows = slice(first, first + constraint.together)
             cells = within_strata(subsets[rows], strata)
             if cells is None or not bool(probability[rows].all()):  # too many, or of a row nothing counts
                 continue
             undivided = all(len(parts) == len(row) for parts, row in zip(cells, subsets[rows], strict=True))
             if undivided and not weighted:  # of samples that weigh alike, whose mean is no ratio
                 continue
-            within = presence(cells, drawn, part.names[rows], of_batch)
+            within = presence(cells, drawn, constraint.names[rows], of_batch)
             if bool((within >= _OFTEN * probability[rows]).all()):
                 combined[rows], by_strata[rows] = within, True
-        sides = part.over_strata(_of_population(drawn), strata, by_strata) if bool(by_strata.any()) else None
+        sides = constraint.over_strata(_of_population(drawn), strata, by_strata) if bool(by_strata.any()) else None
         if sides is None:
             return probability
-        self._sides.append((part, sides))
-        self._strata[part.part if isinstance(part.part, str) else None] = Known(strata)
+        self._sides.append((constraint, sides))
+        self._strata[constraint.part if isinstance(constraint.part, str) else None] = Known(strata)
         return combined
 
 

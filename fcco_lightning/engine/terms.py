@@ -64,7 +64,7 @@ class Term(nn.Module):
 
     Args:
         name: in logs and checkpoints.
-        part: what measures it.
+        measurable: the objective or constraint that measures the g_i.
         outer: f; where it has parameters of its own in every row, such as thresholds, batches bring f with them.
         domain: the rows, which samples own them, and the interval in which the inner values are known to lie.
         inclusion: how likely a batch contains the rows.
@@ -86,14 +86,14 @@ class Term(nn.Module):
             float64; None where the probabilities are known.
     """
 
-    part: Measurable
+    measurable: Measurable
     number: int = 0
     counts: Tensor | None
 
     def __init__(
         self,
         name: str,
-        part: Measurable,
+        measurable: Measurable,
         outer: OuterFunction,
         domain: RowDomain,
         *,
@@ -108,9 +108,11 @@ class Term(nn.Module):
     ) -> None:
         super().__init__()
         self.multipliers = multipliers
-        self.__dict__["part"] = part  # no module of this one: its parameters belong to whoever owns the network
+        self.__dict__["measurable"] = (
+            measurable  # no module of this one: its parameters belong to whoever owns the network
+        )
         owners, num_rows = domain.owners, domain.num_rows if domain.owners is None else int(domain.owners.sum())
-        self.name, self.num_rows, self.width = name, num_rows, part.width
+        self.name, self.num_rows, self.width = name, num_rows, measurable.width
         self.share, self.dtype, self.range, self.growth = share, dtype, domain.range, growth
         self.per_sample, self.repeats = domain.per_sample, repeats
         self.num_samples = num_rows if owners is None else len(owners)
@@ -230,7 +232,7 @@ class Term(nn.Module):
             StateIndexError: if one of them is none of a training sample, naming it and its position in the batch.
         """
         if self.per_sample:
-            self._require_named(_sample_index(self.part, columns), self.num_samples)
+            self._require_named(_sample_index(self.measurable, columns), self.num_samples)
 
     def check(self, outputs: Any, columns: Any) -> None:
         """Look at the rows that a batch names.
@@ -241,7 +243,7 @@ class Term(nn.Module):
             DataError: if a sample owns a row by the columns of the batch, and had none when the rows were given out.
         """
         self.check_index(columns)
-        rows = self.part.measure(outputs, columns)[1]
+        rows = self.measurable.measure(outputs, columns)[1]
         if rows is None:
             return
         names = self._names(rows, columns)
@@ -274,7 +276,7 @@ class Term(nn.Module):
         known: Tensor | float = self._of_mean if isinstance(self._of_mean, float) else _at(self._of_mean, rows, share)
         if self._inclusion.samples_per_row is None:
             return known
-        owners = columns[self.part.part[0]] if isinstance(self.part.part, tuple) else columns
+        owners = columns[self.measurable.part[0]] if isinstance(self.measurable.part, tuple) else columns
         of_owners = of_samples(owners, self._inclusion, share, again)
         return of_owners if self._of_mean == 1 else known * of_owners
 
@@ -282,7 +284,7 @@ class Term(nn.Module):
         """Which row each of those measured is, shape (r,); None for all, in their order."""
         if measured.index is not None or not self.per_sample:
             return measured.index
-        return _sample_index(self.part, columns)
+        return _sample_index(self.measurable, columns)
 
     def _require_named(self, names: Tensor, number: int) -> None:
         wrong = ((names < 0) | (names >= number)).nonzero().flatten()
@@ -312,7 +314,7 @@ class Term(nn.Module):
         return table.index_select(0, names).long()
 
     def _wrong_number(self, rows: Rows, names: Tensor | None) -> ConfigError:
-        measured = f"{type(self.part).__name__} measured {len(rows.values)} rows"
+        measured = f"{type(self.measurable).__name__} measured {len(rows.values)} rows"
         if rows.index is not None:
             return ConfigError(
                 f"{measured} and says of {len(rows.index)} which these are. Return Rows(values, weight, index=...) "
@@ -336,9 +338,11 @@ class Term(nn.Module):
         )
 
 
-def _sample_index(part: Measurable, columns: Any) -> Tensor:
+def _sample_index(measurable: Measurable, columns: Any) -> Tensor:
     """The column ``index`` of the samples that own the rows, of the first part of several."""
-    return required_column(columns[part.part[0]] if isinstance(part.part, tuple) else columns, "index", part)
+    return required_column(
+        columns[measurable.part[0]] if isinstance(measurable.part, tuple) else columns, "index", measurable
+    )
 
 
 def _mean(values: Tensor, share: Tensor, again: Copies) -> Tensor:

@@ -63,7 +63,7 @@ class Criterion(nn.Module):
 
     Attributes:
         objective: as the algorithm poses it; its parameters (a CVaR threshold) are for the optimizer, too.
-        estimates: of the parts of F on the last batch, by name.
+        estimates: of the summands of F on the last batch, by name.
 
     Raises:
         ConfigError: if the algorithm needs more than one forward pass, or a step of its own.
@@ -182,7 +182,7 @@ class Criterion(nn.Module):
             engine.explain(error)
             raise
         self._backend.value = estimate.value
-        self.estimates = Estimates(estimate.parts)
+        self.estimates = Estimates(estimate.summands)
         engine.arrivals.note(self.estimates, last_batch=False)
         engine.descend(estimate)
         value = self._backend.value

@@ -368,5 +368,5 @@ def test_the_smoothing_that_a_group_objective_recommends_is_not_that_of_constrai
     objective = CVaRGroupDRO(0.5, num_groups=3)
     objective.recommended = True
     problem = algorithm.pose(objective, [ROCFairness()], HingePenalty(1.0), num_samples=4)
-    of_objective, of_constraint = (algorithm.smoothing_of(term.part) for term in problem.all_terms)
+    of_objective, of_constraint = (algorithm.smoothing_of(term.measurable) for term in problem.all_terms)
     assert (of_objective, of_constraint) == (MoreauSmoothing(0.25), MoreauSmoothing(0.01))

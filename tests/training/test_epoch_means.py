@@ -23,7 +23,7 @@ from fcco_lightning import (
     TensorDataModule,
     UniformSampling,
 )
-from fcco_lightning.engine.estimates import Averages, Estimates, Part
+from fcco_lightning.engine.estimates import Averages, Estimates, Summand
 from tests import jobs
 
 N, BATCH = 45, 8  # the last batch of an epoch holds 5 samples
@@ -212,9 +212,9 @@ def test_a_mean_goes_on_though_a_step_is_computed_in_another_way():
 
     def of_batch(k, summed):
         one = Estimates()
-        whole = Part("objective", values[k], weights=weights[k], rows=rows)
+        whole = Summand("objective", values[k], weights=weights[k], rows=rows)
         total, count = whole.summed()
-        one.parts = [Part("objective", total, rows=count) if summed else whole]
+        one.summands = [Summand("objective", total, rows=count) if summed else whole]
         return one
 
     expected = (weights * values).sum() / 8
@@ -233,14 +233,14 @@ def test_means_of_earlier_checkpoints_go_on():
     means, (total, weight) = Averages(), torch.tensor([6.0, 4.0])
     waiting = {"objective/0": [(torch.tensor(2.0), None, None, 3)]}
     means.load_state_dict({"sums": {}, "waiting": waiting, "so_far": {"objective/0": (total, weight)}}, "cpu")
-    means.add(Estimates([Part("objective", torch.tensor(3.0))]), 2)
+    means.add(Estimates([Summand("objective", torch.tensor(3.0))]), 2)
     assert means.values()["objective"].item() == pytest.approx((6 + 2 * 3) / (4 + 2))
 
 
 @pytest.mark.parametrize("entry", ["batches", "sums"])
 def test_means_that_cannot_be_added_change_nothing(entry):
     means, cube = Averages(), torch.zeros(2, 2, 2)
-    means.add(Estimates([Part("objective", torch.tensor(3.0))]), 2)
+    means.add(Estimates([Summand("objective", torch.tensor(3.0))]), 2)
     waiting = [([("objective", cube, 1.0, torch.ones(2), torch.ones(2))], 2)]
     forged = {"batches": waiting} if entry == "batches" else {"sums": {"objective/0": (cube, torch.tensor(1.0))}}
     with pytest.raises(RuntimeError):
