@@ -80,8 +80,8 @@ what is trained
   --model.objective CLASS          fcco list objectives
   --model.constraints CLASS,...    fcco list constraints
   --model.constraints.kappa X      by how much a constraint may be missed
-  --decisions balanced             or --decisions.share .1, .tpr .8,
-                                   .threshold .2: what decisions are for
+  --decisions balanced             or --decisions.costs [1,10], .share .1,
+                                   .tpr .8, .threshold .2: what they are for
   --model.network CLASS            fcco list networks
   --model.algorithm CLASS          fcco list algorithms
   --model.optimizer CLASS          of fcco list optimizers, or of torch.optim
@@ -298,7 +298,9 @@ def _predict(parser: ArgumentParser) -> Work:
     """
     _add_checkpoint(parser)
     parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
-    parser.add_argument("--out", default="predictions.csv", help="file to write, .csv or .parquet")
+    parser.add_argument(
+        "--out", default="predictions.csv", help="file to write, .csv or .parquet (default %(default)s)"
+    )
     parser.add_argument("--id", dest="id_column", help="column that names the rows; without it they are numbered")
     parser.add_argument(
         "--threshold", type=float, help="probability above which a decision is positive; else as in the run"
@@ -324,7 +326,7 @@ def _test(parser: ArgumentParser) -> Work:
     """
     _add_checkpoint(parser)
     parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
-    parser.add_argument("--out", default="report", help="folder of the report (default: %(default)s)")
+    parser.add_argument("--out", default="report", help="folder of the report (default %(default)s)")
     parser.add_argument(
         "--importances", action="store_true", help="measure also what shuffling one column of the table costs"
     )
@@ -366,7 +368,7 @@ def _compare(parser: ArgumentParser) -> Work:
     """Finished runs side by side: where their settings differ, and what they reached; a table, a picture."""
     parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, with its report.json")
     parser.add_argument("--out", help="CSV file for the table")
-    parser.add_argument("--picture", default="comparison.png", help="PNG file to write")
+    parser.add_argument("--picture", default="comparison.png", help="PNG file to write (default %(default)s)")
 
     def work(options: Namespace) -> None:
         from fcco_lightning.cli.comparison import print_comparison  # noqa: PLC0415 - loads rich and matplotlib
@@ -418,14 +420,26 @@ def _tune(parser: ArgumentParser) -> Work:
         required=True,
         help="what to search over; or one of fcco list searches",
     )
-    parser.add_argument("--trials", type=int, default=20, help="fits in all, with those that the folder has already")
-    parser.add_argument("--folder", default="tuning", help="of the search; what is there already is continued")
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=20,
+        help="fits in all, with those that the folder has already (default %(default)s)",
+    )
+    parser.add_argument(
+        "--folder", default="tuning", help="of the search; what is there already is continued (default %(default)s)"
+    )
     parser.add_argument("--figure", help="of the validation split; by default the objective's figure of merit")
     parser.add_argument(
         "--mode", choices=("max", "min"), help="which values are better; by default min of losses and gaps"
     )
-    parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampler")
+    parser.add_argument(
+        "--sampler",
+        choices=("tpe", "random", "grid"),
+        default="tpe",
+        help="tpe learns from the trials before, grid tries all combinations (default %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the sampler (default %(default)s)")
     parser.add_argument("--full", action="store_true", help="end no trial early (successive halving otherwise does)")
 
     def work(options: Namespace) -> None:

@@ -11,8 +11,9 @@ _EDGE = 0.01  # outliers beyond this share on either side are left out of a span
 _EDGES = (_EDGE, _EDGE)
 _FEW = 0.1  # of a class
 _ROUNDING = 1e-9
-_SAY_WHAT_FOR = (
-    ". Say what decisions are for: --decisions balanced, or with an objective that ranks, as AUC, --decisions.share 0.1"
+_ASK_FOR_BOTH = (
+    ". Ask for decisions of both kinds: --decisions balanced, --decisions.costs [1,10] with a larger cost of the class "
+    "that is missed, or with an objective that ranks, as AUC, --decisions.share 0.1"
 )
 
 
@@ -122,7 +123,7 @@ def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH, weight: Tenso
     _, negative = masses(~(rate > 0.5), weight)  # which rounding does not make of none
     if not positive or not negative:
         kind = "positive" if positive else "negative"
-        return f"the decisions are constant: every sample is decided {kind}{_SAY_WHAT_FOR}"
+        return f"the decisions are constant: every sample is decided {kind}{_ASK_FOR_BOTH}"
     for kind, number, least in (
         ("positive", positive, enough.positive),
         ("negative", negative, enough.negative),
@@ -131,7 +132,7 @@ def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH, weight: Tenso
             counted = "" if weight is None else ", counted by their weights,"
             return (
                 f"the decisions are nearly all alike: {_shown(number)} of {_shown(size)} samples{counted} are decided "
-                f"{kind}, less than a tenth of those that are {kind} or asked for ({least / _FEW:.3g}){_SAY_WHAT_FOR}"
+                f"{kind}, less than a tenth of those that are {kind} or asked for ({least / _FEW:.3g}){_ASK_FOR_BOTH}"
             )
     low, high = spread(torch.logit(rate.detach().double(), eps=1e-12), enough.edges, weight)
     if high - low < 1:

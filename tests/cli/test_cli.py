@@ -1,5 +1,6 @@
 """The command line as a person meets it: the main job, overrides, mistakes, interrupts."""
 
+import argparse
 import base64
 import contextlib
 import errno
@@ -27,7 +28,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fcco_lightning.__main__
 from fcco_lightning.__main__ import main
-from fcco_lightning.cli import run
+from fcco_lightning.cli import commands, run
 from fcco_lightning.cli.lightning_cli import explained
 from fcco_lightning.cli.parser import ArgumentParser
 from fcco_lightning.data.conditions import Where
@@ -519,6 +520,18 @@ def flipped(content):
     name, extra = (int.from_bytes(content[largest.header_offset + k :][:2], "little") for k in (26, 28))
     middle = largest.header_offset + 30 + name + extra + largest.file_size // 2
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize("name", sorted(commands._TOOLS))
+def test_the_help_of_a_tool_says_its_defaults(name):
+    parser = argparse.ArgumentParser()
+    commands._TOOLS[name](parser)
+    silent = [
+        action.dest
+        for action in parser._actions
+        if action.default not in (None, False, [], argparse.SUPPRESS) and "%(default)s" not in (action.help or "")
+    ]
+    assert not silent
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,10 @@ def test_nearly_alike_is_measured_against_the_class(positives, chosen, kind):
 def test_why_decisions_are_nearly_alike_is_told_in_numbers():
     reason = EqualizedOdds().vacuous(scores(3), split(50))
     assert "3 of 1,000 samples are decided positive, less than a tenth of those that are positive" in reason
-    assert "asked for (50). Say what decisions are for: --decisions balanced" in reason
+    assert (
+        "asked for (50). Ask for decisions of both kinds: --decisions balanced, --decisions.costs [1,10] with a l"
+        in reason
+    )
 
 
 @pytest.mark.parametrize(
