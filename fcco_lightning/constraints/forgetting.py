@@ -56,10 +56,12 @@ class ProtectedTasks(Constraint, ABC):
         """
 
     def adapt(self, datamodule: Any) -> None:
-        of_data, constraint = list(getattr(datamodule, "task_names", None) or ()), type(self).__name__
-        if self.names and of_data and self.names != of_data:
-            raise ConfigError(f"names={self.names} of {constraint}, but the data protects {of_data}. Leave names out.")
-        self.names = self.names or of_data
+        data_names, constraint = list(getattr(datamodule, "task_names", None) or ()), type(self).__name__
+        if self.names and data_names and self.names != data_names:
+            raise ConfigError(
+                f"names={self.names} of {constraint}, but the data protects {data_names}. Leave names out."
+            )
+        self.names = self.names or data_names
         if not self.names:
             raise ConfigError(
                 f"{constraint} has no task to protect: name them in the data (classes.protected), or leave the "
@@ -72,7 +74,7 @@ class ProtectedTasks(Constraint, ABC):
             return None
         known = None if self.remembered not in columns else _known(required_column(columns, self.remembered, self))
         tasks = self._of_tasks(one_label_each(columns, self, "task"))
-        return [[of_task if known is None else of_task & known] for of_task in tasks]
+        return [[members if known is None else members & known] for members in tasks]
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
         task, size = self._columns(batch)[0], len(self.names)

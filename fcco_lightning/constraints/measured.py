@@ -228,7 +228,7 @@ class LossOfPairs(Statistic):
         return too_close(binary_scores(outputs), self.loss.scale, batch.get("weight"))
 
 
-def pair_losses(loss: PairLoss, scores: Tensor, of_positives: Tensor, of_negatives: Tensor) -> Tensor:
+def pair_losses(loss: PairLoss, scores: Tensor, positive_shares: Tensor, negative_shares: Tensor) -> Tensor:
     """``sum_ij v_i w_j l(s_i - s_j)`` for the shares v and w of every side, shape (s,).
 
     All pairs of samples are formed, a block of rows at a time where they are many; positives then come first, so that
@@ -237,14 +237,14 @@ def pair_losses(loss: PairLoss, scores: Tensor, of_positives: Tensor, of_negativ
     Args:
         loss: l.
         scores: s, shape (B,).
-        of_positives: v, shape (s, B), >= 0.
-        of_negatives: w, shape (s, B), 0 for samples to which v gives a share.
+        positive_shares: v, shape (s, B), >= 0.
+        negative_shares: w, shape (s, B), 0 for samples to which v gives a share.
     """
     size = len(scores)
     if size * size <= _AT_ONCE:
-        return ((of_positives @ loss(scores.unsqueeze(1) - scores)) * of_negatives).sum(1)
-    order = of_positives.sum(0).argsort(descending=True)
-    s, v, w = (t.index_select(-1, order) for t in (scores, of_positives, of_negatives))
+        return ((positive_shares @ loss(scores.unsqueeze(1) - scores)) * negative_shares).sum(1)
+    order = positive_shares.sum(0).argsort(descending=True)
+    s, v, w = (t.index_select(-1, order) for t in (scores, positive_shares, negative_shares))
     rows = max(1, _AT_ONCE // size)
     sums: list[Tensor] = []  # torch.compile does not know how to call list[Tensor]
     for i in range(0, size, rows):

@@ -113,8 +113,8 @@ class OverSides(Constraint):
         """A batch measures a row if it contains a sample of each of its sides, of the class or of both classes."""
         members, rows = self.over.of_split(columns, self), self.over.rows
         if self.statistic.of_both_classes:
-            return [[of_class[side] for of_class in members for side in sides] for sides in rows]
-        by_class = [[of_class[side] for side in sides] for of_class in members for sides in rows]
+            return [[masks[side] for masks in members for side in sides] for sides in rows]
+        by_class = [[masks[side] for side in sides] for masks in members for sides in rows]
         return [sides for sides in by_class for _ in range(self.statistic.levels)]
 
     def over_strata(self, columns: Columns, strata: Tensor, rows: Tensor) -> StrataOfSides:
@@ -154,9 +154,12 @@ class OverSides(Constraint):
         """The rows for each of several numbers of the samples, such as those at several weights."""
         shares, known = self._shares(batch, numbers[0].dtype)
         known = known.all(0, keepdim=True) if self.statistic.of_both_classes else known
-        of_levels = known if self.statistic.levels == 1 else known.unsqueeze(2).expand(-1, -1, self.statistic.levels)
-        weight = self._of_rows(of_levels).all(1)
-        return [(None, Rows(self._of_rows(self.statistic.over(shares, of_samples)), weight)) for of_samples in numbers]
+        known_levels = known if self.statistic.levels == 1 else known.unsqueeze(2).expand(-1, -1, self.statistic.levels)
+        weight = self._of_rows(known_levels).all(1)
+        return [
+            (None, Rows(self._of_rows(self.statistic.over(shares, sample_numbers)), weight))
+            for sample_numbers in numbers
+        ]
 
     def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """What every sample counts in the mean over each class and side, and of which of these the batch has enough.

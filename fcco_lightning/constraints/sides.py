@@ -278,9 +278,9 @@ class StrataOfSides:
 
         Returns: as :func:`shares_of`; with weights of the samples, shares of which 1 is the expected sum.
         """
-        counts, of_strata = members.to(dtype), self._shares.like(members, dtype)
+        counts, strata_shares = members.to(dtype), self._shares.like(members, dtype)
         within = (stratum == self._numbers.like(stratum)).to(dtype)
         held = counts @ within.T
-        known = ((held > 0) | (of_strata == 0)).all(-1) & members.any(-1)
-        shares = counts * ((of_strata / held.clamp(min=1)) @ within)
+        known = ((held > 0) | (strata_shares == 0)).all(-1) & members.any(-1)
+        shares = counts * ((strata_shares / held.clamp(min=1)) @ within)
         return shares if sample_weight is None else shares * sample_weight.to(dtype), known

@@ -53,8 +53,8 @@ def enough_decisions(batch: Columns, size: int, positive_share: tuple[float, flo
     if y is None or y.shape not in ((size,), (size, 1)) or not bool(((y >= 0) & (y <= 1)).all()):
         return _ONE_OF_EACH
     (total, positives), (least, most) = masses(y.reshape(-1) == 1, batch.get("weight")), positive_share
-    of_negatives, of_positives = min(total - positives, (1 - least) * total), min(positives, most * total)
-    negative, positive = _FEW * of_negatives, _FEW * of_positives
+    negatives, decided_positives = min(total - positives, (1 - least) * total), min(positives, most * total)
+    negative, positive = _FEW * negatives, _FEW * decided_positives
     return Enough(negative, positive, (min(_EDGE, negative / (total or 1)), min(_EDGE, positive / (total or 1))))
 
 

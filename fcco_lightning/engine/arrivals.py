@@ -207,7 +207,7 @@ class Arrivals:
         beside = pairs and objective.always_measured  # which is a number without the pairs, too
         unmeasured = sum(
             bool(value.isnan()) or ((beside or value == 0) and y is not None and _different(y) == 1)
-            for value, y in zip((of_batch.get("objective") for of_batch in estimates), classes, strict=False)
+            for value, y in zip((estimate.get("objective") for estimate in estimates), classes, strict=False)
             if value is not None
         )
         known = self._problem.direct_weight > 2  # rare by how batches are drawn, of which there was a word
@@ -219,7 +219,7 @@ class Arrivals:
             )
         else:
             self._warn_of_labels(batches)
-        if all("penalty" in of_batch and bool(of_batch["penalty"].isnan()) for of_batch in estimates):
+        if all("penalty" in estimate and bool(estimate["penalty"].isnan()) for estimate in estimates):
             warnings.warn(
                 f"none of the first {number} batches contains what {self._problem.constraints[0].names[0]!r} and the "
                 "other constraints compare: they do not act. Look at their groups or subsets, or draw larger batches.",

@@ -146,9 +146,9 @@ def narrow_weights(network: nn.Module) -> str:
 
 def _narrowness(network: nn.Module, outputs: Outputs) -> str:
     """As :func:`narrow_weights`, also where the network only computes in float16."""
-    of_weights = narrow_weights(network)
-    if of_weights or all(leaf.dtype != torch.float16 for leaf in pytree.tree_leaves(outputs.now)):
-        return of_weights
+    remark = narrow_weights(network)
+    if remark or all(leaf.dtype != torch.float16 for leaf in pytree.tree_leaves(outputs.now)):
+        return remark
     return (
         " The network computes in float16 (autocast), which holds nothing above 65504: use bfloat16 "
         "(--trainer.precision bf16-mixed). A loss scaler (16-mixed) drops steps of which the gradient alone overflows."

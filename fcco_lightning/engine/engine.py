@@ -412,10 +412,10 @@ class Engine:
                     continue
                 inputs, before = read(outputs.now, outputs.columns, term.measurable), None
                 if with_rows and term.corrected and outputs.before is not None:
-                    (of_part, now), before = self._now_and_before(term.measurable, inputs, outputs)
+                    (direct_value, now), before = self._now_and_before(term.measurable, inputs, outputs)
                 else:
-                    of_part, now = term.measurable.measure(*inputs)
-                g0 = of_part if with_g0 else g0
+                    direct_value, now = term.measurable.measure(*inputs)
+                g0 = direct_value if with_g0 else g0
                 if with_rows and now is not None:
                     seen.append(term.seen(now, before, *inputs))
         weight = self.problem.direct_weight
@@ -474,13 +474,15 @@ class Engine:
         gradients = self._differentiated(value, [*self.params, *leaves], keep=local, graph=graph)
         if samples is not None and leaves:
             self._new += samples.step(gradients[-1])
-        of_weights = [torch.zeros_like(w) if g is None else g for w, g in zip(self.params, gradients, strict=False)]
+        weight_gradients = [
+            torch.zeros_like(w) if g is None else g for w, g in zip(self.params, gradients, strict=False)
+        ]
         if local:
-            return of_weights
-        of_weights = [g.detach().clone() for g in of_weights]
-        self.processes.average_(of_weights)
-        self._gradients += of_weights
-        return of_weights
+            return weight_gradients
+        weight_gradients = [g.detach().clone() for g in weight_gradients]
+        self.processes.average_(weight_gradients)
+        self._gradients += weight_gradients
+        return weight_gradients
 
     def _differentiated(
         self, value: Tensor, leaves: Sequence[Tensor], *, keep: bool, graph: bool
@@ -490,10 +492,10 @@ class Engine:
             return [None] * len(leaves)
         if self.divided:  # FSDP2 knows a gradient by a backward pass, and averages it there
             self.backend.backward(value, leaves)
-            of_leaves = [leaf.grad for leaf in leaves]
+            gradients_left = [leaf.grad for leaf in leaves]
             for leaf in leaves:
                 leaf.grad = None
-            return of_leaves
+            return gradients_left
         scaler = self.backend.scaler
         scaled = value if scaler is None else scaler.scale(value)
         gradients = torch.autograd.grad(

@@ -303,7 +303,7 @@ def unite(
     together: dict[str, dict[str, Tensor]] = {}
     for name, part in batch.items():
         columns = other_columns(network, part)
-        leaves, structure = pytree.tree_flatten([of_point[name] for of_point in outputs])
+        leaves, structure = pytree.tree_flatten([point_outputs[name] for point_outputs in outputs])
         union = processes.gather([*leaves, *columns.values()], STOP * stop | LAST * last)
         _require_same_end([bool(mark & LAST) for mark in union.marks])
         for point, gathered in zip(united, pytree.tree_unflatten(union.tensors[: len(leaves)], structure), strict=True):

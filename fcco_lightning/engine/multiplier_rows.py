@@ -113,9 +113,9 @@ class MultiplierRows(nn.Module):
             values: the inner values u_i of all rows, shape (n, k); where they are not known (NaN), the multiplier is
                 that at ``h_i = 0``.
         """
-        of_sides = self._of_sides()
-        pressure = of_sides.pressure(self._signed(values))
-        pressure = torch.where(pressure.isnan(), of_sides.multiplier.to(pressure.dtype), pressure)
+        multiplied = self._of_sides()
+        pressure = multiplied.pressure(self._signed(values))
+        pressure = torch.where(pressure.isnan(), multiplied.multiplier.to(pressure.dtype), pressure)
         return pressure[:, 0] if self.constraint.sides == 1 else (pressure[:, 0] - pressure[:, 1]).abs()
 
     def _memory(self) -> Tensor:

@@ -119,9 +119,9 @@ def estimated(counted: Tensor, rows: Tensor | None, share: Tensor) -> Tensor:
         rows: of the entries, shape (r,); None for all rows.
         share: as of :func:`of_samples`.
     """
-    of_rows, batches, n = counted[:-1], counted[-1] + 1, len(counted) - 1
-    seen = (of_rows if rows is None else of_rows.index_select(0, rows)) + (share > 0)
-    average = (of_rows.sum() + share.sum()) / (n * batches)
+    row_counts, batches, n = counted[:-1], counted[-1] + 1, len(counted) - 1
+    seen = (row_counts if rows is None else row_counts.index_select(0, rows)) + (share > 0)
+    average = (row_counts.sum() + share.sum()) / (n * batches)
     # it is 1 or more where the batch measures a row, and may be 0 elsewhere, before anything has been seen
     often = (seen + _PRIOR * average).clamp(min=1)
     return ((batches + _PRIOR) / (n * often)).to(share.dtype)
@@ -173,22 +173,22 @@ def presence(
         return drawn.plan.absence(counts, share)
 
     probability: list[float] = []
-    of_row: dict[int, float] = {}  # thresholds of one class share their subsets
-    of_subset: dict[int, float] = {}  # and some of them one of these
+    row_probability: dict[int, float] = {}  # thresholds of one class share their subsets
+    subset_absence: dict[int, float] = {}  # and some of them one of these
     for name, subsets in zip(names, rows, strict=True):
-        if id(subsets) not in of_row:
+        if id(subsets) not in row_probability:
             for position, subset in enumerate(subsets):
-                if id(subset) in of_subset:
+                if id(subset) in subset_absence:
                     continue
                 if not bool(subset.any()):
                     raise DataError(_empty(name, position))
-                of_subset[id(subset)] = absence(subset)
-            absent = sum(of_subset[id(subset)] for subset in subsets)
+                subset_absence[id(subset)] = absence(subset)
+            absent = sum(subset_absence[id(subset)] for subset in subsets)
             for size in range(2, len(subsets) + 1):  # inclusion and exclusion over the subsets that may be missing
                 for missing in combinations(subsets, size):
                     absent += (-1) ** (size + 1) * absence(torch.stack(missing).any(0))
-            of_row[id(subsets)] = min(1.0, max(0.0, 1 - absent))
-        probability.append(of_row[id(subsets)])
+            row_probability[id(subsets)] = min(1.0, max(0.0, 1 - absent))
+        probability.append(row_probability[id(subsets)])
     return torch.tensor(probability, dtype=torch.float64)
 
 
@@ -212,13 +212,13 @@ def _presence_in_partition(
     for row, (partner, end) in enumerate(zip(rows.partner_of.tolist(), ends, strict=True)):
         key = (partner, *signs[first:end])
         if key not in known:
-            of_row = torch.zeros(cells.num_strata, dtype=torch.int64)
-            of_row[cells.stratum[first:end]] = cells.count[first:end]
-            absent = drawn.plan.absence(of_row, share)
+            row_counts = torch.zeros(cells.num_strata, dtype=torch.int64)
+            row_counts[cells.stratum[first:end]] = cells.count[first:end]
+            absent = drawn.plan.absence(row_counts, share)
             if partner >= 0:
                 if without[partner]:
                     raise DataError(_empty(names[row], 1))
-                absent += alone[partner] - drawn.plan.absence(of_row + cells.partners[partner], share)
+                absent += alone[partner] - drawn.plan.absence(row_counts + cells.partners[partner], share)
             known[key] = min(1.0, max(0.0, 1 - absent))
         probability[row], first = known[key], end
     return probability
@@ -280,7 +280,7 @@ def most_in_a_batch(kinds: Sequence[Tensor], drawn: Drawn) -> tuple[int, ...]:
     strata = drawn.plan.strata
     strata = torch.zeros(len(kinds[0]), dtype=torch.int64) if strata is None else strata
     counts = [torch.bincount(strata[kind], minlength=int(strata.max()) + 1) for kind in kinds]
-    most = [drawn.plan.most(of_kind) for of_kind in counts]
+    most = [drawn.plan.most(marked) for marked in counts]
     return () if None in most else tuple(number for number in most if number is not None)
 
 
@@ -303,20 +303,20 @@ def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, 
     strata = torch.zeros(len(owners), dtype=torch.int64) if strata is None else strata
     size, counting = int(strata.max()) + 1, that_count(drawn)
     partners = partners if counting is None else partners & counting
-    others, of_owners = torch.bincount(strata[partners], minlength=size), strata[owners]
+    others, owner_strata = torch.bincount(strata[partners], minlength=size), strata[owners]
     conditional = torch.zeros(size, dtype=torch.float64)
-    for stratum in torch.unique(of_owners).tolist():
+    for stratum in torch.unique(owner_strata).tolist():
         one = torch.zeros(size, dtype=torch.int64)
         one[stratum] = 1
-        for of_epoch, plan in drawn.plan.by_size():
+        for epoch_share, plan in drawn.plan.by_size():
             lonely, without, neither = (plan.absence(marked, share) for marked in (one, others, others + one))
             both = 1 - lonely - without + neither
-            conditional[stratum] += of_epoch * max(0.0, both / (1 - lonely)) if lonely < 1 else 0.0
-    least = float(conditional[of_owners].min())
+            conditional[stratum] += epoch_share * max(0.0, both / (1 - lonely)) if lonely < 1 else 0.0
+    least = float(conditional[owner_strata].min())
     require_company(least, name)
     warn_of_rare_rows(torch.tensor([least]), [f"{name}, which needs samples of both classes"])
-    of_rows = conditional[of_owners]
-    return float(of_rows[0]) if bool((of_rows == of_rows[0]).all()) else of_rows
+    probability = conditional[owner_strata]
+    return float(probability[0]) if bool((probability == probability[0]).all()) else probability
 
 
 def owner_presence(owners: Tensor, drawn: Drawn, share: float = 1.0) -> Tensor:

@@ -275,9 +275,9 @@ class Problem(nn.Module):
         for constraint, term in zip(self.constraints, self.all_terms[self.compositional :], strict=True):
             term.take(constraint.outer(self.penalty.outer(rho, constraint.kappa)))
 
-    def _objective_term(self, num_samples: int, layout: Layout, of_batch: float) -> Term:
+    def _objective_term(self, num_samples: int, layout: Layout, batch_share: float) -> Term:
         objective, drawn = self.objective, self._drawn(self.objective.part)
-        domain = objective.row_domain(num_samples, None if drawn is None else _of_population(drawn, of_batch))
+        domain = objective.row_domain(num_samples, None if drawn is None else _of_population(drawn, batch_share))
         outer = objective.outer  # it may depend on what the objective now knows of the rows
         assert outer is not None  # noqa: S101 - the caller has seen to it
         return Term(
@@ -285,7 +285,7 @@ class Problem(nn.Module):
             objective,
             outer,
             domain,
-            inclusion=self._inclusion_of_objective(domain, of_batch),
+            inclusion=self._inclusion_of_objective(domain, batch_share),
             dtype=torch.promote_types(self._dtype, objective.dtype),
             repeats=not domain.per_sample or self._repeats(objective.part),
             processes=self.processes,
@@ -293,9 +293,9 @@ class Problem(nn.Module):
             growth=objective.growth,
         )
 
-    def _inclusion_of_objective(self, domain: RowDomain, of_batch: float) -> Inclusion:
+    def _inclusion_of_objective(self, domain: RowDomain, batch_share: float) -> Inclusion:
         if not domain.per_sample:
-            return self._inclusion_by_subsets(self.objective, domain.num_rows, of_batch)
+            return self._inclusion_by_subsets(self.objective, domain.num_rows, batch_share)
         partners, drawn = domain.partners, self._drawn(self.objective.part)
         all_own, owners = domain.owners is None, domain.owners
         owners = torch.ones(domain.num_rows, dtype=torch.bool) if owners is None else owners
@@ -307,20 +307,20 @@ class Problem(nn.Module):
             )
         together: Tensor | float = 1.0
         if drawn is not None and partners is not None:
-            if of_batch < 1 and not drawn.plan.halves_known:
+            if batch_share < 1 and not drawn.plan.halves_known:
                 raise ConfigError(
                     f"{type(self.objective).__name__} must know how likely a half of a batch holds samples of both "
                     "kinds, and these batches may hold a sample twice, or an odd number of samples of several groups, "
                     "so that halves differ. Draw other numbers (samples_per_group: even, allow_repeats: false), or set "
                     'the algorithm\'s `jacobian` to "part" with batches: TwoDraws.'
                 )
-            together = partner_presence(owners, partners, drawn, type(self.objective).__name__, of_batch)
+            together = partner_presence(owners, partners, drawn, type(self.objective).__name__, batch_share)
         owning = self._drawn_first(self.objective.part)
-        population = None if owning is None else owning.plan.population(of_batch)
+        population = None if owning is None else owning.plan.population(batch_share)
         if owning is None or population is None:
             return Inclusion(together, len(owners) / num_rows, all_own)
-        known = of_batch == 1 or owning.plan.halves_known
-        probability = together * owner_presence(owners, owning, of_batch) if known else None
+        known = batch_share == 1 or owning.plan.halves_known
+        probability = together * owner_presence(owners, owning, batch_share) if known else None
         return Inclusion(probability, population=of_rows(population, owners))
 
     def _repeats(self, part: str | tuple[str, ...] | None) -> bool:
@@ -328,7 +328,7 @@ class Problem(nn.Module):
         drawn = self._drawn_first(part)
         return drawn is None or not drawn.plan.distinct
 
-    def _constraint_term(self, constraint: Constraint, of_batch: float) -> Term:
+    def _constraint_term(self, constraint: Constraint, batch_share: float) -> Term:
         multipliers = None
         if isinstance(self.penalty, Penalty):
             outer = constraint.outer(self.penalty.outer(self.penalty.weight(0), constraint.kappa))
@@ -341,7 +341,7 @@ class Problem(nn.Module):
             constraint,
             outer,
             RowDomain(constraint.num_rows, range=constraint.range),
-            inclusion=self._inclusion_by_subsets(constraint, constraint.num_rows, of_batch),
+            inclusion=self._inclusion_by_subsets(constraint, constraint.num_rows, batch_share),
             share=share,
             dtype=self._dtype,
             repeats=False,
@@ -385,8 +385,8 @@ class Problem(nn.Module):
         several = len(self.declared) > 1
         contents: dict[str, str] = {}
         for part, drawn in self.declared.items():
-            of_part = contents_of({name: c for name, c in drawn.columns.items() if isinstance(c, Tensor)})
-            contents |= {f"{part}.{name}" if several else name: digest for name, digest in of_part.items()}
+            digests = contents_of({name: c for name, c in drawn.columns.items() if isinstance(c, Tensor)})
+            contents |= {f"{part}.{name}" if several else name: digest for name, digest in digests.items()}
         return {"rows": self.num_samples, "contents": contents}
 
     def require_same_data(self, stored: Mapping[str, Any] | None, *, allow_changed: bool = False) -> None:
@@ -423,15 +423,20 @@ class Problem(nn.Module):
         """The samples of the part that own the rows, which is the first where there are several."""
         return self._drawn(part[0] if isinstance(part, tuple) else part)
 
-    def _inclusion_by_subsets(self, measurable: Measurable, num_rows: int, of_batch: float) -> Inclusion:
+    def _inclusion_by_subsets(self, measurable: Measurable, num_rows: int, batch_share: float) -> Inclusion:
         drawn = self._drawn(measurable.part)
         subsets = None if drawn is None else measurable.subsets(drawn.columns)
-        if drawn is None or subsets is None or not can_know(subsets) or (of_batch < 1 and not drawn.plan.halves_known):
+        if (
+            drawn is None
+            or subsets is None
+            or not can_know(subsets)
+            or (batch_share < 1 and not drawn.plan.halves_known)
+        ):
             return Inclusion()
         names = getattr(measurable, "names", None) or [f"{type(measurable).__name__} {i}" for i in range(num_rows)]
-        probability = presence(subsets, drawn, names, of_batch, that_count(drawn))
+        probability = presence(subsets, drawn, names, batch_share, that_count(drawn))
         if isinstance(measurable, Constraint):
-            probability = self._by_strata(measurable, subsets, drawn, of_batch, probability)
+            probability = self._by_strata(measurable, subsets, drawn, batch_share, probability)
         if isinstance(measurable, Objective):
             measurable.know_presence(probability)
         warn_of_rare_rows(probability, names)
@@ -442,7 +447,7 @@ class Problem(nn.Module):
         constraint: Constraint,
         subsets: Sequence[Sequence[Tensor]],
         drawn: Drawn,
-        of_batch: float,
+        batch_share: float,
         probability: Tensor,
     ) -> Tensor:
         """Probabilities of the rows of a constraint, measured by strata if it can be and batches often hold them all.
@@ -453,7 +458,7 @@ class Problem(nn.Module):
             constraint: the constraint.
             subsets: see :meth:`Measurable.subsets`.
             drawn: the samples of its part.
-            of_batch: part of a batch on which the gradient is taken.
+            batch_share: part of a batch on which the gradient is taken.
             probability: of the rows where strata play no role, shape (m,).
         """
         strata, weight, weighted = drawn.plan.strata, drawn.plan.weights(), SAMPLE_WEIGHT in drawn.columns
@@ -470,7 +475,7 @@ class Problem(nn.Module):
             undivided = all(len(parts) == len(row) for parts, row in zip(cells, subsets[rows], strict=True))
             if undivided and not weighted:  # of samples that weigh alike, whose mean is no ratio
                 continue
-            within = presence(cells, drawn, constraint.names[rows], of_batch)
+            within = presence(cells, drawn, constraint.names[rows], batch_share)
             if bool((within >= _OFTEN * probability[rows]).all()):
                 combined[rows], by_strata[rows] = within, True
         sides = constraint.over_strata(_of_population(drawn), strata, by_strata) if bool(by_strata.any()) else None

@@ -277,8 +277,8 @@ class Term(nn.Module):
         if self._inclusion.samples_per_row is None:
             return known
         owners = columns[self.measurable.part[0]] if isinstance(self.measurable.part, tuple) else columns
-        of_owners = of_samples(owners, self._inclusion, share, again)
-        return of_owners if self._of_mean == 1 else known * of_owners
+        inverse = of_samples(owners, self._inclusion, share, again)
+        return inverse if self._of_mean == 1 else known * inverse
 
     def _names(self, measured: Rows, columns: Any) -> Tensor | None:
         """Which row each of those measured is, shape (r,); None for all, in their order."""
@@ -302,9 +302,9 @@ class Term(nn.Module):
         counted = _at(self._relevance, rows, share)
         return counted if weight.dtype == torch.bool else weight * counted
 
-    def _known(self, of_rows: Tensor) -> Known:
+    def _known(self, numbers: Tensor) -> Known:
         """Numbers (n,) of the rows, with one more for the row that is none, where samples without a row name this."""
-        return Known(of_rows if self._row_of is None else torch.cat([of_rows, of_rows[:1]]))
+        return Known(numbers if self._row_of is None else torch.cat([numbers, numbers[:1]]))
 
     def _row(self, names: Tensor) -> Tensor:
         assert self._row_of is not None  # noqa: S101 - the caller has seen to it

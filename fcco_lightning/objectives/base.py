@@ -328,12 +328,12 @@ def agreed(name: str, argument: int | None, datamodule: Any, needed_by: object) 
     Raises:
         ConfigError: if they differ.
     """
-    of_data = getattr(datamodule, name, None)
-    if argument is not None and of_data is not None and argument != of_data:
+    data_value = getattr(datamodule, name, None)
+    if argument is not None and data_value is not None and argument != data_value:
         raise ConfigError(
-            f"{name}={argument} of {type(needed_by).__name__}, but the data has {of_data}. Leave {name} out."
+            f"{name}={argument} of {type(needed_by).__name__}, but the data has {data_value}. Leave {name} out."
         )
-    return argument if of_data is None else int(of_data)
+    return argument if data_value is None else int(data_value)
 
 
 def whole_split(columns: Columns | None, needed_by: object, what: str) -> Columns:

@@ -127,10 +127,10 @@ class _ByBlocks(torch.autograd.Function):
         ctx.weigh, ctx.local = weigh, local
         with processes.guard():
             blocks = _Blocks(image, text, tau, weigh, local)
-            of_sides = [blocks.anchors(side, learnt=ctx.needs_input_grad[2]) for side in range(tau.shape[1])]
-        together = processes.gather([torch.cat([columns for columns, _ in of_sides], 1)]).tensors[0]
+            anchors = [blocks.anchors(side, learnt=ctx.needs_input_grad[2]) for side in range(tau.shape[1])]
+        together = processes.gather([torch.cat([columns for columns, _ in anchors], 1)]).tensors[0]
         pair, mass, mean = together[:, :1], together[:, 1::3], together[:, 2::3]
-        ctx.save_for_backward(image, text, tau, mass, mean - pair, *(similarity for _, similarity in of_sides))
+        ctx.save_for_backward(image, text, tau, mass, mean - pair, *(similarity for _, similarity in anchors))
         return mass - pair / tau
 
     @staticmethod

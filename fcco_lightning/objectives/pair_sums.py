@@ -356,11 +356,13 @@ class _PairSums(torch.autograd.Function):
         for number, some in enumerate(pairs.blocks()):
             slopes, above = kept[2 * number : 2 * number + 2] or pairs.with_slopes(some)[1:]
             upstream = _part(gradient, some)
-            of_pairs = (pairs.weights.mT @ upstream).to(slopes.dtype).mul_(slopes)
-            parts.append((of_pairs.sum(-2), of_pairs.sum(-1), None if above is None else -(upstream * above).sum(-2)))
-        of_owners, of_others, of_thresholds = zip(*parts, strict=True)
-        by_owners, by_others = _joined(of_owners), reduce(torch.add, of_others)
-        by_thresholds = None if pairs.thresholds is None else _joined(of_thresholds)
+            pair_gradients = (pairs.weights.mT @ upstream).to(slopes.dtype).mul_(slopes)
+            parts.append(
+                (pair_gradients.sum(-2), pair_gradients.sum(-1), None if above is None else -(upstream * above).sum(-2))
+            )
+        owner_parts, other_parts, threshold_parts = zip(*parts, strict=True)
+        by_owners, by_others = _joined(owner_parts), reduce(torch.add, other_parts)
+        by_thresholds = None if pairs.thresholds is None else _joined(threshold_parts)
         if pairs.owners is None:
             return None, None, by_owners - by_others, None, None, by_thresholds
         return None, None, -by_others, None, by_owners, by_thresholds
@@ -377,8 +379,8 @@ class _PairMean(torch.autograd.Function):
             losses, slopes = pairs.loss.with_slope(_part(pairs.mine, some).unsqueeze(1) - pairs.scores)
             share = _part(v, some)
             parts.append((share @ (losses @ w), (slopes @ w).mul_(share), share @ slopes))
-        means, of_owners, of_others = zip(*parts, strict=True)
-        ctx.save_for_backward(v, *fields[2:], _joined(of_owners), reduce(torch.add, of_others).mul_(w))
+        means, owner_parts, other_parts = zip(*parts, strict=True)
+        ctx.save_for_backward(v, *fields[2:], _joined(owner_parts), reduce(torch.add, other_parts).mul_(w))
         mean: Tensor = reduce(torch.add, means)
         return mean
 

@@ -233,8 +233,8 @@ class ErrorProbability(Quantity):
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         y = one_label_each(batch, self)
         if _of_classes(outputs):
-            of_label = torch.softmax(outputs / self.temperature, dim=1).gather(1, y.long().unsqueeze(1))
-            return 1 - of_label.squeeze(1)
+            correct = torch.softmax(outputs / self.temperature, dim=1).gather(1, y.long().unsqueeze(1))
+            return 1 - correct.squeeze(1)
         scores = binary_scores(outputs) / self.temperature
         y = y.to(scores.dtype)
         return y * torch.sigmoid(-scores) + (1 - y) * torch.sigmoid(scores)

@@ -166,9 +166,9 @@ class Comparisons:
         It is NaN for an anchor of which the batch does not say enough; :meth:`check` names the cause.
         """
         index, lost = self.batch["index"], self.lonely | self.elsewhere.isnan()
-        of_stratum = torch.where(lost, torch.nan, share * self.in_stratum).to(dtype)
+        within = torch.where(lost, torch.nan, share * self.in_stratum).to(dtype)
         same = self.stratum[anchors].unsqueeze(1) == self.stratum[others]
-        table = torch.where(same, of_stratum[anchors].unsqueeze(1), (share * self.elsewhere).to(dtype)[others])
+        table = torch.where(same, within[anchors].unsqueeze(1), (share * self.elsewhere).to(dtype)[others])
         known = index[anchors].unsqueeze(1) == index[others]
         hidden = known if self.within is None else known | ~self.within[anchors][:, others]
         return table.masked_fill(hidden & ~lost[anchors].unsqueeze(1), 0.0)

@@ -43,8 +43,8 @@ class DiscountedGain(OuterFunction):
     def lipschitz(self) -> float:
         """C_f: the slope at the floor, or with a cutoff a bound of it."""
         discount = math.log(2) / math.log1p(self.floor)
-        of_cutoff = 0.0 if self.cutoff is None else discount * self.sharpness / (4 * self.floor)
-        return discount**2 / (math.log(2) * (1 + self.floor)) + of_cutoff
+        cutoff_slope = 0.0 if self.cutoff is None else discount * self.sharpness / (4 * self.floor)
+        return discount**2 / (math.log(2) * (1 + self.floor)) + cutoff_slope
 
     def __call__(self, u: Tensor) -> Tensor:
         rank = not_below(u, self.floor)

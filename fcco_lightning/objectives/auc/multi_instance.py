@@ -76,8 +76,8 @@ class MultiInstanceAUC(Objective):
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
         """A batch measures a bag if it holds an instance of it, and one of a bag of the other class."""
         bags, positive = self._bags(columns)
-        of_positive = positive[bags.of]
-        return Partition(bags.of, len(positive), [~of_positive, of_positive], (~positive).long())
+        in_positive_bag = positive[bags.of]
+        return Partition(bags.of, len(positive), [~in_positive_bag, in_positive_bag], (~positive).long())
 
     def _bags(self, columns: Columns) -> tuple[Bags, Tensor]:
         """The bags of the training split, and which are positive, shape (m,)."""
@@ -91,8 +91,8 @@ class MultiInstanceAUC(Objective):
             DataError: if no batch can measure a bag.
         """
         positive = self._positive.values
-        for label, of_class in ((1, positive), (0, ~positive)):
-            least, most = (float(end) for end in probability[of_class].aminmax())
+        for label, bags in ((1, positive), (0, ~positive)):
+            least, most = (float(end) for end in probability[bags].aminmax())
             if least < 1e-6:  # 0 up to rounding
                 raise DataError(
                     f"MultiInstanceAUC compares bags with one another, but no batch holds a bag of y = {label} beside "

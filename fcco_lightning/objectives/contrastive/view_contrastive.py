@@ -74,9 +74,9 @@ class ViewContrastive(GlobalContrastive):
         def logs(*views: slice) -> Tensor:
             anchors, others = (slice(v.start // 2, v.stop // 2) for v in views)
             table = comparison_weights("none", columns, n, like.dtype, anchors=anchors, others=others)
-            of_views = table.mul((1 - partner) / 2).log()[:, None, :, None].repeat(1, 2, 1, 2)
+            view_logs = table.mul((1 - partner) / 2).log()[:, None, :, None].repeat(1, 2, 1, 2)
             for view in (0, 1):
-                of_views[:, view, :, 1 - view].diagonal(anchors.start - others.start).fill_(log(partner))
-            return of_views.flatten(2).flatten(0, 1)
+                view_logs[:, view, :, 1 - view].diagonal(anchors.start - others.start).fill_(log(partner))
+            return view_logs.flatten(2).flatten(0, 1)
 
         return logs

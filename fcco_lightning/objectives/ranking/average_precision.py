@@ -111,10 +111,10 @@ class AveragePrecision(RankingObjective):
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
         """How much samples count for another prevalence than the data's, shape (B,)."""
-        of_negatives, of_positives = self._class_changes
-        if of_negatives == of_positives:
+        negative_change, positive_change = self._class_changes
+        if negative_change == positive_change:
             return torch.ones_like(positive, dtype=dtype)
-        return of_negatives + (of_positives - of_negatives) * positive.to(dtype)
+        return negative_change + (positive_change - negative_change) * positive.to(dtype)
 
     def _know_sizes(self, columns: Columns | None, positive: Tensor) -> tuple[float, float]:
         negatives, positives = super()._know_sizes(columns, positive)
@@ -222,12 +222,12 @@ class MeanAveragePrecision(BinaryObjective):
         stand_for = torch.ones_like(y, dtype=torch.float64)  # for how many each counts in the batches' population
         if columns is not None and POPULATION in columns:
             stand_for *= columns[POPULATION].view(-1, *[1] * (y.dim() - 1))
-        of_known, of_positives = (
+        inverse_known, inverse_positives = (
             torch.bincount(task[of], weights=stand_for[of], minlength=labels) for of in (known_ones, y == 1)
         )
-        self._relevance = Known(of_positives.sum() / (labels * of_positives))
-        self._to_known = Known((num_samples / labels if self.one_label_each else num_samples) / of_known)
-        most = max(float(known.max()), float(of_known.max()))
+        self._relevance = Known(inverse_positives.sum() / (labels * inverse_positives))
+        self._to_known = Known((num_samples / labels if self.one_label_each else num_samples) / inverse_known)
+        most = max(float(known.max()), float(inverse_known.max()))
         return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.itself / most))
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
@@ -242,12 +242,12 @@ class MeanAveragePrecision(BinaryObjective):
             if by_strata(batch):
                 Comparisons(batch, self.num_samples, owners=(batch["y"] == 1).any(1)).check()
             return
-        of_negatives, of_positives, lonely = self._held(batch)
+        negatives, positives, lonely = self._held(batch)
         for position in lonely.nonzero().flatten().tolist():
             label = int(batch["task"][position])
             raise DataError(
-                f"a batch holds {int(of_positives[position])} of {int(self.positives.values[label])} positives and "
-                f"{int(of_negatives[position])} negatives of label {label}, and so none to stand for the others. "
+                f"a batch holds {int(positives[position])} of {int(self.positives.values[label])} positives and "
+                f"{int(negatives[position])} negatives of label {label}, and so none to stand for the others. "
                 "Draw them with LabelSampling and set positives_per_label to 2 or more."
             )
 
@@ -298,10 +298,10 @@ class MeanAveragePrecision(BinaryObjective):
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
         task, positive, dtype = one_label_each(batch, self, "task"), y == 1, outputs.dtype
         known, positives = (one.like(y)[task].to(dtype) for one in (self.known, self.positives))
-        of_negatives, of_positives, lonely = self._held(batch)
+        negatives, held_positives, lonely = self._held(batch)
         # of the mean over the n_t samples of the label: each of the other positives, each of the negatives
-        others = (positives - 1) / (known * (of_positives - 1).clamp(min=1))
-        against = (y == 0) * (known - positives) / (known * of_negatives.clamp(min=1))
+        others = (positives - 1) / (known * (held_positives - 1).clamp(min=1))
+        against = (y == 0) * (known - positives) / (known * negatives.clamp(min=1))
         shares = torch.where(positive, others, against).to(dtype)
         scores, masks = outputs.gather(1, task.unsqueeze(1)).squeeze(1), torch.stack([shares * positive, shares])
         same = Strata(task).weighted(torch.zeros_like(shares), torch.ones_like(shares))
@@ -315,9 +315,9 @@ class MeanAveragePrecision(BinaryObjective):
         Returns: shape (B,) each; the last are positives without a negative, or without another positive if there is.
         """
         y, task, none = batch["y"], batch["task"], torch.zeros(self.labels, device=batch["y"].device)
-        of_negatives, of_positives = (none.index_add(0, task, (y == label).to(none.dtype))[task] for label in (0, 1))
-        alone = (of_positives == 1) & (self.positives.like(y)[task] > 1)
-        return of_negatives, of_positives, (y == 1) & (alone | (of_negatives == 0))
+        negatives, positives = (none.index_add(0, task, (y == label).to(none.dtype))[task] for label in (0, 1))
+        alone = (positives == 1) & (self.positives.like(y)[task] > 1)
+        return negatives, positives, (y == 1) & (alone | (negatives == 0))
 
 
 def require_own_loss(loss: PairLoss, itself: float) -> None:

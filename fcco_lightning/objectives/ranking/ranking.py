@@ -108,8 +108,8 @@ class RankingObjective(BinaryObjective, ABC):
     def _classes(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Owners, if a batch holds both classes; and shares in means over owners and over the others, (B,) each."""
         owners = self._owners(batch)
-        (of_others, of_owners), totals = shares_of(torch.stack([~owners, owners]), batch, dtype)
-        return owners & totals.all(), of_owners, of_others
+        (other_shares, owner_shares), totals = shares_of(torch.stack([~owners, owners]), batch, dtype)
+        return owners & totals.all(), owner_shares, other_shares
 
     def _means(
         self, loss: PairLoss, scores: Tensor, owners: Tensor, share: Tensor, thresholds: Tensor | None = None
