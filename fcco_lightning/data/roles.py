@@ -483,14 +483,19 @@ def _weights(column: pd.Series, where: str) -> Tensor:
     return weights
 
 
+def require_some_weight(weights: Tensor, where: str) -> None:
+    """Raise :class:`DataError` if no weight (n,) of a sample is > 0: nothing would be trained, or measured."""
+    if not bool((weights > 0).any()):
+        raise DataError(f"none of the weights of the {len(weights)} samples of {where} is > 0. Give some a weight > 0.")
+
+
 def of_mean_one(weights: Tensor, where: str) -> Tensor:
     """Return weights (n,) of samples, divided by their mean.
 
     Raises:
         DataError: if all are 0.
     """
-    if not bool((weights > 0).any()):
-        raise DataError(f"the weights of all {len(weights)} samples of {where} are 0. Give some a weight > 0.")
+    require_some_weight(weights, where)
     return (weights.double() / weights.double().mean()).float()
 
 

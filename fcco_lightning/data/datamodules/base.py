@@ -31,7 +31,7 @@ from fcco_lightning.data.conditions import Condition, Value, Where, comparisons,
 from fcco_lightning.data.fingerprint import require_same
 from fcco_lightning.data.images import ImageTable
 from fcco_lightning.data.loader import OrderedShare, ResumableLoader
-from fcco_lightning.data.roles import MOST_GROUPS, of_mean_one, of_no_group, of_unknown_groups
+from fcco_lightning.data.roles import MOST_GROUPS, of_mean_one, of_no_group, of_unknown_groups, require_some_weight
 from fcco_lightning.data.table import LabelTable, TensorTable, collate
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, dual_of
@@ -116,6 +116,8 @@ class SplitDataModule(LightningDataModule):
             for name, table in self.tables.items():
                 if SAMPLE_WEIGHT in table.columns:
                     table.columns[SAMPLE_WEIGHT] = of_mean_one(table.columns[SAMPLE_WEIGHT], f"the {name} split")
+                if "weight" in table.columns:
+                    require_some_weight(table.columns["weight"], f"the {name} split")
             self._require_expected_split()
         if stage == "fit" and not self._announced:
             self._announced = True
