@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fcco_lightning.checks import at_least
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.predictor import Predictor, load
@@ -91,11 +92,6 @@ def _interface(model: Predictor, example: Tensor) -> dict[str, Any]:
 
 
 def _write_graph(model: Predictor, out: Path, example: Tensor) -> None:
-    if isinstance(model.network, BatchNetwork):
-        raise ConfigError(
-            f"{type(model.network).__name__} reads several columns of a batch and has no single input. Export its "
-            "state dict (.pt)."
-        )
     free = {0: torch.export.Dim("batch")}
     if out.suffix == ".pt2":
         graph = torch.export.export(model.network, (example,), dynamic_shapes=(free,))
@@ -111,9 +107,24 @@ def _write_graph(model: Predictor, out: Path, example: Tensor) -> None:
 
 
 def _example(model: Predictor, shape: Sequence[int] | None) -> Tensor:
+    """Two inputs that the network can be called with."""
+    if isinstance(model.network, BatchNetwork):
+        raise ConfigError(
+            f"{type(model.network).__name__} reads several columns of a batch and has no single input. Export its "
+            "state dict (.pt)."
+        )
     if shape is None and model.encoder is None:
         raise ConfigError("the shape of an input is not known: pass --shape, for example --shape 3 224 224.")
     width = [len(model.encoder.feature_names)] if isinstance(model.encoder, TabularEncoder) else []
     if width and shape is not None and list(shape) != width:
         raise ConfigError(f"shape must be that of the table's features, {width}, got {list(shape)}. Leave it out.")
-    return torch.zeros(2, *(width or shape or []))
+    example = torch.zeros(2, *(width or [at_least("shape", size, 1) for size in shape or []]))
+    try:
+        with torch.no_grad():
+            model.network(example)
+    except Exception as error:  # layers raise almost any kind
+        raise ConfigError(
+            f"shape={list(example.shape[1:])}: {type(model.network).__name__} cannot be called with such an input "
+            f"({error}). Give the shape that one sample has in batches, as --shape 3 224 224."
+        ) from error
+    return example

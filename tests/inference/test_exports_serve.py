@@ -20,9 +20,9 @@ from fcco_lightning.cli import run
 from fcco_lightning.constraints import DecisionRule, Decisions
 from fcco_lightning.constraints.calibration import IsotonicMap, PlattScaling
 from fcco_lightning.data.encoding import Column, Encoding, TabularEncoder, with_numbers
-from fcco_lightning.errors import DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.inference import Predictor, export, exporting, fcco_loader, prediction_table
-from fcco_lightning.models import CLIPModel, TextClassifier, TimmModel
+from fcco_lightning.models import CLIPModel, TextClassifier, TimmModel, TwoViews
 from tests.texts import TINY
 
 pytestmark = pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # of torch.export.load in torch 2.11
@@ -257,3 +257,15 @@ def test_networks_of_other_libraries_are_theirs_again(monkeypatch):
 def _loaded(network):
     network.load_state_dict(torch.load("out.pth", weights_only=True))
     return network
+
+
+def test_a_shape_that_a_network_cannot_take_is_refused_by_name(exported):
+    layer = nn.Linear(3, 1)
+    for network, shape, message in (
+        (layer, [1, 8, 8], r"shape=\[1, 8, 8\]: Linear cannot be called with such an input \("),
+        (layer, [0], "shape must be a whole number >= 1, got 0"),
+        (layer, None, "the shape of an input is not known: pass --shape"),
+        (TwoViews(layer), None, "TwoViews reads several columns of a batch and has no single input"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            exported(Predictor(network), shape)
