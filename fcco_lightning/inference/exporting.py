@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fcco_lightning.checks import at_least
+from fcco_lightning.checks import at_least, list_of
 from fcco_lightning.data.encoding import TabularEncoder
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.inference.predictor import Predictor, load
@@ -116,9 +116,10 @@ def _example(model: Predictor, shape: Sequence[int] | None) -> Tensor:
     if shape is None and model.encoder is None:
         raise ConfigError("the shape of an input is not known: pass --shape, for example --shape 3 224 224.")
     width = [len(model.encoder.feature_names)] if isinstance(model.encoder, TabularEncoder) else []
-    if width and shape is not None and list(shape) != width:
-        raise ConfigError(f"shape must be that of the table's features, {width}, got {list(shape)}. Leave it out.")
-    example = torch.zeros(2, *(width or [at_least("shape", size, 1) for size in shape or []]))
+    shape = None if shape is None else [at_least("shape", size, 1) for size in list_of("shape", shape)]
+    if width and shape is not None and shape != width:
+        raise ConfigError(f"shape must be that of the table's features, {width}, got {shape}. Leave it out.")
+    example = torch.zeros(2, *(width or shape or []))
     try:
         with torch.no_grad():
             model.network(example)

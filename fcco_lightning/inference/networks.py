@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fcco_lightning import constraints, evaluation, objectives, outer
+from fcco_lightning.checks import list_of
 from fcco_lightning.errors import CheckpointError, ConfigError, FCCOError
 from fcco_lightning.models import (
     ClassVectorNetwork,
@@ -72,7 +73,7 @@ def network_of(
         CheckpointError: if the description makes no network, or one that is larger than the weights.
     """
     classes = _names(NETWORKS, "fcco_lightning", "fcco_lightning.models") | _names(LAYERS, "torch.nn")
-    classes |= {name: cls for path in trusted for name, cls in _trusted(path).items()}
+    classes |= {name: cls for path in list_of("trusted", trusted) for name, cls in _trusted(path).items()}
     size = 4 * sum(weight.numel() for weight in weights.values()) + _SPARE
     way_out = "Pass network=..., of the architecture that was trained."
     network: nn.Module = _limited(
@@ -117,7 +118,7 @@ def part_of(described: Mapping[str, Any] | str, trusted: Sequence[str], file: st
     """
     described = {"class_path": described} if isinstance(described, str) else described
     classes = _names(parts(), "fcco_lightning", *(package.__name__ for package in _OF_PARTS))
-    classes |= {name: cls for path in trusted for name, cls in _trusted(path).items()}
+    classes |= {name: cls for path in list_of("trusted", trusted) for name, cls in _trusted(path).items()}
     way_out = "Use the version of this package that wrote it."
     return _limited(lambda: _instantiate(described, classes, set(trusted), file), _SPARE, file, "a part", way_out)
 

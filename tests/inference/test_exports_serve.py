@@ -264,6 +264,7 @@ def test_a_shape_that_a_network_cannot_take_is_refused_by_name(exported):
     for network, shape, message in (
         (layer, [1, 8, 8], r"shape=\[1, 8, 8\]: Linear cannot be called with such an input \("),
         (layer, [0], "shape must be a whole number >= 1, got 0"),
+        (layer, 8, r"shape must be a list, got 8\. Put it in brackets: \[8\]"),
         (layer, None, "the shape of an input is not known: pass --shape"),
         (TwoViews(layer), None, "TwoViews reads several columns of a batch and has no single input"),
     ):

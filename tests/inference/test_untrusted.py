@@ -161,6 +161,8 @@ def test_a_class_is_trusted_by_its_full_name():
     for other in ("os.system", "os", "tests", "json.JSONDecoder", "no_such.Network", f"{Own.__module__}.make_data"):
         with pytest.raises(ConfigError, match=f"trusted='{other}' must be the full name of a class of networks"):
             network_of(network, WEIGHTS, [other], "file")
+    with pytest.raises(ConfigError, match=rf"trusted must be a list, got '{name}'\. Put it in brackets"):
+        network_of(network, WEIGHTS, name, "file")
 
 
 @pytest.mark.parametrize("text", ["os.system", "../secret", "C:\\secret", "hf-hub:a/b", '{"class_path": "os.system"}'])
