@@ -445,6 +445,8 @@ def test_a_share_of_the_other_classes_becomes_pairs(make, table):
     assert sorted(rows.index[rows["weather"] == "clear"]) == of_clear.index[every_second].tolist()
     with pytest.raises(ConfigError, match=r"pairs\.of_others"):
         make(setup=False, of_others=1.5)
+    with pytest.raises(ConfigError, match=r"pairs.of_target must be one of True, False, got 0.5"):
+        make(setup=False, of_target=0.5)  # a share is that of the others
 
 
 def test_refuses_a_task_that_cannot_be_held(make, folder, table):

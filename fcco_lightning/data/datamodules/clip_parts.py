@@ -163,6 +163,7 @@ class Pairs:
             fraction("pairs.of_others", self.of_others)
         if self.limit is not None:
             at_least("pairs.limit", self.limit, 1)
+        one_of("pairs.of_target", self.of_target, (True, False))
         one_of("pairs.corrupt", self.corrupt, ("error", "skip"))
 
     @property
