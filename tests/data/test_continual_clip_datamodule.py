@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from PIL import Image
 
 from fcco_lightning.data.datamodules import ContinualCLIPDataModule, DigitsCLIPDataModule
+from fcco_lightning.data.datamodules.clip_parts import Pairs
 from fcco_lightning.data.loader import ResumableLoader
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import clip_config, tokenizer
@@ -446,7 +447,7 @@ def test_a_share_of_the_other_classes_becomes_pairs(make, table):
     with pytest.raises(ConfigError, match=r"pairs\.of_others"):
         make(setup=False, of_others=1.5)
     with pytest.raises(ConfigError, match=r"pairs.of_target must be one of True, False, got 0.5"):
-        make(setup=False, of_target=0.5)  # a share is that of the others
+        Pairs(of_target=0.5)  # a share is that of the others
 
 
 def test_refuses_a_task_that_cannot_be_held(make, folder, table):
