@@ -11,7 +11,7 @@ _RUINED = 1 / 3  # of what a ranking is better than chance
 
 
 def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
-    """Say whether the constraints hold on the training split and what they cost on the test split.
+    """Say whether the constraints hold on the training split, how far on the test split, and what they cost there.
 
     Of continual learning it says, too, if the target was not learnt.
 
@@ -39,7 +39,11 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
     checked = "train" if "train" in constrained else constrained[0]
     split = "test" if "test" in report else checked
     compared = _comparison(report[split], report.get("unconstrained", {}).get(split, {}), figures)
-    text = _outcome(report[checked], "training" if checked == "train" else checked, decisions=report.get("decisions"))
+    decisions, elsewhere = bool(report.get("decisions")), ""
+    if split in constrained and split != checked:
+        worst = max(_enforced(report[split], decisions=decisions).values(), key=lambda h: (math.isnan(h), h))
+        elsewhere = f", on {split} {worst:+.3f}"
+    text = _outcome(report[checked], "training" if checked == "train" else checked, elsewhere, decisions=decisions)
     unknown = len(report.get("kappas", {}).keys() - report[checked]["constraints"].keys())
     text += f"; of {unknown} more it has no samples to judge by" if unknown else ""
     return (f"{text}; {split} {compared}." if compared else f"{text}.") + _not_learnt(report[split], split)
@@ -67,12 +71,21 @@ def _not_learnt(results: Mapping[str, Any], split: str) -> str:
     return f" The target has not improved: its accuracy on the {split} split has changed by {change:+.3f}{accuracy}."
 
 
-def _outcome(results: Mapping[str, Any], split: str, *, decisions: bool | None) -> str:
+def _enforced(results: Mapping[str, Any], *, decisions: bool) -> Mapping[str, float]:
+    """The h of a split by name: those on decisions where these are enforced."""
     smooth: Mapping[str, float] = results["constraints"]
-    decided: Mapping[str, float] = results.get("decided", {})
-    values, kind, others, other_kind = smooth, "", decided, "of decisions"
+    return {**smooth, **results.get("decided", {})} if decisions else smooth
+
+
+def _outcome(results: Mapping[str, Any], split: str, elsewhere: str, *, decisions: bool) -> str:
+    values, smooth, decided = (
+        _enforced(results, decisions=decisions),
+        results["constraints"],
+        results.get("decided", {}),
+    )
+    kind, others, other_kind = "", decided, "of decisions"
     if decisions and decided:
-        values, kind, others, other_kind = {**smooth, **decided}, " of decisions", smooth, "smoothed"
+        kind, others, other_kind = " of decisions", smooth, "smoothed"
     broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold
     remark = f"; {other_kind} {max(others.values()):+.3f}" if others else ""
     count = f"{len(values)} constraint" + ("s" if len(values) > 1 else "")
@@ -81,12 +94,12 @@ def _outcome(results: Mapping[str, Any], split: str, *, decisions: bool | None) 
         verb = "does" if len(broken) == 1 else "do"
         return (
             f"{len(broken)} of {count} {verb} not hold on the {split} split "
-            f"(largest h{kind} {broken[worst]:+.3f}, {worst}{remark})"
+            f"(largest h{kind} {broken[worst]:+.3f}, {worst}{elsewhere}{remark})"
         )
     subject = {1: "The constraint holds", 2: "Both constraints hold"}.get(len(values), f"All {count} hold")
     emptily = f", but {'it is' if len(values) == 1 else 'they are'} vacuous there" if results.get("vacuous") else ""
     emptily += f": {results['vacuous_because']}" if emptily and results.get("vacuous_because") else ""
-    return f"{subject} on the {split} split (largest h{kind} {max(values.values()):+.3f}{remark}){emptily}"
+    return f"{subject} on the {split} split (largest h{kind} {max(values.values()):+.3f}{elsewhere}{remark}){emptily}"
 
 
 def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: Sequence[str]) -> str:

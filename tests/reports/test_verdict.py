@@ -9,7 +9,8 @@ from fcco_lightning.reports.verdict import chosen_line, headline, ranking_line, 
 
 def report(*values, vacuous=False, **more):
     split = {"constraints": dict(zip("abc", values, strict=False)), "vacuous": vacuous, "auc": 0.87, "roc_gap": 0.06}
-    return {"train": split, "test": {**split, "auc": 0.861, "roc_gap": 0.05}, **more}
+    later = {"constraints": {**split["constraints"], "a": 0.05}, "auc": 0.861, "roc_gap": 0.05}
+    return {"train": split, "test": {**split, **later}, **more}
 
 
 OTHER = {"unconstrained": {"train": {"auc": 0.9}, "test": {"auc": 0.88, "roc_gap": 0.21}}}
@@ -19,13 +20,19 @@ FIGURES = "test AUC 0.861 against 0.880 unconstrained, hard ROC gap 0.050 agains
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([-0.01, -0.003, -0.2], "All 3 constraints hold on the training split (largest h -0.003)"),
-        ([-0.01, 0.0], "Both constraints hold on the training split (largest h +0.000)"),
-        ([-0.01], "The constraint holds on the training split (largest h -0.010)"),
-        ([-0.01, 0.018, 0.001], "2 of 3 constraints do not hold on the training split (largest h +0.018, b)"),
-        ([-0.01, 0.018, -1], "1 of 3 constraints does not hold on the training split (largest h +0.018, b)"),
-        ([0.2], "1 of 1 constraint does not hold on the training split (largest h +0.200, a)"),
-        ([math.nan], "1 of 1 constraint does not hold on the training split (largest h +nan, a)"),
+        ([-0.01, -0.003, -0.2], "All 3 constraints hold on the training split (largest h -0.003, on test +0.050)"),
+        ([-0.01, 0.0], "Both constraints hold on the training split (largest h +0.000, on test +0.050)"),
+        ([-0.01], "The constraint holds on the training split (largest h -0.010, on test +0.050)"),
+        (
+            [-0.01, 0.018, 0.001],
+            "2 of 3 constraints do not hold on the training split (largest h +0.018, b, on test +0.050)",
+        ),
+        (
+            [-0.01, 0.018, -1],
+            "1 of 3 constraints does not hold on the training split (largest h +0.018, b, on test +0.050)",
+        ),
+        ([0.2], "1 of 1 constraint does not hold on the training split (largest h +0.200, a, on test +0.050)"),
+        ([math.nan], "1 of 1 constraint does not hold on the training split (largest h +nan, a, on test +0.050)"),
     ],
 )
 def test_whether_they_hold(values, expected):
@@ -35,8 +42,8 @@ def test_whether_they_hold(values, expected):
 def test_what_a_split_has_no_samples_of_is_counted():
     line = verdict(report(-0.01, 0.018, kappas={"a": 0.1, "b": 0.1, "c": 0.1, "d": 0.2}), [])
     assert line == (
-        "1 of 2 constraints does not hold on the training split (largest h +0.018, b); of 2 more it has no samples to "
-        "judge by."
+        "1 of 2 constraints does not hold on the training split (largest h +0.018, b, on test +0.050); of 2 more it "
+        "has no samples to judge by."
     )
 
 
@@ -61,7 +68,9 @@ def test_a_target_that_is_not_learnt_is_said(change, said):
 
 def test_vacuous_constraints_are_not_praised():
     line = verdict(report(-1, -1, -1, vacuous=True), [])
-    assert line == "All 3 constraints hold on the training split (largest h -1.000), but they are vacuous there."
+    assert line == (
+        "All 3 constraints hold on the training split (largest h -1.000, on test +0.050), but they are vacuous there."
+    )
     known = {"train": {"constraints": {"a": -1.0}, "vacuous": True, "vacuous_because": "all are decided alike"}}
     assert verdict(known, []).endswith("but it is vacuous there: all are decided alike.")
 
@@ -148,9 +157,22 @@ def test_constraints_on_decisions_are_judged_by_them():
     assert "(largest h -0.020)" in verdict({"train": {"constraints": {"a": -0.02}}, "decisions": True}, [])
 
 
+def test_the_split_that_was_not_trained_on_is_named_beside_it():
+    """A group of nine positives there, of which the training split says nothing."""
+    test = {"constraints": {"a": 0.01, "b": -0.2}, "decided": {"a": 0.12}}
+    held = {"constraints": {"a": 0.088, "b": -0.2}, "decided": {"a": -0.001}}
+    assert verdict({"train": held, "test": test, "decisions": True}, []) == (
+        "Both constraints hold on the training split (largest h of decisions -0.001, on test +0.120; smoothed +0.088)."
+    )
+    undefined = {"constraints": {"a": math.nan, "b": 0.3}}
+    assert "(largest h +0.088, b, on test +nan" in verdict(
+        {"train": {"constraints": {"b": 0.088}}, "test": undefined}, []
+    )
+
+
 def test_without_a_model_to_compare_with():
     line = verdict(report(-1, -1, -1), ["auc", "roc_gap", "absent"])
-    assert line.endswith("(largest h -1.000); test AUC 0.861, hard ROC gap 0.050.")
+    assert line.endswith("(largest h -1.000, on test +0.050); test AUC 0.861, hard ROC gap 0.050.")
 
 
 def test_other_splits():
