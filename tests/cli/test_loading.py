@@ -88,7 +88,7 @@ def test_the_help_of_fit_is_a_page_of_options_that_there_are(capsys):
     named = {word for line in lines for word in re.findall(r"(?<!\S)--([a-z_.]+)", line)}
     others = {
         "decisions",
-        "decisions.share",
+        "decisions.costs",
         "help",
         "model.algorithm.help",
         "model.constraints.kappa",
