@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn  # type: ignore[attr-defined]
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -199,7 +199,7 @@ class EvaluatingModule(LightningModule):
         return {**evaluation.details(*samples), **decided}
 
     def summarise(self, name: str, split: Split) -> dict[str, float]:
-        """All figures of a split; warns when its constraints have become vacuous.
+        """All figures of a split; says when its constraints have become vacuous, and when they are so no more.
 
         Args:
             name: of the split.
@@ -222,6 +222,8 @@ class EvaluatingModule(LightningModule):
                 f"the constraints do not constrain the network on the {name} split: {reason}. Until then they can hold "
                 f"while hard decisions differ{gap}."
             )
+        elif self.vacuous_because.get(name) and not reason:
+            rank_zero_info(f"The constraints constrain the network on the {name} split now.")
         self.vacuous_because[name] = reason
         return summary
 

@@ -49,6 +49,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.algorithms import EqualStages
 from fcco_lightning.data import TensorTable
+from fcco_lightning.evaluation import Split
 from fcco_lightning.training import Checkpoints, StepAtFractions
 from tests.tables import make_data, make_frame
 
@@ -340,6 +341,21 @@ def test_vacuous_constraints_warn_once(make_module, make_trainer, small_data):
     with pytest.warns(UserWarning, match="do not constrain the network on the train split") as caught:
         make_trainer(max_epochs=3).fit(make_module(network=Shifted()), small_data)
     assert sum("do not constrain" in str(w.message) for w in caught) == 1
+
+
+def test_constraints_that_are_vacuous_no_more_are_said_to_be_so(make_module, small_data, caplog):
+    module = make_module()
+    small_data.setup()
+    columns = small_data.tables["train"].columns
+    y = columns["y"].float()
+    apart, alike = (Split((2 * y - 1) * scale, columns) for scale in (3.0, 0.0))
+    caplog.set_level("INFO")
+    module.summarise("val", apart)
+    with pytest.warns(UserWarning, match="do not constrain the network on the val split"):
+        module.summarise("val", alike)
+    for _ in range(2):
+        module.summarise("val", apart)
+    assert caplog.text.count("The constraints constrain the network on the val split now.") == 1
 
 
 def test_a_nonfinite_batch_stops_or_is_skipped(make_module, make_trainer, small_data):
