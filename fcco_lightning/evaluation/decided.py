@@ -31,6 +31,8 @@ def decision_details(
       first, with the numbers of positives and negatives, and the rates of decisions among these: of true positives
       (``tpr``), of false positives (``fpr``), of positive decisions (``chosen``), and of positives among those
       (``precision``); null where there is nothing to divide by; samples of group -1 are of none;
+    - ``decision_cost``: where decisions are for given costs, the mean over the samples of what the mistakes cost,
+      ``(c_0 FP + c_1 FN) / n``; ``constant_decision_cost``: the least of that if all are decided alike;
     - ``brier_loss``: the mean of :math:`(p - y)^2`, scikit-learn's ``brier_score_loss``;
     - ``calibration``: a record for each of at most 10 bins of about equally many samples with similar probabilities,
       with their number, the mean of what is ``predicted`` and the share of positives that is ``observed``;
@@ -76,6 +78,9 @@ def decision_details(
             groups = columns[column].cpu().numpy()
             present = np.unique(groups[groups >= 0])
             rates += [confusion.part(groups == g).rates(name_of(int(g))) for g in present]
+    costs = rule.decisions.costs
+    if costs is not None and costs != "balanced":
+        details |= confusion.costs(*costs)
     details["rates_by_group"] += sorted(rates, key=lambda record: np.nan_to_num(record["tpr"], nan=2.0))
     if probabilities is not None:
         p = (probabilities[:, 1] if several else probabilities).cpu().numpy()
@@ -110,6 +115,17 @@ class _Confusion:
             "fpr": _share(fp, tn),
             "chosen": _share(tp + fp, fn + tn),
             "precision": _share(tp, fp),
+        }
+
+    def costs(self, false_positive: float, false_negative: float) -> dict[str, float]:
+        (tn, fp), (fn, tp) = self.matrix.astype(float)
+        total = tn + fp + fn + tp
+        if not total > 0:
+            return {}
+        constant = min(false_positive * (tn + fp), false_negative * (fn + tp))
+        return {
+            "decision_cost": (false_positive * fp + false_negative * fn) / total,
+            "constant_decision_cost": constant / total,
         }
 
 

@@ -50,6 +50,8 @@ TITLES = {
     "worst_violation": "worst violation, max h",
     "roc_gap": "hard ROC gap",
     "vacuous": "constraints vacuous",
+    "decision_cost": "cost of decisions, per sample",
+    "constant_decision_cost": "the same of deciding all alike",
     "brier_loss": "Brier score of the probabilities",
     "calibration_error": "calibration error, 10 bins",
 }

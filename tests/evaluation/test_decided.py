@@ -45,6 +45,22 @@ def test_decisions_are_counted_as_scikit_learn_does():
         assert one["chosen"] == pytest.approx(decided[own].mean())
 
 
+@pytest.mark.parametrize("costs", [(1, 10), (3, 0.5)])
+def test_mistakes_cost_what_they_were_said_to(costs):
+    scores, columns = split()
+    y, decided = columns["y"].numpy() == 1, scores.numpy() > -1.5
+    rule = DecisionRule(Decisions(costs=costs), division=-1.5, known=True)
+    told = decision_details(rule, scores, columns)
+    each = np.where(y, costs[1], costs[0])
+    assert told["decision_cost"] == pytest.approx((each * (y != decided)).mean())
+    assert told["constant_decision_cost"] == pytest.approx(min((each * ~y).mean(), (each * y).mean()))
+    weight = torch.arange(N).float()
+    weighted = decision_details(rule, scores, columns | {"weight": weight})
+    assert weighted["decision_cost"] == pytest.approx(np.average(each * (y != decided), weights=weight))
+    for other in (Decisions(), Decisions(costs="balanced")):
+        assert "decision_cost" not in decision_details(DecisionRule(other, known=True), scores, columns)
+
+
 def test_probabilities_are_judged_as_scikit_learn_does():
     scores, columns = split()
     y, p = columns["y"].numpy(), scores.sigmoid().numpy()
