@@ -1,6 +1,7 @@
 """Figures of classes: of a classifier, and of the neighbours of embeddings."""
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ class ClassEvaluation(Evaluation):
     - ``top5_accuracy``: share of the samples whose class is among the five highest scores, if there are more; of equal
       scores any may be among them, so that a class counts by its chance;
     - ``loss``: mean cross-entropy (nats).
+
+    Of three classes or more the report has a record for each, ``classes``, see :meth:`details`.
     """
 
     bar = ("accuracy", "loss")
@@ -41,6 +44,35 @@ class ClassEvaluation(Evaluation):
             higher, equal = (outputs > score_of_class).sum(1), (outputs == score_of_class).sum(1)
             figures["top5_accuracy"] = mean_of(((5 - higher) / equal).nan_to_num(0, 0).clamp(0, 1), weight)
         return figures
+
+    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
+        """``classes``: a record for every class, those with the lowest recall first.
+
+        It has the number of the class's ``samples``, the share of these that is decided to be of it (``recall``), the
+        share of the samples decided to be of it that is (``precision``), and the class that its samples are most often
+        ``mistaken for``; null where there is nothing to divide by.  Samples with a ``weight`` count by it in everything
+        but their number.
+        """
+        if outputs.dim() != 2 or outputs.shape[1] < 3:
+            return {}  # decisions between two classes are described with what they are for
+        y, decided, size = one_label_each(batch, self).long(), outputs.argmax(1), outputs.shape[1]
+        weight = weight_of(batch, self)
+        weight = torch.ones_like(y, dtype=torch.float64) if weight is None else weight.double()
+        confusion = weight.new_zeros(size * size).index_add(0, size * y + decided, weight).view(size, size)
+        right, missed = confusion.diagonal(), confusion.clone().fill_diagonal_(0)
+        recall, precision = (right / confusion.sum(1)).tolist(), (right / confusion.sum(0)).tolist()
+        names = list(self.class_names) if len(self.class_names) == size else range(size)
+        records = [
+            {
+                "class": str(names[c]),
+                "samples": samples,
+                "recall": recall[c],
+                "precision": precision[c],
+                "mistaken for": str(names[int(missed[c].argmax())]) if bool(missed[c].any()) else None,
+            }
+            for c, samples in enumerate(torch.bincount(y, minlength=size).tolist())
+        ]
+        return {"classes": sorted(records, key=lambda record: (math.isnan(record["recall"]), record["recall"]))}
 
 
 class NeighbourEvaluation(Evaluation):
