@@ -291,6 +291,10 @@ def _load(model: nn.Module, config: CLIPConfig, pretrained: str) -> None:
         tags = open_clip.list_pretrained_tags_by_model(config.name)
         close = difflib.get_close_matches(pretrained, tags, n=3, cutoff=0.5) or tags[:3]
         hint = f" Tags are {', '.join(map(repr, close))}, ..." if close else ""
+        if pretrained.endswith(".ckpt"):
+            hint = (
+                " If a first stage writes it, train that before, in the same folder (digits: --config digits_pretrain)."
+            )
         raise ConfigError(
             f"pretrained={pretrained!r} is neither a tag that open_clip has for {config.name!r} nor a file (working "
             f"directory: {Path.cwd()}).{hint}"

@@ -448,6 +448,10 @@ def test_weights_of_another_architecture_are_refused(small, tmp_path, kind):
 
 
 def test_damaged_and_missing_weights_are_refused(small, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"stage_one\.ckpt' is neither a tag .* If a first stage writes it, train that"
+    ):
+        small(pretrained="runs/stage_one.ckpt")
     with pytest.raises(ConfigError, match=r"pretrained='nowhere\.pt' is neither a tag that open_clip has"):
         small(pretrained="nowhere.pt")
     for kind in ("bin", "safetensors", "ckpt"):
