@@ -119,7 +119,7 @@ class Estimate:
         g0: estimate of g_0 with graph, a scalar, or None.
 
     Attributes:
-        summands: the same by summands of F, without graph.
+        summands: what is added in it, without graph.
         new: rows to be written.
         counted: terms whose probabilities are estimated, with the rows that the batch contains and their shares.
         gradients: with respect to the parameters, and behind them those of samples, where they have been computed with
