@@ -71,7 +71,10 @@ def works(figures, headline, auc, chosen):
 def test_saying_what_decisions_are_for(rare):
     figures, headline, *_ = fitted(rare, odds())
     assert figures["vacuous"]
-    advice = "--decisions balanced, or with an objective that ranks, as AUC, --decisions.share 0.1"
+    advice = (
+        "--decisions balanced, --decisions.costs [1,10] with a larger cost of the class that is missed, or with an "
+        "objective that ranks, as AUC, --decisions.share 0.1"
+    )
     assert f"vacuous there: {figures['vacuous_because']}" in headline
     assert figures["vacuous_because"].endswith(advice)
     assert works(*fitted(rare, odds(), decisions="balanced"))
