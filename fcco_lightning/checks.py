@@ -95,10 +95,8 @@ def made_of(name: str, value: T, *kinds: type) -> T:
     """
     if not isinstance(value, kinds):
         arguments = ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, Mapping) else "..."
-        classes, shown = (
-            " or ".join(kind.__name__ for kind in kinds),
-            textwrap.shorten(repr(value), 100, placeholder=" ..."),
-        )
+        classes = " or ".join(kind.__name__ for kind in kinds)
+        shown = textwrap.shorten(repr(value), 100, placeholder=" ...")
         raise ConfigError(f"{name} must be a {classes}, got {shown}. Pass {name}={kinds[0].__name__}({arguments}).")
     return value
 

@@ -249,10 +249,8 @@ class Arrivals:
 
     def _warn_of_range(self, batches: Sequence["_Watched"]) -> None:
         """Warn where the samples end before the declared number does, unless they come in their order."""
-        n, columns = (
-            self._problem.num_samples,
-            [batch.columns["index"] for batch in batches if "index" in batch.columns],
-        )
+        n = self._problem.num_samples
+        columns = [batch.columns["index"] for batch in batches if "index" in batch.columns]
         if not self._problem.needs_index or not columns:
             return
         index = torch.cat(columns)

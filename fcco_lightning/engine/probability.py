@@ -280,8 +280,8 @@ def most_in_a_batch(kinds: Sequence[Tensor], drawn: Drawn) -> tuple[int, ...]:
     strata = drawn.plan.strata
     strata = torch.zeros(len(kinds[0]), dtype=torch.int64) if strata is None else strata
     counts = [torch.bincount(strata[kind], minlength=int(strata.max()) + 1) for kind in kinds]
-    most = [drawn.plan.most(marked) for marked in counts]
-    return () if None in most else tuple(number for number in most if number is not None)
+    most = [number for marked in counts if (number := drawn.plan.most(marked)) is not None]
+    return tuple(most) if len(most) == len(counts) else ()
 
 
 def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, share: float = 1.0) -> Tensor | float:
