@@ -182,7 +182,6 @@ class _EasedDecay(TypedDict):
 
     share: float
     sums: Tensor | None
-    added: list[float]
 
 
 class _Platt(TypedDict):

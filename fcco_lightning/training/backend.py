@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,6 +60,7 @@ class LightningBackend(Backend):
 
     Attributes:
         clipping: in the present fit.
+        around_step: given the optimizer, the context in which an update of w is made.
         of_steps: names of the figures of training steps that were logged, which every epoch has.
         validated_in: the epoch in which validation ran last; -1 before.
         idle: parameters that DistributedDataParallel waits for and the present phase has not.
@@ -67,6 +68,7 @@ class LightningBackend(Backend):
 
     def __init__(self, module: EvaluatingModule, clipping: Clipping, schedule: Schedule) -> None:
         self.module, self.clipping, self.schedule = module, clipping, schedule
+        self.around_step: Callable[[Optimizer], AbstractContextManager[Any]] = nullcontext
         self.of_steps: set[str] = set()
         self.validated_in = -1
         self.idle: list[Tensor] = []
@@ -131,7 +133,8 @@ class LightningBackend(Backend):
         module.on_before_optimizer_step(optimizer)
         if clip:
             self.clip_gradients(optimizer)
-        self._step(optimizer, from_backward=from_backward)
+        with self.around_step(optimizer):
+            self._step(optimizer, from_backward=from_backward)
         counter._on_after_step()
         self.step_schedulers("step")
 

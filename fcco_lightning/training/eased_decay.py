@@ -1,7 +1,8 @@
 """Weight decay that ends where scores would end."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch.utils.hooks import RemovableHandle
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.processes import Processes
-from fcco_lightning.training.optimizers import Stepping
 from fcco_lightning.training.resuming.progress import epoch_is_whole
 
 _DECAY = "weight_decay"  # of torch's optimizers
@@ -33,48 +33,45 @@ class EasedDecay(Callback):
     Args:
         spread: standard deviation of the scores from which on weights decay in full, > 0; of several scores of a sample
             it is the root of the mean of their variances, over the samples of all processes.
-        stepping: gives the present optimizer, with what the user gave to it.
 
     Raises:
         ConfigError: in the first step, if the network's output is not one tensor of scores, or the optimizer has no
             decay.
     """
 
-    def __init__(self, spread: float, stepping: Callable[[], Stepping]) -> None:
-        self.spread, self.stepping = spread, stepping
+    def __init__(self, spread: float) -> None:
+        self.spread = spread
         self.share = 0.0  # of the decay, in the present epoch
         self._sums: Tensor | None = None  # of 1, s and s^2 over this process's samples of the epoch, shape (3, C)
         self._before: Tensor | None = None  # the same of all processes, from before a resume within the epoch
         self._outputs: list[Any] = []  # of the present batch
-        self._added: list[float] = []  # decay of groups that were added to the optimizer
         self._processes = Processes(alone=True)
-        self._eased_optimizer: Optimizer | None = None
-        self._network_hook: RemovableHandle | None = None
-        self._step_hooks: list[RemovableHandle] = []
+        self._hook: RemovableHandle | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         """Look at what the network gives from now on."""
         network, processes = pl_module.network, pl_module.processes
         assert isinstance(network, nn.Module)  # noqa: S101 - of an FCCOModule
         assert isinstance(processes, Processes)  # noqa: S101
-        self._network_hook, self._processes = network.register_forward_hook(self._note), processes
+        self._hook, self._processes = network.register_forward_hook(self._note), processes
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:  # noqa: ARG002
-        """Ease the decay in the steps of the optimizer, of which another phase of a run has another one."""
-        optimizer = self.stepping().optimizer
-        if optimizer is self._eased_optimizer:
-            return
-        if not all(_DECAY in group for group in optimizer.param_groups):
+    @contextmanager
+    def eased(self, optimizer: Optimizer) -> Iterator[None]:
+        """Inside, where a step is made, the optimizer has the share of its weight decay."""
+        groups = optimizer.param_groups
+        if not all(_DECAY in group for group in groups):
             raise ConfigError(
                 f"schedule.decay_spread={self.spread:g} eases the weight_decay of an optimizer, and "
                 f"{type(optimizer).__name__} has none. Take one that has, such as AdamW, or leave it out."
             )
-        self._remove(self._step_hooks)
-        self._eased_optimizer = optimizer
-        self._step_hooks = [
-            optimizer.register_step_pre_hook(lambda *_: self._set(self.share)),
-            optimizer.register_step_post_hook(lambda *_: self._set(1.0)),
-        ]
+        full = [group[_DECAY] for group in groups]
+        for group in groups:
+            group[_DECAY] = self.share * group[_DECAY]
+        try:
+            yield
+        finally:
+            for group, decay in zip(groups, full, strict=True):
+                group[_DECAY] = decay
 
     @torch.no_grad()
     def take(self) -> None:
@@ -116,20 +113,11 @@ class EasedDecay(Callback):
 
     def state(self) -> dict[str, Any]:
         """The share of the decay, and the sums of an epoch that is not over; asked of all processes together."""
-        return {"share": self.share, "sums": self._total(), "added": list(self._added)}
+        return {"share": self.share, "sums": self._total()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self.share, self._before, self._added = float(state["share"]), state["sums"], list(state["added"])
-
-    def _set(self, share: float) -> None:
-        """Set the optimizer's weight decay to this share of the configured one."""
-        stepping = self.stepping()
-        full = [typed[_DECAY] for typed in stepping.typed]
-        added = stepping.optimizer.param_groups[len(full) :]
-        self._added += [group[_DECAY] for group in added[len(self._added) :]]
-        for group, decay in zip(stepping.optimizer.param_groups, [*full, *self._added], strict=False):
-            group[_DECAY] = decay if share == 1 else share * decay
+        self.share, self._before = float(state["share"]), state["sums"]
 
     def _note(self, network: nn.Module, _: Any, outputs: Any) -> None:
         """Keep what the network gives, which compiled code can do, too."""
@@ -144,12 +132,7 @@ class EasedDecay(Callback):
         return total if self._before is None else total + self._before.cpu()
 
     def _leave(self) -> None:
-        if self._step_hooks:
-            self._set(1.0)  # a step may have failed
-        self._remove([*self._step_hooks, *([] if self._network_hook is None else [self._network_hook])])
-        self._network_hook, self._step_hooks, self._eased_optimizer = None, [], None
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None
         self._outputs.clear()
-
-    def _remove(self, hooks: Iterable[RemovableHandle]) -> None:
-        for hook in hooks:
-            hook.remove()

@@ -198,7 +198,8 @@ class FCCOModule(EvaluatingModule):
             require_wide(trainer.precision)
         extra: list[Callback] = [OwnSettings(trainer, self), WithoutAdvice()] if trainer.state.fn == "fit" else []
         if self.schedule.decay_spread is not None and extra:
-            self._eased_decay = EasedDecay(self.schedule.decay_spread, lambda: _set_up(self._stepping))
+            self._eased_decay = EasedDecay(self.schedule.decay_spread)
+            self.backend.around_step = self._eased_decay.eased
             extra.append(self._eased_decay)
         callbacks: list[Callback] = [LoopProgress(), OneLine(), WholeColumns(), nothing_before, *extra]
         kinds = {

@@ -183,7 +183,7 @@ def test_previous_weights_and_skipped_batches_do_not_count(make_module, make_tra
     module = module_of(make_module, **parts)
     decays, scores = watched(make_trainer, module, max_epochs=3)
     assert decays[1] == pytest.approx(DECAY * float(scores[0].std(unbiased=False)) / UNIT, rel=1e-12)
-    eased = EasedDecay(1.0, lambda: module._stepping)
+    eased = EasedDecay(1.0)
     module.network.train()
     for x in ([0.0, 2.0], [float("nan"), 1.0], [4.0, 6.0]):
         eased._note(module.network, None, torch.tensor(x))
@@ -232,6 +232,22 @@ def test_groups_that_are_added_are_eased_too(make_module, make_trainer):
     _, behind = decays_of(make_trainer, module_of(make_module), max_epochs=4, callbacks=[Unfreeze()])
     assert all(0 < decay < DECAY for decay in behind[2:])
     assert len(behind) == 8
+
+
+class Halves(Callback):
+    """Halves the weight decay with the second epoch."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            trainer.optimizers[0].param_groups[0]["weight_decay"] /= 2
+
+
+def test_a_decay_that_a_callback_has_changed_is_the_one_that_is_eased(make_module, make_trainer):
+    plain, _ = decays_of(make_trainer, module_of(make_module, schedule=Schedule(decay_spread=1e-6)), max_epochs=4)
+    module = module_of(make_module, schedule=Schedule(decay_spread=1e-6))
+    halved, _ = decays_of(make_trainer, module, max_epochs=4, callbacks=[Halves()])
+    assert plain[2:] == [DECAY] * 6
+    assert halved[2:] == [DECAY / 2] * 6
 
 
 def test_a_later_fit_does_not_look_twice(make_module, make_trainer):
