@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, on_host, type_of_weights, wide
+from fcco_lightning.ambiguity.base import AmbiguitySet, on_host, type_of_weights, wide
 from fcco_lightning.checks import non_negative
 from fcco_lightning.numerics import project_to_simplex, root
 
@@ -30,17 +30,16 @@ class _Ball(AmbiguitySet):
     def distance(self, q: Tensor) -> float:
         """``D(q, 1/n) - rho`` in some unit."""
 
-    def balanced(self, equation: Callable[[float], tuple[Tensor, float, float]]) -> tuple[Tensor, Tensor, float]:
-        """The multiplier lam > 0 for which q lies on the boundary: q, u and lam.
+    def on_boundary(self, v: Tensor, weights: Callable[[float], Tensor]) -> Tensor:
+        """Those of the weights of all numbers x that lie on the boundary of the ball.
 
-        ``equation(lam)`` is (r, a, b), and q solves ``a q_i + b log q_i = r_i - u`` with ``sum q = 1``.
+        Args:
+            v: what they are weights of, shape (n,).
+            weights: x -> weights (n,), which tend to 1/n as x falls, and leave the ball as it grows.
         """
-
-        def inside(log_lam: float) -> float:
-            return -self.distance(_sum_to_one(*equation(math.exp(log_lam)))[0])
-
-        lam = math.exp(root(inside, _ON_BALL))
-        return *_sum_to_one(*equation(lam)), lam
+        if self.rho == 0:
+            return torch.full_like(v, 1 / len(v))
+        return weights(root(lambda x: self.distance(weights(x)), _ON_BALL))
 
 
 class ChiSquareBall(_Ball):
@@ -65,24 +64,23 @@ class ChiSquareBall(_Ball):
         v = v - v.max()
         tied = (v >= -_TIES * v.min().abs()).to(v.dtype)
         ties = tied.sum()
-        q = torch.where(1 / ties <= (self.rho + 1) / len(v), tied / ties, self._scaled(v)[0])
+        q = torch.where(1 / ties <= (self.rho + 1) / len(v), tied / ties, self._scaled(v))
         return q.to(type_of_weights(risks))
 
-    def nearest(self, v: Tensor) -> Weights:
+    def project(self, v: Tensor) -> Tensor:
         dtype, v = type_of_weights(v), wide(v)
-        free, (q, t, lam) = project_to_simplex(v), self._scaled(v)
+        free = project_to_simplex(v)
         fits = free.square().sum() <= (self.rho + 1) / len(v)
-        q, t = torch.where(fits, free, q), torch.where(fits, v.max() - free.max(), t)
-        return Weights(q.to(dtype), t.to(dtype), torch.where(fits, 0.0, lam).to(dtype))
+        return torch.where(fits, free, self._scaled(v)).to(dtype)
 
-    def _scaled(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The projection q of s v onto the simplex for the largest s for which it is in the ball; with t and 1/s - 1.
+    def _scaled(self, v: Tensor) -> Tensor:
+        """The projection q of s v onto the simplex for the largest s for which it is in the ball.
 
         The support grows as s falls: the k largest are it for ``h_k < 1/s <= h_{k+1}``, and then |q|^2 is
         ``s^2 W_k + 1/k``, with W_k their sum of squares around the mean and ``h_k = sum (v_j - v_k)``.
         """
-        n, top = len(v), v.max()
-        v, bound = v - top, (self.rho + 1) / n  # of |q|^2
+        n, v = len(v), v - v.max()
+        bound = (self.rho + 1) / n  # of |q|^2
         descending = v.sort(descending=True).values
         rank = torch.arange(1, n + 1, device=v.device, dtype=v.dtype)
         sums = descending.cumsum(0)
@@ -93,23 +91,17 @@ class ChiSquareBall(_Ball):
         least = torch.where(ahead > 0, around / ahead.square(), math.inf) + 1 / rank
         inside = least <= bound * (1 + 1e-15)
         place = inside.to(torch.int8).argmax(0, keepdim=True)
-        k, spread, total = (one.index_select(0, place) for one in (rank, around, sums))
+        k, spread = (one.index_select(0, place) for one in (rank, around))
+        # for rho = 0, up to rounding, there is no s, and q is uniform
         scale = (torch.where(spread > 0, (bound - 1 / k).clamp(min=0) / spread, 0.0) * inside.any()).sqrt()
-        lam = torch.where(scale > 0, 1 / scale - 1, math.inf)
-        # on the support (1 + lam) (q - 1/n) = v - t - 1/n; for rho = 0, up to rounding, there is no s and q is uniform
-        t = torch.where(scale > 0, total / k - (1 / k - 1 / n) * (1 + lam), v.mean()) + top - 1 / n
-        return project_to_simplex(scale * v), t.squeeze(0), lam.squeeze(0)
+        return project_to_simplex(scale * v)
 
     @on_host
-    def nearest_kl(self, log_p: Tensor) -> Weights:
-        n = len(log_p)
+    def project_kl(self, log_p: Tensor) -> Tensor:
         q = log_p.softmax(0)
         if self.distance(q) <= 0:
-            return Weights(q, log_p.logsumexp(0) - math.log(n) - 1)
-        if self.rho == 0:
-            return Weights(torch.full_like(q, 1 / n), log_p.mean(), math.inf)
-        q, u, lam = self.balanced(lambda lam: (log_p, lam, 1.0))
-        return Weights(q, u - math.log(n) - 1 + lam / n, lam)
+            return q
+        return self.on_boundary(q, lambda x: _sum_to_one(log_p, math.exp(-x), 1.0))
 
 
 class KLBall(_Ball):
@@ -134,44 +126,27 @@ class KLBall(_Ball):
         ties = int(tied.count_nonzero())
         if math.log(len(v) / ties) <= self.rho:
             return tied.to(v.dtype) / ties
-        return self._tempered(v / spread)[0]
+        return self._tempered(v / spread)
 
     @on_host
-    def nearest_kl(self, log_p: Tensor) -> Weights:
-        n = len(log_p)
+    def project_kl(self, log_p: Tensor) -> Tensor:
         q = log_p.softmax(0)
-        if self.distance(q) <= 0:
-            return Weights(q, log_p.logsumexp(0) - math.log(n) - 1)
-        q, s = self._tempered(log_p - log_p.max())
-        if s == 0:
-            return Weights(q, log_p.mean(), math.inf)
-        return Weights(q, ((s * log_p).logsumexp(0) - math.log(n) - 1) / s, 1 / s - 1)
+        return q if self.distance(q) <= 0 else self._tempered(log_p - log_p.max())
 
-    def _tempered(self, v: Tensor) -> tuple[Tensor, float]:
-        """``softmax(s v)`` on the boundary of the ball, and s."""
-        if self.rho == 0:
-            return torch.full_like(v, 1 / len(v)), 0.0
-
-        def ahead(log_s: float) -> float:
-            return self.distance((math.exp(log_s) * v).softmax(0))
-
-        s = math.exp(root(ahead, _ON_BALL))
-        return (s * v).softmax(0), s
+    def _tempered(self, v: Tensor) -> Tensor:
+        """``softmax(s v)`` on the boundary of the ball."""
+        return self.on_boundary(v, lambda x: (math.exp(x) * v).softmax(0))
 
     @on_host
-    def nearest(self, v: Tensor) -> Weights:
-        n = len(v)
+    def project(self, v: Tensor) -> Tensor:
         q = project_to_simplex(v)
         if self.distance(q) <= 0:
-            return Weights(q, v.max() - q.max())
-        if self.rho == 0:
-            return Weights(torch.full_like(v, 1 / n), v.mean(), math.inf)
-        q, u, lam = self.balanced(lambda lam: (v, 1.0, lam))
-        return Weights(q, u - lam * (math.log(n) + 1), lam)
+            return q
+        return self.on_boundary(v, lambda x: _sum_to_one(v, 1.0, math.exp(-x)))
 
 
-def _sum_to_one(r: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
-    """Find q > 0 and u with ``a q_i + b log q_i = r_i - u`` and ``sum q = 1``; a > 0, b > 0.
+def _sum_to_one(r: Tensor, a: float, b: float) -> Tensor:
+    """Find q > 0 with ``a q_i + b log q_i = r_i - u`` for some u and ``sum q = 1``; a > 0, b > 0.
 
     The sum is convex and decreasing in u, so Newton's method from where it is at least 1 rises to its root.
     """
@@ -182,7 +157,7 @@ def _sum_to_one(r: Tensor, a: float, b: float) -> tuple[Tensor, Tensor]:
         u = u + step
         if float(step.abs()) <= rounding * (1 + float(u.abs())):
             break
-    return q / q.sum(), u
+    return q / q.sum()
 
 
 def _entropic_root(r: Tensor, a: float, b: float) -> Tensor:

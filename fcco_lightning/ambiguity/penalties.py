@@ -3,14 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative
 
-W = TypeVar("W")
+Projection: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class DivergencePenalty(ABC):
         """C > 0 such that the best response to l is a projection of ``l / C`` and a constant."""
 
     @abstractmethod
-    def projection(self, near: Callable[[Tensor], W], near_kl: Callable[[Tensor], W], losses: Tensor) -> W:
+    def projection(self, project: Projection, project_kl: Projection, losses: Tensor) -> Tensor:
         """The best response to losses as one of the two projections; nu > 0."""
 
     @abstractmethod
@@ -52,10 +52,10 @@ class _Quadratic(DivergencePenalty):
     def value(self, q: Tensor) -> Tensor:
         return self.curvature(len(q)) / 2 * (q - 1 / len(q)).square().sum()
 
-    def projection(self, near: Callable[[Tensor], W], near_kl: Callable[[Tensor], W], losses: Tensor) -> W:  # noqa: ARG002
+    def projection(self, project: Projection, project_kl: Projection, losses: Tensor) -> Tensor:  # noqa: ARG002
         n = len(losses)
-        # a shift changes the threshold alone; without it large losses lose the digits of their differences
-        return near((losses - losses.max()) / self.curvature(n) + 1 / n)
+        # a shift changes nothing; without it large losses lose the digits of their differences
+        return project((losses - losses.max()) / self.curvature(n) + 1 / n)
 
     def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, DivergencePenalty]:
         curvature = replace(self, nu=pull).curvature(len(v))
@@ -102,8 +102,8 @@ class KLPenalty(DivergencePenalty):
     def curvature(self, n: int) -> float:  # noqa: ARG002
         return self.nu
 
-    def projection(self, near: Callable[[Tensor], W], near_kl: Callable[[Tensor], W], losses: Tensor) -> W:  # noqa: ARG002
-        return near_kl((losses - losses.max()) / self.nu)
+    def projection(self, project: Projection, project_kl: Projection, losses: Tensor) -> Tensor:  # noqa: ARG002
+        return project_kl((losses - losses.max()) / self.nu)
 
     def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, DivergencePenalty]:
         log = (len(q) * q).clamp(min=torch.finfo(q.dtype).tiny).log()  # also of weights that were rounded to zero

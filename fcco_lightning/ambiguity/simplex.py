@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, type_of_weights, wide
+from fcco_lightning.ambiguity.base import AmbiguitySet, type_of_weights, wide
 from fcco_lightning.checks import fraction
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import mean_of_equals, project_to_simplex
@@ -23,12 +23,11 @@ class Simplex(AmbiguitySet):
         largest = (risks == risks.max()).to(risks.dtype)
         return largest / largest.sum()
 
-    def nearest(self, v: Tensor) -> Weights:
-        q = project_to_simplex(v)
-        return Weights(q, v.max() - q.max())
+    def project(self, v: Tensor) -> Tensor:
+        return project_to_simplex(v)
 
-    def nearest_kl(self, log_p: Tensor) -> Weights:
-        return Weights(log_p.softmax(0), log_p.logsumexp(0) - torch.full_like(log_p[0], len(log_p)).log() - 1)
+    def project_kl(self, log_p: Tensor) -> Tensor:
+        return log_p.softmax(0)
 
 
 @dataclass(frozen=True)
@@ -65,23 +64,21 @@ class CappedSimplex(AmbiguitySet):
         weights = (1 - before).clamp(min=0, max=cap)  # of the worst group, the next one, ...
         return mean_of_equals(torch.empty_like(weights).scatter_(0, risks.argsort(descending=True), weights), risks)
 
-    def nearest(self, v: Tensor) -> Weights:
+    def project(self, v: Tensor) -> Tensor:
         # q = clip(v - t, 0, cap); its sum falls with t, linearly between the ends of the pieces, v and v - cap
         cap, dtype, v = self.cap(len(v)), type_of_weights(v), wide(v)
-        top = v.max()
-        v = v - top  # changes nothing but t, and keeps the digits of large v
+        v = v - v.max()  # changes nothing but t, and keeps the digits of large v
         t = _last_end(v, cap)
         inner = (v > t).sum() - (v - cap > t).sum()
         t = t + ((v - t).clamp(min=0, max=cap).sum() - 1) / inner.clamp(min=1)
         q = (v - t).clamp(min=0, max=cap)
-        return Weights(_of_sum_one(q, v, cap).to(dtype), (top + t).to(dtype))
+        return _of_sum_one(q, v, cap).to(dtype)
 
-    def nearest_kl(self, log_p: Tensor) -> Weights:
+    def project_kl(self, log_p: Tensor) -> Tensor:
         # q = min(c p, cap): the k largest entries are at the cap, the others share what is left; k is the least that
         # fits, and is not read from the device, which would have to be waited for
         cap, n, dtype, log_p = self.cap(len(log_p)), len(log_p), type_of_weights(log_p), wide(log_p)
-        top = log_p.max()
-        log_p = log_p - top  # changes nothing but c
+        log_p = log_p - log_p.max()  # changes nothing but c
         most = math.ceil(1 / cap - _ROUNDING) - 1  # so many at the cap leave something for the others
         ascending = log_p.sort().values
         tails = ascending.logcumsumexp(0)[n - most - 1 :]  # log of the sum of all but the k largest, for k = most..0
@@ -92,8 +89,7 @@ class CappedSimplex(AmbiguitySet):
         # of a large exponent the exponential keeps few digits, of a sum all
         inside = q * (q < cap)
         q = torch.addcmul(q, inside, (1 - q.sum()) / inside.sum().clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=cap)
-        t = top - (1 + math.log(n)) + (tail - remaining.log()).squeeze(0)
-        return Weights(q.to(dtype), t.to(dtype))
+        return q.to(dtype)
 
 
 def _of_sum_one(q: Tensor, v: Tensor, cap: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fcco_lightning.ambiguity.base import AmbiguitySet, Weights, on_host
+from fcco_lightning.ambiguity.base import AmbiguitySet, on_host
 from fcco_lightning.ambiguity.simplex import CappedSimplex
 from fcco_lightning.checks import fraction, greater, one_of, positive
 from fcco_lightning.numerics import mean_of_equals
@@ -70,7 +70,7 @@ class SpectralRisk(AmbiguitySet):
         return mean_of_equals(torch.empty_like(risks).scatter_(0, risks.argsort(), sigma), risks)
 
     @on_host
-    def nearest(self, v: Tensor) -> Weights:
+    def project(self, v: Tensor) -> Tensor:
         order = v.argsort()
         ascending = (v - v.mean())[order].double().cpu().numpy()
         sigma = self.sigma(len(v))
@@ -80,10 +80,10 @@ class SpectralRisk(AmbiguitySet):
         # on each block the sum is that of sigma, of which a large v leaves few digits
         excess = np.add.reduceat(q - sigma, starts) / np.diff(fitted.blocks)
         q = np.maximum(q - np.repeat(excess, np.diff(fitted.blocks)), 0.0)
-        return Weights(torch.empty_like(v).scatter_(0, order, torch.from_numpy(q).to(v)), None)
+        return torch.empty_like(v).scatter_(0, order, torch.from_numpy(q).to(v))
 
     @on_host
-    def nearest_kl(self, log_p: Tensor) -> Weights:
+    def project_kl(self, log_p: Tensor) -> Tensor:
         # on each block of the sorted p the weights are p times (sum of sigma / sum of p), and these ratios decrease
         order = log_p.argsort()
         ascending = (log_p - log_p.max())[order].double().cpu().numpy()
@@ -93,7 +93,7 @@ class SpectralRisk(AmbiguitySet):
             q = p * _isotonic(sigma / p, p, increasing=False).x
         else:
             q = _pooled(ascending, sigma)
-        return Weights(torch.empty_like(log_p).scatter_(0, order, torch.from_numpy(q).to(log_p)), None)
+        return torch.empty_like(log_p).scatter_(0, order, torch.from_numpy(q).to(log_p))
 
     def check(self, num_groups: int) -> None:
         if self.spectrum == "cvar":

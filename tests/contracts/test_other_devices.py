@@ -67,7 +67,7 @@ def test_processes_with_devices_do_what_they_do_on_the_cpu(errors, device):
 def test_weights_are_projected_on_the_device_or_by_one_copy(steps, device, name, geometry):
     """As :func:`~fcco_lightning.ambiguity.base.on_host` says; the others are projected by sorting."""
     ((waits, error),) = steps[f"{name}, {geometry}"]
-    projection = getattr(WEIGHTS[name].make(), "nearest_kl" if geometry == "kl" else "nearest")
+    projection = getattr(WEIGHTS[name].make(), "project_kl" if geometry == "kl" else "project")
     assert error <= MOST[device]
     assert sum(waits.values()) == 1 + hasattr(projection, "__wrapped__"), waits
 
