@@ -339,7 +339,8 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
     jsonargparse and Lightning wrap what our parts and the user's signals raise, so the whole chain is searched.
     """
     resume = "resume with --ckpt_path auto, or name a checkpoint of the run."
-    cause: BaseException | None = None if os.environ.get("FCCO_DEBUG") else error
+    said = isinstance(error, SystemExit) and error.code == 2  # by the parser, which ends with its message
+    cause: BaseException | None = None if said or os.environ.get("FCCO_DEBUG") else error
     while cause is not None:
         if (sentence := _message_of_our_error(cause)) is not None:
             return 1, sentence

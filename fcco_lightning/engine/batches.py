@@ -18,6 +18,7 @@ _REMEDIES = {
     "index": "Give the position 0..n-1 of every sample in the training split, shape (B,): IndexedDataset(dataset) adds "
     "it.",
     "y": "Number the labels: 0 and 1, or 0..C-1 for C classes.",
+    "weight": "Give a real number >= 0 for every sample.",
 }
 _PLAIN = frozenset((torch.float32, torch.int64, torch.float64))
 _WHOLE = frozenset(("group", "task", "query", "bag", "event"))  # one whole number per sample, (B,) int64
@@ -52,8 +53,8 @@ def as_columns(loaded: Mapping[str, Any]) -> Columns:
     Returns: the same mapping where nothing is to be converted.
 
     Raises:
-        DataError: if ``index`` or ``y`` are complex or texts, ``index`` has not one dimension, tensors differ in
-            length, or a number that must be whole is not.
+        DataError: if ``index``, ``y`` or ``weight`` are complex or texts, ``index`` has not one dimension, tensors
+            differ in length, or a number that must be whole is not.
     """
     if _is_plain(loaded):
         return loaded
@@ -137,7 +138,7 @@ def _first(column: Any) -> Any:
 
 
 def _require_real(columns: Columns) -> None:
-    """Refuse an ``index`` or labels that no objective can reckon with."""
+    """Refuse an ``index``, labels or weights that no objective can reckon with."""
     for name, remedy in _REMEDIES.items():
         column = columns.get(name)
         wrong = isinstance(column, Tensor) and (column.is_complex() or (name == "index" and column.dim() != 1))

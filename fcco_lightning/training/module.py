@@ -169,6 +169,7 @@ class FCCOModule(EvaluatingModule):
         self.skipped_batches, self.job, self._finished = 0, "", False
         self.config: dict[str, Any] = {}
         self.problem: Problem | None = None
+        self._data: dict[str, Any] = {}  # what the datamodule says of the training split that the rows are of
         self._engine: Engine | None = None
         self._stepping: Stepping | None = None
         self._eased_decay: EasedDecay | None = None  # of the present fit
@@ -257,7 +258,7 @@ class FCCOModule(EvaluatingModule):
 
     def _pose(self) -> None:
         """Make the rows of the present phase, as an earlier fit has left them; batches may be drawn in another way."""
-        loader = own_loader(self.trainer)
+        loader, datamodule = own_loader(self.trainer), datamodule_of(self.trainer)
         n, sampling = training_split(self.trainer, loader, self.execution.num_samples)
         if self.problem is not None and self.num_samples != n:
             raise ConfigError(
@@ -266,7 +267,7 @@ class FCCOModule(EvaluatingModule):
             )
         phase = self.phases.present
         for objective in {phase.objective, self.objective}:  # what does not fit the data is refused before any phase
-            objective.adapt(datamodule_of(self.trainer))
+            objective.adapt(datamodule)
         train_sampling = None if sampling is None else next(iter(sampling.values()))
         split, decisions = None if train_sampling is None else train_sampling.columns, self.rule.decisions
         self.rule.costs = cost_classes(
@@ -297,12 +298,15 @@ class FCCOModule(EvaluatingModule):
                 problem.load_state_dict(self.problem.state_dict(), strict=False)
                 if loader is not None:
                     problem.require_same_data(self.problem.data, allow_changed=self.execution.allow_changed)
+                elif self._data and hasattr(datamodule, "identity"):  # which compares its data by itself
+                    datamodule.load_state_dict(self._data)
             except (CheckpointError, DataError) as error:
                 raise ConfigError(
                     "the module's rows belong to another training split, whose samples are others or own other rows. "
                     "Make a new FCCOModule for other data."
                 ) from error
         self.num_samples, self.problem = n, problem
+        self._data = datamodule.state_dict() if hasattr(datamodule, "identity") else {}
         # DistributedDataParallel would overwrite the shards of all processes with that of the first
         self._ddp_params_and_buffers_to_ignore = [
             f"problem.{name}.held" for name, part in self.problem.named_modules() if getattr(part, "divided", False)

@@ -246,7 +246,7 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--trainer.callbacks=EarlyStoping"], "there is no class EarlyStoping. Did you mean EarlyStopping", 2),
         (["--trainer.max_epochs=few"], "--trainer.max_epochs must be a whole number or null, got 'few'.", 2),
         (["--model.network.hidden=3x"], "--model.network.hidden must be a list, got '3x'. A list stands in br", 2),
-        (["--model.network.hidden", "[64,", "64]"], "A list or mapping with blanks needs quotes: '[1, 10]'.", 1),
+        (["--model.network.hidden", "[64,", "64]"], "A list or mapping with blanks needs quotes: '[1, 10]'.", 2),
         (["--decisions.costs", "1,10"], "--model.decisions.costs must be 'balanced', a list or null, got '1,10'. A", 2),
         (["--decisions", "blanced"], "--decisions 'blanced' is nothing that decisions can be for. Type -", 2),
         (["--model.algorithm.lam=0"], "lam must be a finite number > 0, got 0", 1),
@@ -607,6 +607,11 @@ def test_an_interrupt_while_libraries_are_loaded_is_said_in_a_line(monkeypatch, 
 def test_a_file_that_is_no_configuration_is_named(capsys, text, said):
     Path("c.yaml").write_text(text)
     assert said in fails(capsys, "--config=c.yaml", status=2)
+
+
+def test_a_value_of_a_part_that_is_no_yaml_is_said_once(capsys):
+    error = fails(capsys, "--model.algorithm=SONEX", "--model.algorithm.gamma=[1", status=2)
+    assert error.count("cannot be read as YAML") == 1
 
 
 @pytest.mark.parametrize("end", [SIGTERMException, KeyboardInterrupt])

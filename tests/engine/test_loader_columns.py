@@ -89,6 +89,8 @@ def test_a_batch_of_another_type_changes_nothing(batch):
         ({"epoch": torch.tensor(3)}, r"'epoch': \(\)"),
         ({"y": ["yes", "no"] * (N // 2)}, "column `y` of a batch is a list of str.* 0 and 1"),
         ({"y": Y + 0j}, r"column `y` of a batch is a tensor of torch\.complex64"),
+        ({"weight": torch.ones(N) + 0j}, r"column `weight` of a batch is a tensor of torch\.complex64"),
+        ({"weight": ["1.0"] * N}, "column `weight` of a batch is a list of str.* a real number >= 0 for every sample"),
         ({"index": [f"id{i}" for i in range(N)]}, "column `index` of a batch is a list of str.* IndexedDataset"),
         ({"index": torch.arange(N)[:, None]}, r"column `index` of a batch is a .* shape \(12, 1\)"),
     ],

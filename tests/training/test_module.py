@@ -125,6 +125,21 @@ def accumulated(make_module, make_trainer, parts, batches, **changes):
     return module, trainer.global_step
 
 
+def test_a_second_fit_of_other_samples_is_refused(make_module, make_trainer):
+    """Also where these are as many, and have the same labels and groups: rows would go to other samples."""
+    frame, module = make_frame(60, 0), make_module(algorithm=SOX())
+    make_trainer(max_epochs=1).fit(module, make_data(train=frame))
+    make_trainer(max_epochs=1).fit(module, make_data(train=frame.copy(), batches=UniformSampling(10)))
+    rows = copy.deepcopy(module.problem.state_dict())
+    moved = frame.assign(a=frame["a"] + 1)
+    with pytest.raises(ConfigError, match=r"rows belong to another training split.*new FCCOModule") as refused:
+        make_trainer(max_epochs=1).fit(module, make_data(train=moved))
+    assert "the contents or the order of ['a']" in str(refused.value.__cause__)
+    torch.testing.assert_close(module.problem.state_dict(), rows, rtol=0, atol=0, equal_nan=True)
+    with pytest.warns(UserWarning, match="another training split"):
+        make_trainer(max_epochs=1).fit(module, make_data(train=moved, allow_changed=True))
+
+
 @pytest.mark.parametrize(
     ("small", "large", "algorithm"),
     [
