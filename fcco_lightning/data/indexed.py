@@ -16,10 +16,11 @@ from torch.utils.data import (
 )
 
 from fcco_lightning.checks import list_of
-from fcco_lightning.data.batches import Drawn, UniformBatches
+from fcco_lightning.data.batches import BatchPlan, Drawn, UniformBatches
 from fcco_lightning.data.loader import RankBatches
+from fcco_lightning.data.roles import of_mean_one
 from fcco_lightning.errors import DataError
-from fcco_lightning.models.batch import TARGET
+from fcco_lightning.models.batch import SAMPLE_WEIGHT, TARGET
 
 
 class IndexedDataset(Dataset[dict[str, Any]]):
@@ -34,13 +35,15 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         columns: columns of all samples, known without loading these, name -> (n,): the labels ``y``, if objectives
             such as average precision must know which samples own rows.  By default the ``targets`` of torchvision's
             data sets, as their ``target_transform`` makes them, and the tensors of a ``TensorDataset``; also of a
-            ``Subset`` and a ``ConcatDataset`` of these.
+            ``Subset`` and a ``ConcatDataset`` of these.  Where samples count differently, ``sample_weight``: numbers
+            >= 0, which are divided by their mean; samples then carry it, with what objectives need of it.
 
     Attributes:
         columns: as given or found, with ``index``.
 
     Raises:
-        DataError: if a column has another length than the data set; later, if a sample has other parts than ``names``.
+        DataError: if a column has another length than the data set, or a weight is no finite number >= 0; later, if a
+            sample has other parts than ``names``.
 
     Example:
         >>> IndexedDataset(TensorDataset(torch.eye(2), torch.tensor([1, 0])))[1]
@@ -57,6 +60,11 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             if len(column) != len(self):
                 raise DataError(f"columns[{name!r}] has {len(column)} rows, the data set has {len(self)} samples.")
         self.columns["index"] = torch.arange(len(self))
+        self._weights: dict[str, Tensor] = {}  # columns of samples that count differently
+        if SAMPLE_WEIGHT in self.columns:
+            self.columns[SAMPLE_WEIGHT] = of_mean_one(self.columns[SAMPLE_WEIGHT].flatten(), "the data set")
+            weighted = UniformBatches(len(self), 1).of_weighted_samples(self.columns[SAMPLE_WEIGHT])
+            self._weights = {SAMPLE_WEIGHT: self.columns[SAMPLE_WEIGHT], **weighted.columns()}
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -64,16 +72,16 @@ class IndexedDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, i: int) -> dict[str, Any]:
         """Return sample ``i`` by name."""
         i = range(len(self))[i]
-        sample = self.dataset[i]
+        sample, others = self.dataset[i], {name: column[i] for name, column in self._weights.items()} | {"index": i}
         if isinstance(sample, Mapping):
-            return {**sample, "index": i}
+            return {**sample, **others}
         parts = sample if isinstance(sample, tuple | list) else (sample,)
         if len(parts) != len(self.names):
             raise DataError(
                 f"sample {i} has {len(parts)} parts, and names={list(self.names)} has {len(self.names)}. Name each "
                 "part, for example names=('x', 'y', 'group')."
             )
-        return {**dict(zip(self.names, parts, strict=True)), "index": i}
+        return {**dict(zip(self.names, parts, strict=True)), **others}
 
     def drawn(self, batch_size: int, *, drop_last: bool = False) -> dict[str, Drawn]:
         """Return how shuffled batches of these samples are drawn, for ``sampling`` of a problem or a criterion.
@@ -83,7 +91,12 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             drop_last: whether an epoch's last batch is left out if it is short.
         """
         size = batch_size if drop_last else min(batch_size, len(self))  # torch gives one short batch
-        return {TARGET: Drawn(self.columns, UniformBatches(len(self), size, drop_last=drop_last, certain=False))}
+        return self.drawn_from(UniformBatches(len(self), size, drop_last=drop_last, certain=False))
+
+    def drawn_from(self, plan: BatchPlan) -> dict[str, Drawn]:
+        """Return the same of batches that are drawn by a plan in which all samples count alike."""
+        weight = self.columns.get(SAMPLE_WEIGHT)
+        return {TARGET: Drawn(self.columns, plan if weight is None else plan.of_weighted_samples(weight))}
 
 
 def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:
@@ -96,7 +109,7 @@ def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | Non
     if not isinstance(data, IndexedDataset) or len(data.columns) == 1:
         return None
     if isinstance(sampler, RankBatches):
-        return None if sampler.plan.columns() else {TARGET: Drawn(data.columns, sampler.plan)}
+        return None if sampler.plan.columns() else data.drawn_from(sampler.plan)
     if size is None:
         return None
     shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(data)

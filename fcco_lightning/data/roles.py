@@ -493,8 +493,14 @@ def of_mean_one(weights: Tensor, where: str) -> Tensor:
     """Return weights (n,) of samples, divided by their mean.
 
     Raises:
-        DataError: if all are 0.
+        DataError: if all are 0, or one is no finite number >= 0.
     """
+    invalid = ~((weights >= 0) & weights.isfinite())
+    if bool(invalid.any()):
+        raise DataError(
+            f"the weights of samples of {where} must be finite numbers >= 0, but {int(invalid.sum())} are not (first: "
+            f"{float(weights[invalid][0]):g}). A sample that is not to count has the weight 0."
+        )
     require_some_weight(weights, where)
     return (weights.double() / weights.double().mean()).float()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
-from fcco_lightning.models.batch import TARGET, Batch, Columns
+from fcco_lightning.models.batch import SAMPLE_WEIGHT, TARGET, Batch, Columns
 from fcco_lightning.objectives.base import require
 
 _REMEDIES = {
@@ -81,19 +81,26 @@ def _is_plain(columns: Mapping[str, Any]) -> bool:
         if name in _ONE_EACH and (column.ndim > 1 or (name in _WHOLE and column.dtype is not torch.int64)):
             return False
         sizes.add(column.size(0))
-    return len(sizes) == 1 and ("index" not in columns or columns["index"].ndim == 1)
+    return len(sizes) == 1 and not _lacks_weight(columns) and ("index" not in columns or columns["index"].ndim == 1)
+
+
+def _lacks_weight(columns: Mapping[str, Any]) -> bool:
+    """Whether samples say how much they count in the data, and not how much in a mean over the batch."""
+    return SAMPLE_WEIGHT in columns and "weight" not in columns
 
 
 def _one_each(name: str, column: Any) -> Any:
     """A column of one number per sample as a vector, and of whole numbers as these.
 
     Raises:
-        DataError: naming a number that is not whole, and its position.
+        DataError: naming a number that is not whole, and its position; or if a sample has several weights.
     """
     if not isinstance(column, Tensor):
         return column
     if column.ndim == 2 and column.shape[1] == 1:
         column = column.squeeze(1)
+    if name == "weight" and column.ndim > 1:
+        raise DataError(f"the column `{name}` of a batch has shape {tuple(column.shape)}. {_REMEDIES[name]}")
     if name not in _WHOLE or not column.is_floating_point():
         return column
     rule = f"the column `{name}` of a batch must hold whole numbers"
@@ -118,6 +125,7 @@ def _as_tensor(column: Any) -> Any:
         return column
     try:
         array = np.array(column)  # a copy: torch shares memory, and refuses that of some arrays
+        array = np.array(array.tolist()) if array.dtype.kind == "O" else array  # which may hold numbers
     except ValueError:  # lists of different lengths
         return column
     if array.dtype.kind not in "biufc":
@@ -142,7 +150,8 @@ def _require_real(columns: Columns) -> None:
     for name, remedy in _REMEDIES.items():
         column = columns.get(name)
         wrong = isinstance(column, Tensor) and (column.is_complex() or (name == "index" and column.dim() != 1))
-        if wrong or isinstance(_first(column), str):
+        unread = name == "weight" and not isinstance(column, Tensor | None)  # all would count alike without a word
+        if wrong or unread or isinstance(_first(column), str):
             raise DataError(f"the column `{name}` of a batch is {described(column)}. {remedy}")
 
 
@@ -164,7 +173,7 @@ def as_batch(loaded: Any) -> Batch:
         loaded: a mapping, a named tuple or a dataclass of columns, or of parts with columns of their own.
 
     Raises:
-        DataError: if it has no columns by name, or one of them cannot be read.
+        DataError: if it has no columns by name, one of them cannot be read, or weights of samples are incomplete.
     """
     loaded = fields_of(loaded)
     if not isinstance(loaded, Mapping):
@@ -173,12 +182,27 @@ def as_batch(loaded: Any) -> Batch:
             "data set of (x, y) samples: DataLoader(IndexedDataset(dataset), ...)."
         )
     if isinstance(next(iter(loaded.values()), None), Tensor):
-        return {TARGET: as_columns(loaded)}
+        return {TARGET: _weighted(loaded)}
     parts = {name: fields_of(part) for name, part in loaded.items()}
     if loaded and all(isinstance(part, Mapping) for part in parts.values()):
-        columns = {name: as_columns(part) for name, part in parts.items()}
+        columns = {name: _weighted(part) for name, part in parts.items()}
         return loaded if all(columns[name] is part for name, part in loaded.items()) else columns
-    return {TARGET: as_columns(loaded)}
+    return {TARGET: _weighted(loaded)}
+
+
+def _weighted(loaded: Mapping[str, Any]) -> Columns:
+    """The columns of a part of a batch, see :func:`as_columns`.
+
+    Raises:
+        DataError: also if they have ``sample_weight`` without ``weight``: the samples would count alike without a word.
+    """
+    if _lacks_weight(loaded):
+        raise DataError(
+            f"a batch has a column `{SAMPLE_WEIGHT}` and no `weight`, by which means over it are taken. Give the "
+            "weights of all samples, and both are there: IndexedDataset(dataset, columns={'y': labels, "
+            f"'{SAMPLE_WEIGHT}': weights}})."
+        )
+    return as_columns(loaded)
 
 
 def part_name(batch: Mapping[str, Any], name: str | None) -> str:

@@ -32,9 +32,10 @@ def check(problem: Problem, outputs: Outputs) -> None:
     """
     for name, columns in outputs.columns.items():
         weight = columns.get("weight")
-        if isinstance(weight, Tensor) and bool((weight < 0).any()):
+        wrong = None if not isinstance(weight, Tensor) else weight[~((weight >= 0) & weight.isfinite())]
+        if wrong is not None and len(wrong):
             raise DataError(
-                f"the column `weight` of the part {name!r} holds {float(weight.min()):g}: weights of samples are "
+                f"the column `weight` of the part {name!r} holds {float(wrong[0]):g}: weights of samples are finite "
                 "numbers >= 0. Correct the column, or call it otherwise."
             )
     problem.check_index(outputs.columns)

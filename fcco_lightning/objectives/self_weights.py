@@ -183,10 +183,11 @@ class Comparisons:
         if bool(self.lonely.any()):
             first = int(self.lonely.nonzero()[0])
             name = "" if self.stratum.is_floating_point() else f" {int(self.stratum[first])}"
+            own = "" if "stratum" in self.batch else " Call weights of samples `sample_weight`, see IndexedDataset."
             raise DataError(
                 f"samples are compared with one another, but a batch holds one sample of stratum{name} (a class, or a "
                 f"part of a list), which has {round(float(self.size[first]))}, and so none to stand for the others. "
-                "Change `batches` so that they draw two or more of each."
+                f"Change `batches` so that they draw two or more of each.{own}"
             )
         if not bool(self.elsewhere.isnan().any()):
             return

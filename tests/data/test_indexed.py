@@ -16,9 +16,13 @@ from torch.utils.data import (
 
 from fcco_lightning import (
     AUC,
+    SGD,
     SOX,
     AveragePrecision,
     BalancedSampling,
+    CrossEntropy,
+    CVaRGroupDRO,
+    Engine,
     FCCOModule,
     IndexedDataset,
     MeanAtMost,
@@ -28,6 +32,7 @@ from fcco_lightning.data import ResumableLoader
 from fcco_lightning.data.batches import Drawn, UniformBatches
 from fcco_lightning.data.indexed import drawn_by
 from fcco_lightning.engine import as_batch
+from fcco_lightning.engine.batches import received
 from fcco_lightning.errors import DataError
 from tests.contracts.test_datamodules import quiet
 
@@ -93,6 +98,62 @@ def test_labels_are_found_and_shuffled_batches_are_known():
     assert drawn_by(ResumableLoader(data, plan), 1)["target"] == Drawn(data.columns, plan)
     weighted = BalancedSampling(6, 0.5).plan(data.columns)  # no column of the samples says their weights
     assert drawn_by(ResumableLoader(data, weighted), 1) is None
+
+
+def step_on(data, objective, algorithm):
+    """How a step on all samples changes the weights of a network."""
+    network = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(network.weight)
+    problem = algorithm.pose(objective, num_samples=len(data), sampling=data.drawn(len(data)))
+    engine = Engine(network, problem, algorithm)
+    engine.train_batch(next(iter(DataLoader(data, len(data)))), torch.optim.SGD(engine.params, lr=1.0))
+    return network.weight.detach()
+
+
+@pytest.mark.parametrize(
+    ("objective", "algorithm"),
+    [(AUC, SGD), (CrossEntropy, SGD), (lambda: CVaRGroupDRO(0.5, num_groups=2), SOX)],
+    ids=["AUC", "cross-entropy", "groups"],
+)
+def test_a_sample_with_a_weight_counts_as_so_many_samples(objective, algorithm):
+    group, times = torch.arange(12) // 2 % 2, torch.tensor([1, 2, 0, 3] * 3)
+    tensors, names = (X.sin(), Y, group), ("x", "y", "group")
+    weighted = IndexedDataset(TensorDataset(*tensors, 5.0 * times), (*names, "sample_weight"))
+    repeated = IndexedDataset(TensorDataset(*(t.repeat_interleave(times, 0) for t in tensors)), names)
+    assert torch.allclose(weighted.columns["sample_weight"], times / times.float().mean())
+    expected = step_on(repeated, objective(), algorithm())
+    torch.testing.assert_close(step_on(weighted, objective(), algorithm()), expected)
+    alike = step_on(IndexedDataset(TensorDataset(*tensors), names), objective(), algorithm())
+    assert not torch.allclose(alike, expected, atol=1e-3)
+
+
+def test_weights_of_samples_come_as_from_a_data_module():
+    weight = torch.arange(1.0, 13)
+    data = IndexedDataset(TensorDataset(X, Y, weight), ("x", "y", "sample_weight"))
+    plan = UniformBatches(12, 4).of_weighted_samples(weight / weight.mean())
+    batch = next(iter(DataLoader(data, 12)))
+    torch.testing.assert_close({name: batch[name] for name in plan.columns()}, plan.columns())
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    torch.testing.assert_close(drawn_by(loader, 1)["target"].plan.weights(), plan.weights())
+    assert as_batch(batch)["target"] is batch
+
+
+@pytest.mark.parametrize("weight", [[1.0, float("nan")], [1.0, -1.0], [1.0, float("inf")]])
+def test_weights_of_samples_that_are_none_are_refused(weight):
+    data = TensorDataset(X, Y)
+    with pytest.raises(DataError, match="weights of samples of the data set must be finite numbers >= 0, but 6 are"):
+        IndexedDataset(data, columns={"y": Y, "sample_weight": torch.tensor(weight).repeat(6)})
+
+
+def test_weights_that_nobody_would_count_are_refused():
+    """Some objectives would count them and others not."""
+    batch = {"x": X, "y": Y, "sample_weight": torch.ones(12), "index": torch.arange(12)}
+    with pytest.raises(DataError, match=r"`sample_weight` and no `weight`.*IndexedDataset"):
+        as_batch(batch)
+    with pytest.raises(DataError, match="`sample_weight` and no `weight`"):
+        received({"target": batch}, nn.Linear(2, 1), X)
+    with pytest.raises(DataError, match="`sample_weight` and no `weight`"):
+        received(batch, nn.Linear(2, 1), X)
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")

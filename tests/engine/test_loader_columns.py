@@ -71,6 +71,17 @@ def test_a_column_of_another_type_changes_nothing(name):
     torch.testing.assert_close(trained(batch), trained(PLAIN))
 
 
+@pytest.mark.parametrize(
+    "column",
+    [lambda w: np.array(w.tolist(), dtype=object), torch.Tensor.tolist, torch.Tensor.numpy, lambda w: w[:, None]],
+)
+def test_weights_count_in_any_form(column):
+    weight = torch.linspace(0.5, 1.5, N)
+    expected = trained({**PLAIN, "weight": weight})
+    assert not torch.equal(expected, trained(PLAIN))
+    assert torch.equal(trained({**PLAIN, "weight": column(weight)}), expected)
+
+
 @pytest.mark.parametrize("batch", [Fields(**PLAIN), Record(**PLAIN), UserDict(PLAIN), {"target": Fields(**PLAIN)}])
 def test_a_batch_of_another_type_changes_nothing(batch):
     assert torch.equal(trained(batch), trained(PLAIN))
@@ -91,6 +102,9 @@ def test_a_batch_of_another_type_changes_nothing(batch):
         ({"y": Y + 0j}, r"column `y` of a batch is a tensor of torch\.complex64"),
         ({"weight": torch.ones(N) + 0j}, r"column `weight` of a batch is a tensor of torch\.complex64"),
         ({"weight": ["1.0"] * N}, "column `weight` of a batch is a list of str.* a real number >= 0 for every sample"),
+        ({"weight": torch.ones(N, 2)}, r"column `weight` of a batch has shape \(12, 2\). Give a real number"),
+        ({"weight": torch.full((N,), torch.nan)}, "column `weight` of the part 'target' holds nan: .* finite numbers"),
+        ({"weight": {"a": 1}}, "column `weight` of a batch is a dict"),
         ({"index": [f"id{i}" for i in range(N)]}, "column `index` of a batch is a list of str.* IndexedDataset"),
         ({"index": torch.arange(N)[:, None]}, r"column `index` of a batch is a .* shape \(12, 1\)"),
     ],
