@@ -1,5 +1,6 @@
 """Jobs of two processes, of which one fails in a hook of Lightning, or was told something else than the other."""
 
+import time
 from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
@@ -42,6 +43,24 @@ def fail_in(owner: str, hook: str, bad: int, checkpoint: str) -> Any:
     if "load" in hook:
         job |= {"resume": checkpoint}
     return jobs.fit(job | {"callbacks": [callback], "before": before, "then": ("validate", "test", "predict")})
+
+
+class Late(Callback):
+    """The first process is long about the end of a run."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if jobs.rank() == 0:
+            time.sleep(self.seconds)
+
+
+def end_late(seconds: float) -> Any:
+    """The second process fails at the end of a fit; the first one validates much later."""
+    late = Late(seconds)
+    spoil("callback", "on_fit_end", 1, late)
+    return jobs.fit({"epochs": 1, "callbacks": [late], "then": ("validate",)})
 
 
 def fit_told(two: tuple[dict[str, Any], dict[str, Any]]) -> Any:

@@ -38,7 +38,7 @@ class Watch:
     can be raised; it is ended with exit status 1 and a message on stderr.
 
     Attributes:
-        failures: of other processes since the start, by rank, as they have told them.
+        failures: of other processes that are not forgotten, by rank, as they have told them.
     """
 
     def __init__(self) -> None:
@@ -57,13 +57,17 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer, and forget the failures so far."""
+        """Watch no longer.  What was told meanwhile may yet explain an error of the next run."""
         self._stop_event.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
             self._look()
-            self.failures.clear()
+
+    def forget(self) -> None:
+        """Forget the failures so far, on which this process has failed, too."""
+        self._look()
+        self.failures.clear()
 
     def tell(self, error: BaseException) -> None:
         """Let the other processes know why this one fails."""
@@ -87,11 +91,12 @@ class Watch:
 
     def _look(self) -> None:
         with suppress(RuntimeError):  # the store has gone with its process
-            for number in range(self._num_read, self._store.add(_COUNT, 0)):
-                rank, reason = json.loads(self._store.get(f"{_FAILURE}{number}"))
+            # one that is counted may not be told yet: to wait for it would keep this process from telling it itself
+            while self._store.check([f"{_FAILURE}{self._num_read}"]):
+                rank, reason = json.loads(self._store.get(f"{_FAILURE}{self._num_read}"))
                 if rank != self._rank:
                     self.failures[rank] = reason
-                self._num_read = number + 1
+                self._num_read += 1
 
     def _watch(self, worker: int, stop_event: threading.Event) -> None:
         place: tuple[FrameType | None, int] | None = None

@@ -58,6 +58,7 @@ def announce(processes: Processes, exception: BaseException) -> None:
         processes.fail(exception, timeout=_TO_HEAR)
     if processes.watch is not None:
         processes.watch.stop()
+        processes.watch.forget()
 
 
 def begin_together(trainer: Trainer, module: Any) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
@@ -51,6 +52,13 @@ def test_a_hook_that_fails_ends_both(owner, hook, checkpoint):
     else:  # a hook that a run of this module does not reach
         assert not isinstance(other, Ended)
         assert hook in UNREACHED or (owner, hook) == ("callback", "load_state_dict")  # which has saved no state
+
+
+@pytest.mark.slow
+def test_who_comes_late_to_the_next_run_still_learns_why():
+    late, failed = launch(hook_jobs.end_late, 2, 5.0, limit=LIMIT)
+    assert failed.message == "callback.on_fit_end is broken", failed.trace
+    assert "process 1 failed with ValueError: callback.on_fit_end is broken" in late.message, late.trace
 
 
 UNREACHED = {"configure_gradient_clipping", "on_before_zero_grad", "on_exception"}
@@ -129,9 +137,9 @@ def work():
 
 
 @pytest.fixture
-def alone(tmp_path):
+def alone():
     """A process group of this process."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
     yield dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
 
@@ -153,5 +161,39 @@ def test_failures_of_an_earlier_run_are_forgotten_and_work_is_not_ended(alone, m
     assert str(own) == "another one"
     watch.stop()
     watch.start()
+    assert watch.failures == {1: "ValueError: a bad day"}  # which this process has not failed on yet
+    watch.stop()
+    watch.forget()
+    watch.start()
     assert watch.failures == {}
     watch.stop()
+
+
+class Slow:
+    """A store in which every number takes longer to add than the watch waits between two looks."""
+
+    def __init__(self, store):
+        self.store = store
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    def add(self, key, number):
+        found = self.store.add(key, number)
+        time.sleep(1.0 if number else 0.0)
+        return found
+
+
+def test_a_process_that_watches_while_it_tells_its_failure_is_not_in_its_own_way(alone):
+    """The watch waited for the words that its process could not tell while the watch waited in the same store."""
+    watch, other = Watch(), Watch()
+    other._rank = 1
+    watch._store.set_timeout(timedelta(seconds=10))  # so that nothing hangs where it fails
+    watch._store = Slow(watch._store)
+    watch.start()
+    began = time.monotonic()
+    watch.tell(ValueError("no disk"))
+    assert time.monotonic() - began < 5
+    watch.stop()
+    other._look()
+    assert other.failures == {0: "ValueError: no disk"}
