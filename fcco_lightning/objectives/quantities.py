@@ -22,6 +22,8 @@ from fcco_lightning.objectives.base import (
 )
 from fcco_lightning.outer import Range
 
+_ROUNDED = 0.01  # by what probabilities of classes may miss the sum 1
+
 MOST_ROWS = 4
 """Rows for every sample of a batch up to which all are gone through at each step."""
 
@@ -163,11 +165,16 @@ class CrossEntropyLoss(Quantity):
             _check_logistic(batch, self)
             return
         y, classes = required_column(batch, "y", self), outputs.shape[1]
-        if y.shape != outputs.shape:  # which are probabilities of classes
-            y = one_label_each(batch, self)
-            rule = f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}"
-            remedy = "Number the classes from 0, or give the network one output per class."
-            require((y >= 0) & (y < classes) & (y == y.long()), y, rule, remedy)
+        if y.shape == outputs.shape:
+            sums = y.sum(1)
+            rule = f"{type(self).__name__} needs y of {tuple(y.shape)} to be probabilities of classes >= 0, of sum 1"
+            remedy = "Give every sample one class; where several labels may hold at once use MeanAveragePrecision."
+            require((y >= 0).all(1) & ((sums - 1).abs() <= _ROUNDED), sums, rule, remedy)
+            return
+        y = one_label_each(batch, self)
+        rule = f"{type(self).__name__} needs classes y of 0..{classes - 1} for outputs of {tuple(outputs.shape)}"
+        remedy = "Number the classes from 0, or give the network one output per class."
+        require((y >= 0) & (y < classes) & (y == y.long()), y, rule, remedy)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> Tensor:
         if _of_classes(outputs):

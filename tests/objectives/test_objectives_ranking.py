@@ -535,6 +535,13 @@ def test_labels_of_cross_entropy_of_another_shape():
         with pytest.raises(DataError, match=r"needs one number `y` per sample.*\(4, 2\)"):
             CrossEntropy().check(outputs, {"y": torch.stack([y, y], 1)})
     CrossEntropy().check(torch.zeros(4, 3), {"y": torch.full((4, 3), 1 / 3)})  # probabilities of classes
+    for wrong, got in (
+        ([0, 1, 1], "got 2 at position 1"),
+        ([0, 0, 0], "got 0 at"),
+        ([-1, 1, 1], "got 1 at position 1"),
+    ):
+        with pytest.raises(DataError, match=f"probabilities of classes >= 0, of sum 1, {got}.*MeanAveragePrecision"):
+            CrossEntropy().check(torch.zeros(2, 3), {"y": torch.tensor([[0, 1, 0], wrong])})
 
 
 def test_thresholds_of_samples_move_alike_beside_cross_entropy():
