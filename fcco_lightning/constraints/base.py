@@ -21,7 +21,6 @@ class _Itself(OuterFunction):
     """``f(u) = u`` of one variable, so that what is made with it is the number that other functions are given."""
 
     convex = True
-    monotone = True
     smooth = True
 
     def __call__(self, u: Tensor) -> Tensor:

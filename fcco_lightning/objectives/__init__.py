@@ -12,6 +12,7 @@ from fcco_lightning.objectives.auc.pairwise import (
     SquaredPair,
 )
 from fcco_lightning.objectives.auc.partial_auc import CVaRPartialAUC, KLPartialAUC
+from fcco_lightning.objectives.auc.pooled_pairs import PooledPairs
 from fcco_lightning.objectives.auc.pooling import AttentionPooling, MeanPooling, Pooling, SmoothMaxPooling
 from fcco_lightning.objectives.base import (
     Objective,
@@ -105,6 +106,7 @@ __all__ = [
     "PNormPush",
     "PairLoss",
     "Partition",
+    "PooledPairs",
     "Pooling",
     "Quantity",
     "RankingObjective",

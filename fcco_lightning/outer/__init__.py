@@ -4,7 +4,7 @@ from fcco_lightning.outer.base import MoreauEnvelope, OuterFunction, Range, not_
 from fcco_lightning.outer.composed import Absolute, Linear, RatioDifference, Shifted
 from fcco_lightning.outer.discount import DiscountedGain
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum, WorstCase
-from fcco_lightning.outer.elementary import AveragedHinge, Hinge, SmoothedHinge, Square, SquaredHinge, cvar
+from fcco_lightning.outer.elementary import AveragedHinge, Hinge, SmoothedHinge, Square, SquaredHinge
 from fcco_lightning.outer.log_exp import (
     KullbackLeiblerOfLog,
     Log,
@@ -17,7 +17,6 @@ from fcco_lightning.outer.log_exp import (
     Softplus,
 )
 from fcco_lightning.outer.multiplied import Multiplied, excess
-from fcco_lightning.outer.pooled_pairs import PooledPairs
 from fcco_lightning.outer.smoothing import (
     MoreauSmoothing,
     NoSmoothing,
@@ -45,7 +44,6 @@ __all__ = [
     "NegativeLog",
     "NoSmoothing",
     "OuterFunction",
-    "PooledPairs",
     "Power",
     "RandomizedSmoothing",
     "Range",
@@ -58,7 +56,6 @@ __all__ = [
     "Square",
     "SquaredHinge",
     "WorstCase",
-    "cvar",
     "excess",
     "not_below",
     "slopes",

@@ -37,7 +37,6 @@ class OuterFunction(ABC):
 
     Attributes:
         convex: f is convex, as dual steps need.
-        monotone: f is non-decreasing in every coordinate.
         smooth: f has a Lipschitz gradient where it is used, so it needs no smoothing.
         coupled: f acts on all n rows together, so only an estimator that keeps all of them (``dense``) can use it.
         above_zero: names of the arguments that must be finite numbers > 0.
@@ -45,7 +44,6 @@ class OuterFunction(ABC):
     """
 
     convex: ClassVar[bool] = False
-    monotone: ClassVar[bool] = False
     smooth: ClassVar[bool] = False
     coupled: ClassVar[bool] = False
     above_zero: ClassVar[tuple[str, ...]] = ()
@@ -155,10 +153,6 @@ class Composed(OuterFunction):
     @property
     def convex(self) -> bool:  # type: ignore[override]
         return self.phi.convex
-
-    @property
-    def monotone(self) -> bool:  # type: ignore[override]
-        return self.phi.monotone
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]

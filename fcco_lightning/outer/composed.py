@@ -13,13 +13,14 @@ from torch import Tensor
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer.base import Composed, OuterFunction, known_at, slopes
+from fcco_lightning.outer.elementary import Hinge
 
 
 @dataclass(frozen=True)
 class Linear(Composed):
     r"""``f(u) = phi(sum_j c_j u_j)`` for rows of width k: a loss of a weighted sum of means.
 
-    Convex if phi is; monotone if phi is and no weight is negative; smooth if phi is.
+    Convex if phi is, and smooth if phi is.
 
     Args:
         phi: function of one variable.
@@ -35,10 +36,6 @@ class Linear(Composed):
     def __post_init__(self) -> None:
         if not any(self.weights) or not all(map(math.isfinite, self.weights)):
             raise ConfigError(f"weights must be finite numbers that are not all 0, got {self.weights!r}.")
-
-    @property
-    def monotone(self) -> bool:  # type: ignore[override]
-        return self.phi.monotone and min(self.weights) >= 0
 
     @property
     def lipschitz(self) -> float:
@@ -75,7 +72,7 @@ class Absolute(Composed):
 
     Of a difference of two rates, as ``Linear(Absolute(Hinge(rho, kappa)), (1, -1))``, it is the fairness function
     ``rho [|u_1 - u_2| - kappa]_+`` (SONEX paper, F.2), whose envelope is ``phi_{2 lam}(|u_1 - u_2|)``.  Convex because
-    phi is convex and has slope 0 at 0, hence does not fall after it; not monotone; as smooth as phi.
+    phi is convex and has slope 0 at 0, hence does not fall after it; as smooth as phi.
 
     Args:
         phi: convex function of one variable with slope 0 at 0.
@@ -87,7 +84,6 @@ class Absolute(Composed):
 
     phi: OuterFunction
     known: bool = field(default=False, repr=False, compare=False)
-    monotone = False
 
     def __post_init__(self) -> None:
         if not self.known:
@@ -100,9 +96,10 @@ class Absolute(Composed):
         return Absolute(self.phi.smoothed(lam), known=True)
 
     def averaged(self, sigma: float) -> OuterFunction:
-        if not self.phi.monotone:  # a hinge that is flat at 0 is 0 below it
+        hinge = self.phi.phi if isinstance(self.phi, Shifted) else self.phi
+        if not isinstance(hinge, Hinge):  # one that is flat at 0 is 0 below it
             raise ConfigError(
-                f"{self!r} has no closed form of its average under Gaussian noise, as {self.phi!r} falls somewhere. "
+                f"{self!r} has no closed form of its average under Gaussian noise, as {self.phi!r} is no hinge. "
                 "Use MoreauSmoothing, or a hinge."
             )
         return _BothSides(self.phi.averaged(sigma))
@@ -133,7 +130,6 @@ class _BothSides(Composed):
     """
 
     phi: OuterFunction
-    monotone = False
 
     def __call__(self, u: Tensor) -> Tensor:
         return self.phi(u) + self.phi(-u)
@@ -159,7 +155,6 @@ class RatioDifference(Composed):
     phi: OuterFunction
     floor: float = 1e-6
     convex = False
-    monotone = False
     lipschitz = math.inf
     above_zero = ("floor",)
 
@@ -189,9 +184,9 @@ class Shifted(Composed):
 
     What is sampled (a loss u) is remembered in the rows; what is known (the threshold s) is applied at its present
     value, here: a parameter that is trained is kept, not copied, so that one such function serves for all steps.  With
-    ``phi = cvar(r)`` it is the outer function of the conditional value at risk of threshold s, with
-    ``phi = ChiSquare(lam0)`` or ``KullbackLeibler(lam0)`` and ``c = lam0`` the dual of a divergence.  Convex, monotone
-    and smooth as phi.
+    ``phi = Hinge(1/r)`` it is the outer function of the conditional value at risk of threshold s, with
+    ``phi = ChiSquare(lam0)`` or ``KullbackLeibler(lam0)`` and ``c = lam0`` the dual of a divergence.  Convex and
+    smooth as phi.
 
     It can be differentiated with respect to s.
 

@@ -30,7 +30,6 @@ class DiscountedGain(OuterFunction):
     cutoff: float | None = None
     sharpness: float = 2.0
     floor: float = 1e-12
-    monotone = True
     smooth = True
     above_zero = ("sharpness", "floor")
 

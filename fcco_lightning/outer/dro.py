@@ -17,7 +17,6 @@ class _Divergence(OuterFunction):
 
     lam0: float = 1.0
     convex = True
-    monotone = True
     smooth = True
     above_zero = ("lam0",)
 
@@ -79,7 +78,6 @@ class Maximum(OuterFunction):
     """
 
     convex = True
-    monotone = True
     lipschitz = 1.0
 
     def __call__(self, u: Tensor) -> Tensor:
@@ -104,7 +102,6 @@ class WorstCase(OuterFunction):
     ambiguity: AmbiguitySet
     convex = True
     coupled = True
-    monotone = True
     smooth = True  # smoothing acts row by row, so it is left alone
 
     def __call__(self, u: Tensor) -> Tensor:

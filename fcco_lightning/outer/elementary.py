@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import finite, fraction, positive
+from fcco_lightning.checks import finite, positive
 from fcco_lightning.outer.base import OuterFunction
 
 
@@ -38,7 +38,6 @@ class _AboveKappa(OuterFunction):
     rho: float = 1.0
     kappa: float = 0.0
     convex = True
-    monotone = True
     above_zero: ClassVar[tuple[str, ...]] = ("rho",)
 
     def __post_init__(self) -> None:
@@ -54,8 +53,8 @@ class _AboveKappa(OuterFunction):
 class Hinge(_AboveKappa):
     r"""``f(u) = rho sum_j [u_j - kappa]_+``: the exact penalty of ``u <= kappa`` (SONEX paper, eq. (8)).
 
-    With ``rho = 1/r`` it is the CVaR outer function (ALEXR paper, F.1; SONEX paper, eq. (10)).  The slope at the kink
-    is 0.
+    With ``rho = 1/r`` it is the outer function of the conditional value at risk of tail share r, with u = loss -
+    threshold (ALEXR paper, F.1; SONEX paper, eq. (10)).  The slope at the kink is 0.
 
     Args:
         rho: penalty weight, > 0; also the largest dual value.
@@ -120,15 +119,6 @@ class AveragedHinge(_AboveKappa):
         density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
         below = torch.erfc(x * -math.sqrt(0.5)) / 2
         return self.rho * self.sigma * (x * below + density).sum(-1)
-
-
-def cvar(r: float) -> Hinge:
-    r"""Outer function of the conditional value at risk, ``f(u) = (1/r) [u]_+`` with u = loss - threshold.
-
-    Args:
-        r: tail share, in (0, 1].
-    """
-    return Hinge(rho=1 / fraction("r", r))
 
 
 class SquaredHinge(_AboveKappa):

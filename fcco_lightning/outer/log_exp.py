@@ -37,8 +37,6 @@ class Log(_OfLog):
         floor: inner values below it count as ``floor``, > 0.
     """
 
-    monotone = True
-
     @property
     def lipschitz(self) -> float:
         """C_f = tau / floor."""
@@ -67,7 +65,6 @@ class LogWithTemperature(OuterFunction):
     tau: Tensor
     rho: float = 6.5
     floor: float = 1e-12
-    monotone = True
     smooth = True
     above_zero = ("rho", "floor")
     known_at_present = ("tau",)
@@ -105,7 +102,6 @@ class KullbackLeiblerOfLog(OuterFunction):
     tau: float
     c: Tensor
     floor: float = 1e-12
-    monotone = True
     smooth = True
     above_zero = ("lam", "tau", "floor")
     known_at_present = ("c",)
@@ -170,7 +166,6 @@ class Power(OuterFunction):
 
     p: float = 4.0
     convex = True
-    monotone = True
 
     def __post_init__(self) -> None:
         greater("p", self.p, 1)
@@ -198,7 +193,7 @@ class Softplus(OuterFunction):
     r"""``f(u) = sum_j log(1 + exp(b u_j))``: robust logistic regression (ALEXR paper, App. B).
 
     Args:
-        b: slope, not 0; its sign is minus the label.  Non-decreasing only for b > 0.
+        b: slope, not 0; its sign is minus the label.
     """
 
     b: float = 1.0
@@ -208,11 +203,6 @@ class Softplus(OuterFunction):
     def __post_init__(self) -> None:
         if finite("b", self.b) == 0:
             raise ConfigError("b must not be 0: f would be constant.")
-
-    @property
-    def monotone(self) -> bool:  # type: ignore[override]
-        """Non-decreasing for b > 0."""
-        return self.b > 0
 
     @property
     def lipschitz(self) -> float:
@@ -266,7 +256,6 @@ class LogSumExp(OuterFunction):
     theta: float = 1.0
     mean: bool = False
     convex = True
-    monotone = True
     smooth = True
     lipschitz = 1.0  # the gradient lies on the simplex
     above_zero = ("theta",)

@@ -51,11 +51,6 @@ class Multiplied(OuterFunction):
                 "t <= kappa, two for |t| <= kappa."
             )
 
-    @property
-    def monotone(self) -> bool:  # type: ignore[override]
-        """Of one side: the slope is never negative."""
-        return self.multiplier.shape[1] == 1
-
     def __call__(self, u: Tensor) -> Tensor:
         x, nu, c = self._excess(u), known_at(self.multiplier, u), self._curvature(u)
         y = self._bounded(nu + c * x.detach())

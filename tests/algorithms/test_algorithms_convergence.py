@@ -20,7 +20,7 @@ from fcco_lightning import (
 )
 from fcco_lightning.constraints import HingePenalty
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import Shifted, cvar
+from fcco_lightning.outer import Hinge, Shifted
 
 GAP = 1e-3  # relative gap of F asked of every method
 
@@ -138,7 +138,7 @@ class CVaR(Objective):
 
     @property
     def outer(self):
-        return Shifted(cvar(TAIL), self.threshold)
+        return Shifted(Hinge(1 / TAIL), self.threshold)
 
     def measure(self, outputs, batch):
         losses = (outputs[:, 0] - batch["y"]).square().unsqueeze(1)

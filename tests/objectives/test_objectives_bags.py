@@ -14,11 +14,12 @@ from fcco_lightning import (
     BagEvaluation,
     MeanPooling,
     MultiInstanceAUC,
+    PooledPairs,
     SmoothMaxPooling,
 )
 from fcco_lightning.data import Drawn, UniformBatches
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.outer import PooledPairs, slopes
+from fcco_lightning.outer import slopes
 from tests.plans import BagBatches
 
 BAG = torch.tensor([5, 5, 2, 2, 2, 9, 9, 4])

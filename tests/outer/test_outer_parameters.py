@@ -17,7 +17,6 @@ from fcco_lightning.outer import (
     Shifted,
     Softplus,
     Square,
-    cvar,
     slopes,
 )
 
@@ -26,7 +25,7 @@ EXACT = 1e-12
 MAKERS = {  # name: (parameter -> outer function, width of the rows, a value of the parameter)
     "hinge": (lambda s: Shifted(Hinge(2.0, 0.1), s, 0.5), 2, 0.3),
     "smoothed hinge": (lambda s: Shifted(Hinge(2.0), s).smoothed(0.7), 2, 0.3),
-    "shifted envelope": (lambda s: Shifted(cvar(0.2).smoothed(0.4), s, 1.5), 1, -0.2),
+    "shifted envelope": (lambda s: Shifted(Hinge(1 / 0.2).smoothed(0.4), s, 1.5), 1, -0.2),
     "chi-square": (lambda s: Shifted(ChiSquare(0.5), s, 0.5), 1, 0.2),
     "kl": (lambda s: Shifted(KullbackLeibler(2.0), s, 2.0), 1, -0.4),
     "smoothed kl": (lambda s: Shifted(KullbackLeibler(), s).smoothed(0.3), 1, 0.1),
@@ -101,7 +100,7 @@ def test_parameters_are_found_through_every_wrapper():
 def test_the_threshold_of_cvar_gets_one_minus_the_share_of_the_tail(scale):
     losses = torch.arange(10, dtype=torch.float64).unsqueeze(1)
     s = torch.tensor(6.5, dtype=torch.float64, requires_grad=True)
-    risk = s + scale * Shifted(cvar(0.3), s, scale)(losses).mean()
+    risk = s + scale * Shifted(Hinge(1 / 0.3), s, scale)(losses).mean()
     assert risk.item() == pytest.approx(8.0)  # the mean of the three largest of ten
     risk.backward()
     assert s.grad.item() == pytest.approx(0.0, abs=EXACT)  # 6.5 is a quantile, where CVaR's dual is minimal

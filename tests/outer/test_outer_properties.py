@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.objectives import PooledPairs
 from fcco_lightning.outer import (
     Absolute,
     AveragedHinge,
@@ -18,7 +19,6 @@ from fcco_lightning.outer import (
     NegativeLog,
     NoSmoothing,
     OuterFunction,
-    PooledPairs,
     Power,
     RandomizedSmoothing,
     Shifted,
@@ -26,7 +26,6 @@ from fcco_lightning.outer import (
     Softplus,
     Square,
     SquaredHinge,
-    cvar,
     slopes,
 )
 from tests.contracts.completeness import concrete_classes
@@ -35,7 +34,7 @@ from tests.outer.cases import ALL_OUTER, CONVEX, SMOOTHED
 
 ROUNDING = 1e-11  # float64 arithmetic on values up to about 1e3
 JUMP = 10.0  # a Lipschitz gradient's difference quotient does not grow; a jump's grows 1e6-fold, |u|^(1/2)'s 1e3-fold
-OF_SEVERAL_ROWS = [PooledPairs]  # in test_outer_pooled_pairs.py: a case here evaluates any number of rows, one by one
+OF_SEVERAL_ROWS = [PooledPairs]  # in test_pooled_pairs.py: a case here evaluates any number of rows, one by one
 
 
 def missing_from(known):
@@ -58,13 +57,6 @@ def test_convexity_flag(case):
     a, b = case.rows(40, seed=1), case.rows(40, seed=2)
     above = (case.outer(a) + case.outer(b)) / 2 - case.outer((a + b) / 2)
     assert bool((above >= -ROUNDING).all()) == case.outer.convex
-
-
-@pytest.mark.parametrize("case", ALL_OUTER, ids=case_name)
-def test_monotonicity_flag(case):
-    u = case.rows(60)
-    rise = torch.stack([case.outer(u + 0.3 * e) - case.outer(u) for e in torch.eye(case.width).double()])
-    assert bool((rise >= -ROUNDING).all()) == case.outer.monotone
 
 
 @pytest.mark.parametrize("case", ALL_OUTER, ids=case_name)
@@ -130,10 +122,6 @@ def test_smoothing_maps_only_non_smooth_functions():
     assert RandomizedSmoothing(0.1)(square) is square
 
 
-def test_cvar_is_a_hinge_of_weight_one_over_r():
-    assert cvar(0.25) == Hinge(rho=4.0)
-
-
 @pytest.mark.parametrize("cap", [None, torch.tensor([[0.2]])])
 def test_the_lagrangian_of_float32_rows_has_a_value(cap):
     """Apple's GPUs have no float64."""
@@ -158,7 +146,6 @@ BAD = [
             ("scale", lambda v: Shifted(Hinge(), torch.zeros(()), v)),
         )
     ),
-    (cvar, 1.0, (*NOT_FINITE, 0.0, -1.0, 1.5), r"r must lie in \(0, 1\]"),
     (Power, 1.01, (*NOT_FINITE, 1.0, 0.5, -2.0), "p must be"),
     (Softplus, -0.5, (*NOT_FINITE, 0.0), "b must"),
 ]

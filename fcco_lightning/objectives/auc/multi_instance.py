@@ -11,12 +11,13 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives.auc.pairwise import PairLoss, SigmoidPair
+from fcco_lightning.objectives.auc.pooled_pairs import PooledPairs
 from fcco_lightning.objectives.auc.pooling import Bags, Pooling, SmoothMaxPooling, bag_column, bags_of
 from fcco_lightning.objectives.base import Objective, Partition, RowDomain, whole_split
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.quantities import means_by_part, parts_of
 from fcco_lightning.objectives.ranking.ranking import both_classes
-from fcco_lightning.outer import OuterFunction, PooledPairs
+from fcco_lightning.outer import OuterFunction
 
 
 class MultiInstanceAUC(Objective):

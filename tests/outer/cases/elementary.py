@@ -3,14 +3,14 @@
 import numpy as np
 from mpmath import mpf
 
-from fcco_lightning.outer import Hinge, Square, SquaredHinge, cvar
+from fcco_lightning.outer import Hinge, Square, SquaredHinge
 from tests.outer.case import Case, Reference, Separable, positive_part
 
 CASES = [
     Case(Hinge(), dual=(0.0, 1.0)),
     Case(Hinge(rho=4.0, kappa=0.3), kinks=((0.3,),), dual=(0.0, 4.0)),
     Case(Hinge(rho=0.7, kappa=-0.5), kinks=((-0.5,),), dual=(0.0, 0.7)),
-    Case(cvar(0.15), dual=(0.0, 1 / 0.15)),
+    Case(Hinge(1 / 0.15), dual=(0.0, 1 / 0.15)),
     Case(Square()),
     Case(Square(0.3)),
     Case(SquaredHinge(), dual=(0.0, np.inf)),

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from mpmath import mpf
 
-from fcco_lightning.outer import ChiSquare, Hinge, KullbackLeibler, Maximum, Shifted, SquaredHinge, cvar
+from fcco_lightning.outer import ChiSquare, Hinge, KullbackLeibler, Maximum, Shifted, SquaredHinge
 from tests.outer.case import Case, Reference, Row, reference
 
 CASES = [
-    Case(Shifted(cvar(0.25), torch.tensor(0.4)), kinks=((0.4,),), dual=(0.0, 4.0)),
+    Case(Shifted(Hinge(1 / 0.25), torch.tensor(0.4)), kinks=((0.4,),), dual=(0.0, 4.0)),
     Case(Shifted(Hinge(2.0, 0.1), torch.tensor(0.25, dtype=torch.float64), 0.5), kinks=((0.3,),), dual=(0.0, 4.0)),
     Case(Shifted(ChiSquare(0.5), torch.tensor(-0.2), 0.5), kinks=((-0.7,),), dual=(0.0, np.inf)),
     Case(Shifted(KullbackLeibler(2.0), torch.tensor(0.3), 2.0), dual=(0.0, np.inf)),

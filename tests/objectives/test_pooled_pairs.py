@@ -8,8 +8,8 @@ import pytest
 import torch
 from mpmath import diff, exp, log, mpf
 
-from fcco_lightning.objectives import AttentionPooling, LogisticPair, SigmoidPair, SmoothMaxPooling
-from fcco_lightning.outer import PooledPairs, slopes
+from fcco_lightning.objectives import AttentionPooling, LogisticPair, PooledPairs, SigmoidPair, SmoothMaxPooling
+from fcco_lightning.outer import slopes
 
 POSITIVE = torch.tensor([True, False, True, False, False])
 BAGS = 3, 4  # positive and negative ones, of which two and three have rows here

@@ -2,33 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer.base import OuterFunction
+from fcco_lightning.objectives.auc.pairwise import PairLoss
+from fcco_lightning.objectives.auc.pooling import Pooling
+from fcco_lightning.outer import OuterFunction
 
 _PAIRS = 2**18
 """Number of pairs whose losses are in memory at a time."""
-
-
-class Pooled(Protocol):
-    """What makes one score of the means of a bag."""
-
-    def score(self, u: Tensor) -> Tensor:
-        """H of every bag: (m, k) -> (m,), differentiable."""
-
-
-class _LossOfPairs(Protocol):
-    """A loss of differences that falls as they grow, elementwise."""
-
-    def __call__(self, d: Tensor) -> Tensor:
-        """l(d)."""
-
-    def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
-        """l(d) and l'(d), without graph."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,8 +38,8 @@ class PooledPairs(OuterFunction):
         copies: how many rows are those of the same bag, shape (b,); None if all are different.
     """
 
-    pooling: Pooled
-    loss: _LossOfPairs
+    pooling: Pooling
+    loss: PairLoss
     positive: Tensor
     share: Tensor
     copies: Tensor | None = None
