@@ -120,7 +120,7 @@ def mean_of_equals(values: Tensor, keys: Tensor) -> Tensor:
     What is sorted by the keys is then the same in whatever order entries with equal keys come.
     """
     first = torch.searchsorted(keys.sort().values, keys).clamp(max=len(keys) - 1)  # a NaN is behind all
-    return values.new_zeros(len(keys)).index_add(0, first, values)[first] / counts(keys)
+    return values.new_zeros(len(keys)).index_add(0, first, values)[first] / counts(keys).clamp(min=1)
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:

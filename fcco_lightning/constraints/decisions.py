@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -238,9 +238,6 @@ class Decisions:
             )
 
 
-_PLAIN = Decisions()
-
-
 def _of(numbers: Any) -> str:
     return ", ".join(f"{float(number):g}" for number in numbers)
 
@@ -269,6 +266,7 @@ def as_decisions(value: Decisions | Mapping[str, Any] | str | None) -> Decisions
     return value
 
 
+@dataclass
 class DecisionRule:
     """Decisions as a trained network makes them: what they are for, with the numbers that follow from the data.
 
@@ -280,22 +278,14 @@ class DecisionRule:
         calibration: from scores to probabilities; None where no samples were held out to find it.
         known: whether the division is known: it is 0 where a score of 0 has a meaning, and found on a split elsewhere.
         proper: whether the objective makes scores log-odds, see :attr:`~fcco_lightning.objectives.Objective.proper`.
-
-    Attributes: as the arguments.
     """
 
-    def __init__(
-        self,
-        decisions: Decisions = _PLAIN,
-        costs: Sequence[float] = (),
-        division: float = 0.0,
-        calibration: Calibration | None = None,
-        *,
-        known: bool = False,
-        proper: bool = True,
-    ) -> None:
-        self.decisions, self.costs, self.division, self.calibration = decisions, list(costs), division, calibration
-        self.known, self.proper = known, proper
+    decisions: Decisions = Decisions()
+    costs: list[float] = field(default_factory=list)
+    division: float = 0.0
+    calibration: Calibration | None = None
+    known: bool = field(default=False, kw_only=True)
+    proper: bool = field(default=True, kw_only=True)
 
     def fit(
         self, scores: Tensor, y: Tensor, weight: Tensor | None = None, *, classifies: bool, held_out: bool = False
@@ -357,15 +347,8 @@ class DecisionRule:
         settings = {name: value for name, value in asdict(self.decisions).items() if value is not None}
         if isinstance(settings.get("costs"), list | tuple):
             settings["costs"] = [float(cost) for cost in settings["costs"]]
-        calibration = None if self.calibration is None else asdict(self.calibration)
-        return {
-            "asked": settings,
-            "costs": self.costs,
-            "division": self.division,
-            "calibration": calibration,
-            "known": self.known,
-            "proper": self.proper,
-        }
+        numbers = {name: value for name, value in asdict(self).items() if name != "decisions"}
+        return {"asked": settings, **numbers}
 
     def take(self, other: "DecisionRule") -> None:
         """Take over the numbers of a rule for the same decisions."""
@@ -376,7 +359,6 @@ class DecisionRule:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "DecisionRule":
         """The rule of a :meth:`state`."""
-        stored = state["calibration"]
+        numbers, stored = dict(state), state["calibration"]
         calibration = None if stored is None else calibration_of(stored)
-        decisions, known, proper = Decisions(**state["asked"]), state["known"], state["proper"]
-        return cls(decisions, state["costs"], state["division"], calibration, known=known, proper=proper)
+        return cls(Decisions(**numbers.pop("asked")), **numbers | {"calibration": calibration})

@@ -56,11 +56,11 @@ class Subset:
         if hasattr(datamodule, "add_subset"):
             self.conditions = datamodule.add_subset(self.where)
 
-    def mask(self, batch: Columns) -> Tensor:
-        """Mark the samples of a batch that belong to the subset, shape (B,), bool.
+    def require_columns(self, batch: Columns) -> None:
+        """Refuse a batch without one of the columns.
 
         Raises:
-            DataError: if a column is not in the batch, or a name is not known.
+            DataError: naming them.
         """
         missing = [name for name in self.conditions if name not in batch]
         if missing:
@@ -70,10 +70,6 @@ class Subset:
                 "IndexedDataset those that its `columns` name. In a loop of your own a column of texts is none: number "
                 "what it names, for example with pandas.factorize."
             )
-        mask = _everyone(next(iter(batch.values())))
-        for name, condition in self.conditions.items():
-            mask = mask & holds(one_label_each(batch, self, name), condition, name)
-        return mask
 
     def of_split(self, columns: Columns) -> Tensor:
         """Mark the samples of a whole split that belong to the subset.
@@ -81,7 +77,7 @@ class Subset:
         Raises:
             DataError: if there are none.
         """
-        mask = self.mask(columns)
+        mask = Subsets([self]).masks(columns)[0]
         if not bool(mask.any()):
             raise DataError(
                 f"{self.argument}={self.where!r} holds for no sample, so nothing is known of it: "
@@ -138,9 +134,10 @@ class Subsets:
         """
         if any(conditions.name not in batch for conditions in self._columns):
             for subset in self._subsets:
-                subset.mask(batch)  # says what is missing
+                subset.require_columns(batch)
         if not self._columns:
-            return _everyone(next(iter(batch.values()))).expand(len(self._subsets), -1)
+            column = next(iter(batch.values()))
+            return torch.ones(len(self._subsets), len(column), dtype=torch.bool, device=column.device)
         return reduce(
             operator.and_,
             (conditions.holds(one_label_each(batch, self, conditions.name)) for conditions in self._columns),
@@ -176,7 +173,3 @@ class _ColumnConditions:
         for row, condition in self._others.items():
             rows[row] = holds(column, condition, self.name)
         return torch.stack(rows)
-
-
-def _everyone(column: Tensor) -> Tensor:
-    return torch.ones(len(column), dtype=torch.bool, device=column.device)

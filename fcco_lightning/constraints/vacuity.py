@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.models.batch import Columns
+from fcco_lightning.numerics import mean_of_equals
 
 _EDGE = 0.01  # outliers beyond this share on either side are left out of a span; fewer where a class is rare
 _EDGES = (_EDGE, _EDGE)
@@ -77,7 +78,7 @@ def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> T
     ranked, order = scores.sort()
     position = levels * (len(scores) - 1)
     if weight is not None:
-        ordered = _shared(weight.index_select(0, order).to(scores.dtype), ranked.detach())
+        ordered = mean_of_equals(weight.index_select(0, order).to(scores.dtype), ranked.detach())
         reached = ((ordered[1:] + ordered[:-1]) / 2).cumsum(0)
         reached = torch.cat([reached.new_zeros(1), reached])
         targets = levels * reached[-1]
@@ -88,13 +89,6 @@ def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> T
     below = position.floor().long().clamp(max=len(scores) - 1)
     above = (below + 1).clamp(max=len(scores) - 1)
     return torch.lerp(ranked[below], ranked[above], position - below)
-
-
-def _shared(weight: Tensor, ranked: Tensor) -> Tensor:
-    """The mean weight of the scores that equal each, both (n,) and in the order of the scores."""
-    first, behind = torch.searchsorted(ranked, ranked), torch.searchsorted(ranked, ranked, right=True)
-    first = first.clamp(max=len(ranked) - 1)  # a NaN is behind all
-    return weight.new_zeros(len(weight)).index_add(0, first, weight)[first] / (behind - first).clamp(min=1)
 
 
 def spread(scores: Tensor, edges: tuple[float, float] = _EDGES, weight: Tensor | None = None) -> tuple[float, float]:

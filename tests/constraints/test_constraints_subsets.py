@@ -15,6 +15,7 @@ from fcco_lightning.constraints import (
     Subset,
     TopShare,
 )
+from fcco_lightning.constraints.subsets import Subsets
 from fcco_lightning.data.batches import UniformSampling
 from fcco_lightning.data.conditions import comparisons, described
 from fcco_lightning.data.datamodules import TabularDataModule
@@ -68,7 +69,7 @@ def test_a_subset_names_any_column_of_the_table(data, where, rule):
     subset = Subset(where)
     subset.adapt(data)
     batch = next(iter(data.evaluation_loaders()["test"]))
-    assert subset.mask(batch).tolist() == rule(table(20)).tolist()
+    assert Subsets([subset]).masks(batch)[0].tolist() == rule(table(20)).tolist()
     drawn = data.sampling()["target"].columns
     assert subset.of_split(drawn).any()
     assert str(subset) == described(where)
@@ -130,7 +131,7 @@ def test_a_condition_is_a_value_or_values(condition):
 
 def test_names_need_a_datamodule():
     with pytest.raises(DataError, match="'Black' is none"):
-        Subset({"race": "Black"}).mask({"race": torch.tensor([0, 1])})
+        Subsets([Subset({"race": "Black"})]).masks({"race": torch.tensor([0, 1])})
     assert comparisons("<x") == comparisons(3) == []
 
 
