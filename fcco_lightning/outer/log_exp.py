@@ -1,6 +1,5 @@
 """Outer functions built from logarithms, exponentials, powers and ratios."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -243,23 +242,20 @@ class Ratio(OuterFunction):
 
 @dataclass(frozen=True)
 class LogSumExp(OuterFunction):
-    r"""``f(u) = theta log( c sum_j exp(u_j / theta) )``: soft maximum over the k coordinates of a row.
+    r"""``f(u) = theta log sum_j exp(u_j / theta)``: soft maximum over the k coordinates of a row.
 
-    With ``mean=False`` (c = 1) it is the multi-task objective of App. B of the ALEXR paper; with ``mean=True`` (c =
-    1/k) it is the value of KL-regularised DRO, ``max_q <q, u> - theta KL(q, 1/k)`` (PG-SMD paper, section 2).
+    It is the multi-task objective of App. B of the ALEXR paper, and but for ``theta log k`` the value of KL-regularised
+    DRO, ``max_q <q, u> - theta KL(q, 1/k)`` (PG-SMD paper, section 2).
 
     Args:
         theta: temperature, > 0.
-        mean: divide the sum by k.
     """
 
     theta: float = 1.0
-    mean: bool = False
     convex = True
     smooth = True
     lipschitz = 1.0  # the gradient lies on the simplex
     above_zero = ("theta",)
 
     def __call__(self, u: Tensor) -> Tensor:
-        count = math.log(u.shape[-1]) if self.mean else 0.0
-        return self.theta * (torch.logsumexp(u / self.theta, dim=-1) - count)
+        return self.theta * torch.logsumexp(u / self.theta, dim=-1)

@@ -11,7 +11,7 @@ from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import RowDomain, one_label_each, require_binary_labels
 from fcco_lightning.objectives.groups.group_dro import GroupObjective
-from fcco_lightning.objectives.quantities import Quantity
+from fcco_lightning.objectives.quantities import Quantity, means_by_part
 from fcco_lightning.outer import Square
 
 
@@ -108,5 +108,5 @@ def mean_residuals(residuals: Tensor, state: Tensor, weight: Tensor | None = Non
     """
     weight = torch.ones_like(residuals) if weight is None else weight.to(residuals)
     states, position = torch.unique(state, return_inverse=True)
-    total, mass = (residuals.new_zeros(len(states)).index_add(0, position, of) for of in (weight * residuals, weight))
-    return total[mass > 0] / mass[mass > 0]
+    means, mass = means_by_part(position, len(states), weight * residuals, weight)
+    return means[mass > 0]

@@ -26,7 +26,7 @@ CASES = [
     Case(NegativeLog(), low=0.05, kinks=((1.0,),), dual=(-np.inf, 0.0)),
     Case(NegativeLog(tau=0.4), low=0.05, kinks=((1.0,),), dual=(-np.inf, 0.0)),
     Case(LogSumExp(), 3, kinks=((0.0, 0.0, 0.0),), envelope=False),
-    Case(LogSumExp(theta=0.3, mean=True), 2, kinks=((0.0, 0.0),), envelope=False),
+    Case(LogSumExp(theta=0.3), 2, kinks=((0.0, 0.0),), envelope=False),
     Case(Log(tau=0.5), low=0.5, kinks=((1.0,),), convex=False, envelope=False),
     Case(Ratio(), 2, low=0.5, kinks=((1.0, 1.0),), convex=False, envelope=False),
     Case(LogRatio(tau=0.5), 2, low=0.5, kinks=((1.0, 1.0),), convex=False, envelope=False),
@@ -95,10 +95,10 @@ class RatioReference(Reference):
 
 class LogSumExpReference(Reference):
     def __init__(self, f: LogSumExp) -> None:
-        self.theta, self.mean = mpf(f.theta), f.mean
+        self.theta = mpf(f.theta)
 
     def value(self, u: Row) -> mpf:
-        return self.theta * log(sum(exp(a / self.theta) for a in u) / (len(u) if self.mean else 1))
+        return self.theta * log(sum(exp(a / self.theta) for a in u))
 
     def subgradient(self, u: Row) -> Row:
         total = sum(exp(a / self.theta) for a in u)
