@@ -23,7 +23,8 @@ class BinaryObjective(Objective, ABC):
 
     Cross-entropy learns from every sample, and may stand beside the objective: ``F = c CE + F_own`` with the mean
     cross-entropy CE of the outputs.  Where :class:`~fcco_lightning.FCCOModule` trains as is recommended, it does so by
-    the weights that were found best (:attr:`recommended_mixture`), if nothing is said of c; elsewhere F is F_own.
+    the weights that were found best (:attr:`recommended_mixture`), if nothing is said of c; elsewhere F is F_own.  The
+    papers' objectives are those of ``sigmoid=False, cross_entropy=0``.
 
     Args:
         sigmoid: whether s_i is the sigmoid of the output, in (0, 1), in the place of the output itself.

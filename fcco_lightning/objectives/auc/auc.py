@@ -28,11 +28,9 @@ class AUC(BinaryObjective):
     take O(B log B) operations there; see :func:`~fcco_lightning.objectives.pair_sums.pair_sums`.
 
     The pairs alone can learn few positives by heart, and see only what is out of order.  So
-    :class:`~fcco_lightning.FCCOModule` trains on the sum of the mean over pairs and the mean cross-entropy: on
-    imbalanced tables its worst run lost .008 of the AUC of cross-entropy, and the pairs alone .039.  With only five
-    positives the pairs alone were ahead on one of two tables (``examples/benchmarks/results/tables_pay.md``).
-    ``cross_entropy=0`` leaves that out, as does ``pretrain=None`` or a pretraining of your own.  In a loop of your own
-    around an Engine or a Criterion ``cross_entropy=1`` adds it.
+    :class:`~fcco_lightning.FCCOModule` trains on the sum of the mean over pairs and the mean cross-entropy
+    (``examples/benchmarks/results/tables_pay.md``).  ``cross_entropy=0`` leaves that out, as does ``pretrain=None`` or
+    a pretraining of your own.  In a loop of your own around an Engine or a Criterion ``cross_entropy=1`` adds it.
 
     Args:
         loss: l, the surrogate loss of a pair.

@@ -57,10 +57,9 @@ class CVaRPartialAUC(RankingObjective):
             gradient, 0 or 1 / (1 - min_tpr).  Where samples have weights of their own, the one-way step is that of a
             ratio: in batches of few positives it is larger for lighter ones.
         sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
-        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`.  None for 0; but
-            where FCCOModule trains on sigmoids as is recommended, a tenth of the objective beside the cross-entropy,
-            and the steps of c are a tenth, too, but for optimizers that scale them, such as Adam.  The papers'
-            objective is that of ``sigmoid=False, cross_entropy=0``.
+        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`.  On sigmoids a
+            tenth of the objective beside it is recommended; steps of c are then a tenth, too, but for optimizers that
+            scale them, such as Adam.
 
     Raises:
         ConfigError: if an argument is out of range, or nothing is left out (then F is the mean over all pairs, AUC).
@@ -160,10 +159,9 @@ class KLPartialAUC(RankingObjective):
         loss: l, non-negative; the squared hinge with margin 1 by default.
         threshold: c to start from, which is there with ``tau`` only; one near F keeps exponentials small where tau is.
         sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
-        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`.  None for 0; but
-            where FCCOModule trains on sigmoids as is recommended, a tenth of the objective beside the cross-entropy,
-            and the steps of c are a tenth, too, but for optimizers that scale them, such as Adam.  The papers'
-            objective is that of ``sigmoid=False, cross_entropy=0``.
+        cross_entropy: weight of the cross-entropy beside the objective, see :class:`BinaryObjective`.  On sigmoids a
+            tenth of the objective beside it is recommended; steps of c are then a tenth, too, but for optimizers that
+            scale them, such as Adam.
 
     Raises:
         ConfigError: if an argument is out of range.

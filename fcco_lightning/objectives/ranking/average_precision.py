@@ -46,24 +46,17 @@ class AveragePrecision(RankingObjective):
 
     From random weights the ratio is hard to optimise, so three quarters of a training's epochs are better spent on
     cross-entropy first, with the same optimizer and schedule.  Behind them, the ratios alone can fall by learning a few
-    positives by heart: in the recipe of ``fcco fit`` they lost .0097 ± .0049 of the average precision on new samples of
-    12 imbalanced tables.  Beside ten times the mean cross-entropy of the network's outputs they gained .0019 ± .0015
-    there (``examples/benchmarks/results/tables_pay.md``).  :class:`~fcco_lightning.FCCOModule` does both by itself, and
+    positives by heart, and are better beside ten times the mean cross-entropy of the network's outputs (figures are in
+    ``examples/benchmarks/results/tables_pay.md``).  :class:`~fcco_lightning.FCCOModule` does both by itself, and
     ``pretrain=None`` switches both off.  In a loop of your own around an Engine or a Criterion train on
-    :class:`CrossEntropy` first, and give ``cross_entropy=10``.  On 14 other tables the average precision of runs with
-    these defaults was that of cross-entropy: +.0007 ± .0005 with steps of the rate, +.0001 ± .0007 by ``fcco fit``.
-    With ten times the cross-entropy in the place of a tenth of the ratios, the same F but for its size, ``fcco fit``
-    had +.0061 ± .0028, perhaps since Adam, which knows the gradients of the start, then makes longer steps for a while.
+    :class:`CrossEntropy` first, and give ``cross_entropy=10``.
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
         prevalence: pi.  "data" takes that of the training split, a number in (0, 1) another one, for example 0.5 if the
             average precision is wanted on balanced data.
-        sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
-            :class:`BinaryObjective`.  False for the outputs themselves.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios.  None for 0, the papers' objective;
-            but where FCCOModule trains on sigmoids as is recommended (:attr:`Objective.recommended`), a tenth of the
-            ratios beside the cross-entropy, so that F is of the size that it has before.
+        sigmoid, cross_entropy: see :class:`BinaryObjective`.  It is recommended on sigmoids, a tenth of the ratios
+            beside the cross-entropy, so that F is of the size that it has before.
 
     Raises:
         ConfigError: if ``prevalence`` is neither, ``cross_entropy`` is negative or not finite, or l(0) is not positive.
@@ -147,17 +140,15 @@ class MeanAveragePrecision(BinaryObjective):
     The ratios alone learn few positives by heart, as those of :class:`AveragePrecision` do.  So
     :class:`~fcco_lightning.FCCOModule` trains on a tenth of them beside the cross-entropy of the labels,
     ``(1/T) sum_t (1/n_t) sum_i log(1 + exp(-b_ti o_ti))`` with the outputs o and b = 1 or -1 for the labels 1 and 0,
-    from the first update on (``pretrain=None`` switches that off).  On CelebA's attributes, digits and two made tables
-    the mean average precision was then .0019 ± .0010 above that of the cross-entropy alone, where raw ratios alone were
-    .048 ± .022 below it (``examples/benchmarks/results/tables_pay.md``).
+    from the first update on (``pretrain=None`` switches that off; figures are in
+    ``examples/benchmarks/results/tables_pay.md``).
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
         missing: value of ``y`` that stands for a label that is not known, such as -1; None if all are.
         sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios.  None for 0; but where FCCOModule
-            trains on sigmoids as is recommended, a tenth of the ratios beside the cross-entropy.
-            The papers' objective is that of ``sigmoid=False, cross_entropy=0``.
+        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios, see :class:`BinaryObjective`.  On
+            sigmoids a tenth of the ratios beside it is recommended.
 
     Raises:
         ConfigError: if l(0) is not positive, or ``cross_entropy`` is negative or not finite.

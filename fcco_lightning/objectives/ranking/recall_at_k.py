@@ -30,19 +30,17 @@ class RecallAtK(RankingObjective):
     f is convex and non-decreasing; where the pair losses are convex in the weights, the whole is convex, as ALEXR
     needs.  With ``sigmoid`` they are not.
 
-    Alone, the ranks learn few positives by heart: on 12 imbalanced tables with as many places as positives their recall
-    on new samples was .023 to .035 below that of cross-entropy.  Of sigmoids, ``0.3 k/n`` of them beside the
-    cross-entropy were ahead of it there, and level with it on 14 other tables, where the ranks alone were .011 to .014
-    below it (``examples/benchmarks/results/tables_pay.md``).  The factor k/n undoes that of f, so that it does not
-    matter how long the head is.  :class:`~fcco_lightning.FCCOModule` does so by itself.
+    Alone, the ranks learn few positives by heart, and end behind cross-entropy.  Of sigmoids, ``0.3 k/n`` of them
+    beside the cross-entropy are level with it (``examples/benchmarks/results/tables_pay.md``), which
+    :class:`~fcco_lightning.FCCOModule` trains by itself.  The factor k/n undoes that of f, so that it does not matter
+    how long the head is.
 
     Args:
         k: length of the head of the list, >= 1 and less than the number of training samples.
         loss: l, non-negative, a surrogate of 1 for d < 0; the squared hinge with margin 1 by default.
         sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ranks, see :class:`BinaryObjective`.  None
-            for 0; but where FCCOModule trains on sigmoids as is recommended, ``0.3 k/n`` of the ranks beside the
-            cross-entropy.  The paper's objective is that of ``sigmoid=False, cross_entropy=0``.
+        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ranks, see :class:`BinaryObjective`.  On
+            sigmoids ``0.3 k/n`` of the ranks beside it is recommended.
 
     Raises:
         ConfigError: if ``k`` is out of range; where it exceeds the list, before the first batch; if ``cross_entropy``
