@@ -20,6 +20,17 @@ _REMEDIES = {
     "y": "Number the labels: 0 and 1, or 0..C-1 for C classes.",
     "weight": "Give a real number >= 0 for every sample.",
 }
+_BESIDE = {  # columns that say nothing alone, and what else
+    SAMPLE_WEIGHT: (
+        "weight",
+        "by which means over it are taken. Give the weights of all samples, and both are there: "
+        f"IndexedDataset(dataset, columns={{'y': labels, '{SAMPLE_WEIGHT}': weights}}).",
+    ),
+    "stratum": (
+        "stratum_size",
+        "which together say how batches are drawn. Give both, or call a column of your own otherwise.",
+    ),
+}
 _PLAIN = frozenset((torch.float32, torch.int64, torch.float64))
 _WHOLE = frozenset(("group", "task", "query", "bag", "event"))  # one whole number per sample, (B,) int64
 _ONE_EACH = _WHOLE | {"time", "weight"}  # one number per sample, (B,)
@@ -81,12 +92,12 @@ def _is_plain(columns: Mapping[str, Any]) -> bool:
         if name in _ONE_EACH and (column.ndim > 1 or (name in _WHOLE and column.dtype is not torch.int64)):
             return False
         sizes.add(column.size(0))
-    return len(sizes) == 1 and not _lacks_weight(columns) and ("index" not in columns or columns["index"].ndim == 1)
+    return len(sizes) == 1 and not _incomplete(columns) and ("index" not in columns or columns["index"].ndim == 1)
 
 
-def _lacks_weight(columns: Mapping[str, Any]) -> bool:
-    """Whether samples say how much they count in the data, and not how much in a mean over the batch."""
-    return SAMPLE_WEIGHT in columns and "weight" not in columns
+def _incomplete(columns: Mapping[str, Any]) -> str | None:
+    """The name of a column that says nothing without another one, which is missing; None if there is none."""
+    return next((name for name, (other, _) in _BESIDE.items() if name in columns and other not in columns), None)
 
 
 def _one_each(name: str, column: Any) -> Any:
@@ -173,7 +184,7 @@ def as_batch(loaded: Any) -> Batch:
         loaded: a mapping, a named tuple or a dataclass of columns, or of parts with columns of their own.
 
     Raises:
-        DataError: if it has no columns by name, one of them cannot be read, or weights of samples are incomplete.
+        DataError: if it has no columns by name, one of them cannot be read, or one is missing that belongs to it.
     """
     loaded = fields_of(loaded)
     if not isinstance(loaded, Mapping):
@@ -182,26 +193,23 @@ def as_batch(loaded: Any) -> Batch:
             "data set of (x, y) samples: DataLoader(IndexedDataset(dataset), ...)."
         )
     if isinstance(next(iter(loaded.values()), None), Tensor):
-        return {TARGET: _weighted(loaded)}
+        return {TARGET: _complete(loaded)}
     parts = {name: fields_of(part) for name, part in loaded.items()}
     if loaded and all(isinstance(part, Mapping) for part in parts.values()):
-        columns = {name: _weighted(part) for name, part in parts.items()}
+        columns = {name: _complete(part) for name, part in parts.items()}
         return loaded if all(columns[name] is part for name, part in loaded.items()) else columns
-    return {TARGET: _weighted(loaded)}
+    return {TARGET: _complete(loaded)}
 
 
-def _weighted(loaded: Mapping[str, Any]) -> Columns:
+def _complete(loaded: Mapping[str, Any]) -> Columns:
     """The columns of a part of a batch, see :func:`as_columns`.
 
     Raises:
-        DataError: also if they have ``sample_weight`` without ``weight``: the samples would count alike without a word.
+        DataError: also if one of them says nothing without another: it would be counted in part, or not at all.
     """
-    if _lacks_weight(loaded):
-        raise DataError(
-            f"a batch has a column `{SAMPLE_WEIGHT}` and no `weight`, by which means over it are taken. Give the "
-            "weights of all samples, and both are there: IndexedDataset(dataset, columns={'y': labels, "
-            f"'{SAMPLE_WEIGHT}': weights}})."
-        )
+    if (name := _incomplete(loaded)) is not None:
+        other, remedy = _BESIDE[name]
+        raise DataError(f"a batch has a column `{name}` and no `{other}`, {remedy}")
     return as_columns(loaded)
 
 

@@ -145,7 +145,7 @@ def test_weights_of_samples_that_are_none_are_refused(weight):
         IndexedDataset(data, columns={"y": Y, "sample_weight": torch.tensor(weight).repeat(6)})
 
 
-def test_weights_that_nobody_would_count_are_refused():
+def test_columns_that_would_count_in_part_are_refused():
     """Some objectives would count them and others not."""
     batch = {"x": X, "y": Y, "sample_weight": torch.ones(12), "index": torch.arange(12)}
     with pytest.raises(DataError, match=r"`sample_weight` and no `weight`.*IndexedDataset"):
@@ -154,6 +154,8 @@ def test_weights_that_nobody_would_count_are_refused():
         received({"target": batch}, nn.Linear(2, 1), X)
     with pytest.raises(DataError, match="`sample_weight` and no `weight`"):
         received(batch, nn.Linear(2, 1), X)
+    with pytest.raises(DataError, match=r"`stratum` and no `stratum_size`.*a column of your own otherwise"):
+        received({"x": X, "y": Y, "stratum": Y, "index": torch.arange(12)}, nn.Linear(2, 1), X)
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches", "ignore:.*isinstance.treespec")
