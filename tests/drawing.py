@@ -1,5 +1,7 @@
 """Pictures that tests look into."""
 
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -10,10 +12,10 @@ def drawn(monkeypatch):
     """Figures in the order in which they were saved; every one is still written, as a PNG."""
     figures, write = [], FigureCanvasAgg.print_png
 
-    def written(canvas, path):
+    def written(canvas, file):
         figures.append(canvas.figure)
-        write(canvas, path)
-        assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        write(canvas, file)
+        assert Path(file.name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
     monkeypatch.setattr(FigureCanvasAgg, "print_png", written)
     yield figures

@@ -11,6 +11,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
+from fcco_lightning.cli.yaml_files import by_key
 from fcco_lightning.errors import ConfigError, DataError, printable
 from fcco_lightning.evaluation import is_feasible
 from fcco_lightning.evaluation.pictures import plot_comparison
@@ -47,7 +48,7 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
             f"none of {[str(folder) for folder in folders]} holds a report.json. Name the folders of finished runs, "
             "for example runs/*."
         )
-    settings = {folder: dict(_flat(report.get("config", {}))) for folder, report in reports.items()}
+    settings = {folder: dict(_settings(report)) for folder, report in reports.items()}
     differing = _differing(list(settings.values()))
     reached = {folder: figures_of(folder, report) for folder, report in reports.items()}
     short = _short_names(differing, {"run", *(name for figures in reached.values() for name in figures)})
@@ -110,9 +111,8 @@ def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
     if "worst_violation" in report.get("train", {}):
         train = report["train"]
         worst = figures[LARGEST] = train["worst_violation"]
-        feasible = is_feasible(math.nan if worst is None else worst, train.get("vacuous"))  # JSON knows no NaN
-        figures[HOLDS] = "yes" if feasible else "no"
-        figures[HOLDS] = "vacuous" if train.get("vacuous") else figures[HOLDS]
+        holds = "yes" if is_feasible(math.nan if worst is None else worst) else "no"  # JSON knows no NaN
+        figures[HOLDS] = "vacuous" if train.get("vacuous") else holds
     test = report.get("test", {})
     numbers = {k: v for k, v in test.items() if isinstance(v, int | float) and k not in _BESIDE}
     return figures | {f"test_{name}": value for name, value in numbers.items()}
@@ -125,24 +125,11 @@ def _last_objective(path: Path) -> float | None:
     return float(logged.iloc[-1]) if len(logged) else None
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted key, a class by its name: ``model.algorithm`` is SONEX, ``model.algorithm.lam`` 0.01.
-
-    Of a list of several classes the arguments have the place of theirs in their keys: ``model.constraints.1.kappa``.
-    """
-    if isinstance(value, list) and value and all(isinstance(item, Mapping) and "class_path" in item for item in value):
-        yield key, ", ".join(str(item["class_path"]).rpartition(".")[2] for item in value)
-        for place, item in enumerate(value):
-            yield from _flat(item.get("init_args") or {}, key if len(value) == 1 else f"{key}.{place}")
-    elif isinstance(value, Mapping):
-        if "class_path" in value:
-            yield key, str(value["class_path"]).rpartition(".")[2]
-            yield from _flat(value.get("init_args") or {}, key)
-            return
-        for name, inner in value.items():
-            yield from _flat(inner, f"{key}.{name}" if key else str(name))
-    elif not key.startswith(_HIDDEN):
-        yield key, json.dumps(value) if isinstance(value, list) else value
+def _settings(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings of a run by dotted key, without those that say where it leaves its files."""
+    for key, value in by_key(report.get("config", {})):
+        if not key.startswith(_HIDDEN):
+            yield key, json.dumps(value) if isinstance(value, list) else value
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fcco_lightning import recipes
 from fcco_lightning.checks import check_file
 from fcco_lightning.cli.named_configs import with_files
-from fcco_lightning.cli.yaml_files import load_yaml, read_yaml
+from fcco_lightning.cli.yaml_files import by_key, load_yaml, read_yaml
 from fcco_lightning.data.text_files import require_text
 from fcco_lightning.errors import ConfigError, printable_lines
 
@@ -218,24 +218,14 @@ def _options(args: Sequence[str]) -> dict[str, str]:
 
 
 def _options_of_configs(args: Sequence[str]) -> dict[str, str]:
-    """What the configurations of a command line say, as options."""
+    """What the configurations of a command line say, as options: ``--model.optimizer SGD``, of a class, and others."""
     values: dict[str, str] = {}
     for arg in _joined(_joined(args, "--config"), "-c"):
         option, _, file = arg.partition("=")
         if option in ("--config", "-c") and file:
-            values |= _flat(read_yaml(Path(file), file) or {})
+            for key, value in by_key(read_yaml(Path(file), file) or {}):
+                values[f"--{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
     return values
-
-
-def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """Settings as options, ``--model.optimizer SGD`` and ``--model.optimizer.lr 0.1`` of a class and its argument."""
-    if not isinstance(value, Mapping):
-        return {name: value if isinstance(value, str) else json.dumps(value, default=str)}
-    flat = {name: str(value["class_path"]).rpartition(".")[2]} if "class_path" in value else {}
-    inside = (value.get("init_args") or {}) if flat else value
-    for key, inner in inside.items():
-        flat |= _flat(inner, f"{name}.{key}" if name else f"--{key}")
-    return flat
 
 
 def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:

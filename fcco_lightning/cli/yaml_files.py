@@ -1,8 +1,8 @@
 """The one reader of YAML: what multiplies, nests without end or says a thing twice is refused before it is read."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,6 @@ from fcco_lightning.errors import ConfigError
 MOST_NODES, MOST_LEVELS = 20_000, 100
 """How large a configuration may be, its aliases written out, and how deep; the whole one of a run has 500 and 10."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-@dataclass
-class _OpenNode:
-    """A mapping or list that is being read."""
-
-    anchor: str | None
-    keys: dict[str, int] | None = None  # of a mapping -> their lines
-    size: int = 1
-    key_next: bool = True
 
 
 def read_yaml(path: Path, where: str) -> Any:
@@ -46,13 +36,69 @@ def load_yaml(text: str, where: str) -> Any:
 def require_harmless(text: str, where: str) -> None:
     """Raise :class:`ConfigError` unless a text is YAML without a key twice in a mapping, of limited size and depth.
 
-    Aliases count with the size of what they stand for.  The parser's events are read one by one, so that nothing is
-    built, and nothing is written out, before it is known to be small.
+    Aliases count with the size of what they stand for, though nothing is written out.
     """
     with _naming_place(text, where):
-        content = _NodeCounter(where)
-        for event in yaml.parse(text, Loader=_LOADER):
-            content.take(event)
+        root = yaml.compose(text, Loader=_LOADER)
+        if root is not None:
+            _size(root, where, {})
+
+
+def _size(node: Any, where: str, sizes: dict[int, int], level: int = 1) -> int:
+    """The number of values in a node, aliases written out; ``sizes`` has those of others, 0 of one that is counted."""
+    line = node.start_mark.line + 1
+    if level > MOST_LEVELS:
+        raise ConfigError(f"{where}, line {line}: it is nested more than {MOST_LEVELS} levels deep.")
+    if id(node) not in sizes:
+        sizes[id(node)], size = 0, 1
+        is_mapping = isinstance(node, yaml.MappingNode)
+        if is_mapping:
+            _require_each_key_once(node, where)
+        inside = itertools.chain(*node.value) if is_mapping else node.value
+        for part in inside if isinstance(node, yaml.CollectionNode) else ():
+            size += _size(part, where, sizes, level + 1)
+            if size > MOST_NODES:
+                raise ConfigError(
+                    f"{where}, line {line}: it holds more than {MOST_NODES:,} values, its aliases written out. A "
+                    "configuration is far smaller: is this the right file?"
+                )
+        sizes[id(node)] = size
+    if not sizes[id(node)]:
+        raise ConfigError(f"{where}, line {line}: what begins here is within itself, by an alias.")
+    return sizes[id(node)]
+
+
+def _require_each_key_once(mapping: Any, where: str) -> None:
+    """Refuse a key that a mapping has already, of which the last would silently win."""
+    lines: dict[str, int] = {}
+    for key, _ in mapping.value:
+        line = key.start_mark.line + 1
+        if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+            if key.value in lines:
+                raise ConfigError(
+                    f"{where}, line {line}: the key {key.value!r} stands in line {lines[key.value]} already. Remove "
+                    "one of them."
+                )
+            lines[key.value] = line
+
+
+def by_key(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by dotted key, a class by its name: ``model.algorithm`` is SONEX, ``model.algorithm.lam`` 0.01.
+
+    Of a list of several classes the arguments have the place of theirs in their keys: ``model.constraints.1.kappa``.
+    """
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) and "class_path" in item for item in value):
+        yield key, ", ".join(str(item["class_path"]).rpartition(".")[2] for item in value)
+        for place, item in enumerate(value):
+            yield from by_key(item.get("init_args") or {}, key if len(value) == 1 else f"{key}.{place}")
+    elif isinstance(value, Mapping) and "class_path" in value:
+        yield key, str(value["class_path"]).rpartition(".")[2]
+        yield from by_key(value.get("init_args") or {}, key)
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from by_key(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
 
 
 @contextmanager
@@ -75,58 +121,3 @@ def _naming_place(text: str, where: str) -> Iterator[None]:
 def _is_cut(text: str) -> bool:
     """Whether a text begins a list or mapping that does not end, as where a shell divides ``[1, 10]`` in two words."""
     return "\n" not in text and text[:1] in ("[", "{") and text[-1:] not in ("]", "}")
-
-
-class _NodeCounter:
-    """Counts the nodes of a text, aliases expanded, and refuses too many."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self._sizes: dict[str, int] = {}  # by anchor, of what is complete
-        self._open_nodes = [_OpenNode(None)]
-
-    def take(self, event: Any) -> None:
-        line = event.start_mark.line + 1
-        if isinstance(event, yaml.NodeEvent):
-            self._pass_key(event, line)
-        if isinstance(event, yaml.CollectionStartEvent):
-            self._open_nodes.append(_OpenNode(event.anchor, {} if isinstance(event, yaml.MappingStartEvent) else None))
-            if len(self._open_nodes) > MOST_LEVELS:
-                raise ConfigError(f"{self.where}, line {line}: it is nested more than {MOST_LEVELS} levels deep.")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            closed = self._open_nodes.pop()
-            self._add(closed.size, closed.anchor, line)
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._sizes:
-                raise ConfigError(
-                    f"{self.where}, line {line}: *{event.anchor} is within what it stands for, or unknown."
-                )
-            self._add(self._sizes[event.anchor], None, line)
-        elif isinstance(event, yaml.ScalarEvent):
-            self._add(1, event.anchor, line)
-
-    def _pass_key(self, event: Any, line: int) -> None:
-        """Refuse a key that a mapping has already, of which the last would silently win."""
-        top = self._open_nodes[-1]
-        if top.keys is None:
-            return
-        if top.key_next and isinstance(event, yaml.ScalarEvent) and event.value != "<<":
-            if event.value in top.keys:
-                raise ConfigError(
-                    f"{self.where}, line {line}: the key {event.value!r} stands in line {top.keys[event.value]} "
-                    "already. Remove one of them."
-                )
-            top.keys[event.value] = line
-        top.key_next = not top.key_next
-
-    def _add(self, size: int, anchor: str | None, line: int) -> None:
-        """Add the size of a complete node to its parent."""
-        top = self._open_nodes[-1]
-        top.size += size
-        if anchor is not None:
-            self._sizes[anchor] = size
-        if top.size > MOST_NODES:
-            raise ConfigError(
-                f"{self.where}, line {line}: it holds more than {MOST_NODES:,} values, its aliases written out. A "
-                "configuration is far smaller: is this the right file?"
-            )

@@ -30,6 +30,7 @@ from fcco_lightning.evaluation.metrics.ranking import (
     precision_recall_curve,
     roc_curve,
 )
+from fcco_lightning.state.row_files import new_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,15 +127,10 @@ def save(figure: "Figure", path: str | Path) -> Path:
     """Write the PNG, whole or not at all; its folder is created."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to import)
 
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with new_file(Path(path)) as file:
         # savefig would draw all twice, the first time for nothing but the layout
-        FigureCanvasAgg(figure).print_png(target)  # type: ignore[no-untyped-call]
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
-    return target
+        FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
+    return Path(path)
 
 
 def _some_of(num_drawn: int, total: int, description: str) -> str:

@@ -12,7 +12,6 @@ columns beside the model's.  A split may also hold lists of records, such as ``"
 import copy
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from fcco_lightning.errors import DataError, printable, printable_lines
 from fcco_lightning.evaluation import direction, shown_split
 from fcco_lightning.evaluation.base import Pictures
 from fcco_lightning.evaluation.pictures import plot_calibration, plot_importances
+from fcco_lightning.state.row_files import new_file
 
 REPORT, METRICS = "report.json", "metrics.csv"
 """Names of files in a run's folder: its report, and the log of all figures."""
@@ -294,7 +294,7 @@ def print_tables(tables: Iterable[Table], line: str | None = None) -> None:
 
 
 def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a report as JSON, whole or not at all: a reader never sees half a file, even if the run is killed.
+    """Write a report as JSON, whole or not at all.
 
     Tensors and numpy values become numbers or lists, paths become strings.  Numbers that are not finite become null,
     as JSON knows none.  Other floats are rounded to 7 significant digits, except under ``config``, which stays exact.
@@ -305,19 +305,13 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
 
     Raises:
         TypeError: if a value has no form in JSON; an older file then stays as it was.
+        CheckpointError: if the file cannot be written; likewise.
     """
-    target = Path(path)
     content = {str(key): _json_value(part, exact=key == "config") for key, part in report.items()}
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic only within one file system.
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return target
+    with new_file(Path(path)) as file:
+        file.write(text.encode())
+    return Path(path)
 
 
 def as_json(part: Mapping[str, Any]) -> dict[str, Any]:

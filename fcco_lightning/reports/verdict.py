@@ -121,40 +121,27 @@ def chosen_line(chosen: dict[str, Any]) -> str:
         >>> chosen_line({"epoch": 3, "feasible": False, "worst_violation": 0.0123})
         'No epoch was feasible on the validation split; these are the weights of epoch 3, violated least (h +0.012).'
     """
-    if "bound" in chosen:
-        return _confident_line(chosen)
-    if chosen["feasible"]:
-        return f"The weights are those of epoch {chosen['epoch']}, the best that is feasible on the validation split."
+    epoch = f"epoch {chosen['epoch']}"
     if chosen.get("vacuous"):
-        return _empty_line(chosen)
-    return (
-        "No epoch was feasible on the validation split; these are the weights of epoch "
-        f"{chosen['epoch']}, violated least (h {chosen['worst_violation']:+.3f})."
-    )
-
-
-def _empty_line(chosen: dict[str, Any]) -> str:
-    return (
-        "In every epoch the constraints were vacuous on the validation split, so that none is feasible; these are the "
-        f"weights of epoch {chosen['epoch']}, with the best figure."
-    )
-
-
-def _confident_line(chosen: dict[str, Any]) -> str:
-    if chosen.get("vacuous"):
-        return _empty_line(chosen)
+        return (
+            "In every epoch the constraints were vacuous on the validation split, so that none is feasible; these are "
+            f"the weights of {epoch}, with the best figure."
+        )
+    if "bound" not in chosen:
+        if chosen["feasible"]:
+            return f"The weights are those of {epoch}, the best that is feasible on the validation split."
+        return (
+            f"No epoch was feasible on the validation split; these are the weights of {epoch}, violated least "
+            f"(h {chosen['worst_violation']:+.3f})."
+        )
     number, bound = chosen["constraints"], chosen["bound"]
     all_of_them = "the constraint holds" if number == 1 else f"all {number} constraints together hold"
+    finding = f"the validation split says with {chosen['confidence']:.0%} confidence that {all_of_them} on unseen data"
     if chosen["feasible"]:
-        return (
-            f"The weights are those of epoch {chosen['epoch']}, the best of which the validation split says with "
-            f"{chosen['confidence']:.0%} confidence that {all_of_them} on unseen data (largest upper bound "
-            f"{bound:+.3f})."
-        )
+        return f"The weights are those of {epoch}, the best of which {finding} (largest upper bound {bound:+.3f})."
     return (
-        f"Of no epoch the validation split says with {chosen['confidence']:.0%} confidence that {all_of_them} on "
-        f"unseen data; these are the weights of epoch {chosen['epoch']}, with the smallest upper bound found; with "
-        f"kappa larger by {bound:.2g} the same could be said of them."
+        f"Of no epoch {finding}; these are the weights of {epoch}, with the smallest upper bound found; with kappa "
+        f"larger by {bound:.2g} the same could be said of them."
     )
 
 

@@ -5,6 +5,7 @@ Warnings are errors in the tests, so an item that is left out where nothing is e
 
 import json
 import math
+import re
 from functools import partial
 from pathlib import Path
 
@@ -147,10 +148,10 @@ def test_a_full_disk_costs_what_lies_on_it(tmp_path):
         fit(report)
     said = " ".join(str(one.message) for one in warned)
     assert "constraints.png is left out of the report: OSError: [Errno 28] No space left on device" in said
-    assert "report.json is left out of the report: IsADirectoryError" in said
+    assert re.search("report.json is left out of the report: CheckpointError: cannot write .*: Is a directory", said)
     assert "report.html is left out of the report: OSError: [Errno 28]" in said
     assert report.left_out.keys() == {"constraints.png", "report.html", "report.json"}
-    assert not (tmp_path / "constraints.png").exists()  # nor half of it
+    assert not (tmp_path / "constraints.png").is_file()  # nor half of one
     assert (tmp_path / "auc_and_violation.png").exists()
 
 

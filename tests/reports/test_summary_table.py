@@ -9,6 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from fcco_lightning.errors import CheckpointError
 from fcco_lightning.reports.left_out import LeftOut
 from fcco_lightning.reports.summary_table import (
     constraint_records,
@@ -185,7 +186,7 @@ def test_a_failed_replacement_leaves_the_older_file_and_no_rest(tmp_path, monkey
     path = write_report({"seconds": 1.0}, tmp_path / "r.json")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(CheckpointError, match="disk full"):
             write_report({"seconds": 2.0}, path)
     assert json.loads(path.read_text()) == {"seconds": 1.0}
     assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
