@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
@@ -197,14 +198,15 @@ def require_columns(batch: Columns, *names: str, figures: str) -> None:
             )
 
 
-def weight_of(batch: Columns, needed_by: object) -> Tensor | None:
-    """Return the weights of the samples of a split, the column ``weight``, shape (n,); None where all count alike."""
-    return one_label_each(batch, needed_by, "weight") if "weight" in batch else None
+def weight_of(batch: Columns, values: Tensor, needed_by: object) -> Tensor:
+    """Return what each sample counts, the column ``weight`` or else 1: float64, where ``values`` are, shape (n,)."""
+    weight = one_label_each(batch, needed_by, "weight") if "weight" in batch else values.new_ones(len(values))
+    return weight.to(values.device, torch.float64)
 
 
-def mean_of(values: Tensor, weight: Tensor | None) -> float:
-    """Return the mean of values of samples, shape (n,), by what they count, (n,), or None where all count alike."""
-    return float(values.mean() if weight is None else (values * weight.to(values)).sum() / weight.to(values).sum())
+def mean_of(values: Tensor, weight: Tensor) -> float:
+    """Return the mean of values of samples, shape (n,), by what they count, shape (n,)."""
+    return float((values * weight.to(values)).sum() / weight.to(values).sum())
 
 
 def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ class ClassEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "y", figures="figures of a classifier")
         correct, loss = correct_and_loss(outputs, batch["y"])
-        weight = weight_of(batch, self)
+        weight = weight_of(batch, loss, self)
         figures = {"accuracy": mean_of(correct.double(), weight), "loss": mean_of(loss, weight)}
         if outputs.dim() == 2 and outputs.shape[1] > 5:
             score_of_class = outputs.gather(1, one_label_each(batch, self).long().unsqueeze(1))
@@ -56,8 +56,7 @@ class ClassEvaluation(Evaluation):
         if outputs.dim() != 2 or outputs.shape[1] < 3:
             return {}  # decisions between two classes are described with what they are for
         y, decided, size = one_label_each(batch, self).long(), outputs.argmax(1), outputs.shape[1]
-        weight = weight_of(batch, self)
-        weight = torch.ones_like(y, dtype=torch.float64) if weight is None else weight.double()
+        weight = weight_of(batch, y, self)
         confusion = weight.new_zeros(size * size).index_add(0, size * y + decided, weight).view(size, size)
         right, missed = confusion.diagonal(), confusion.clone().fill_diagonal_(0)
         recall, precision = (right / confusion.sum(1)).tolist(), (right / confusion.sum(0)).tolist()

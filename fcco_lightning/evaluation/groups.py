@@ -169,10 +169,9 @@ def _sums_by_group(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> Te
     correct, losses = correct_and_loss(outputs, batch["y"])
     group = one_label_each(batch, needed_by, "group")
     in_group = group != -1
-    correct, losses, group = correct[in_group], losses[in_group], group[in_group]
+    columns = (correct, losses, group, weight_of(batch, losses, needed_by))
+    correct, losses, group, weight = (column[in_group] for column in columns)
     size = max(1, int(group.max()) + 1) if len(group) else 1
-    sample_weight = weight_of(batch, needed_by)
-    weight = torch.ones_like(losses) if sample_weight is None else sample_weight[in_group].double()
     sums = [group_sums(weight * values, group, size)[0] for values in (torch.ones_like(losses), correct, losses)]
     return torch.stack(sums, dim=1)
 

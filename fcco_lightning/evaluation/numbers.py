@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fcco_lightning.errors import DataError
@@ -40,9 +39,8 @@ class NumberEvaluation(Evaluation):
         self.check(outputs, batch)
         y, outputs = batch["y"].double(), one_tensor(outputs)
         y = y.reshape(len(y), -1)
-        residuals, weight = outputs.double().reshape(y.shape) - y, weight_of(batch, self)
-        weight = torch.ones(len(y), dtype=torch.float64) if weight is None else weight.double()
-        share = (weight / weight.sum()).unsqueeze(1).to(y.device)  # of the samples, (n, 1)
+        residuals, weight = outputs.double().reshape(y.shape) - y, weight_of(batch, y, self)
+        share = (weight / weight.sum()).unsqueeze(1)  # of the samples, (n, 1)
         squares = (share * residuals.square()).sum(0)
         figures = {"rmse": squares.mean().sqrt().item(), "mae": (share * residuals.abs()).sum(0).mean().item()}
         varied = ((y != y[share.argmax()]) & (share > 0)).any(0)
@@ -77,7 +75,7 @@ class ValueEvaluation(Evaluation):
         require_columns(batch, "group", "reward", figures="figures of a value function")
         values = state_values(outputs).double()
         single = TemporalDifference(self.discount)(values, batch)
-        state, weight = one_label_each(batch, self, "group"), weight_of(batch, self)
+        state, weight = one_label_each(batch, self, "group"), weight_of(batch, values, self)
         figures = {
             "bellman_error": mean_residuals(single, state, weight).square().mean().sqrt().item(),
             "td_error": math.sqrt(mean_of(single.square(), weight)),

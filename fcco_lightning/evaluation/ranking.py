@@ -20,7 +20,7 @@ from fcco_lightning.objectives import Pooling, binary_scores
 from fcco_lightning.objectives.auc.pooling import bags_of
 from fcco_lightning.objectives.base import one_label_each, one_tensor, require
 
-_List = tuple[Tensor, Tensor, Tensor | None]
+_List = tuple[Tensor, Tensor, Tensor]  # scores, classes and weights
 _WHOLE_LISTS = ("average_precision", "auc", "partial_auc", "partial_auc_tpr", "two_way_partial_auc")
 
 
@@ -49,8 +49,8 @@ class BinaryEvaluation(Evaluation):
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         scores = _scores(outputs)
         require_columns(batch, "y", figures="binary figures")
-        y, weight = one_label_each(batch, self), weight_of(batch, self)
-        defined = _has_both_classes(y if weight is None else y[weight > 0])
+        y, weight = one_label_each(batch, self), weight_of(batch, scores, self)
+        defined = _has_both_classes(y[weight > 0])
         if not defined:
             self.warn_of_undefined(
                 "the figures of the ROC curve (auc)",
@@ -83,7 +83,7 @@ class BinaryEvaluation(Evaluation):
         all_names = self.group_names
         names = (str(all_names[0]), str(all_names[1])) if len(all_names) > 1 else ("group 0", "group 1")
         grouped = {
-            split: _without_none(_grouped_columns(_scores(outputs), one_label_each(batch, self), batch, self))
+            split: _grouped_columns(_scores(outputs), one_label_each(batch, self), batch, self)
             for split, (outputs, batch) in final.items()
         }
         splits = {split: columns for split, columns in grouped.items() if _two_groups(columns[2], columns[1])}
@@ -165,11 +165,7 @@ class RankingEvaluation(Evaluation):
         split = shown_split(final)
         lists = self._lists(*final[split]) if split else []
         names = [self.label_name(t) if len(lists) > 1 else "" for t in range(len(lists))]
-        curves = {
-            name: _without_none(columns)
-            for name, columns in zip(names, lists, strict=True)
-            if _has_both_classes(columns[1])
-        }
+        curves = {name: part for name, part in zip(names, lists, strict=True) if _has_both_classes(part[1])}
         return plot_ranking(curves, path, region=(self.max_fpr, self.min_tpr), split=split)
 
     def _warn_of_absent(self, lists: Sequence[_List]) -> None:
@@ -186,7 +182,7 @@ class RankingEvaluation(Evaluation):
             "split that holds both",
         )
 
-    def _figures(self, scores: Tensor, y: Tensor, weight: Tensor | None) -> dict[str, float]:
+    def _figures(self, scores: Tensor, y: Tensor, weight: Tensor) -> dict[str, float]:
         """Those of one list; NaN where a class is absent."""
         if not _has_both_classes(y):
             heads = [f"{metric}_at_{k}" for k in self.top for metric in ("precision", "recall")]
@@ -217,12 +213,10 @@ class RankingEvaluation(Evaluation):
                 f"{tuple(outputs.shape)} and {tuple(y.shape)}. Use another evaluation (--model.evaluation)."
             )
         pairs = [(scores, y)] if y.dim() == 1 else zip(scores.unbind(1), y.unbind(1), strict=True)
-        weight, lists = weight_of(batch, self), []
+        weight, lists = weight_of(batch, scores, self), []
         for label_scores, values in pairs:
-            labelled = torch.ones_like(values, dtype=torch.bool) if self.missing is None else values != self.missing
-            if weight is not None:
-                labelled &= weight > 0
-            lists.append((label_scores[labelled], values[labelled], None if weight is None else weight[labelled]))
+            counted = weight > 0 if self.missing is None else (weight > 0) & (values != self.missing)
+            lists.append((label_scores[counted], values[counted], weight[counted]))
         for t, (_, values, _) in enumerate(lists):
             rule, remedy = f"label {t} must be 0 or 1", "Map them, or name the value of unknown labels by `missing`."
             require((values == 0) | (values == 1), values, rule, remedy)
@@ -278,17 +272,12 @@ def _scores(outputs: Tensor) -> Tensor:
 
 def _grouped_columns(
     scores: Tensor, y: Tensor, batch: Columns, needed_by: Evaluation
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the scores, labels, groups and weights of the samples that count and have a group; none without groups."""
-    if "group" not in batch:
-        return scores[:0], y[:0], y[:0], None
-    group, weight = one_label_each(batch, needed_by, "group"), weight_of(batch, needed_by)
-    in_group = group >= 0 if weight is None else (group >= 0) & (weight > 0)
-    return scores[in_group], y[in_group], group[in_group], None if weight is None else weight[in_group]
-
-
-def _without_none(columns: Sequence[Tensor | None]) -> list[Tensor]:
-    return [column for column in columns if column is not None]
+    group = one_label_each(batch, needed_by, "group") if "group" in batch else torch.full_like(y, -1)
+    weight = weight_of(batch, scores, needed_by)
+    in_group = (group >= 0) & (weight > 0)
+    return scores[in_group], y[in_group], group[in_group], weight[in_group]
 
 
 def _two_groups(group: Tensor, y: Tensor) -> bool:

@@ -206,13 +206,10 @@ def group_rates(
     levels = at_least("num_thresholds", num_thresholds, 1)
     scores, positive, favoured = _checked_groups(scores, labels, groups)
     count = _sample_counts(weight, positive)
-    k, (ranked, order) = torch.arange(levels, device=scores.device), scores.sort()
-    if weight is None:
-        thresholds = ranked[(2 * k + 1) * len(scores) // (2 * levels)]
-    else:
-        filled = count[order].cumsum(0)
-        positions = (2 * k + 1) / (2 * levels) * filled[-1] * (1 + 1e-12)  # so that rounding decides on no quantile
-        thresholds = ranked[torch.searchsorted(filled, positions, right=True).clamp(max=len(ranked) - 1)]
+    k, (ranked, order) = torch.arange(levels, dtype=torch.float64, device=scores.device), scores.sort()
+    filled = count[order].cumsum(0)
+    positions = (2 * k + 1) / (2 * levels) * filled[-1] * (1 + 1e-12)  # so that rounding decides on no quantile
+    thresholds = ranked[torch.searchsorted(filled, positions, right=True).clamp(max=len(ranked) - 1)]
     classes = [
         [positive & group for group in (~favoured, favoured)],
         [~positive & group for group in (~favoured, favoured)],

@@ -135,6 +135,14 @@ def test_wrong_groups_are_refused(labels, groups, message):
         metrics.roc_gap(torch.arange(4.0), torch.tensor(labels), torch.tensor(groups))
 
 
+@pytest.mark.parametrize("weight", [None, torch.ones(20_000), torch.full((20_000,), 2.0)])
+def test_quantiles_of_many_samples_are_exact_whatever_all_of_them_weigh(weight):
+    n, levels = 20_000, 200
+    labels, groups = torch.arange(n) % 2, torch.arange(n) // 2 % 2
+    rates = metrics.group_rates(torch.arange(n).double(), labels, groups, levels, weight)
+    assert rates.thresholds.tolist() == [(2 * k + 1) * n // (2 * levels) for k in range(levels)]
+
+
 @pytest.mark.parametrize("num_thresholds", [0, -3, 1.5])
 def test_wrong_numbers_of_thresholds_are_refused(num_thresholds):
     with pytest.raises(ConfigError, match="num_thresholds"):
