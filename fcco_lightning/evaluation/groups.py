@@ -70,10 +70,7 @@ class GroupEvaluation(Evaluation):
         self.pooled = pooled
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        return self._figures(_sums_by_group(outputs, batch, self))
-
-    def _figures(self, sums: Tensor) -> dict[str, float]:
-        numbers, (sizes, correct, losses) = _present(sums)
+        numbers, (sizes, correct, losses) = _present(_sums_by_group(outputs, batch, self))
         accuracy, loss = correct / sizes, losses / sizes
         tail = worst_fraction(accuracy, self.alpha, sizes if self.pooled else None)
         figures = {

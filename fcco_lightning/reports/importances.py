@@ -31,33 +31,6 @@ class Features(NamedTuple):
     outputs: Callable[[Tensor, Tensor], Any]
 
 
-class _Figure:
-    """A figure as what scikit-learn calls an estimator: nothing is fitted, and ``score`` is larger where it is better.
-
-    A row of X holds, for each column of the table, the sample from which it takes the cell, so that one that is
-    shuffled takes all of its features along: the categories, the parts of a date, or the pieces of a number.
-    """
-
-    def __init__(self, features: Features, batch: Columns, evaluation: Evaluation, figure: str) -> None:
-        self.features, self.batch, self.evaluation, self.figure = features, batch, evaluation, figure
-        self.names = list(dict.fromkeys(features.columns))
-        self.sign = 1 if direction(figure) == "max" else -1
-        place = {name: k for k, name in enumerate(self.names)}
-        self._column = torch.tensor([place[name] for name in features.columns])
-
-    def fit(self) -> None:
-        """Do nothing: the network is trained."""
-
-    def score(self, X: Any, y: Any) -> float:
-        samples = torch.from_numpy(y)
-        x = self.features.x.gather(0, torch.from_numpy(X)[:, self._column])
-        batch = {name: column[samples] for name, column in self.batch.items()}
-        figures = self.evaluation(self.features.outputs(x, samples), batch)
-        if not np.isfinite(figures.get(self.figure, np.nan)):
-            raise DataError(f"the split has no figure {self.figure!r}, which importances are changes of.")
-        return self.sign * figures[self.figure]
-
-
 @torch.no_grad()
 def importances_of(
     features: Features, batch: Columns, evaluation: Evaluation, figure: str | None = None
@@ -87,22 +60,42 @@ def importances_of(
         ConfigError: if the evaluation does not say which of its figures counts.
         DataError: if the split has no such figure, or there is no column.
     """
+    from sklearn.dummy import DummyClassifier  # noqa: PLC0415 - slow to import
     from sklearn.inspection import permutation_importance  # noqa: PLC0415 - slow to import
 
-    measured = _Figure(features, batch, evaluation, evaluation.figure_of_merit(figure))
+    measured, names = evaluation.figure_of_merit(figure), list(dict.fromkeys(features.columns))
+    sign, place = 1 if direction(measured) == "max" else -1, {name: k for k, name in enumerate(names)}
+    table_column = torch.tensor([place[name] for name in features.columns])
+
+    def score(_: object, cells: Any, rows: Any) -> float:
+        """The figure of the samples ``rows``; ``cells`` holds from which sample each takes each cell of the table.
+
+        So a cell that is shuffled takes all of its features along: the categories, the parts of a date, the pieces of a
+        number.
+        """
+        samples = torch.from_numpy(rows)
+        x = features.x.gather(0, torch.from_numpy(cells)[:, table_column])
+        figures = evaluation(features.outputs(x, samples), {name: c[samples] for name, c in batch.items()})
+        if not np.isfinite(figures.get(measured, np.nan)):
+            raise DataError(f"the split has no figure {measured!r}, which importances are changes of.")
+        return sign * figures[measured]
+
     n = len(features.x)
     rows = np.arange(n)
     if evaluation.separable and n > MOST_ROWS:
         rows = np.sort(np.random.default_rng(_SEED).choice(n, MOST_ROWS, replace=False))
-    places = np.repeat(rows[:, None], len(measured.names), axis=1)
-    result = permutation_importance(measured, places, rows, n_repeats=REPEATS, random_state=_SEED)
+    cells = np.repeat(rows[:, None], len(names), axis=1)
+    # which asks the classifier for nothing, as there is a score
+    result = permutation_importance(
+        DummyClassifier(), cells, rows, scoring=score, n_repeats=REPEATS, random_state=_SEED
+    )
     records = [
         {"column": name, "change": float(mean), "std": float(std)}
-        for name, mean, std in zip(measured.names, result.importances_mean, result.importances_std, strict=True)
+        for name, mean, std in zip(names, result.importances_mean, result.importances_std, strict=True)
     ]
     return {
-        "figure": measured.figure,
-        "value": measured.sign * measured.score(places, rows),
+        "figure": measured,
+        "value": sign * score(None, cells, rows),
         "rows": len(rows),
         "columns": sorted(records, key=lambda record: -record["change"]),
     }

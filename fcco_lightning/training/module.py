@@ -71,7 +71,7 @@ from fcco_lightning.training.resuming.row_checkpoints import install, load
 from fcco_lightning.training.schedules import Schedule
 from fcco_lightning.training.sharding import ShardedWeights, divide, require_divisible, take_strategy
 from fcco_lightning.training.together import Announce, begin_together, joined_by_failure
-from fcco_lightning.training.trainers import NothingBeforeTraining, OwnSettings, WithoutAdvice, require_rows
+from fcco_lightning.training.trainers import NothingBeforeTraining, OwnSettings, require_rows
 
 RECOVERED = "recovered.ckpt"
 """The checkpoint of what the recovery step of ALEXR2 has made of the last weights."""
@@ -197,7 +197,7 @@ class FCCOModule(EvaluatingModule):
             )
         if self.average is not None:
             require_wide(trainer.precision)
-        extra: list[Callback] = [OwnSettings(trainer, self), WithoutAdvice()] if trainer.state.fn == "fit" else []
+        extra: list[Callback] = [OwnSettings(trainer, self)] if trainer.state.fn == "fit" else []
         if self.schedule.decay_spread is not None and extra:
             self._eased_decay = EasedDecay(self.schedule.decay_spread)
             self.backend.around_step = self._eased_decay.eased

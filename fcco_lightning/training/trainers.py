@@ -156,7 +156,8 @@ class OwnSettings(Temporary):
     """Takes over what a Trainer says of clipping and accumulation, and gives both their settings back after the fit.
 
     Manual optimization would refuse these settings of the user.  Accumulation makes the module's ``micro_batch``
-    smaller.
+    smaller.  What Lightning warns of checkpoints in manual optimization is not shown meanwhile: they hold the weights
+    after the step, at which the rows are, too, and those before it would be no state to go on from.
 
     Raises:
         ConfigError: if a setting is refused; nothing is changed then.
@@ -175,29 +176,12 @@ class OwnSettings(Temporary):
         self._settings = [(owner, name, getattr(owner, name)) for owner, name in changed]
         module.backend.clipping, module.execution = clipping, execution
         trainer.accumulate_grad_batches, trainer.gradient_clip_val = 1, None
+        warnings.filterwarnings("ignore", "Using ModelCheckpoint with manual optimization and every_n_train_steps")
+        self._filter: Any = warnings.filters[0]
 
     def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
         for owner, name, value in self._settings:
             setattr(owner, name, value)
-
-
-class WithoutAdvice(Temporary):
-    """Keeps to itself, during a fit, what Lightning warns of checkpoints in manual optimization.
-
-    They hold the weights after the step, at which the rows are, too: those before it would be no state to go on from.
-    """
-
-    _MESSAGE = "Using ModelCheckpoint with manual optimization and every_n_train_steps"
-
-    def __init__(self) -> None:
-        self._filter: Any = None
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Filter that one message."""
-        warnings.filterwarnings("ignore", self._MESSAGE)
-        self._filter = warnings.filters[0]
-
-    def undo(self, trainer: Trainer) -> None:  # noqa: ARG002
         if self._filter in warnings.filters:
             warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
         self._filter = None
