@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fcco_lightning.analysis import value_of
-from fcco_lightning.constraints.multipliers import follows_decisions
 from fcco_lightning.engine import as_batch, outputs_of, read, usable
 from fcco_lightning.engine.functions import in_full
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.evaluation import Split, summarise
+from fcco_lightning.evaluation import Split
 from fcco_lightning.models import copy_of
 from fcco_lightning.objectives import Objective
 from fcco_lightning.state.checkpoint_files import in_words
@@ -188,17 +187,6 @@ class Baseline(Callback):
             raise ConfigError("there is no unconstrained model: fit with Baseline(enabled=True) first.")
         module.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
         return module.evaluate(loader, self.network)
-
-    def summary(self, module: FCCOModule, split: Split) -> dict[str, float]:
-        """Figures of the copy on a :meth:`split`, as the module's evaluation and constraints measure them."""
-        figures, _ = summarise(
-            module.evaluation,
-            module.constraints,
-            split.outputs,
-            split.columns,
-            decisions=follows_decisions(module.penalty),
-        )
-        return figures
 
 
 def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:

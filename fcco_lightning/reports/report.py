@@ -159,7 +159,7 @@ class Report(Callback):
         with pl_module.where_trained():
             final = {split: pl_module.evaluate(loader) for split, loader in splits.items()}
             pl_module.fit_rule(final)
-            compared = {name: (b, b.split(pl_module, loader)) for b in baselines for name, loader in splits.items()}
+            compared = {name: b.split(pl_module, loader) for b in baselines for name, loader in splits.items()}
         self.report = {
             split: figures_of(pl_module, split, result, self.left_out, choice.clusters_in)
             for split, result in final.items()
@@ -170,7 +170,7 @@ class Report(Callback):
         self.report |= {"seconds": round(seconds, 3), "config": self.config}
         entries = {
             "kappas": kappas_of(pl_module),
-            "unconstrained": {name: self._unconstrained(pl_module, name, *result) for name, result in compared.items()},
+            "unconstrained": {name: self._unconstrained(pl_module, name, split) for name, split in compared.items()},
             "clusters": choice.clusters,
             "selected": choice.chosen,
             "decisions": follows_decisions(pl_module.penalty),
@@ -269,10 +269,10 @@ class Report(Callback):
                     "them more often (`batches: GroupSampling`), or use larger batches."
                 )
 
-    def _unconstrained(self, module: FCCOModule, name: str, baseline: Baseline, split: Split) -> dict[str, Any]:
+    def _unconstrained(self, module: FCCOModule, name: str, split: Split) -> dict[str, Any]:
         nothing: dict[str, Any] = {}
-        figures = partial(baseline.summary, module, split)
-        return self.left_out.make(f"unconstrained figures ({name})", lambda: _with_tables(figures()), nothing)
+        item = f"unconstrained figures ({name})"
+        return self.left_out.make(item, lambda: _with_tables(module.figures(split)[0]), nothing)
 
     def _write(self, folder: Path, evaluation: Evaluation, final: dict[str, Split]) -> None:
         self._folder = folder

@@ -198,6 +198,11 @@ class EvaluatingModule(LightningModule):
         decided = decision_details(self.rule, *samples, classes, *groups, classifies=classifies)
         return {**evaluation.details(*samples), **decided}
 
+    def figures(self, split: Split) -> tuple[dict[str, float], str | None]:
+        """All figures of a split, whose outputs may be another network's, and why constraints are vacuous."""
+        decisions = follows_decisions(self.penalty)
+        return summarise(self.evaluation, self.constraints, split.outputs, split.columns, decisions=decisions)
+
     def summarise(self, name: str, split: Split) -> dict[str, float]:
         """All figures of a split; says when its constraints have become vacuous, and when they are so no more.
 
@@ -209,13 +214,7 @@ class EvaluatingModule(LightningModule):
             NonFiniteError: if an output is NaN or infinite.
         """
         self._require_finite(split.outputs, split.columns, f" on the {name} split")
-        summary, reason = summarise(
-            self.evaluation,
-            self.constraints,
-            split.outputs,
-            split.columns,
-            decisions=follows_decisions(self.penalty),
-        )
+        summary, reason = self.figures(split)
         if reason and not self.vacuous_because.get(name):
             gap = f" (hard ROC gap {summary['roc_gap']:.3f})" if "roc_gap" in summary else ""
             rank_zero_warn(

@@ -551,7 +551,7 @@ class FCCOModule(EvaluatingModule):
             self._finished = True
         if self.average is not None:
             self.average.show(averaged=True)
-            self._share_statistics()
+        self._share_statistics()  # of the network that is reported, whether or not anything was validated or saved
         saver = self.trainer.checkpoint_callback
         if changed and isinstance(saver, ModelCheckpoint) and saver.dirpath:
             self.trainer.save_checkpoint(Path(saver.dirpath) / RECOVERED)

@@ -57,6 +57,11 @@ def test_a_row_per_sample(algorithm, layout):
     assert_same(three, run(job, 1), **CLOSE)
 
 
+def test_batch_norm_ends_with_the_statistics_of_all_where_nothing_is_validated_or_saved():
+    first, second = run({"batch_norm": True, "trainer": {"limit_val_batches": 0}}, 2)
+    torch.testing.assert_close(second["weights"], first["weights"], rtol=0, atol=0)
+
+
 def test_batch_norm_is_evaluated_with_the_statistics_of_all():
     first, second = run({"batch_norm": True}, 2)
     assert first["logged"] == second["logged"]
