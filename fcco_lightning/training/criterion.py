@@ -217,13 +217,6 @@ class Criterion(nn.Module):
             optimizer, self._engine = self._engine.optimizer, None
             self.follow(optimizer)
             return
-        written_by = state["engine"]["algorithm"]["name"]
-        if written_by != self.algorithm.name:
-            raise CheckpointError(
-                f"the rows were written by {written_by}, this criterion uses {self.algorithm.name}: their rows mean "
-                f"different things. Use {written_by}, or load without the criterion."
-            )
-        self._engine.problem.require_same_data(state["engine"].get("data"), allow_changed=self.allow_changed)
         before = copy.deepcopy(self.get_extra_state())
         try:
             self._continue(self._engine, state)
@@ -232,9 +225,9 @@ class Criterion(nn.Module):
             raise
 
     def _continue(self, engine: Engine, state: dict[str, Any]) -> None:
+        engine.load_state_dict(state["engine"], allow_changed=self.allow_changed)
         with whole_or_not(engine.problem, state["problem"], "the criterion's state"):
             engine.problem.load_state_dict(state["problem"])
-        engine.load_state_dict(state["engine"] | {"data": None})  # which was compared
 
     def _pose(self) -> Problem:
         processes = Processes()

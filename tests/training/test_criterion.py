@@ -319,7 +319,7 @@ def test_automatic_optimization_and_a_checkpoint(tmp_path):
     stored = torch.load(tmp_path / "half.ckpt", weights_only=True)["state_dict"]
     other = OwnModule(SOAP())
     other.load_state_dict(stored)  # kept until the problem is there
-    with pytest.raises(CheckpointError, match="written by SOX, this criterion uses SOAP"):
+    with pytest.raises(CheckpointError, match="written by SOX, this engine has SOAP"):
         other.configure_optimizers()
 
 
