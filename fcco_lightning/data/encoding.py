@@ -1,8 +1,9 @@
 """From a table of numbers and words to float features, fitted on the training split only."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -387,8 +388,18 @@ class TabularEncoder:
         """
         size = 4 * len(cells) * len(self.feature_names)
         if size > max(_MOST_IN_MEMORY, 4 * (cells.numbers.nbytes + cells.places.nbytes)):
-            return MadeFeatures(cells, self.features, columns)
+            return TensorTable(columns, size=len(cells), inputs=partial(self.inputs, cells))
         return TensorTable({"x": self.features(cells), **columns})
+
+    def inputs(self, cells: Cells, rows: Tensor) -> dict[str, Tensor]:
+        """Return the features ``x`` (B, d) of the ``rows`` (B,) of some cells.
+
+        Raises:
+            DataError: if a feature is too large a number for float32.
+        """
+        x = self.features(cells.take(rows.numpy()))
+        require_finite("x", x)
+        return {"x": x}
 
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
         """Yield the features x (B, d) of ``size`` rows after the other, see :meth:`transform`, of a table as read."""
@@ -500,30 +511,6 @@ class TabularEncoder:
             f"Column {name!r} of {where} has {mask.sum()} {fault} cells (first: row {mask.idxmax()}). Remove those "
             f"rows, or train without the column (columns.drop=[{name!r}]) or with encoding.missing='impute' ({cure})."
         )
-
-
-class MadeFeatures(TensorTable):
-    """A table whose features ``x`` are made when a batch asks for them; its other columns lie in memory.
-
-    Args:
-        cells: what the features are made of, of n rows.
-        features: makes them, (B, d) float32, of the cells of B rows.
-        columns: name -> tensor with first dimension n.
-    """
-
-    def __init__(self, cells: Cells, features: Callable[[Cells], Tensor], columns: Mapping[str, Tensor]) -> None:
-        super().__init__(columns, size=len(cells))
-        self.cells, self.features = cells, features
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Return the batch of the B rows ``indices``: ``x`` (B, d) float32 and every column with first dimension B.
-
-        Raises:
-            DataError: if a feature is too large a number for float32.
-        """
-        x = self.features(self.cells.take(np.asarray(indices, dtype=np.int64)))
-        require_finite("x", x)
-        return {"x": x, **super().__getitems__(indices)}
 
 
 def with_numbers(

@@ -1,7 +1,7 @@
 """A table of tensors that hands out whole batches with one gather per column."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ class TensorTable(Dataset[dict[str, Tensor]]):
         columns: name -> tensor, all with the same first dimension n >= 1, for example ``x`` (n, d) float32,
             ``y`` (n,) int64 and ``group`` (n,) int64.  Floating columns must be finite.
         size: number of rows n, where there may be no column.
+        inputs: what makes columns that do not lie in memory, such as ``x``, when a batch asks for them: rows (B,) int64
+            -> name -> tensor with first dimension B.  None where all do.
 
     Raises:
         DataError: if a column is no tensor, is missing its rows, has a length of its own, holds NaN or infinity, or is
@@ -29,7 +31,13 @@ class TensorTable(Dataset[dict[str, Tensor]]):
         {'y': tensor([1, 0]), 'index': tensor([2, 1])}
     """
 
-    def __init__(self, columns: Mapping[str, Tensor], *, size: int | None = None) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, Tensor],
+        *,
+        size: int | None = None,
+        inputs: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
+    ) -> None:
         for name, column in columns.items():
             _require_tensor(name, column)
         if columns or not size:
@@ -38,6 +46,7 @@ class TensorTable(Dataset[dict[str, Tensor]]):
             require_finite(name, column)
         self.columns = {name: column.contiguous() for name, column in columns.items()}
         self.columns["index"] = torch.arange(size)
+        self.inputs = inputs
 
     def __len__(self) -> int:
         return len(self.columns["index"])
@@ -52,7 +61,8 @@ class TensorTable(Dataset[dict[str, Tensor]]):
         ``DataLoader`` calls this instead of B times ``__getitem__``; use it with :func:`collate`.
         """
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        return {name: column.index_select(0, rows) for name, column in self.columns.items()}
+        made = {} if self.inputs is None else self.inputs(rows)
+        return {**made, **{name: column.index_select(0, rows) for name, column in self.columns.items()}}
 
 
 class LabelTable(Dataset[dict[str, Tensor]]):

@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fcco_lightning.checks import at_least, package
 from fcco_lightning.data.columns import require_columns
-from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
 PADDING = -1
@@ -106,6 +105,11 @@ class Tokens(NamedTuple):
         values: all tokens, shape (N,), int32.
         starts: where every text starts, and N, shape (n + 1,), int64.
         cut: positions of the texts that were longer than allowed.
+
+    Example:
+        >>> Tokens(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), []).inputs(torch.tensor([1, 0]))["x"]
+        tensor([[ 8,  9],
+                [ 7, -1]])
     """
 
     values: Tensor
@@ -116,6 +120,14 @@ class Tokens(NamedTuple):
     def lengths(self) -> Tensor:
         """Number of tokens of every text, shape (n,), int64."""
         return self.starts.diff()
+
+    def inputs(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return the texts ``rows`` (B,) as ``x`` (B, L) int64.
+
+        L is the number of tokens of the longest of them; :data:`PADDING` stands behind the end of others.
+        """
+        texts = [self.values[slice(*self.starts[i : i + 2])].long() for i in rows]
+        return {"x": pad_sequence(texts, batch_first=True, padding_value=PADDING)}
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], longest: int) -> Tokens:
@@ -144,33 +156,6 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], longest: int) -> Tokens:
     return Tokens(torch.from_numpy(np.concatenate(rows)), starts, long)
 
 
-class TextTable(TensorTable):
-    """Tokens with columns of labels and groups, plus ``index``: the position 0..n-1 of every text in this table.
-
-    Args:
-        tokens: of n texts.
-        columns: name -> tensor with first dimension n, for example ``y`` (n,) int64 and ``group`` (n,) int64.
-
-    Example:
-        >>> tokens = Tokens(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), [])
-        >>> TextTable(tokens, {"y": torch.tensor([0, 1])}).__getitems__([1, 0])["x"]
-        tensor([[ 8,  9],
-                [ 7, -1]])
-    """
-
-    def __init__(self, tokens: Tokens, columns: Mapping[str, Tensor]) -> None:
-        super().__init__(columns, size=len(tokens.lengths))
-        self.tokens = tokens
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Return the batch of the B rows ``indices``: ``x`` (B, L) int64 and every column with first dimension B.
-
-        L is the number of tokens of the longest of these texts; :data:`PADDING` stands behind the end of others.
-        """
-        rows = [self.tokens.values[slice(*self.tokens.starts[i : i + 2])].long() for i in indices]
-        return {"x": pad_sequence(rows, batch_first=True, padding_value=PADDING)} | super().__getitems__(indices)
-
-
 class TextEncoder:
     """From the column of texts of a table to a network's input, as the training texts were prepared.
 
@@ -196,7 +181,7 @@ class TextEncoder:
         return cls(state["column"], state["max_length"], tokenizer)
 
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
-        """Yield the tokens x (B, L) of ``size`` rows after the other, as :class:`TextTable` pads them.
+        """Yield the tokens x (B, L) of ``size`` rows after the other, as :meth:`Tokens.inputs` pads them.
 
         Empty and missing texts are empty ones.
 
@@ -209,7 +194,7 @@ class TextEncoder:
         for start in range(0, len(texts), size):
             tokens = tokens_of(self.tokenizer, texts[start : start + size], self.max_length)
             self._cut += len(tokens.cut)
-            yield TextTable(tokens, {}).__getitems__(range(len(tokens.lengths)))["x"]
+            yield tokens.inputs(torch.arange(len(tokens.lengths)))["x"]
 
     def remarks(self, rows: int) -> list[str]:
         """Warnings on the latest table, of ``rows`` rows: what was cut off, and what is empty."""

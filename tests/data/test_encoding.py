@@ -1,5 +1,6 @@
 import warnings
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from fcco_lightning.data import encoding
 from fcco_lightning.data.encoding import MISSING, Encoding, TabularEncoder
 from fcco_lightning.data.features import PiecewiseFeatures
+from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
 
 TOLERANCE = 1e-6  # features are float32
@@ -223,7 +225,7 @@ def test_features_that_are_made_for_a_batch_are_those_of_the_table(options, monk
     monkeypatch.setattr(encoding, "_MOST_IN_MEMORY", 0)
     monkeypatch.setattr(encoding, "_ROWS_AT_ONCE", 7)
     assert torch.equal(encoder.features(cells), in_memory.columns["x"])
-    made = encoding.MadeFeatures(cells, encoder.features, y)
+    made = TensorTable(y, size=len(cells), inputs=partial(encoder.inputs, cells))
     rows = [3, 499, 3, 0, *range(100, 130)]
     for name, column in made.__getitems__(rows).items():
         assert torch.equal(column, in_memory.__getitems__(rows)[name])
@@ -243,7 +245,8 @@ def test_features_much_larger_than_their_cells_are_made_when_a_batch_asks_for_th
 def test_a_feature_that_is_no_float32_is_refused_in_its_batch():
     frame = wide()[["a"]]
     encoder = TabularEncoder().fit(frame)
-    table = encoding.MadeFeatures(encoder.cells(pd.DataFrame({"a": [0.0, 1e300]})), encoder.features, {})
+    cells = encoder.cells(pd.DataFrame({"a": [0.0, 1e300]}))
+    table = TensorTable({}, size=2, inputs=partial(encoder.inputs, cells))
     assert torch.isfinite(table.__getitems__([0])["x"]).all()
     with np.errstate(over="ignore"), pytest.raises(DataError, match="'x' must be finite"):
         table.__getitems__([0, 1])

@@ -11,7 +11,7 @@ from fcco_lightning.data.grouping import Groups
 from fcco_lightning.data.roles import Columns, TableRows
 from fcco_lightning.data.splits import ImageSplits
 from fcco_lightning.data.table import TensorTable
-from fcco_lightning.data.texts import TextTable, TextTokens, tokens_of
+from fcco_lightning.data.texts import TextTokens, Tokens, tokens_of
 
 
 class GroupedTextDataModule(StoredDataModule):
@@ -65,6 +65,7 @@ class GroupedTextDataModule(StoredDataModule):
         self._lost: dict[str, tuple[list[int], int]] = {}
         self._learnt: str | None = None
         self._digest = ""
+        self._tokens: dict[str, Tokens] = {}  # of every split
 
     @property
     def vocab_size(self) -> int:
@@ -78,22 +79,16 @@ class GroupedTextDataModule(StoredDataModule):
         self.max_length = self.tokens.longest(self.tokenizer)
         self._digest = digest_of(texts["train"])
         self._samples = []  # the tokens are all that is needed from here on
-        tokens = {name: tokens_of(self.tokenizer, part, self.max_length) for name, part in texts.items()}
-        self.cut = {name: len(split_tokens.cut) for name, split_tokens in tokens.items()}
+        self._tokens = {name: tokens_of(self.tokenizer, part, self.max_length) for name, part in texts.items()}
+        self.cut = {name: len(tokens.cut) for name, tokens in self._tokens.items()}
         empty = {name: [i for i, text in enumerate(part) if not text.strip()] for name, part in texts.items()}
-        self._lost = {
-            f"texts of {n} longer than max_length": (split_tokens.cut, len(texts[n]))
-            for n, split_tokens in tokens.items()
+        lost = {f"texts of {name} longer than max_length": (self._tokens[name].cut, len(texts[name])) for name in texts}
+        lost |= {f"texts of {name} that are empty": (rows, len(texts[name])) for name, rows in empty.items()}
+        self._lost = {description: (rows, total) for description, (rows, total) in lost.items() if rows}
+        return {
+            name: TensorTable(split.columns, size=len(split), inputs=self._tokens[name].inputs)
+            for name, split in splits.items()
         }
-        self._lost |= {f"texts of {name} that are empty": (rows, len(texts[name])) for name, rows in empty.items()}
-        self._lost = {description: (rows, total) for description, (rows, total) in self._lost.items() if rows}
-        return {name: TextTable(tokens[name], split.columns) for name, split in splits.items()}
-
-    @property
-    def _texts(self) -> TextTable:
-        table = self._table("train")
-        assert isinstance(table, TextTable)  # noqa: S101  (_tokenised)
-        return table
 
     def lost(self) -> dict[str, tuple[list[int], int]]:
         """Return empty texts, and those that were cut off."""
@@ -101,9 +96,10 @@ class GroupedTextDataModule(StoredDataModule):
 
     def _summary(self) -> str:
         cut = ", ".join(f"{cut} of {len(self.tables[name])} texts in {name}" for name, cut in self.cut.items())
+        median = int(self._tokens["train"].lengths.median())
         return (
             f"{super()._summary()}\nLonger than max_length={self.max_length} tokens, and cut off there: {cut}. A "
-            f"training text keeps {int(self._texts.tokens.lengths.median())} tokens in the median; there are "
+            f"training text keeps {median} tokens in the median; there are "
             f"{self.vocab_size}."
         )
 
@@ -120,6 +116,6 @@ class GroupedTextDataModule(StoredDataModule):
             self._learnt = state_dict["texts"]["tokenizer"]
 
     def _inputs(self) -> tuple[list[str], dict[str, str]]:
-        tokens = self._texts.tokens
+        tokens = self._tokens["train"]
         contents = contents_of({"tokens": tokens.values, "lengths of the texts": tokens.lengths})
         return [], contents | {"texts": self._digest}
