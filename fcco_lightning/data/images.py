@@ -67,6 +67,9 @@ class ImageTable(TensorTable):
         most_pixels: images of more pixels are not decoded; PIL itself refuses those of more than 179 million.
         after: what is done to every view of an image after the transform: position, (3, H, W) -> (3, H, W); None for
             nothing.
+        evaluation: the transform of :meth:`plain`, which draws nothing; None for ``transform``.
+        option: what ``corrupt`` is called where the table is used, for messages.
+        alternatives: what it may be there instead of "error", likewise.
 
     Raises:
         ConfigError: if ``corrupt`` is none of these.
@@ -80,11 +83,6 @@ class ImageTable(TensorTable):
         tensor([1., 0., 0.])
     """
 
-    alternatives: tuple[str, ...] = ("blank", "skip")
-    """What ``corrupt`` may be instead of "error" where the table is used, for messages."""
-    option: str = "corrupt"
-    """What ``corrupt`` is called there, likewise."""
-
     def __init__(
         self,
         images: Images,
@@ -96,6 +94,9 @@ class ImageTable(TensorTable):
         views: Literal[1, 2] = 1,
         most_pixels: int = MOST_PIXELS,
         after: Callable[[int, Tensor], Tensor] | None = None,
+        evaluation: Callable[[Any], Tensor] | None = None,
+        option: str = "corrupt",
+        alternatives: Sequence[str] = ("blank", "skip"),
     ) -> None:
         self.corrupt = one_of("corrupt", corrupt, ("error", "blank", "skip"))
         super().__init__(columns, size=len(images))
@@ -105,7 +106,8 @@ class ImageTable(TensorTable):
                 f"{sorted(columns)}."
             )
         self.images: Any = images
-        self.transform = transform
+        self.transform, self.evaluation = transform, evaluation or transform
+        self.option, self.alternatives = option, alternatives
         self.seed = None if seed is None else at_least("seed", seed, 0)
         self.views, self.most_pixels, self.after = views, at_least("most_pixels", most_pixels, 1), after
         # In shared memory: workers that outlive an epoch must see the next one, and report unreadable images back.
@@ -132,10 +134,10 @@ class ImageTable(TensorTable):
         """Choose the epoch that random transforms depend on; ``ResumableLoader`` calls it."""
         self._epoch.fill_(at_least("epoch", epoch, 0))
 
-    def plain(self, transform: Callable[[Any], Tensor]) -> Self:
-        """Return a view of the same images and columns as in epoch 0, always, by a transform that draws nothing."""
+    def plain(self) -> Self:
+        """Return a view of the same images and columns as they are evaluated, in epoch 0 always."""
         view = copy.copy(self)
-        view.transform, view.seed, view.views = transform, None, 1
+        view.transform, view.seed, view.views = self.evaluation, None, 1
         view._epoch = _shared(torch.zeros((), dtype=torch.int64))
         return view
 

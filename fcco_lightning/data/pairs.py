@@ -51,8 +51,9 @@ class PairTable(ImageTable):
         tokenizer: list of k texts -> tokens (k, L), int64.
         seed: what random transforms depend on, with the epoch and the position; None for transforms that draw nothing.
         caption_seed: what the choice among several captions depends on.
-        corrupt: what becomes of images that are missing or unreadable, see :class:`ImageTable`.
+        corrupt: "error" or "skip", see :class:`ImageTable`.
         most_pixels: images of more pixels are not decoded.
+        **options: ``evaluation`` and ``option``, likewise.
 
     Raises:
         DataError: if there is not one caption per image.
@@ -67,8 +68,6 @@ class PairTable(ImageTable):
         tensor([7])
     """
 
-    alternatives = ("skip",)
-
     def __init__(
         self,
         images: Images,
@@ -80,10 +79,12 @@ class PairTable(ImageTable):
         caption_seed: int = 0,
         corrupt: Literal["error", "blank", "skip"] = "error",
         most_pixels: int = MOST_PIXELS,
+        **options: Any,
     ) -> None:
         if len(images) != len(captions):
             raise DataError(f"Every image needs a caption, got {len(images)} images and {len(captions)} captions.")
-        super().__init__(images, {}, transform, seed=seed, corrupt=corrupt, most_pixels=most_pixels)
+        options |= {"seed": seed, "corrupt": corrupt, "most_pixels": most_pixels, "alternatives": ("skip",)}
+        super().__init__(images, {}, transform, **options)
         self.captions, self.tokenizer = captions, tokenizer
         self.caption_seed = at_least("caption_seed", caption_seed, 0)
 

@@ -33,39 +33,28 @@ def read_text(path: Path, where: str) -> str:
 
 def require_text(path: Path, where: str) -> None:
     """Raise :class:`DataError` naming the first byte of a file that is no text in UTF-8, or is NUL, and its line."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    number = 1  # of the first line of a chunk
     with path.open("rb") as file:
-        try:
-            while chunk := file.read(_CHUNK):
-                decoder.decode(chunk)
-                if b"\0" in chunk:
-                    break
-            else:
-                decoder.decode(b"", final=True)
-                return
-        except UnicodeDecodeError:
-            pass
+        while chunk := file.read(_CHUNK) + file.readline():  # whole lines
+            if (wrong := _first_wrong(chunk)) is not None:
+                break
+            number += chunk.count(b"\n")
+        else:
+            return
         file.seek(0)
-        marked = file.read(2) in _UTF_16
-        file.seek(0)
-        number, place, byte = next(
-            (number, position, line[position])
-            for number, line in enumerate(file, 1)
-            if (position := _first_wrong(line)) is not None
-        )
-    if byte == 0:
+        encoding = "UTF-16" if file.read(2) in _UTF_16 else "CP1252"
+    fault = f"is not in UTF-8. Save it in that encoding, for example: iconv -f {encoding} -t UTF-8 FILE > NEW."
+    if chunk[wrong] == 0:
         fault = "holds a NUL: it is damaged, or no text at all. Restore it, or remove these bytes."
-    else:
-        encoding = "UTF-16" if marked else "CP1252"
-        fault = f"is not in UTF-8. Save it in that encoding, for example: iconv -f {encoding} -t UTF-8 FILE > NEW."
-    raise DataError(f"{where}, line {number}: byte {place + 1} of the line is 0x{byte:02x}, so the file {fault}")
+    number, place = number + chunk.count(b"\n", 0, wrong), wrong - chunk.rfind(b"\n", 0, wrong)
+    raise DataError(f"{where}, line {number}: byte {place} of the line is 0x{chunk[wrong]:02x}, so the file {fault}")
 
 
-def _first_wrong(line: bytes) -> int | None:
-    """The place of the first byte of a line that is NUL or no UTF-8; None if there is none."""
-    places = [place] if (place := line.find(b"\0")) >= 0 else []
+def _first_wrong(lines: bytes) -> int | None:
+    """The place of the first byte of some lines that is NUL or no UTF-8; None if there is none."""
+    places = [place] if (place := lines.find(b"\0")) >= 0 else []
     try:
-        line.decode()
+        lines.decode()
     except UnicodeDecodeError as error:
         places.append(error.start)
     return min(places, default=None)

@@ -440,7 +440,8 @@ class SplitDataModule(LightningDataModule):
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def _ordered(self, name: str) -> DataLoader[Any]:
-        table = self._evaluation_table(name)
+        table = self._table(name)
+        table = table.plain() if isinstance(table, ImageTable) else table
         weight = table.columns.get(SAMPLE_WEIGHT)
         return DataLoader(
             table,
@@ -452,10 +453,6 @@ class SplitDataModule(LightningDataModule):
             num_workers=self.eval_workers,
             pin_memory=self._pinned(),
         )
-
-    def _evaluation_table(self, name: str) -> TensorTable:
-        """Return what a split is evaluated on."""
-        return self._table(name)
 
     def _drawn_table(self, name: str) -> TensorTable | LabelTable:
         """Return what training batches are drawn from: of the training split, the rows that its batches ask for."""

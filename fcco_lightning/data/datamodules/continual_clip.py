@@ -288,13 +288,18 @@ class ContinualCLIPDataModule(SplitDataModule):
         self._digests[name] = digest_of([*self._image_names(images, subset.indices), str(y.tolist())])
         numbers = {name: i for i, name in enumerate(self.task_names)} | dict.fromkeys(self.target_names, -1)
         task_of = torch.tensor([numbers.get(name, -2) for name in self._class_names])
-        corrupt, most_pixels = self.origin.corrupt, self.origin.most_pixels
-        columns = {"y": y, "task": task_of[y]}
         crops = name == "train" and self.classes.augment is not False
-        seed, transform = (self.seed, self._crops) if crops else (None, self._eval_transform)
-        table = ImageTable(subset, columns, transform, seed=seed, corrupt=corrupt, most_pixels=most_pixels)
-        table.alternatives, table.option = ("skip",), "images.corrupt"
-        return table
+        return ImageTable(
+            subset,
+            {"y": y, "task": task_of[y]},
+            self._crops if crops else self._eval_transform,
+            seed=self.seed if crops else None,
+            corrupt=self.origin.corrupt,
+            most_pixels=self.origin.most_pixels,
+            evaluation=self._eval_transform,
+            option="images.corrupt",
+            alternatives=("skip",),
+        )
 
     def _parts(self, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Return the rows of every split."""
@@ -321,7 +326,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         self._remember_captions(captions)
         union: Any = ConcatDataset(images)
         texts: Any = ConcatDataset(captions)
-        table = PairTable(
+        return PairTable(
             union,
             texts,
             self._train_transform,
@@ -330,9 +335,9 @@ class ContinualCLIPDataModule(SplitDataModule):
             caption_seed=self.seed,
             corrupt=self.pairs.corrupt,
             most_pixels=self.pairs.most_pixels,
+            evaluation=self._eval_transform,
+            option="pairs.corrupt",
         )
-        table.option = "pairs.corrupt"
-        return table
 
     def _read_pairs(self) -> tuple[list[Any], list[Any]]:
         """Return the images and the captions of all sources, or of as many pairs as are wanted."""
@@ -427,10 +432,6 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _splits(self) -> list[str]:
         return [name for name in super()._splits() if name != _PAIRS]
-
-    def _evaluation_table(self, name: str) -> TensorTable:
-        table = self._table(name)
-        return table.plain(self._eval_transform) if isinstance(table, ImageTable) else table
 
     def _transform(self, *, augment: bool | dict[str, Any]) -> Any:
         random = augment if augment is False else _AUGMENT | (augment if isinstance(augment, dict) else {})

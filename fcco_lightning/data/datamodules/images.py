@@ -106,7 +106,7 @@ class GroupedImageDataModule(StoredDataModule):
 
     def _image_table(self, split: TableRows, *, random: bool) -> ImageTable:
         rows, count, std = split.table[ROW].to_numpy(), len(self._samples), self.transform.std
-        table = ImageTable(
+        return ImageTable(
             FilesIn(Subset(self._samples, rows.tolist()), self.origin.root or ""),
             split.columns,
             self._train_transform if random else self._eval_transform,
@@ -115,13 +115,10 @@ class GroupedImageDataModule(StoredDataModule):
             most_pixels=self.origin.most_pixels,
             views=self.transform.views if random else 1,
             after=None if self.noise is None else self.noise.added(rows, count, std),
+            evaluation=self._eval_transform,
+            option="images.corrupt",
+            alternatives=("blank",),
         )
-        table.alternatives, table.option = ("blank",), "images.corrupt"
-        return table
-
-    def _evaluation_table(self, name: str) -> TensorTable:
-        table = self._table(name)
-        return table.plain(self._eval_transform) if isinstance(table, ImageTable) else table
 
     def _batch_settings(self) -> tuple[Any, ...]:
         return (*super()._batch_settings(), self.transform, self.origin.corrupt, self.noise)
