@@ -53,8 +53,9 @@ def _classes(path: Path) -> list[str]:
 def _exported(module: str) -> list[str]:
     source = ROOT.joinpath(*module.split("."), "__init__.py").read_text(encoding="utf-8")
     for statement in ast.parse(source).body:
-        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", None) == "__all__":
-            return list(ast.literal_eval(statement.value))
+        if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", None) in ("__all__", "_HOMES"):
+            names = ast.literal_eval(statement.value)  # those of _HOMES by their modules
+            return " ".join(names.values() if isinstance(names, dict) else names).split()
     return []
 
 

@@ -23,48 +23,10 @@ _HOMES = {
     "texts": "TextTokens",
 }
 
-__all__ = [
-    "BagSampling",
-    "BalancedSampling",
-    "BatchDraws",
-    "BatchPlan",
-    "BlockDistributions",
-    "CellSampling",
-    "Columns",
-    "DigitBags",
-    "Drawn",
-    "Encoding",
-    "EventSampling",
-    "Garnet",
-    "GaussianGroups",
-    "GradedLists",
-    "GroupBy",
-    "GroupSampling",
-    "Groups",
-    "ImageNoise",
-    "ImageTransform",
-    "IndexedDataset",
-    "LabelSampling",
-    "LabelTable",
-    "LatentChoice",
-    "ManyClasses",
-    "PairTable",
-    "ProportionalHazards",
-    "QuerySampling",
-    "RepeatedSampling",
-    "ResumableLoader",
-    "Sampling",
-    "Splits",
-    "TensorTable",
-    "TextTokens",
-    "TwoDraws",
-    "UniformBatches",
-    "UniformSampling",
-    "read_pairs",
-]
-
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return sorted(" ".join(_HOMES.values()).split())
     for module, names in _HOMES.items():
         if name in names.split():
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)
