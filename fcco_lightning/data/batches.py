@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -771,7 +771,10 @@ def spread_evenly(count: int, size: int) -> Tensor:
 
 
 class Sampling(ABC):
-    """A way of drawing training batches, which becomes a :class:`BatchPlan` once the table is known."""
+    """A way of drawing training batches, which becomes a :class:`BatchPlan` once the table is known.
+
+    Numbers that are out of range are refused when it is made (:class:`ConfigError`).
+    """
 
     @abstractmethod
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
@@ -804,6 +807,16 @@ class Sampling(ABC):
         """Return the table whose rows are drawn: that of the training split, unless another view of it is needed."""
         return table
 
+    @property
+    def single(self) -> "Sampling":
+        """How each of two draws is drawn; the sampling itself where there is one."""
+        return self
+
+    @property
+    def drawn_by(self) -> Sequence[str]:
+        """Columns that rows are drawn by which a table may have beside those of its batches."""
+        return ()
+
 
 def _required_column(columns: Mapping[str, Tensor], name: str, criterion: str) -> Tensor:
     """Return the column ``name`` of whole numbers, by which rows are drawn; :class:`ConfigError` if there is none."""
@@ -832,9 +845,6 @@ class UniformSampling(Sampling):
         batch_size: number of rows in a training batch of one process.
         drop_last: whether an epoch's last batch is left out if it is short.
         num_batches: number of batches of an epoch; None for one permutation of the rows.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     batch_size: int = 128
@@ -872,9 +882,6 @@ class BalancedSampling(Sampling):
             means over batches are those of a population with this share of positives, in which the classes are as in
             the data: a mean over one class, or over pairs of both, is the same.  Scores are then the log-odds of such
             a population, and decisions at 0 are for it; probabilities are still those of the data.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     batch_size: int = 128
@@ -952,6 +959,10 @@ class CellSampling(Sampling):
     def in_parts(self, parts: int) -> tuple["CellSampling", int]:
         return replace(self, batch_size=parts * self.batch_size), self.batch_size
 
+    @property
+    def drawn_by(self) -> Sequence[str]:
+        return self.columns
+
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return union batches of ``batch_size`` rows of each process."""
         names = [name for name in self.columns if name in columns] or list(self.columns[:1])
@@ -989,9 +1000,6 @@ class EventSampling(Sampling):
         censored_per_batch: number of censored rows in it.
         allow_repeats: whether a row may occur twice in a batch that asks for more rows of a kind than there are.
         column: column of the events, 1 for an event and 0 for a censored sample.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     events_per_batch: int = 32
@@ -1081,9 +1089,6 @@ class GroupSampling(Sampling):
             N_g G / n, with which means over batches estimate means over the data.
         column: column of the groups.
 
-    Raises:
-        ConfigError: if a number is out of range.
-
     Example:
         >>> group = torch.tensor([0, 1, 1, 0, 2, 2])
         >>> batch = next(GroupSampling(2, samples_per_group=2).plan({"group": group}, seed=1).batches(epoch=0))
@@ -1157,9 +1162,6 @@ class LabelSampling(Sampling):
         negatives_per_label: number of negatives of each of them in a training batch of one process.
         num_batches: number of batches of an epoch; None for as many as hold, on average, every positive once.
         missing: value of ``y`` for labels that are not known, such as -1; None if all are.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     labels_per_batch: int | None = 4
@@ -1233,9 +1235,6 @@ class QuerySampling(Sampling):
         positives_per_query: number of relevant items of each of them in a training batch of one process.
         negatives_per_query: number of other items of each of them, likewise.
         num_batches: number of batches of an epoch; None for as many as go through all queries once.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     queries_per_batch: int = 8
@@ -1311,9 +1310,6 @@ class BagSampling(Sampling):
         negative_bags: number of negative bags in it, likewise.
         instances_per_bag: number of instances of each of them in a training batch of one process.
         num_batches: number of batches of an epoch; None for as many as go through all bags once.
-
-    Raises:
-        ConfigError: if a number is out of range.
     """
 
     positive_bags: int = 8
@@ -1398,7 +1394,35 @@ def _require_keyed(keys: Tensor, values: Tensor, name: str, of_values: str) -> N
 
 
 @dataclass(frozen=True)
-class RepeatedSampling(Sampling):
+class _Derived(Sampling):
+    """Batches that are made of those of another sampling, which are single draws."""
+
+    batches: Sampling
+    way_out: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.batches, TwoDraws):
+            raise ConfigError(f"{type(self).__name__} takes single draws as batches, got TwoDraws. {self.way_out}")
+
+    def in_parts(self, parts: int) -> tuple["_Derived", int]:
+        batches, size = self.batches.in_parts(parts)
+        return replace(self, batches=batches), size
+
+    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
+        """Return the union batches of ``batches``; a second draw is their :meth:`~BatchPlan.second_draw`."""
+        return self.batches.plan(columns, seed, world_size)
+
+    def table(self, table: TensorTable) -> TensorTable | LabelTable:
+        """Return what ``batches`` are drawn from."""
+        return self.batches.table(table)
+
+    @property
+    def drawn_by(self) -> Sequence[str]:
+        return self.batches.drawn_by
+
+
+@dataclass(frozen=True)
+class RepeatedSampling(_Derived):
     """Every sample of a batch comes several times, to be perturbed anew each time.
 
     Args:
@@ -1409,29 +1433,24 @@ class RepeatedSampling(Sampling):
         ConfigError: if ``copies`` is out of range, or ``batches`` are not single draws.
     """
 
-    batches: Sampling
     copies: int = 4
+    way_out = "Put it inside TwoDraws."
 
     def __post_init__(self) -> None:
         at_least("copies", self.copies, 2)
-        if isinstance(self.batches, TwoDraws):
-            raise ConfigError("RepeatedSampling takes single draws as batches, got TwoDraws. Put it inside TwoDraws.")
+        super().__post_init__()
 
-    def in_parts(self, parts: int) -> tuple["RepeatedSampling", int]:
-        batches, size = self.batches.in_parts(parts)
-        return replace(self, batches=batches), self.copies * size
+    def in_parts(self, parts: int) -> tuple[_Derived, int]:
+        larger, size = super().in_parts(parts)
+        return larger, self.copies * size
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
         """Return the union batches of ``batches``, repeated."""
-        return self.batches.plan(columns, seed, world_size).repeated(self.copies)
-
-    def table(self, table: TensorTable) -> TensorTable | LabelTable:
-        """Return what ``batches`` are drawn from."""
-        return self.batches.table(table)
+        return super().plan(columns, seed, world_size).repeated(self.copies)
 
 
 @dataclass(frozen=True)
-class TwoDraws(Sampling):
+class TwoDraws(_Derived):
     """Two independent draws in every batch, as methods need that move dual and primal variables by different samples.
 
     Training batches then have the parts "target" and "dual".  Both have the same composition: as many rows of every
@@ -1444,23 +1463,11 @@ class TwoDraws(Sampling):
         ConfigError: if ``batches`` is itself a pair of draws.
     """
 
-    batches: Sampling
+    way_out = "Leave one of the two out."
 
-    def __post_init__(self) -> None:
-        if isinstance(self.batches, TwoDraws):
-            raise ConfigError("TwoDraws takes single draws as batches, got TwoDraws. Leave one of the two out.")
-
-    def in_parts(self, parts: int) -> tuple["TwoDraws", int]:
-        batches, size = self.batches.in_parts(parts)
-        return TwoDraws(batches), size
-
-    def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return the first draw; the other one is its :meth:`~BatchPlan.second_draw`."""
-        return self.batches.plan(columns, seed, world_size)
-
-    def table(self, table: TensorTable) -> TensorTable | LabelTable:
-        """Return what the single draws are drawn from."""
-        return self.batches.table(table)
+    @property
+    def single(self) -> Sampling:
+        return self.batches
 
 
 def with_num_batches(sampling: Sampling, num_batches: int) -> Sampling:
@@ -1469,8 +1476,8 @@ def with_num_batches(sampling: Sampling, num_batches: int) -> Sampling:
     Raises:
         ConfigError: if it is of a kind whose epochs have a length of their own, or was given another length.
     """
-    if isinstance(sampling, TwoDraws):
-        return TwoDraws(with_num_batches(sampling.batches, num_batches))
+    if isinstance(sampling, _Derived):
+        return replace(sampling, batches=with_num_batches(sampling.batches, num_batches))
     if not isinstance(sampling, UniformSampling | GroupSampling | QuerySampling | BagSampling):
         raise ConfigError(f"{type(sampling).__name__} has epochs of a fixed length. Use GroupSampling here.")
     if sampling.num_batches not in (None, num_batches):

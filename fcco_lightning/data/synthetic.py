@@ -380,11 +380,6 @@ class ManyClasses(TensorDistribution):
         y = torch.randint(self.num_classes, (size,), generator=generator)
         return {"x": self.centres()[y] + self.noise * torch.randn(size, self.dim, generator=generator), "y": y}
 
-    def bayes_logits(self, x: Tensor) -> Tensor:
-        """Logits of the Bayes classifier for x (n, d), shape (n, C)."""
-        centres = self.centres()
-        return (x @ centres.T - centres.square().sum(1) / 2) / self.noise**2
-
 
 @dataclass(frozen=True)
 class LatentChoice(TensorDistribution):

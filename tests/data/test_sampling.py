@@ -266,6 +266,18 @@ def test_cells_are_drawn_alike_and_weighted():
         CellSampling(16, columns=())
 
 
+@pytest.mark.parametrize("derived", [TwoDraws, lambda cells: RepeatedSampling(cells, 2)])
+def test_cells_of_columns_of_the_table_are_drawn_alike_in_batches_made_of_others(derived):
+    cells = CellSampling(16, columns=("y", "sex"))
+    alone, inside = make(cells).sampling()["target"], make(derived(cells)).sampling()["target"]
+    assert inside.plan.num_strata == alone.plan.num_strata > 2
+
+
+def test_repeated_batches_keep_pace_with_another_part():
+    repeated = RepeatedSampling(UniformSampling(4), 2)
+    assert with_num_batches(repeated, 3) == RepeatedSampling(UniformSampling(4, num_batches=3), 2)
+
+
 def test_samples_with_several_labels_are_of_no_cell():
     table = {"y": torch.zeros(8, 2, dtype=torch.int64), "index": torch.arange(8)}
     with pytest.raises(ConfigError, match=r"names 'y', of which a sample has several values .*LabelSampling"):

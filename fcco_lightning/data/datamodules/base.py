@@ -149,7 +149,7 @@ class SplitDataModule(LightningDataModule):
 
     def _numbered_cells(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the columns of the table by which batches are drawn and which these do not hold, as whole numbers."""
-        rows, names = self._rows.get("train", pd.DataFrame()), getattr(self.batches, "columns", ())
+        rows, names = self._rows.get("train", pd.DataFrame()), self.batches.drawn_by
         return {
             name: torch.from_numpy(pd.factorize(rows[name])[0].astype(np.int64))
             for name in names

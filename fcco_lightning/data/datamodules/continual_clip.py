@@ -14,7 +14,6 @@ from fcco_lightning.data.batches import (
     BatchPlan,
     GroupSampling,
     Sampling,
-    TwoDraws,
     UniformBatches,
     UniformSampling,
     with_num_batches,
@@ -384,7 +383,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _grouped(self) -> GroupSampling | None:
         """Return how tasks are sampled, if it is by group."""
-        batches = self.task_batches.batches if isinstance(self.task_batches, TwoDraws) else self.task_batches
+        batches = self.task_batches.single
         return batches if isinstance(batches, GroupSampling) else None
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:

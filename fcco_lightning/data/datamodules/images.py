@@ -69,7 +69,7 @@ class GroupedImageDataModule(StoredDataModule):
                 "images.corrupt must be 'error' or 'blank' here, got 'skip': a batch holds a fixed number of samples "
                 "of every group."
             )
-        if isinstance(self.batches, RepeatedSampling) and transform.augment is not False:
+        if isinstance(self.batches.single, RepeatedSampling) and transform.augment is not False:
             raise ConfigError(
                 "RepeatedSampling with transform.augment: augmentation depends on (seed, epoch, index), so all copies "
                 "of an image would be the same. Let the network perturb its input (GaussianPerturbation)."

@@ -38,16 +38,11 @@ class SampleDataModule(SplitDataModule):
     Classes and groups are decided on the training table, before anything is split off; rows of no group of ``groups``
     are left out of every split.  Every split made here has every group and class, as far as ``splits.whole`` leaves it.
 
-    Batches are dicts with what the network is given, ``y`` (B,) int64 (float32 if the label is a number, (B, T) int64
-    for T label columns), ``group`` (B,) int64 if there are groups, further columns by their names, and ``index`` (B,)
-    int64: the position of the sample within its own split.
-
     Args:
         columns: what the columns of the table mean.
         groups: which columns define the groups; None for those of ``columns.sensitive``, or none.
         splits: how the rows are divided.
-        **loading: ``batches``, ``seed``, ``eval_batch_size``, ``eval_train``, ``num_workers`` and ``allow_changed``,
-            see :class:`SplitDataModule`.
+        **loading: see :class:`SplitDataModule`.
 
     Attributes:
         roles: classes, groups and further columns.
