@@ -76,7 +76,7 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
     """
     smooth: dict[str, float] = {}
     decided: dict[str, float] = {}
-    outputs, names = outputs.double(), unique_names(constraints)
+    outputs, names = pytree.tree_map(Tensor.double, outputs), unique_names(constraints)
     for c in constraints:
         row_names, names = names[: c.num_rows], names[c.num_rows :]
         index, inner = inner_values(c, outputs, batch)
