@@ -13,6 +13,7 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import Known
 from fcco_lightning.objectives import ErrorProbability, PairLoss, Quantity, SigmoidPair, binary_scores
 from fcco_lightning.objectives.base import one_label_each
+from fcco_lightning.objectives.quantities import one_number_each
 from fcco_lightning.objectives.ratios import only_of
 from fcco_lightning.outer import Range
 
@@ -100,7 +101,8 @@ class MeanOf(Statistic):
         self.quantity.check(outputs, batch)
 
     def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
-        return self.quantity(outputs, batch)
+        remedy = "Use a quantity of one of them, such as a class of your own that picks it, in a constraint for each."
+        return one_number_each(self.quantity, outputs, batch, self, remedy)
 
     def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
         return self.quantity.decided(outputs, batch)

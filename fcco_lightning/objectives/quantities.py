@@ -297,6 +297,21 @@ class MultiLabelLoss(Quantity):
         return binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
 
 
+def one_number_each(quantity: Quantity, outputs: Any, batch: Columns, needed_by: object, remedy: str) -> Tensor:
+    """The values of a quantity, shape (B,), with graph.
+
+    Raises:
+        DataError: if it has several for every sample, naming the class of ``needed_by``.
+    """
+    values = quantity(outputs, batch)
+    if values.dim() != 1:
+        raise DataError(
+            f"{type(needed_by).__name__} needs one number per sample, {type(quantity).__name__} gave "
+            f"{tuple(values.shape)}. {remedy}"
+        )
+    return values
+
+
 def _of_classes(outputs: Any) -> bool:
     """Whether the outputs are a score for each of several classes, (B, C), and not one score per sample."""
     scores = one_tensor(outputs)

@@ -5,7 +5,7 @@ import torch
 
 from fcco_lightning.constraints import MeanAtMost, MeanDifferenceAtMost, MeanNear
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.objectives import LogisticLoss, SoftRate
+from fcco_lightning.objectives import LogisticLoss, MultiLabelLoss, SoftRate
 
 
 @pytest.fixture
@@ -41,3 +41,13 @@ def test_constraints_are_named_by_what_they_are_of():
     difference = MeanDifferenceAtMost(SoftRate(), 0.1, {"group": 1}, {"group": 0})
     assert difference.names == ["soft rate, group=1 against group=0"]
     assert MeanAtMost(SoftRate(), 0.1, name="ours").names == ["ours"]
+
+
+def test_a_mean_of_several_numbers_is_refused_by_the_name_of_what_gave_them():
+    batch = {"y": torch.zeros(4, 2), "group": torch.arange(4) % 2}
+    for constraint in (
+        MeanAtMost(MultiLabelLoss(), 0.1),
+        MeanDifferenceAtMost(MultiLabelLoss(), 0.1, {}, {"group": 1}),
+    ):
+        with pytest.raises(DataError, match=r"needs one number per sample, MultiLabelLoss gave \(4, 2\)"):
+            constraint.measure(torch.zeros(4, 2), batch)

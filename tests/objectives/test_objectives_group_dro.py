@@ -301,5 +301,5 @@ def test_tasks_and_groups_may_be_columns_of_width_one():
 @pytest.mark.parametrize("objective", [SampleDRO(loss=MultiLabelLoss()), KLGroupDRO(1.0, MultiLabelLoss(), 2)])
 def test_losses_of_several_tasks_are_refused_where_there_is_one_per_sample(objective):
     outputs, columns = tasks_batch()
-    with pytest.raises(DataError, match=r"needs one loss per sample, MultiLabelLoss gave \(\d+, 3\)"):
+    with pytest.raises(DataError, match=r"needs one number per sample, MultiLabelLoss gave \(\d+, 3\)"):
         objective.measure(outputs, columns)

@@ -23,7 +23,7 @@ from fcco_lightning.objectives.base import (
 )
 from fcco_lightning.objectives.groups.best_threshold import better_threshold
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity, means_by_part, parts_of
+from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity, means_by_part, one_number_each, parts_of
 from fcco_lightning.objectives.ratios import warn_of_ratios
 from fcco_lightning.outer import (
     ChiSquare,
@@ -122,12 +122,7 @@ class GroupObjective(Objective, ABC):
 
         A part is a group or, where these are far more than samples, one of those that the batch holds.
         """
-        losses = self.loss(outputs, batch)
-        if losses.dim() != 1:
-            raise DataError(
-                f"{type(self).__name__} needs one loss per sample, {type(self.loss).__name__} gave "
-                f"{tuple(losses.shape)}. MultiTaskGroupDRO takes several."
-            )
+        losses = one_number_each(self.loss, outputs, batch, self, "MultiTaskGroupDRO takes several.")
         position, weight = self._members(batch, losses)
         part, num_parts = parts_of(position, self._known_groups())
         risks, total = means_by_part(part, num_parts, weight * losses if "weight" in batch else losses, weight)
@@ -181,11 +176,11 @@ class _ShiftedGroupObjective(GroupObjective):
     def __init__(
         self, base: OuterFunction, scale: float, loss: Quantity | None, num_groups: int | None, threshold: float | None
     ) -> None:
+        self._base, self._scale = base, scale
         super().__init__(loss, num_groups)
         self._trained = threshold is not None
         start = 0.0 if threshold is None else finite("threshold", threshold)
         self.threshold = nn.Parameter(torch.tensor(float(start)))
-        self._base, self._scale = base, scale
 
     @property
     def settles(self) -> bool:  # type: ignore[override]
@@ -279,9 +274,7 @@ class WorstGroupDRO(_ShiftedGroupObjective):
     def __init__(
         self, loss: Quantity | None = None, num_groups: int | None = None, threshold: float | None = None
     ) -> None:
-        super().__init__(Hinge(rho=1.0), 1.0, loss, None, threshold)
-        if num_groups is not None:
-            self._set_num_groups(at_least("num_groups", num_groups, 1))
+        super().__init__(Hinge(rho=1.0), 1.0, loss, num_groups, threshold)
 
     def _set_num_groups(self, num_groups: int) -> None:
         self.ambiguity = CappedSimplex(1 / num_groups)

@@ -5,11 +5,10 @@ from typing import Any
 import torch
 
 from fcco_lightning.ambiguity import AmbiguitySet, DivergencePenalty, Simplex
-from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import Objective, RowDomain
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity
+from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity, one_number_each
 from fcco_lightning.outer import OuterFunction, WorstCase
 
 
@@ -53,10 +52,5 @@ class SampleDRO(Objective):
         return self
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        losses = self.loss(outputs, batch)
-        if losses.dim() != 1:
-            raise DataError(
-                f"SampleDRO needs one loss per sample, {type(self.loss).__name__} gave {tuple(losses.shape)}. Use "
-                "another loss, such as CrossEntropyLoss."
-            )
+        losses = one_number_each(self.loss, outputs, batch, self, "Use another loss, such as CrossEntropyLoss.")
         return None, Rows(losses.unsqueeze(1), torch.ones_like(losses, dtype=torch.bool))
