@@ -208,7 +208,6 @@ class BatchPlan(BatchDraws):
 
     @property
     def batch_size(self) -> int:
-        """Number of rows in a batch, over all processes together."""
         return self._copies * self._units_per_batch * self._slots
 
     @property
@@ -514,7 +513,6 @@ class BatchPlan(BatchDraws):
 
     @property
     def strata(self) -> Tensor | None:
-        """Stratum of every row, shape (n,), int64 in 0..S-1; None where all rows are drawn alike (S = 1)."""
         return None if self.num_strata == 1 else self._strata
 
     @property
@@ -524,7 +522,7 @@ class BatchPlan(BatchDraws):
 
     @property
     def stratum_kinds(self) -> Tensor:
-        """Kind of every stratum, shape (S,), int64: exchanging strata of one kind changes no probability.
+        """As of :class:`BatchDraws`.
 
         Where S is large, few kinds spare the same computations for many groups or bags.  Where units are strata, those
         of one kind of units and one size are drawn alike; else no two strata are.
@@ -538,7 +536,6 @@ class BatchPlan(BatchDraws):
 
     @property
     def distinct(self) -> bool:
-        """Whether no batch of any epoch holds a row twice; False where that is not certain."""
         return self.certain and self._copies == 1 and self._never_twice
 
     @property

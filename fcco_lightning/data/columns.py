@@ -3,7 +3,7 @@
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,14 +67,10 @@ def _cells(column: pd.Series, codes: "NDArray[np.intp]", texts: Sequence[str]) -
 def stripped(column: pd.Series) -> pd.Series:
     """Return a column whose texts are without blanks around them; other cells are as they are."""
     if column.dtype != "str" or column.isna().all():  # other types keep what pandas infers of them
-        return column.map(_stripped)
+        return column.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
     codes, texts = pd.factorize(column)
     blanks = any(text != text.strip() for text in texts)
     return _cells(column, codes, [text.strip() for text in texts]).astype("str") if blanks else column
-
-
-def _stripped(cell: Any) -> Any:
-    return cell.strip() if isinstance(cell, str) else cell
 
 
 def is_number(kind: Any) -> bool:
@@ -265,16 +261,18 @@ def _require_comparison(value: object, column: pd.Series, values: str) -> None:
 
 def listed(values: Iterable[object]) -> str:
     """Return the values as sorted text, cut after a dozen."""
-    return listed_in_order(sorted(_shortened(str(value)) for value in values))
+    texts = map(str, values)
+    return listed_in_order(sorted(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..." for text in texts))
 
 
 def listed_in_order(values: Sequence[object]) -> str:
     """Return the values as text, cut after a dozen."""
-    return f"{list(values)}" if len(values) <= 12 else f"{list(values[:12])} and {len(values) - 12} more"
+    return f"{list(values[:12])}{and_more(values, 12)}"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+def and_more(values: Sized, shown: int) -> str:
+    """Return what follows the first values that a message shows: how many more there are, or nothing."""
+    return f" and {len(values) - shown} more" if len(values) > shown else ""
 
 
 def _text(value: object) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fcco_lightning.checks import at_least, list_of, one_of
 from fcco_lightning.data.columns import (
     MOST_ARE_NUMBERS,
+    and_more,
     as_value,
     distinct_texts,
     is_number,
@@ -598,9 +599,8 @@ def _days(durations: pd.Series) -> pd.Series:
 
 def cells_of(column: pd.Series, marked: pd.Series) -> str:
     """Return the first marked cells with their rows, as text."""
-    first = column[marked].head(3)
-    suffix = f" and {int(marked.sum()) - len(first)} more" if marked.sum() > len(first) else ""
-    return ", ".join(f"row {row}: {cell!r}" for row, cell in first.items()) + suffix
+    cells = column[marked]
+    return ", ".join(f"row {row}: {cell!r}" for row, cell in cells.head(3).items()) + and_more(cells, 3)
 
 
 def _column(state: Mapping[str, Any]) -> Column:

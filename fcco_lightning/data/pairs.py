@@ -107,11 +107,9 @@ def read_pairs(
     """Read image-text pairs without decoding an image.
 
     Args:
-        source: a folder with metadata.csv or metadata.parquet (``file_name`` and the caption; of subfolders train, val
-            and test only train is taken), a folder written by ``save_to_disk``, a path, a pattern or a list of .csv,
-            .parquet or .arrow files, a hub id "owner/name" or "owner/name:split" (split ``train`` if left out), a
-            ``datasets.Dataset``, or webdataset shards (a path, a pattern with * or {0000..0009}, or a list of .tar
-            files).  Parquet files and shards are copied once, to the cache of ``datasets``, and read from there.
+        source: one of :data:`ACCEPTED`.  The table of a folder has ``file_name`` and the caption; of its subfolders
+            train, val and test, and of a hub id without a split, train is taken.  Parquet files and shards are copied
+            once, to the cache of ``datasets``, and read from there.
         image_column: column of the images: paths (relative to the file they stand in), bytes, or what ``datasets``
             stores; None looks for one.
         caption_column: column of the captions, texts or lists of texts, "json.caption" for a field of a mapping; None

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fcco_lightning.data.columns import MOST_ARE_NUMBERS, is_number, require_columns, text_of, with_commas
+from fcco_lightning.data.columns import MOST_ARE_NUMBERS, and_more, is_number, require_columns, text_of, with_commas
 from fcco_lightning.data.encoding import (
     CategoricalColumn,
     Column,
@@ -277,8 +277,7 @@ def _name_and_size(column: CategoricalColumn) -> str:
 
 
 def _first(texts: Sequence[str]) -> str:
-    suffix = f" and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
-    return f"{', '.join(texts[:_MOST_NAMED])}{suffix}"
+    return f"{', '.join(texts[:_MOST_NAMED])}{and_more(texts, _MOST_NAMED)}"
 
 
 def require_seen(columns: Sequence[Column], unseen: Mapping[str, float], frame: pd.DataFrame, where: str) -> None:

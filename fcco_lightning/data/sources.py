@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fcco_lightning.data.columns import as_written, listed, stripped
+from fcco_lightning.data.columns import and_more, as_written, listed, stripped
 from fcco_lightning.data.text_files import header_of, read_csv, require_header, require_text
 from fcco_lightning.errors import DataError
 
@@ -266,5 +266,5 @@ def _from_memory(source: Any, argument: str) -> pd.DataFrame:
 def shown(source: Any) -> str:
     """Return a source as messages name it: its path, or its type; of several the first, and how many more."""
     if isinstance(source, (list, tuple)) and source:
-        return f"{shown(source[0])}" + (f" and {len(source) - 1} more" if len(source) > 1 else "")
+        return f"{shown(source[0])}{and_more(source, 1)}"
     return f"'{source}'" if isinstance(source, (str, PathLike)) else f"<{type(source).__name__}>"

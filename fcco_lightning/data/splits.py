@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, below_one, inside, list_of, one_of
-from fcco_lightning.data.columns import ROW, listed, require_filled, text_of
+from fcco_lightning.data.columns import ROW, and_more, listed, require_filled, text_of
 from fcco_lightning.errors import ConfigError, DataError
 
 PARTS = ("train", "val", "id_val", "id_test", "test")
@@ -323,12 +323,8 @@ def require_all_cells(
     empty = empty or [f"cell {name!r}" for name, n in rows.items() if n == 0]
     if empty:
         first, counted = empty[:_MOST_NAMED], dict(list(rows.items())[:_MOST_NAMED])
-        suffixes = [
-            f" and {len(all_cells) - len(some)} more" * (len(all_cells) > len(some))
-            for all_cells, some in ((empty, first), (rows, counted))
-        ]
         raise DataError(
-            f"The {where} has no rows in {', '.join(first)}{suffixes[0]}, so what is measured there is undefined. Rows "
-            f"per group x class: {counted}{suffixes[1]}. Use more data, or other values of positive, favoured or the "
-            "fractions. If the label is a number, set columns.target='number'."
+            f"The {where} has no rows in {', '.join(first)}{and_more(empty, _MOST_NAMED)}, so what is measured there "
+            f"is undefined. Rows per group x class: {counted}{and_more(rows, _MOST_NAMED)}. Use more data, or other "
+            "values of positive, favoured or the fractions. If the label is a number, set columns.target='number'."
         )

@@ -229,9 +229,7 @@ class SplitDataModule(LightningDataModule):
         """Return this process's part of the test split, in order."""
         return self._ordered("test")
 
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """Return this process's part of the test split, in order."""
-        return self._ordered("test")
+    predict_dataloader = test_dataloader
 
     def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
         """Return an ordered loader of this process's part of every split: "train", "val" (if held out) and "test"."""
@@ -291,7 +289,7 @@ class SplitDataModule(LightningDataModule):
     def groups_by(self) -> dict[str, list[str]]:
         """Column of the batches, of :meth:`add_groups`, -> "COLUMN=VALUE", what its groups 0, 1, ... are called."""
         return {
-            _column_of_groups(column): [f"{column}={value}" for value in values]
+            f"group by {column}": [f"{column}={value}" for value in values]
             for column, values in self._groups_by.items()
         }
 
@@ -328,7 +326,7 @@ class SplitDataModule(LightningDataModule):
             for name, rows in self._rows.items():
                 if remark := of_unknown_groups(rows[column], values, f"the {name} split"):
                     rank_zero_warn(remark)
-        return self._with_column(_column_of_groups(column), column, partial(places, values)), values
+        return self._with_column(f"group by {column}", column, partial(places, values)), values
 
     def add_clusters(self, column: str) -> str:
         """Return the column of evaluation batches that numbers the clusters which samples belong to, such as "patient".
@@ -467,10 +465,6 @@ class SplitDataModule(LightningDataModule):
         if not self.tables:
             raise DataError(f"The {name} split does not exist before {type(self).__name__}.setup().")
         return self.tables[name]
-
-
-def _column_of_groups(column: str) -> str:
-    return f"group by {column}"
 
 
 def _position(text: str, names: list[str]) -> Value:

@@ -27,8 +27,7 @@ class SyntheticDataModule(TabularDataModule):
         data_seed: seed of the samples.
         val_fraction: share of the training rows that is held out for validation, in [0, 1).
         batches: how training batches are drawn.
-        **loading: ``seed``, ``eval_batch_size``, ``eval_train``, ``num_workers`` and ``allow_changed``, see
-            :class:`SplitDataModule`.
+        **loading: see :class:`SplitDataModule`.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -75,8 +74,7 @@ class SyntheticTensorDataModule(TensorDataModule):
         data_seed: seed of the samples.
         others_per_batch: number of classes or latent values in a batch of one process, M; None for all.
         batches: how training samples are drawn.
-        **loading: ``seed``, ``eval_batch_size``, ``eval_train``, ``num_workers`` and ``allow_changed``, see
-            :class:`SplitDataModule`.
+        **loading: see :class:`SplitDataModule`.
 
     Raises:
         ConfigError: if a number is out of range, or ``others_per_batch`` is given where there are no others.

@@ -53,8 +53,7 @@ class TabularDataModule(SampleDataModule):
             ``splits.whole`` is given.
         encoding: how columns become features.
         batches: how training batches are drawn.
-        **loading: ``seed``, ``eval_batch_size``, ``eval_train``, ``num_workers`` and ``allow_changed``, see
-            :class:`SplitDataModule`.
+        **loading: see :class:`SplitDataModule`.
 
     Attributes:
         encoder: from columns to features.
