@@ -18,7 +18,7 @@ from scipy.special import gammaln
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fcco_lightning.checks import at_least, fraction, list_of, one_of
+from fcco_lightning.checks import at_least, inside, list_of, one_of
 from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.data.table import LabelTable, TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -888,7 +888,7 @@ class BalancedSampling(Sampling):
 
     def __post_init__(self) -> None:
         _require_counts(self, "batch_size")
-        fraction("positive_fraction", self.positive_fraction)
+        inside("positive_fraction", self.positive_fraction)
         one_of("prevalence", self.prevalence, ("data", "batch"))
 
     def in_parts(self, parts: int) -> tuple["BalancedSampling", int]:

@@ -97,11 +97,12 @@ RANGES = {
         BlockDistributions.num_distributions GradedLists.dim ProportionalHazards.dim
     """,
     "lie in (0, 1)": """
-        BestFeasible.confidence GaussianGroups.favoured_share TopShare.share Splits.test_fraction WeightAverage.decay
+        BalancedSampling.positive_fraction BestFeasible.confidence GaussianGroups.favoured_share TopShare.share
+        Splits.test_fraction WeightAverage.decay
     """,
     "lie in (0, 1]": """
         ALEXR2.gamma,objective_gamma AdamType.beta,beta_prime AugmentedLagrangian.rate Average.gamma
-        BalancedSampling.positive_fraction CVaRGroupDRO.alpha CVaRPartialAUC.max_fpr
+        CVaRGroupDRO.alpha CVaRPartialAUC.max_fpr
         CappedSimplex.alpha FourFifthsRule.ratio GroupAUCAtLeast.least
         GroupEvaluation.alpha HeavyBall.beta MOAP.gamma MSVR.b,gamma PDSCA.gamma,row_gamma
         RankingEvaluation.max_fpr SCENT.gamma SOAP.gamma SONEX.gamma,objective_gamma SONX.gamma
