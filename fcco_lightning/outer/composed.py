@@ -96,7 +96,9 @@ class Absolute(Composed):
         return Absolute(self.phi.smoothed(lam), known=True)
 
     def averaged(self, sigma: float) -> OuterFunction:
-        hinge = self.phi.phi if isinstance(self.phi, Shifted) else self.phi
+        hinge = self.phi
+        while isinstance(hinge, Shifted) or (isinstance(hinge, Linear) and min(hinge.weights) >= 0):
+            hinge = hinge.phi
         if not isinstance(hinge, Hinge):  # one that is flat at 0 is 0 below it
             raise ConfigError(
                 f"{self!r} has no closed form of its average under Gaussian noise, as {self.phi!r} is no hinge. "

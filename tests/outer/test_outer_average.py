@@ -9,6 +9,7 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.outer import (
     Absolute,
     Hinge,
+    Linear,
     LogSumExp,
     Maximum,
     RatioDifference,
@@ -65,12 +66,22 @@ def test_a_threshold_is_learnt_through_the_average():
 
 @pytest.mark.parametrize(
     "outer",
-    [Maximum(), LogSumExp(), Square(), Absolute(Square()), Shifted(Maximum(), torch.zeros(()))],
+    [
+        *(Maximum(), LogSumExp(), Square(), Absolute(Square()), Shifted(Maximum(), torch.zeros(()))),
+        Absolute(Linear(Hinge(1.0, 0.5), (-1.0,))),  # which falls, and so is not 0 below 0
+        Absolute(Absolute(Hinge(1.0, 0.5))),
+    ],
     ids=repr,
 )
 def test_functions_without_a_closed_form_are_refused(outer):
     with pytest.raises(ConfigError, match=r"no closed form of its average under Gaussian noise.* Use MoreauSmoothing"):
         outer.averaged(0.1)
+
+
+def test_the_average_of_a_size_is_also_that_of_a_hinge_that_is_moved_and_stretched():
+    moved = Absolute(Shifted(Linear(Hinge(2.0, 0.1), (0.5,)), torch.tensor(0.3, dtype=torch.float64)))
+    u = torch.linspace(-2, 2, 5, dtype=torch.float64).unsqueeze(1)
+    torch.testing.assert_close(moved.averaged(0.4)(u), integral(moved, u, 0.4), rtol=0, atol=1e-4)
 
 
 def test_differences_of_ratios_are_refused_with_their_own_reason():
