@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,10 @@ import pytest
 
 if TYPE_CHECKING:
     from fcco_lightning.data.datamodules import TabularDataModule
+
+# pytest rewrites the asserts of every test file, and what it has rewritten lies with the bytecode: where that is not
+# written, as PYTHONDONTWRITEBYTECODE asks in many containers, every worker of every run does it all again
+sys.dont_write_bytecode = False
 
 DATA_FOLDER = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[2] / "shared/data"))
 
