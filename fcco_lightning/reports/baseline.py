@@ -31,8 +31,8 @@ class Baseline(Callback):
     r"""Trains a copy of the initial network on the objective alone, beside the run and without any effect on it.
 
     The copy sees the run's batches in their order.  Whenever the run updates its weights, the copy is updated by an
-    optimizer of the same class and arguments, at the same learning rate and with the same clipping, with the mean of
-    the mini-batch gradients since the last update:
+    optimizer of the same class and arguments, at the same learning rate, with the same clipping and share of the weight
+    decay, with the mean of the mini-batch gradients since the last update:
 
     ``(1/K) sum over those K batches of grad [ g_0(w) + (1/b) sum over rows i of the batch of r_i f_i(g_i(w)) ]``,
 
@@ -168,7 +168,8 @@ class Baseline(Callback):
         self._batches = 0
         module.processes.average_([p.grad for p in params if p.grad is not None])
         module.backend.clip_gradients(optimizer)
-        with in_words(_OF_CHECKPOINT) if self._continued else nullcontext():
+        words = in_words(_OF_CHECKPOINT) if self._continued else nullcontext()
+        with words, module.backend.around_step(optimizer):
             optimizer.step()
         self._continued = False
         optimizer.zero_grad(set_to_none=True)

@@ -209,17 +209,18 @@ def table_makers(report: Mapping[str, Any], most: int | None = None) -> dict[str
     """
     splits = splits_of(report)
     split = shown_split(splits)
-    return {
-        "the table of the summary": partial(render_summary, report),
-        **{
-            f"the table of {name} ({split})": partial(_records, f"{_in_words(name)} ({split})", records, most)
-            for name, records in splits.get(split, {}).items()
-            if isinstance(records, list) and records and (most is None or name not in _DRAWN)
-        },
-        "the table of importances": partial(_importances, splits.get(split, {}).get("importances"), split, most),
-        "the table of constraints": partial(_constraints, report, most),
-        "the table of what was lost": partial(_lost, report),
-    }
+    figures = splits.get(split, {})
+    makers: dict[str, Callable[[], Table | None]] = {"the table of the summary": partial(render_summary, report)}
+    for name, records in figures.items():
+        if isinstance(records, list) and records and (most is None or name not in _DRAWN):
+            title = f"{name.replace('_', ' ').capitalize()} ({split})"
+            makers[f"the table of {name} ({split})"] = partial(_records, title, records, most)
+    if measured := figures.get("importances"):
+        makers["the table of importances"] = partial(_importances, measured, split, most)
+    makers["the table of constraints"] = partial(_constraints, report, most)
+    if lost := report.get("lost"):
+        makers["the table of what was lost"] = partial(render_records, "Lost in the data", lost)
+    return makers
 
 
 def report_pictures(report: Mapping[str, Any]) -> Pictures:
@@ -248,9 +249,7 @@ def _title(figure: str) -> str:
     return TITLES.get(figure, figure.replace("_", " "))
 
 
-def _importances(measured: Mapping[str, Any] | None, split: str, most: int | None) -> Table | None:
-    if not measured:
-        return None
+def _importances(measured: Mapping[str, Any], split: str, most: int | None) -> Table:
     change = f"{_change_of(measured['figure'])} where it is shuffled"
     rows = [
         {"column": record["column"], change: _cell("change", record["change"], record["std"])}
@@ -265,10 +264,6 @@ def _importances(measured: Mapping[str, Any] | None, split: str, most: int | Non
     return render_records(f"Importance of columns ({split}){part}", rows, Text(caption, style="dim not italic"))
 
 
-def _in_words(name: str) -> str:
-    return name.replace("_", " ").capitalize()
-
-
 def _records(title: str, records: Sequence[Mapping[str, Any]], most: int | None) -> Table:
     first = [{key.replace("_", " "): value for key, value in record.items()} for record in records[:most]]
     part = f": the first {len(first)} of {len(records):,}" if len(first) < len(records) else ""
@@ -278,10 +273,6 @@ def _records(title: str, records: Sequence[Mapping[str, Any]], most: int | None)
 def _constraints(report: Mapping[str, Any], most: int | None) -> Table | None:
     title, records = constraint_records(report, most)
     return render_records(title, records) if records else None
-
-
-def _lost(report: Mapping[str, Any]) -> Table | None:
-    return render_records("Lost in the data", report["lost"]) if report.get("lost") else None
 
 
 def print_tables(tables: Iterable[Table], line: str | None = None) -> None:

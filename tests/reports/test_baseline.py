@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -140,7 +141,10 @@ def test_trained_as_by_hand(algorithm):
     torch.testing.assert_close(dict(baseline.network.state_dict()), dict(network.state_dict()), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("module", [{}, {"clipping": Clipping(0.02)}], ids=["", "clipped"])
+EASED = {"schedule": Schedule(decay_spread=1e6), "optimizer": partial(torch.optim.AdamW, lr=0.01, weight_decay=9.0)}
+
+
+@pytest.mark.parametrize("module", [{}, {"clipping": Clipping(0.02)}, EASED], ids=["", "clipped", "eased"])
 def test_the_same_as_a_run_that_penalises_nothing(module):
     """Compositional, with a schedule and BatchNorm: as SGD, the package's own baseline, on the same batches."""
     schedule = Schedule(lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7), "step")
