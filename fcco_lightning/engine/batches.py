@@ -91,13 +91,10 @@ def _is_plain(columns: Mapping[str, Any]) -> bool:
             return False
         if name in _ONE_EACH and (column.ndim > 1 or (name in _WHOLE and column.dtype is not torch.int64)):
             return False
+        if name in _BESIDE and _BESIDE[name][0] not in columns:
+            return False
         sizes.add(column.size(0))
-    return len(sizes) == 1 and not _incomplete(columns) and ("index" not in columns or columns["index"].ndim == 1)
-
-
-def _incomplete(columns: Mapping[str, Any]) -> str | None:
-    """The name of a column that says nothing without another one, which is missing; None if there is none."""
-    return next((name for name, (other, _) in _BESIDE.items() if name in columns and other not in columns), None)
+    return len(sizes) == 1 and ("index" not in columns or columns["index"].ndim == 1)
 
 
 def _one_each(name: str, column: Any) -> Any:
@@ -207,9 +204,9 @@ def _complete(loaded: Mapping[str, Any]) -> Columns:
     Raises:
         DataError: also if one of them says nothing without another: it would be counted in part, or not at all.
     """
-    if (name := _incomplete(loaded)) is not None:
-        other, remedy = _BESIDE[name]
-        raise DataError(f"a batch has a column `{name}` and no `{other}`, {remedy}")
+    for name, (other, remedy) in _BESIDE.items():
+        if name in loaded and other not in loaded:
+            raise DataError(f"a batch has a column `{name}` and no `{other}`, {remedy}")
     return as_columns(loaded)
 
 
