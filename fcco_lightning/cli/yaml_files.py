@@ -11,7 +11,7 @@ import yaml
 from fcco_lightning.data.text_files import read_text
 from fcco_lightning.errors import ConfigError
 
-MOST_NODES, MOST_LEVELS = 20_000, 100
+MOST_NODES, MOST_LEVELS, MOST_CHARACTERS = 20_000, 100, 1_000_000
 """How large a configuration may be, its aliases written out, and how deep; the whole one of a run has 500 and 10."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -38,6 +38,11 @@ def require_harmless(text: str, where: str) -> None:
 
     Aliases count with the size of what they stand for, though nothing is written out.
     """
+    if len(text) > MOST_CHARACTERS:  # its nodes are made before they are counted
+        raise ConfigError(
+            f"{where}: it holds {len(text):,} characters, and a configuration at most {MOST_CHARACTERS:,}: is this the "
+            "right file?"
+        )
     with _naming_place(text, where):
         root = yaml.compose(text, Loader=_LOADER)
         if root is not None:
