@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fcco_lightning.data.columns import and_more, as_written, listed, stripped
-from fcco_lightning.data.text_files import header_of, read_csv, require_header, require_text
+from fcco_lightning.data.text_files import read_csv, require_different
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
@@ -86,7 +85,7 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
 
 def _require_plain(frame: pd.DataFrame, where: str) -> None:
     """Refuse names that two columns have, and columns of lists, mappings or complex numbers, which are no features."""
-    _require_different(list(frame.columns), where)
+    require_different(frame.columns, where)
     for name in frame.columns[[pd.api.types.is_complex_dtype(kind) for kind in frame.dtypes]]:
         raise DataError(f"{where}: the column {str(name)!r} holds complex numbers. Give their two parts a column each.")
     for name in frame.columns[[_holds_anything(kind) for kind in frame.dtypes]]:
@@ -107,12 +106,6 @@ def _require_plain(frame: pd.DataFrame, where: str) -> None:
 def _holds_anything(kind: Any) -> bool:
     """Whether cells of a type may be lists, mappings or bytes, as those of Python's objects and some of Arrow's are."""
     return pd.api.types.is_object_dtype(kind) or getattr(kind, "type", None) in (list, dict, bytes)
-
-
-def _require_different(names: Sequence[Any], where: str) -> None:
-    repeated = sorted({str(name) for name, count in Counter(names).items() if count > 1})
-    if repeated:
-        raise DataError(f"{where}: several columns have the name {repeated[0]!r}. Rename or remove all but one.")
 
 
 def is_hub_id(source: Any) -> bool:
@@ -147,14 +140,10 @@ def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
     try:
         if kind == "parquet":
             return pd.read_parquet(path)
-        place = f"{argument}='{path}'"
-        require_text(path, place)
-        names, first = header_of(path)
-        require_header(names, first, place)
-        _require_different(list(filter(None, names)), place)  # pandas would rename a second column of a name
         # Whole columns at once, so that types are the same however long the file is; the copy puts columns of one type
         # into one piece of memory, without which 100,000 of them take many times as long.
-        return as_written(read_csv(path, place, skipinitialspace=True, low_memory=False).copy(), path, texts)
+        frame = read_csv(path, f"{argument}='{path}'", with_names=True, skipinitialspace=True, low_memory=False)
+        return as_written(frame.copy(), path, texts)
     except DataError:
         raise
     except pd.errors.EmptyDataError as error:

@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -60,12 +61,13 @@ def _first_wrong(lines: bytes) -> int | None:
     return min(places, default=None)
 
 
-def read_csv(path: Path, where: str, **options: Any) -> pd.DataFrame:
+def read_csv(path: Path, where: str, *, with_names: bool = False, **options: Any) -> pd.DataFrame:
     """Return the rows of a file of comma-separated values, none of whose fields is taken for an index.
 
     Args:
         path: of the file.
         where: what it is called in messages.
+        with_names: whether its first line is looked at before, which must hold different names.
         **options: of ``pandas.read_csv``.
 
     Raises:
@@ -73,6 +75,8 @@ def read_csv(path: Path, where: str, **options: Any) -> pd.DataFrame:
             as where every line ends with a comma.
     """
     require_text(path, where)
+    if with_names:
+        _require_header(path, where)
     size = path.stat().st_size
     try:
         with path.open("rb") as file, warnings.catch_warnings():
@@ -123,24 +127,15 @@ def _rows_of(path: Path) -> Iterator[Any]:
         csv.field_size_limit(before)
 
 
-def header_of(path: Path) -> tuple[list[str], list[str]]:
-    """Return the fields of the first line of a .csv file that is not empty, and of the next one."""
-    with _rows_of(path) as reader:
-        rows = filter(None, reader)
-        return next(rows, []), next(rows, [])
-
-
-def require_header(names: Sequence[str], first: Sequence[str], where: str) -> None:
-    """Refuse a file without a header, and one whose columns another sign than a comma separates.
+def _require_header(path: Path, where: str) -> None:
+    """Refuse a file without a header, with a name twice, and one whose columns another sign than a comma separates.
 
     A header is missed where at least one field of the first line is a number, and every column of numbers has a number
     for a name, unless these just number the columns.
-
-    Args:
-        names: the fields of the first line.
-        first: those of the next one.
-        where: what the file is called in messages.
     """
+    with _rows_of(path) as reader:
+        rows = filter(None, reader)  # without empty lines
+        names, first = next(rows, []), next(rows, [])
     header = ",".join(names)
     signs = [sign for sign in ";\t|" if header.count(sign) >= max(1, len(names))]
     if signs:
@@ -159,6 +154,14 @@ def require_header(names: Sequence[str], first: Sequence[str], where: str) -> No
             f"{', ...' if len(names) > 6 else ''}), so this seems to be a row of the table, and the header missing. "
             "Put a line with the names of the columns above it."
         )
+    require_different([*filter(None, names)], where)  # pandas would rename a second column of a name
+
+
+def require_different(names: Iterable[Any], where: str) -> None:
+    """Raise :class:`DataError` if several columns of a table have one name."""
+    repeated = sorted({str(name) for name, count in Counter(names).items() if count > 1})
+    if repeated:
+        raise DataError(f"{where}: several columns have the name {repeated[0]!r}. Rename or remove all but one.")
 
 
 def _require_no_more_fields(path: Path, where: str) -> None:
