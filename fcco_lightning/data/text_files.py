@@ -134,7 +134,7 @@ def _require_header(path: Path, where: str) -> None:
     for a name, unless these just number the columns.
     """
     with _rows_of(path) as reader:
-        rows = filter(None, reader)  # without empty lines
+        rows: Iterator[list[str]] = filter(None, reader)  # without empty lines
         names, first = next(rows, []), next(rows, [])
     header = ",".join(names)
     signs = [sign for sign in ";\t|" if header.count(sign) >= max(1, len(names))]
