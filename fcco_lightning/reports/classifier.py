@@ -2,6 +2,7 @@
 
 import copy
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -33,7 +34,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import ClassEvaluation
 from fcco_lightning.models import TabularMLP
 from fcco_lightning.models.batch import SAMPLE_WEIGHT
-from fcco_lightning.objectives import CrossEntropy, Objective
+from fcco_lightning.objectives import CrossEntropy, GroupObjective, Objective
 from fcco_lightning.reports.importances import Features
 from fcco_lightning.reports.later import report_of
 from fcco_lightning.reports.left_out import LeftOut
@@ -44,6 +45,7 @@ from fcco_lightning.training.execution import require_parts
 from fcco_lightning.training.trainers import quiet
 
 _EVALUATED = {SAMPLE_WEIGHT: "weight"}  # the name in batches of which figures are made
+_ALONE = threading.Lock()  # of threads one trains at a time: torch's random numbers are those of all
 _AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
 
 
@@ -189,7 +191,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         batches = CellSampling(size) if is_rare and self.constraints and "group" in groups else UniformSampling(size)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         data = NamedArrays(columns, groups.assign(y=y), batches, seed)
-        with quiet(), torch.random.fork_rng():
+        with _ALONE, quiet(), torch.random.fork_rng():
             torch.manual_seed(data.seed)
             self._train(data)
         return self
@@ -360,7 +362,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return Decisions(costs=[float(costs.get(label, 1)) for label in labels])
 
     def _require_groups(self, groups: pd.DataFrame) -> None:
-        """Refuse constraints on groups that are not there."""
+        """Refuse an objective and constraints on groups that are not there."""
+        if isinstance(self.objective, GroupObjective) and "group" not in groups:
+            raise DataError(
+                f"{type(self.objective).__name__} is about groups, and sensitive_features has not been given. Call "
+                "fit(X, y, sensitive_features=...) with one group for every sample, or with a table of columns."
+            )
         for constraint in self.constraints:
             comparison = getattr(constraint, "over", None)
             column = comparison.by if isinstance(comparison, SidesOfGroups) else None

@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,17 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch.optim.lr_scheduler import PolynomialLR
 
-from fcco_lightning import AUC, ConstrainedClassifier, DataError, DemographicParity, EqualizedOdds, MeanAtMost, SoftRate
+from fcco_lightning import (
+    AUC,
+    ConstrainedClassifier,
+    CVaRGroupDRO,
+    DataError,
+    DemographicParity,
+    EqualizedOdds,
+    MeanAtMost,
+    SoftRate,
+    WorstGroupDRO,
+)
 from fcco_lightning.constraints import Decisions
 from fcco_lightning.data.datamodules.arrays import NamedArrays
 from fcco_lightning.errors import ConfigError, FCCOError
@@ -213,6 +224,31 @@ def test_several_classes_and_other_objectives(problem):
     np.testing.assert_allclose(model.predict_proba(X).sum(1), 1)
     ranking = ConstrainedClassifier(AUC(), **QUICK).fit(X, y > 0)
     assert ranking.report_.figures["auc"] > 0.8
+
+
+@pytest.mark.parametrize("objective", [CVaRGroupDRO(0.5), WorstGroupDRO()], ids=lambda o: type(o).__name__)
+def test_sensitive_features_are_the_groups_of_an_objective_on_groups(problem, objective):
+    X, y, sex = problem
+    found = ConstrainedClassifier(objective, **QUICK).fit(X, y, sensitive_features=sex)
+    told = type(objective)(*[0.5] * isinstance(objective, CVaRGroupDRO), num_groups=2)
+    expected = ConstrainedClassifier(told, **QUICK).fit(X, y, sensitive_features=sex)
+    np.testing.assert_array_equal(found.decision_function(X), expected.decision_function(X))
+    with pytest.raises(DataError, match=f"{type(objective).__name__} is about groups, and sensitive_features has not"):
+        ConstrainedClassifier(objective, **QUICK).fit(X, y)
+
+
+def test_threads_give_the_models_of_one_after_the_other(problem):
+    X, y, sex = problem
+    made = [
+        ConstrainedClassifier(constraints=[DemographicParity()], **QUICK | {"random_state": seed, "max_epochs": 3})
+        for seed in range(4)
+    ]
+
+    def scores(model):
+        return clone(model).fit(X, y, sensitive_features=sex).decision_function(X)
+
+    with ThreadPoolExecutor(4) as threads:
+        np.testing.assert_array_equal(list(threads.map(scores, made)), list(map(scores, made)))
 
 
 @pytest.mark.slow

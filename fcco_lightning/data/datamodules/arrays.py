@@ -75,7 +75,14 @@ class NamedArrays(NamedTensors):
             columns = {**columns, "group": places(_texts(values), rows["group"])}
         self._values, classes = values or [], np.unique(rows["y"]) if classes is None else classes
         super().__init__(
-            columns, rows, classes, self._values if "group" in rows else [], others, batches=batches, seed=seed
+            columns,
+            rows,
+            classes,
+            self._values if "group" in rows else [],
+            others,
+            batches=batches,
+            seed=seed,
+            num_groups=len(self._values) or None,
         )
         self.updates = max(1, len(columns["y"]) // batches.batch_size)
 

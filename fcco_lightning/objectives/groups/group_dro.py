@@ -104,8 +104,8 @@ class GroupObjective(Objective, ABC):
     def _known_groups(self) -> int:
         if self.num_groups is None:
             raise ConfigError(
-                f"{type(self).__name__} does not know the number of groups: use a datamodule with groups, or set "
-                "num_groups."
+                "an objective on groups does not know the number of groups: use a datamodule with groups (of a table: "
+                "--data.groups.by), or set num_groups."
             )
         return self.num_groups
 
