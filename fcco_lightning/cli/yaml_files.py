@@ -11,7 +11,7 @@ import yaml
 from fcco_lightning.data.text_files import read_text
 from fcco_lightning.errors import ConfigError
 
-MOST_NODES, MOST_LEVELS, MOST_CHARACTERS = 20_000, 100, 2_000_000
+MOST_NODES, MOST_LEVELS, MOST_CHARACTERS = 20_000, 100, 1_000_000
 """How large a configuration may be, its aliases written out, and how deep; the whole one of a run has 500 and 10."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
