@@ -386,6 +386,8 @@ def test_imbalanced_images_are_searched_run_kept_and_printed(command, runs, tmp_
     command(s, *arguments, "--defaults", "--starts", "scratch")
     out = capsys.readouterr().out
     assert all(out.count(f"| RecallAtK(n_+), {batches} | 1 |") == len(s.OWN) for batches in ("uniform", "balanced"))
+    command(s, *arguments, "--defaults", "--objectives", "RecallAtK(n_+)", "--rate", 0.02, "--starts", "scratch")
+    assert capsys.readouterr().out.count("lr 0.02") == 4 * len(s.OWN), "two methods in two kinds of batches"
     kept = (tmp_path / "imbalanced_images.jsonl").read_text()
     command(s, *arguments)
     assert (tmp_path / "imbalanced_images.jsonl").read_text() == kept

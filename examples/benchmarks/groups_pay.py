@@ -45,6 +45,7 @@ METHODS: dict[str, Callable[[float], dict[str, Any]]] = {  # arguments of FCCOMo
     "SGD, groups drawn uniformly": lambda alpha: {"objective": CrossEntropy(), "algorithm": SGD()},  # noqa: ARG005
     "CVaRGroupDRO, SONEX()": lambda alpha: {"objective": CVaRGroupDRO(alpha), "algorithm": SONEX()},
     "trained threshold": lambda alpha: {"objective": CVaRGroupDRO(alpha, threshold=0.0), "algorithm": SONEX()},
+    "gamma=0.2": lambda alpha: {"objective": CVaRGroupDRO(alpha), "algorithm": SONEX(gamma=0.2)},
     "lam=0.01": lambda alpha: {"objective": CVaRGroupDRO(alpha), "algorithm": SONEX(lam=0.01)},
     "trained threshold, lam=0.01": lambda alpha: {
         "objective": CVaRGroupDRO(alpha, threshold=0.0),

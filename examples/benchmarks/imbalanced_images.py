@@ -219,11 +219,13 @@ def train(job: Job) -> Job:
 
 
 def picked(jobs: dict[str, Job], seeds: Iterable[int], given: argparse.Namespace) -> list[Job]:
-    """The search for the learning rate of every label; the jobs with what it picked, for every seed."""
+    """The search for the learning rate of every label, unless it is given; the jobs with the rate, for every seed."""
 
     def make(label: str, overrides: dict[str, Any], seed: int) -> Job:
         return {**jobs[label], "label": label, "overrides": overrides, "seed": seed}
 
+    if given.rate:
+        return [make(label, {"lr": given.rate}, seed) for label in jobs for seed in seeds]
     figure, tuning = "val.average_precision", SEEDS[: given.tuning_seeds]
     picks = run_searches(
         {label: {"lr": LEARNING_RATES} for label in jobs},
@@ -273,7 +275,7 @@ def defaults(share: float, begin: str, given: argparse.Namespace) -> None:
     jobs = {
         f"{method}, {'balanced' if balanced else 'uniform'}": common
         | {"method": method, "balanced": balanced, "batches": {"prevalence": "batch"}}
-        for balanced, method in itertools.product((True, False), ("BCE", *DEFAULTS))
+        for balanced, method in itertools.product((True, False), ("BCE", *given.objectives))
     }
     results = run_all(picked(jobs, range(given.seeds), given), 1, FIGURES[:2], train, given.out / KEPT)
     for name in OWN:
@@ -304,6 +306,8 @@ def main() -> None:
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=STARTS)
     parser.add_argument("--ablation", action="store_true", help="changes of the objective, on tuning seeds")
     parser.add_argument("--defaults", action="store_true", help="objectives as FCCOModule trains them")
+    parser.add_argument("--objectives", nargs="+", choices=DEFAULTS, default=list(DEFAULTS), help="of --defaults")
+    parser.add_argument("--rate", type=float, help="of all methods, in place of the search")
     parser.add_argument("--tuning-seeds", type=int, default=1, choices=[1, 2, 3])
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="of pretrained runs half are pretraining")
     parser.set_defaults(out=Path("runs/benchmarks/imbalanced_images"))
