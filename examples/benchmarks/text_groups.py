@@ -69,7 +69,7 @@ from fcco_lightning import (
 )
 
 METHODS = ("sgd", "sgd_uw", "ooa", "sonx", "sonex", "alexr2", "default")
-OWN = ("default", "remembering")  # as FCCOModule trains what is told nothing else
+OWN = ("default", "remembering")  # as FCCOModule trains where little is said; the second by its name alone
 MOMENTUM = ("sonex_momentum", "alexr2_momentum")
 ADAPTIVE_RATES, MOMENTUM_RATES = [3e-4, 1e-3, 3e-3], [0.03, 0.1, 0.3]
 BETAS = (0.1, 0.3, 0.5, 1.0)
@@ -245,9 +245,7 @@ def main() -> None:
     """Parse the arguments and run."""
     parser = arguments(__doc__, jobs=2)
     parser.add_argument("--data", required=True, help="table with the columns text, spam and mailing_list")
-    parser.add_argument(
-        "--methods", nargs="+", choices=[*ALGORITHMS, *MOMENTUM], help=f"{', '.join(METHODS)} by default"
-    )
+    parser.add_argument("--methods", nargs="+", choices=list(dict.fromkeys([*METHODS, *OWN, *MOMENTUM])))
     parser.add_argument("--ablation", choices=["beta", "adam"])
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--length", type=int, default=32, help="largest number of tokens of a mail")
