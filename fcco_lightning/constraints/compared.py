@@ -37,7 +37,11 @@ class AtMost(Comparison):
 
 @dataclass(frozen=True)
 class Near(Comparison):
-    """``s = u - target``, of either sign."""
+    """``s = u - target``, of either sign.
+
+    Args:
+        target: what u is to be near.
+    """
 
     target: float
     sides = 2

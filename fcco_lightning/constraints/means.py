@@ -160,7 +160,9 @@ class MeanNear(_OfSubsets):
     Args:
         target: what the mean is to be.
         kappa: tolerance, >= 0.
-        quantity, where, name, part: as of :class:`MeanAtMost`.
+        where: the subset, as of :class:`MeanAtMost`; all samples if empty.
+        name: in logs and pictures; None for the quantity and the subset.
+        quantity, part: as of :class:`MeanAtMost`.
 
     Raises:
         ConfigError: if no mean can be so near to the target, such as a rate to 2.

@@ -13,10 +13,23 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.objectives import PairLoss, Quantity, SigmoidPair, SoftRate
 
 
-class _RateParity(OverSides):
-    r"""``h(w) = |mean of q over side a - mean of q over side b| - kappa <= 0`` for every comparison of two sides."""
+class DemographicParity(OverSides):
+    r"""Equal rates of positive decisions: ``|P(s > 0 | a) - P(s > 0 | b)| <= kappa``, for smoothed rates.
 
-    kinds: ClassVar[tuple[str, ...]]
+    Args:
+        kappa: tolerance on a difference of rates, >= 0.
+        rate: the smoothed decision of a sample; a :class:`SoftRate` at threshold 0 with temperature .4 by default, a
+            :class:`TopShare` for a budget.
+        by: column of the groups: "group", or with a datamodule of tables any of its columns.
+        against: "pairs", "rest" or "whole", see :class:`SidesOfGroups`.
+        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
+
+    Attributes:
+        kinds: names of the rates.
+        classes: the labels over whose samples they are taken; none for all samples.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("selection rate",)
     classes: ClassVar[tuple[int, ...]] = ()
 
     def __init__(
@@ -31,35 +44,20 @@ class _RateParity(OverSides):
         super().__init__(MeanOf(rate or SoftRate()), over, Difference(), non_negative("kappa", kappa))
 
 
-class DemographicParity(_RateParity):
-    r"""Equal rates of positive decisions: ``|P(s > 0 | a) - P(s > 0 | b)| <= kappa``, for smoothed rates.
-
-    Args:
-        kappa: tolerance on a difference of rates, >= 0.
-        rate: the smoothed decision of a sample; a :class:`SoftRate` at threshold 0 with temperature .4 by default, a
-            :class:`TopShare` for a budget.
-        by: column of the groups: "group", or with a datamodule of tables any of its columns.
-        against: "pairs", "rest" or "whole", see :class:`SidesOfGroups`.
-        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
-    """
-
-    kinds = ("selection rate",)
-
-
-class EqualOpportunity(_RateParity):
+class EqualOpportunity(DemographicParity):
     r"""Equal true positive rates: ``|P(s > 0 | y = 1, a) - P(s > 0 | y = 1, b)| <= kappa``, for smoothed rates.
 
-    Args: as of :class:`DemographicParity`.
+    It is demographic parity among the positives, with the same arguments.
     """
 
     kinds = ("tpr",)
     classes = (1,)
 
 
-class EqualizedOdds(_RateParity):
+class EqualizedOdds(DemographicParity):
     r"""Equal true positive rates and equal false positive rates, each up to kappa; for smoothed rates.
 
-    Args: as of :class:`DemographicParity`.
+    It is demographic parity among the positives and among the negatives, with the same arguments.
     """
 
     kinds = ("tpr", "fpr")
@@ -74,7 +72,10 @@ class FourFifthsRule(OverSides):
     Args:
         ratio: smallest quotient of two selection rates, in (0, 1]; 0.8 is the rule's.
         kappa: tolerance, >= 0.
-        rate, by, against, groups: as of :class:`DemographicParity`.
+        rate: the smoothed decision of a sample, as of :class:`DemographicParity`.
+        by: column of the groups.
+        against: "pairs", "rest" or "whole", see :class:`SidesOfGroups`.
+        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
 
     Raises:
         ConfigError: if ``ratio`` is not in (0, 1], or ``kappa`` < 0.
@@ -102,7 +103,12 @@ class PredictiveParity(OverSides):
     (``SmoothedHingePenalty``, ``SquaredHingePenalty``), SOX or SONX.  A side without positive decisions has
     no precision; means below 1e-6 count as 1e-6.
 
-    Args: as of :class:`DemographicParity`.
+    Args:
+        kappa: tolerance on a difference of precisions, >= 0.
+        rate: the smoothed decision of a sample, as of :class:`DemographicParity`.
+        by: column of the groups.
+        against: "pairs", "rest" or "whole", see :class:`SidesOfGroups`.
+        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
     """
 
     def __init__(
@@ -149,7 +155,9 @@ class AUCParity(OverSides):
     Args:
         kappa: tolerance on a difference of AUCs, >= 0.
         loss: l, the surrogate of 1[d <= 0].
-        by, against, groups: as of :class:`DemographicParity`.
+        by: column of the groups.
+        against: "pairs", "rest" or "whole", see :class:`SidesOfGroups`.
+        groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Every class of the package for which there is a contract is in a registry, so that it is held to it."""
 
 import pytest
+from jsonargparse import ArgumentParser
 
 from fcco_lightning import SOX
 from fcco_lightning.algorithms import Algorithm
@@ -9,7 +10,7 @@ from fcco_lightning.constraints import Constraint, OverSides
 from fcco_lightning.estimators import Estimator
 from fcco_lightning.objectives import Objective
 from tests.contracts import registry_ambiguity, registry_constraints, registry_objectives
-from tests.contracts.completeness import unregistered
+from tests.contracts.completeness import concrete_classes, unregistered
 from tests.contracts.registry_algorithms import ALGORITHMS
 from tests.contracts.registry_estimators import ESTIMATORS
 
@@ -37,3 +38,12 @@ def test_what_nobody_registered_is_noticed(monkeypatch):
     for name in ("Dummy", "_Private"):
         monkeypatch.setattr(f"fcco_lightning.algorithms.sox.{name}", type(name, (SOX,), {}), raising=False)
     assert missing(Algorithm) == ["Dummy"]
+
+
+@pytest.mark.parametrize("base", REGISTRIES)
+def test_the_help_of_every_class_says_what_its_arguments_are(base):
+    for made in concrete_classes(base):
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(made, "made")
+        unexplained = [action.dest for action in parser._actions if not action.help]
+        assert not unexplained or made.__name__.startswith("_"), f"{made.__name__}: {unexplained}"

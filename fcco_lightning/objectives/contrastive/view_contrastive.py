@@ -29,12 +29,6 @@ class ViewContrastive(GlobalContrastive):
     (:class:`~fcco_lightning.models.TwoViews`).
 
     Args:
-        tau: temperature, >= 0.004.
-        learn: "no", "global" or "per_sample", as of :class:`GlobalContrastive`.
-        rho: margin of a learnt temperature, > 0.
-        tau_min: lower bound of a learnt temperature, >= 0.004.
-        tau_max: upper bound of the samples' own temperatures.
-        tau_lr: step size of the samples' own temperatures, > 0.
         positive: the weight of a view's own partner: "dataset" is 1/m, with which the estimate of g_i is unbiased;
             "batch" is the weight of any other value in the batch, as SimCLR has it, and biased; "none" leaves it out
             (SogCLR), g_i being a mean over the 2n - 2 views of others.
