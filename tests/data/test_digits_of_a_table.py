@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from fcco_lightning import Architecture, CLIPModel, ConfigError, DataError, DigitsCLIPDataModule
+from fcco_lightning.data.datamodules import labelled
 from fcco_lightning.data.datamodules.digits_clip import DigitImages
 from fcco_lightning.data.digits import NAMES
 from fcco_lightning.data.images import read_image_dataset
@@ -106,3 +107,10 @@ def test_digits_are_not_augmented():
     first = [pairs[i]["x"] for i in range(5)]
     pairs.set_epoch(1)
     assert all(torch.equal(pairs[i]["x"], x) for i, x in enumerate(first))
+
+
+def test_a_table_of_the_hub_is_downloaded_once_before_all_processes_read_it(monkeypatch):
+    downloaded = []
+    monkeypatch.setattr(labelled, "read_image_dataset", lambda *asked: downloaded.append(asked))
+    DigitsCLIPDataModule(digits=DigitImages(source="owner/digits")).prepare_data()
+    assert downloaded == [("owner/digits", "image")]

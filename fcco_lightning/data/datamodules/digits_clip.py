@@ -119,10 +119,12 @@ class DigitsCLIPDataModule(ContinualCLIPDataModule):
         for name, share in {"rare": rare, "general": general}.items():
             if share != 0:
                 fraction(name, share)
+        source = digits.source
+        origin = LabelledImages(root="") if source is None else LabelledImages("datasets", source=source)
         protected_names = None if protected is None else _digit_names("protected", protected)
         super().__init__(
             model=model,
-            images=LabelledImages(root=""),  # the images are made, not read
+            images=origin,  # without a source the images are made
             classes=Classes(
                 _digit_names("target", [7] if target is None else target),
                 protected=[] if stage == "pretrain" else protected_names,
