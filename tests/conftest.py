@@ -46,13 +46,13 @@ def files_of(root: Path) -> dict[str, int]:
 # Files that take longest, mostly waiting for processes that they start: they begin first, so that none is left alone at
 # the end while the other workers have nothing to do.
 LONGEST = (
-    "cli/test_torchrun.py",
-    "training/test_faults.py",
     "training/test_ddp.py",
     "cli/test_cli.py",
-    "test_configs.py",
-    "training/test_continual_clip.py",
+    "training/test_faults.py",
     "contracts/test_other_devices.py",
+    "training/test_continual_clip.py",
+    "test_configs.py",
+    "dro/test_dro_compiled.py",
     "engine/test_compiled_steps.py",
     "contracts/test_objectives.py",
     "contracts/test_algorithms.py",
