@@ -17,12 +17,13 @@ def require_compatible(constraints: Sequence[Constraint]) -> None:
     Raises:
         ConfigError: naming two constraints that contradict each other.
     """
-    means = [c for c in constraints if isinstance(c, MeanAtMost | MeanNear)]
-    for i, c in enumerate(means):
-        for other in means[:i]:
-            same = (c.mean.quantity, c.where.where, c.part) == (other.mean.quantity, other.where.where, other.part)
-            low, high = max(c.allowed[0], other.allowed[0]), min(c.allowed[1], other.allowed[1])
-            if same and low > high:
+    means = [(c, *c.allowed) for c in constraints if isinstance(c, MeanAtMost | MeanNear)]
+    for i, (c, least, most) in enumerate(means):
+        for other, other_least, other_most in means[:i]:
+            if least <= other_most and other_least <= most:
+                continue
+            low, high = max(least, other_least), min(most, other_most)
+            if (c.mean.quantity, c.where.where, c.part) == (other.mean.quantity, other.where.where, other.part):
                 raise ConfigError(
                     f"the constraints {other.names[0]!r} and {c.names[0]!r} contradict each other: they ask that the "
                     f"mean of {c.mean.quantity!r} where {c.where} be at least {low:g} and at most {high:g}. Change "

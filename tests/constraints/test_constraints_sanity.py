@@ -121,3 +121,16 @@ def test_a_column_unseen_at_prediction(column):
     roles = Columns(label="label", positive="yes", sensitive="race", favoured="x")
     with pytest.raises(DataError, match=rf"'{column}' is not a column of the test (table|split)"):
         TabularDataModule(table, test=test, columns=roles).setup("predict")
+
+
+def test_thousands_of_constraints_are_compared_by_intervals_that_are_read_once(monkeypatch):
+    read, allowed = [], MeanAtMost.allowed.fget
+
+    def counted(constraint):
+        read.append(constraint)
+        return allowed(constraint)
+
+    constraints = [MeanAtMost(SoftRate(), 0.4, {"group": number}) for number in range(30)]
+    monkeypatch.setattr(MeanAtMost, "allowed", property(counted))
+    require_compatible(constraints)
+    assert len(read) == len(constraints)
