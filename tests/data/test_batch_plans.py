@@ -76,8 +76,8 @@ def test_rejects():
         BalancedBatches(torch.zeros(9), 2)
     with pytest.raises(ConfigError, match=r"positive_fraction=0.01 of batch_size=8 is 0 positives"):
         BalancedBatches(LABELS, 8, positive_fraction=0.01)
-    with pytest.raises(ConfigError, match="8 positives and 0 negatives"):
-        BalancedBatches(LABELS, 8, positive_fraction=1.0)
+    with pytest.raises(ConfigError, match=r"positive_fraction=0.99 of batch_size=8 is 8 positives and 0 negatives"):
+        BalancedBatches(LABELS, 8, positive_fraction=0.99)
     with pytest.raises(ConfigError, match="seed"):
         UniformBatches(10, 2, seed=-1)
     with pytest.raises(ConfigError, match="num_batches"):
