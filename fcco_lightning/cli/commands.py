@@ -189,13 +189,19 @@ def _run_tool(name: str, *args: str) -> int:
     return _status(work, Namespace(**vars(options), of_fit=of_fit))
 
 
+def _require_checkpoint(ckpt: Path, table: str) -> None:
+    """Refuse a table and a checkpoint that stand in each other's place."""
+    if ckpt.suffix != ".ckpt" and table.endswith(".ckpt"):
+        raise ConfigError(f"{ckpt} stands where the checkpoint belongs, and {table} behind it. Put {table} first.")
+
+
 def _status(work: Work, options: Namespace) -> int:
     """Do the work: 0, 1 for an error, 2 for a mistake in the arguments, 130 when interrupted."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             if "ckpt" in options:  # before libraries are loaded that read it
-                checkpoint_file(options.ckpt)
+                _require_checkpoint(checkpoint_file(options.ckpt), str(getattr(options, "table", "")))
             work(options)
     except FCCOError as error:
         if os.environ.get("FCCO_DEBUG"):

@@ -165,6 +165,12 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """
         require_parts(self.objective, self.constraints, self.penalty, self.algorithm, AdamW)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, order="C")
+        missing = np.flatnonzero(pd.isna(y))
+        if len(missing):
+            raise DataError(
+                f"y holds {len(missing)} missing label(s) (None or NaN), first at position {missing[0]}. Leave these "
+                "samples out."
+            )
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:

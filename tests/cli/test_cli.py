@@ -308,6 +308,9 @@ def test_predict_is_asked_for_a_table_unless_a_run_is_named(capsys):
     assert "CKPT TABLE" in capsys.readouterr().out
     assert run(["predict", "--out", "z.csv", "a.ckpt", "t.csv"]) == 1
     assert "checkpoint a.ckpt: there is no such file" in capsys.readouterr().err
+    Path("t.csv").write_text("a\n1\n")
+    assert run(["predict", "t.csv", "a.ckpt"]) == 2
+    assert "t.csv stands where the checkpoint belongs, and a.ckpt behind it. Put a.ckpt" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

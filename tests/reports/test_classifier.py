@@ -270,6 +270,7 @@ def test_searches_and_folds_pass_on_the_groups(problem):
     ("labels", "sensitive", "constraints", "text"),
     [
         (lambda y: np.full_like(y, "no"), None, [], "y holds the class 'no' only"),
+        (lambda y: np.array([None, *y[1:]], dtype=object), None, [], r"1 missing label\(s\) .*first at position 0"),
         (None, lambda s: np.full_like(s, "m"), [DemographicParity()], "'group' has one group only, 'm'"),
         (None, lambda s: np.where(np.arange(400) == 7, None, s), [DemographicParity()], "1 of 400 cells.*row 7"),
         (
