@@ -15,6 +15,8 @@ from fcco_lightning.evaluation.split import inner_values
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.outer import slopes
 
+_ROUNDING = 1e-12  # below it a variance of numbers in [0, 1] is 0
+
 
 class Interval(NamedTuple):
     """A confidence interval of h_i for weights that do not depend on the split.
@@ -26,8 +28,8 @@ class Interval(NamedTuple):
         low: lower end.
         high: upper end.
         noise: of ``h = |s| - kappa``, how large ``|s|`` is at most in 95 of 100 splits of this size where nothing
-            differs (s = 0 on all data, and a rate varies within every subset as within all of them together); NaN for
-            constraints that compare nothing.
+            differs (s = 0 on all data, and a rate varies within every subset as within all of them together, or where
+            none of their samples differ as with one more at 0 and one at 1); NaN for constraints that compare nothing.
         method: "binomial" or "normal", see :func:`intervals`.
     """
 
@@ -182,7 +184,9 @@ def _means(values: Tensor, slopes: Tensor, influence: Tensor, members: Tensor | 
     totals = members.sum(1)
     sizes, share = totals.square() / members.square().sum(1), totals / totals.sum()
     spread = share @ (sizes * variances + values.square()) - (share @ values).square()
-    equals = (spread.clamp(min=0) * (slopes / totals @ members).square().sum()).sqrt()
+    number = sizes.sum()  # where no sample differs from another, the spread with one more at 0 and one at 1
+    spread = torch.where(spread > _ROUNDING, spread, (number + 1) / (number + 2).square())
+    equals = (spread * (slopes / totals @ members).square().sum()).sqrt()
     binomial = values * (1 - values) / sizes
     designs = torch.where(binomial > 0, variances / binomial, 1.0).clamp(min=1)
     return means._replace(sizes=sizes, error_of_equals=float(equals), designs=designs)

@@ -9,6 +9,7 @@ from scipy.stats import binomtest
 
 from fcco_lightning import (
     ConfigError,
+    DemographicParity,
     EqualizedOdds,
     FourFifthsRule,
     LogisticLoss,
@@ -89,6 +90,18 @@ def test_normal_intervals_have_the_width_of_a_bootstrap(name):
             assert half == pytest.approx(1.96 * sd, rel=0.2)
         else:
             assert one.noise == pytest.approx(1.96 * sd, rel=0.2)
+
+
+@pytest.mark.parametrize("scores", [-1.0, 1.0])
+def test_rates_of_samples_that_do_not_differ_have_noise(scores):
+    """Of 8 and 12 samples without a hit a difference of rates is not known to be 0: as of one hit in 20 + 2."""
+    columns = {"group": torch.tensor([0] * 8 + [1] * 12)}
+    (found,) = intervals(
+        [DemographicParity(0.0, HardRate())], torch.full((20,), scores, dtype=torch.float64), columns
+    ).values()
+    assert found.h == pytest.approx(0)
+    assert found.noise == pytest.approx(1.95996 * math.sqrt(1 / 22 * 21 / 22 * (1 / 8 + 1 / 12)), rel=1e-5)
+    assert 0 < found.noise < found.high
 
 
 def test_a_subset_without_samples_has_no_interval_and_names_stay_apart():
