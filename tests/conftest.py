@@ -52,7 +52,6 @@ LONGEST = (
     "contracts/test_other_devices.py",
     "training/test_continual_clip.py",
     "test_configs.py",
-    "dro/test_dro_compiled.py",
     "engine/test_compiled_steps.py",
     "contracts/test_objectives.py",
     "contracts/test_algorithms.py",
@@ -60,16 +59,16 @@ LONGEST = (
 
 
 MANY = 3  # cases of one test, of which not all have to be quick
-QUICK = 3  # of so many of them one is
+QUICK = 5  # of so many of them, or of all where they are fewer, one is
 
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; of a test with many cases a third is quick, and the others are slow.
+    """The longest files first; of a test with many cases a fifth is quick, and at least one, and the others are slow.
 
-    One test begins with its first case, another with its second or third, as their names decide, so that every class
-    has its turn in some of the tests that all classes are given.  Files beside this one test pages and configurations,
-    each of which is another.
+    One test begins with its first case, another with its second or a later one, as their names decide, so that every
+    class has its turn in some of the tests that all classes are given.  Files beside this one test pages and
+    configurations, each of which is another.
     """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
@@ -77,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cases in tests.items():
         for number, case in enumerate(cases, start=crc32(name.encode())):
-            if len(cases) >= MANY and number % QUICK:
+            if len(cases) >= MANY and number % min(QUICK, len(cases)):
                 case.add_marker(pytest.mark.slow)
     place = {Path(__file__).parent / name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))

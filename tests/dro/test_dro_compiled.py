@@ -31,6 +31,7 @@ CODES = RANDOM.integers(3, size=N)
 
 @pytest.fixture
 def numba():
+    """In a fresh checkout it compiles for 40 s: the tests that need it are slow."""
     return pytest.importorskip("numba", reason="numba, the extra [compiled], is not installed")
 
 
@@ -89,6 +90,7 @@ def test_the_kernel_is_ordinary_python(monkeypatch, loss):
     agree(problem(loss, n=20), block_size=6, passes=10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ambiguity", "penalty"), [(Simplex(), EuclideanPenalty(3.0)), (CappedSimplex(1.0), ChiSquarePenalty(1e-3))]
 )
@@ -96,12 +98,14 @@ def test_other_sets_and_penalties(numba, ambiguity, penalty):
     agree(problem(Squared, ambiguity, penalty), block_size=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "d"), [(Squared, 20), (Logistic, 20), (Multinomial, 20)])
 def test_many_features(numba, loss, d):
     agree(problem(loss, d=d), block_size=N)
     agree(problem(loss, d=d), block_size=16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["theory", "steady"])
 def test_other_starts_and_a_step_size_that_is_given(numba, start):
     for size in (16, N):
@@ -121,6 +125,7 @@ def test_the_compiled_loop_goes_through_the_same_points_everywhere(numba, loss, 
         agree(problem(loss, ambiguity, penalty, d=d, scale=d**-0.5), tol=1e-8, block_size=size, start=start)
 
 
+@pytest.mark.slow
 def test_more_samples_than_a_tile_and_more_iterations_than_are_drawn_at_once(numba, monkeypatch):
     monkeypatch.setattr(compiled, "FIRST", 3)
     x, n = np.random.default_rng(2).normal(size=(700, 4)), 700
@@ -136,6 +141,7 @@ def retrying():
     return LinearProblem(x, x[:, 0] + NOISE, Squared(), CappedSimplex(0.1), ChiSquarePenalty(1e-3), 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:DRAGO will take about")
 def test_where_the_iterates_diverge_the_steady_start_is_tried(numba):
     """It goes on with the blocks that were drawn and not used."""
@@ -147,6 +153,7 @@ def test_where_the_iterates_diverge_the_steady_start_is_tried(numba):
         solve(DRAGO(N, alpha=1e6, compiled=True), problem(Squared, Simplex(), mu=1e-3, scale=100))
 
 
+@pytest.mark.slow
 def test_estimators_and_a_read_only_array(numba):
     posed = problem(d=4)
     x = posed.x.copy()
@@ -215,6 +222,7 @@ def test_without_numba_the_extra_is_named(monkeypatch):
         solve(DRAGO(compiled=True), problem())
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_written_it_is_compiled_without_the_disk(numba, monkeypatch):
     from numba.core import caching
 
