@@ -110,6 +110,7 @@ def step_on(data, objective, algorithm):
     return network.weight.detach()
 
 
+@pytest.mark.filterwarnings("ignore:.*it is a ratio of two estimates")
 @pytest.mark.parametrize(
     ("objective", "algorithm"),
     [(AUC, SGD), (CrossEntropy, SGD), (lambda: CVaRGroupDRO(0.5, num_groups=2), SOX)],
