@@ -2,8 +2,7 @@
 
 Each returns one row per sample with its ``file`` (relative to the root) or ``text``, labels, what groups are made of,
 and usually ``split``.  Nothing is decoded, and of the images only the first is looked up.  CIFAR and MedMNIST hold
-their images as pixels, which are returned beside the rows.  Files that are missing or hold something else are refused
-(:class:`DataError`).
+their images as pixels, which are returned beside the rows.
 """
 
 import csv
@@ -88,6 +87,9 @@ def celeba(root: Root) -> pd.DataFrame:
     Returns:
         Columns ``file``, the 40 attributes as 0 or 1, and ``split`` ("train", "val" or "test") if there is a list of
         the partition.
+
+    Raises:
+        DataError: if files are missing or hold something else.
     """
     root = _folder_at(root)
     path = _first([root / "list_attr_celeba.txt", root / "list_attr_celeba.csv"])
@@ -119,6 +121,9 @@ def camelyon17(root: Root) -> pd.DataFrame:
     Returns:
         Columns ``file``, ``tumor`` (0 or 1), ``center`` (0..4), ``slide`` (0..49), ``patient``, ``node`` and ``split``:
         "test" for center 2, "val" for center 1, and in the other three centers "train" and "id_val", as WILDS does.
+
+    Raises:
+        DataError: if files are missing or hold something else.
     """
     root = _folder_at(root)
     path = _first([root / "metadata.csv"])
@@ -141,6 +146,9 @@ def amazon(root: Root) -> pd.DataFrame:
     Returns:
         Columns ``text``, ``stars`` (1..5), ``user``, ``product``, ``category``, ``year`` and ``split`` of the split by
         users: "train", "val" and "test" (new users), "id_val" and "id_test" (users of the training split).
+
+    Raises:
+        DataError: if files are missing or hold something else.
     """
     root = _folder_at(root)
     path, splits = _first([root / "reviews.csv"]), _first([root / "splits" / "user.csv"])
@@ -182,6 +190,9 @@ def civilcomments(root: Root) -> pd.DataFrame:
         Columns ``text``, ``toxic`` (0 or 1: at least half of the annotators said so), ``identity`` (as annotated by at
         least half of them; "none" if none is), ``comment`` (number of the comment in the file) and ``split`` ("train",
         "val" or "test"), in the order of the comments.
+
+    Raises:
+        DataError: if files are missing or hold something else.
     """
     path = _first([_folder_at(root) / "all_data_with_identities.csv"])
     table = read_file(path, index_col=0, low_memory=False)
@@ -210,6 +221,9 @@ def bdd100k(root: Root) -> pd.DataFrame:
     Returns:
         Columns ``file``, ``weather``, ``scene`` and ``timeofday`` ("undefined" where the annotators could not tell, or
         said nothing), and ``split``: "train", and "test" for the official validation split.
+
+    Raises:
+        DataError: if files are missing or hold something else.
     """
     root = _folder_at(root)
     nested = [root, root / "bdd100k", root / "bdd100k" / "bdd100k"]

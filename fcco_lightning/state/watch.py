@@ -46,6 +46,7 @@ class Watch:
         self._rank = dist.get_rank()
         self._num_read = self._store.add(_COUNT, 0)
         self.failures: dict[int, str] = {}
+        self._heard = 0  # how many failures of others
         self._stop_event = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -95,15 +96,15 @@ class Watch:
             while self._store.check([f"{_FAILURE}{self._num_read}"]):
                 rank, reason = json.loads(self._store.get(f"{_FAILURE}{self._num_read}"))
                 if rank != self._rank:
-                    self.failures[rank] = reason
+                    self.failures[rank], self._heard = reason, self._heard + 1
                 self._num_read += 1
 
     def _watch(self, worker: int, stop_event: threading.Event) -> None:
         place: tuple[FrameType | None, int] | None = None
-        waited = 0.0
+        waited, before_start = 0.0, self._heard  # failures of an earlier run explain errors, and end nothing
         while not stop_event.wait(_INTERVAL):
             self._look()
-            if self.failures:
+            if self._heard > before_start:
                 frame = sys._current_frames().get(worker)
                 before, place = place, (frame, -1 if frame is None else frame.f_lasti)
                 waited = waited + _INTERVAL if place == before else 0.0

@@ -162,7 +162,11 @@ def test_failures_of_an_earlier_run_are_forgotten_and_work_is_not_ended(alone, m
     watch.stop()
     watch.start()
     assert watch.failures == {1: "ValueError: a bad day"}  # which this process has not failed on yet
+    ended = []
+    monkeypatch.setattr(watch, "_end", lambda: ended.append("by a failure of the run before"))
+    time.sleep(2.5)  # it stands still, as while another process loads its data
     watch.stop()
+    assert not ended
     watch.forget()
     watch.start()
     assert watch.failures == {}
