@@ -43,7 +43,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 
     Raises:
         DataError: if a column has another length than the data set, or a weight is no finite number >= 0; later, if a
-            sample has other parts than ``names``.
+            sample has other parts than ``names``, or a ``weight`` beside ``sample_weight``.
 
     Example:
         >>> IndexedDataset(TensorDataset(torch.eye(2), torch.tensor([1, 0])))[1]
@@ -65,6 +65,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             self.columns[SAMPLE_WEIGHT] = of_mean_one(self.columns[SAMPLE_WEIGHT].flatten(), "the data set")
             weighted = UniformBatches(len(self), 1).of_weighted_samples(self.columns[SAMPLE_WEIGHT])
             self._weights = {SAMPLE_WEIGHT: self.columns[SAMPLE_WEIGHT], **weighted.columns()}
+        self._may_have_weight = not self._weights or _numbers(dataset) is not None  # of one of these inside
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -72,16 +73,25 @@ class IndexedDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, i: int) -> dict[str, Any]:
         """Return sample ``i`` by name."""
         i = range(len(self))[i]
-        sample, others = self.dataset[i], {name: column[i] for name, column in self._weights.items()} | {"index": i}
+        sample = self.dataset[i]
         if isinstance(sample, Mapping):
-            return {**sample, **others}
+            return self._numbered(sample, i)
         parts = sample if isinstance(sample, tuple | list) else (sample,)
         if len(parts) != len(self.names):
             raise DataError(
                 f"sample {i} has {len(parts)} parts, and names={list(self.names)} has {len(self.names)}. Name each "
                 "part, for example names=('x', 'y', 'group')."
             )
-        return {**dict(zip(self.names, parts, strict=True)), **others}
+        return self._numbered(dict(zip(self.names, parts, strict=True)), i)
+
+    def _numbered(self, sample: Mapping[str, Any], i: int) -> dict[str, Any]:
+        """A sample with its ``index`` i, and where samples count differently with its weights."""
+        if not self._may_have_weight and "weight" in sample:
+            raise DataError(
+                f"a sample has a column `weight`, which this data set makes of `{SAMPLE_WEIGHT}`. Leave one of them "
+                "out; where a sampler of your own prefers some samples, give `weight` alone, times how much each counts."
+            )
+        return {**sample, **{name: column[i] for name, column in self._weights.items()}, "index": i}
 
     def drawn(self, batch_size: int, *, drop_last: bool = False) -> dict[str, Drawn]:
         """Return how shuffled batches of these samples are drawn, for ``sampling`` of a problem or a criterion.

@@ -25,6 +25,7 @@ from fcco_lightning import (
     Engine,
     FCCOModule,
     IndexedDataset,
+    KLPartialAUC,
     MeanAtMost,
     SoftRate,
 )
@@ -126,6 +127,41 @@ def test_a_sample_with_a_weight_counts_as_so_many_samples(objective, algorithm):
     torch.testing.assert_close(step_on(weighted, objective(), algorithm()), expected)
     alike = step_on(IndexedDataset(TensorDataset(*tensors), names), objective(), algorithm())
     assert not torch.allclose(alike, expected, atol=1e-3)
+
+
+def of_average_precision(loss, positive, weight):
+    """Minus the mean over positives i of weight of positives above i / weight of all above i, with l for "above"."""
+    (own, everyone) = (loss * (weight * positive)).sum(1), (loss * weight).sum(1)
+    return -(weight * positive) @ (own / everyone) / (weight @ positive)
+
+
+def of_kl_partial_auc(loss, positive, weight):
+    """The mean over positives of log mean exp l over negatives."""
+    negative = weight * (1 - positive)
+    return (weight * positive) @ (loss.exp() @ negative / negative.sum()).log() / (weight @ positive)
+
+
+@pytest.mark.filterwarnings("ignore:.*it is a ratio of two estimates")
+@pytest.mark.parametrize(
+    ("objective", "expected"), [(AveragePrecision, of_average_precision), (KLPartialAUC, of_kl_partial_auc)]
+)
+def test_objectives_with_rows_count_weights_as_their_formula_does(objective, expected):
+    """All rows are measured at once, so that the first step is the gradient of the objective itself."""
+    weight = torch.linspace(0.2, 3.0, 12)
+    data = IndexedDataset(TensorDataset(X.sin(), Y, weight), ("x", "y", "sample_weight"))
+    w = torch.ones(1, 2, requires_grad=True)
+    scores = (X.sin() @ w.T).flatten().sigmoid()
+    loss = (1 - scores.unsqueeze(1) + scores).clamp(min=0).square()
+    expected(loss, Y.float(), weight).backward()
+    torch.testing.assert_close(step_on(data, objective(), SOX()), 1 - w.grad)
+
+
+def test_two_kinds_of_weights_are_refused():
+    data = IndexedDataset([{"x": 1.0, "weight": 2.0}] * 3, columns={"sample_weight": torch.ones(3)})
+    with pytest.raises(
+        DataError, match=r"column `weight`, which this data set makes of `sample_weight`.*times how much"
+    ):
+        data[0]
 
 
 def test_weights_of_samples_come_as_from_a_data_module():
