@@ -768,10 +768,7 @@ def spread_evenly(count: int, size: int) -> Tensor:
 
 
 class Sampling(ABC):
-    """A way of drawing training batches, which becomes a :class:`BatchPlan` once the table is known.
-
-    Numbers that are out of range are refused when it is made (:class:`ConfigError`).
-    """
+    """A way of drawing training batches, which becomes a :class:`BatchPlan` once the table is known."""
 
     @abstractmethod
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
@@ -842,6 +839,9 @@ class UniformSampling(Sampling):
         batch_size: number of rows in a training batch of one process.
         drop_last: whether an epoch's last batch is left out if it is short.
         num_batches: number of batches of an epoch; None for one permutation of the rows.
+
+    Raises:
+        ConfigError: if a number is out of range.
     """
 
     batch_size: int = 128
@@ -879,6 +879,9 @@ class BalancedSampling(Sampling):
             means over batches are those of a population with this share of positives, in which the classes are as in
             the data: a mean over one class, or over pairs of both, is the same.  Scores are then the log-odds of such
             a population, and decisions at 0 are for it; probabilities are still those of the data.
+
+    Raises:
+        ConfigError: if a number is out of range.
     """
 
     batch_size: int = 128
@@ -997,6 +1000,9 @@ class EventSampling(Sampling):
         censored_per_batch: number of censored rows in it.
         allow_repeats: whether a row may occur twice in a batch that asks for more rows of a kind than there are.
         column: column of the events, 1 for an event and 0 for a censored sample.
+
+    Raises:
+        ConfigError: if a number is out of range.
     """
 
     events_per_batch: int = 32
@@ -1086,6 +1092,9 @@ class GroupSampling(Sampling):
             N_g G / n, with which means over batches estimate means over the data.
         column: column of the groups.
 
+    Raises:
+        ConfigError: if a number is out of range.
+
     Example:
         >>> group = torch.tensor([0, 1, 1, 0, 2, 2])
         >>> batch = next(GroupSampling(2, samples_per_group=2).plan({"group": group}, seed=1).batches(epoch=0))
@@ -1159,6 +1168,9 @@ class LabelSampling(Sampling):
         negatives_per_label: number of negatives of each of them in a training batch of one process.
         num_batches: number of batches of an epoch; None for as many as hold, on average, every positive once.
         missing: value of ``y`` for labels that are not known, such as -1; None if all are.
+
+    Raises:
+        ConfigError: if a number is out of range.
     """
 
     labels_per_batch: int | None = 4
@@ -1232,6 +1244,9 @@ class QuerySampling(Sampling):
         positives_per_query: number of relevant items of each of them in a training batch of one process.
         negatives_per_query: number of other items of each of them, likewise.
         num_batches: number of batches of an epoch; None for as many as go through all queries once.
+
+    Raises:
+        ConfigError: if a number is out of range.
     """
 
     queries_per_batch: int = 8
@@ -1307,6 +1322,9 @@ class BagSampling(Sampling):
         negative_bags: number of negative bags in it, likewise.
         instances_per_bag: number of instances of each of them in a training batch of one process.
         num_batches: number of batches of an epoch; None for as many as go through all bags once.
+
+    Raises:
+        ConfigError: if a number is out of range.
     """
 
     positive_bags: int = 8
