@@ -89,7 +89,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         if not self._may_have_weight and "weight" in sample:
             raise DataError(
                 f"a sample has a column `weight`, which this data set makes of `{SAMPLE_WEIGHT}`. Leave one of them "
-                "out; where a sampler of your own prefers some samples, give `weight` alone, times how much each counts."
+                "out; where your own sampler prefers some samples, give `weight` alone, times how much each counts."
             )
         return {**sample, **{name: column[i] for name, column in self._weights.items()}, "index": i}
 
