@@ -25,11 +25,12 @@ _WHOLE_LISTS = ("average_precision", "auc", "partial_auc", "partial_auc_tpr", "t
 
 
 class BinaryEvaluation(Evaluation):
-    """Area under the ROC curve, range of the scores and, where there are two groups, the hard ROC gap.
+    """Area under the ROC curve, average precision, range of the scores and, of two groups, the hard ROC gap.
 
     The outputs are one score per sample, shape (n,) or (n, 1); the column ``y`` (n,) contains the classes 0 and 1.
 
     - ``auc``: the area under the ROC curve, NaN where the split lacks a class;
+    - ``average_precision``: likewise; of random scores it is the share of the positives;
     - ``score_min``, ``score_max``: the range of the scores;
     - ``roc_gap``: the hard ROC gap between the groups of the column ``group`` (n,), if it contains exactly two values;
       NaN where a group lacks a class, or where the two are not called 0 and 1.
@@ -53,11 +54,12 @@ class BinaryEvaluation(Evaluation):
         defined = _has_both_classes(y[weight > 0])
         if not defined:
             self.warn_of_undefined(
-                "the figures of the ROC curve (auc)",
+                "auc and average_precision",
                 f": all {len(y)} samples of a split are of one class. Divide the data by class (splits)",
             )
         figures = {
             "auc": float(auc(scores, y, weight)) if defined else math.nan,
+            "average_precision": float(average_precision(scores, y, weight)) if defined else math.nan,
             "score_min": scores.min().item(),
             "score_max": scores.max().item(),
         }

@@ -17,8 +17,15 @@ def test_a_split_of_one_class_has_no_auc():
     with pytest.warns(UserWarning, match="all 2 samples of a split are of one class"):
         evaluation(*one_class)
     got = evaluation(*one_class)  # it is said once
-    assert math.isnan(got.pop("auc"))
+    assert math.isnan(got.pop("auc")) and math.isnan(got.pop("average_precision"))
     assert got == {"score_min": 1.0, "score_max": 3.0}
+
+
+def test_whoever_trains_by_auc_or_cross_entropy_sees_average_precision_too():
+    scores, y = torch.tensor([0.9, 0.8, 0.7, 0.6]), torch.tensor([0, 1, 0, 1])
+    assert BinaryEvaluation()(scores, {"y": y})["average_precision"] == pytest.approx((1 / 2 + 2 / 4) / 2)
+    batch = {"y": y, "weight": torch.tensor([0.0, 1.0, 1.0, 3.0])}
+    assert BinaryEvaluation()(scores, batch)["average_precision"] == pytest.approx((1 * 1 + 3 * 4 / 5) / 4)
 
 
 def test_a_gap_is_one_of_two_groups_with_both_classes():

@@ -128,7 +128,7 @@ def test_the_classifier_reports_on_later_samples(tmp_path):
         model.report(later_known, later["y"].replace("yes", "perhaps"), sensitive_features=groups)
 
 
-@pytest.mark.filterwarnings("ignore:the figures of the ROC curve")
+@pytest.mark.filterwarnings("ignore:auc and average_precision")
 def test_classes_and_groups_of_the_training_keep_their_names():
     """Where a later sample has the second of the two alone."""
     train = messy(300)
