@@ -77,7 +77,8 @@ def binary_figures(outputs, batch):
         rates = [[(scores[(y == of) & (group == g)] >= threshold).mean() for g in (0, 1)] for of in (0, 1)]
         gaps += [abs(first - second) for first, second in rates]
     gap = max(gaps)
-    return {"auc": roc_auc_score(y, scores), "score_min": scores.min(), "score_max": scores.max(), "roc_gap": gap}
+    ranked = {"auc": roc_auc_score(y, scores), "average_precision": average_precision_score(y, scores)}
+    return ranked | {"score_min": scores.min(), "score_max": scores.max(), "roc_gap": gap}
 
 
 def groups():

@@ -337,7 +337,8 @@ def test_validation_leaves_rows_and_shows_the_centre(make_module, make_trainer, 
 def test_logged_figures(make_module, make_trainer, small_data):
     trainer = make_trainer()
     trainer.fit(make_module(), small_data)
-    names = {"auc", "worst_violation", "roc_gap", "score_min", "score_max", "vacuous", "h/tpr@0", "h/fpr@-1"}
+    scores = {"auc", "average_precision", "score_min", "score_max"}
+    names = scores | {"worst_violation", "roc_gap", "vacuous", "h/tpr@0", "h/fpr@-1"}
     assert {f"train_{n}" for n in names} <= set(trainer.callback_metrics)
     (tested,) = trainer.test(trainer.lightning_module, small_data, verbose=False)
     assert {f"test_{n}" for n in names} <= set(tested)
