@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import struct
 import textwrap
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from fcco_lightning.errors import CheckpointError, ConfigError
 
 T = TypeVar("T")
+_END, _END_64 = 22, 76  # bytes at the end of an archive that say where its directory is
 
 
 def _is_finite(value: object) -> bool:
@@ -166,9 +168,26 @@ def _damage(path: Path) -> str | None:
                 return "compressed, as torch.save writes none"
             if sum(entry.file_size for entry in members) > path.stat().st_size:
                 return "smaller than what it describes"
+            if _has_two_directories(path):
+                return "no archive alone, as torch.save writes it: readers would find different ones in it"
             member = archive.testzip()
     except OSError:
         raise
     except Exception as error:  # of many kinds, depending on which byte is wrong
         return f"damaged ({error or type(error).__name__})"
     return None if member is None else f"damaged at {member}"
+
+
+def _has_two_directories(path: Path) -> bool:
+    """Whether an archive has its directory elsewhere than at its end, where not every reader seeks it."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - _END_64 - _END, 0))
+        end = file.tell() + _END_64
+        tail = file.read().rjust(_END_64 + _END, b"\0")
+    signature, size, offset, comment = struct.unpack("<4s8x2LH", tail[-_END:])
+    if tail[_END_64 - 20 : _END_64 - 16] == b"PK\6\7":  # the directory's place in 64 bits, and before it where that is
+        end -= _END_64
+        size, offset = struct.unpack("<2Q", tail[40:56])
+        if (tail[:4], struct.unpack("<Q", tail[64:72])[0]) != (b"PK\6\6", end):
+            return True
+    return bool(signature != b"PK\5\6" or comment or offset + size != end)

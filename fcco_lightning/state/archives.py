@@ -8,29 +8,43 @@ from typing import Any
 
 _ENCODE, _BYTEARRAY = "_codecs encode", "bytearray"
 _TEXTS = ("BINUNICODE", "SHORT_BINSTRING", "BINSTRING")
+_IN_PLACE = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD")
+_SPARE = 1_000_000  # values that a file may name again, beside one a byte
+_OF_A_VALUE = 100  # characters of a text that count as much as a value
+_LONGEST, _MOST_LONG = 1 << 64, 1000  # beyond 64 bits, numbers can be chosen to be sought one by one as keys
 
 
-def asks_for_memory(path: Path) -> bool:
-    """Whether a checkpoint asks for memory that it does not fill.
+def excess(path: Path) -> str | None:
+    """What a checkpoint asks for beyond its size, in words; None if it asks for nothing.
 
-    ``torch.load`` with ``weights_only`` runs no code of a file, but calls ``bytearray(n)`` and ``_codecs.encode(value,
-    codec)`` with whatever the file gives them: 20 bytes ask for 10 GB, and 40 calls of the codec "hex" in a row for
-    1 TB.  Python writes bytes down in one way only, and any other is refused.
+    ``torch.load`` with ``weights_only`` runs no code of a file, but makes what the file says, and a few bytes can say
+    much: ``bytearray(n)`` asks for any memory, 40 calls of the codec "hex" in a row for 1 TB, and 40 pairs, each of
+    the one before twice, for 2^40 steps as soon as one is a key.
 
     Args:
         path: of a whole archive, see :func:`~fcco_lightning.checks.check_file`.
     """
-    with zipfile.ZipFile(path) as archive:
-        pickles = [archive.read(entry) for entry in archive.infolist() if entry.filename.endswith("data.pkl")]
-    return any((b"bytearray" in entry or b"_codecs" in entry) and not _is_standard_pickle(entry) for entry in pickles)
+    with zipfile.ZipFile(path) as archive:  # torch asks for data.pkl in letters of any case
+        pickles = [archive.read(entry) for entry in archive.infolist() if entry.filename.lower().endswith("data.pkl")]
+    return next((reason for entry in pickles if (reason := _excess(entry)) is not None), None)
 
 
-def _is_standard_pickle(pickled: bytes) -> bool:
-    """Whether bytes are made as Python writes them down: of a text in Latin 1, of such bytes, or of nothing."""
+def _excess(pickled: bytes) -> str | None:
     try:
-        names = [*_pushed_names(pickled)]
-    except ValueError:  # no pickle at all: torch raises its own error for that
-        return True
+        shared, long, makes_bytes = 0, 0, b"bytearray" in pickled or b"_codecs" in pickled
+        for count, is_long in _values_again(pickled):
+            shared, long = shared + count, long + is_long
+            if shared > _SPARE + len(pickled) or long > _MOST_LONG:
+                return "it names the same values again and again, or numbers of more than 64 bits"
+    except (ValueError, LookupError) as error:  # what torch would make up to there is not known either
+        return f"it is no pickle ({error})"
+    if makes_bytes and not _is_standard_pickle([*_pushed_names(pickled)]):
+        return "it asks for memory that it does not fill (bytearray, _codecs.encode)"
+    return None
+
+
+def _is_standard_pickle(names: list[str]) -> bool:
+    """Whether bytes are made as Python writes them down: of a text in Latin 1, of such bytes, or of nothing."""
     for i, name in enumerate(names):
         encodes_text = names[i + 1 : i + 5] == ["text", "latin1", "TUPLE2", "REDUCE"]
         copies_bytes = names[i + 1] in (_ENCODE, "REDUCE", "EMPTY_TUPLE") if name == _BYTEARRAY else False
@@ -56,3 +70,47 @@ def _pushed_names(pickled: bytes) -> Iterator[str]:
         else:
             last = operation.name
         yield last
+
+
+class _Value:
+    """What an operation pushes: how many values it holds, members of members too, and whether it is named again."""
+
+    def __init__(self) -> None:
+        self.count, self.again = 0, False
+
+
+def _values_again(pickled: bytes) -> Iterator[tuple[int, bool]]:
+    """How many values every operation of a pickle names again, and whether it pushes a number of over 64 bits.
+
+    Raises:
+        ValueError: if the pickle is damaged, or changes a value that it has named again.
+    """
+    memo: dict[Any, _Value] = {}
+    stack: list[_Value | None] = []  # None is a mark
+    for operation, argument, _ in pickletools.genops(pickled):
+        name, before = operation.name, operation.stack_before
+        if "PUT" in name:
+            memo[argument] = stack[-1] or _Value()
+            continue
+        if "GET" in name:
+            value = memo[argument]
+            value.again = True
+            stack.append(value)
+            yield value.count, False
+            continue
+        taken = []
+        if pickletools.markobject in before:
+            while (member := stack.pop()) is not None:
+                taken.append(member)
+        else:
+            taken = [member for member in (stack.pop() for _ in before) if member is not None]
+        value = _Value()
+        if name in _IN_PLACE:
+            value = (stack.pop() if pickletools.markobject in before else taken.pop()) or value
+            if value.again:
+                raise ValueError("it changes what it has named again")
+        value.count += 1 + sum(member.count for member in taken)
+        if isinstance(argument, str):
+            value.count += len(argument) // _OF_A_VALUE
+        stack += [None if kind is pickletools.markobject else value for kind in operation.stack_after]
+        yield 0, isinstance(argument, int) and abs(argument) >= _LONGEST

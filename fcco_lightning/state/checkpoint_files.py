@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from fcco_lightning.checks import check_file
 from fcco_lightning.errors import CheckpointError, FCCOError
-from fcco_lightning.state.archives import asks_for_memory
+from fcco_lightning.state.archives import excess
 from fcco_lightning.state.checkpoint_schema import misfit_of_checkpoint
 from fcco_lightning.state.divided import put_back
 
@@ -136,8 +136,8 @@ def opened(path: Path) -> dict[str, Any]:
             from what it says it is made of.
     """
     check_file(path)
-    if asks_for_memory(path):
-        raise _invalid_checkpoint(path, "it asks for memory that it does not fill (bytearray, _codecs.encode)")
+    if (reason := excess(path)) is not None:
+        raise _invalid_checkpoint(path, reason)
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a file that is no checkpoint may raise anything
@@ -185,6 +185,8 @@ def _require_tree(path: Path, content: Mapping[Any, Any]) -> None:
                     path, f"it holds a tensor of shape {tuple(value.shape)} whose values it does not have"
                 )
         elif isinstance(value, Mapping):
+            if not getattr(value, "__dict__", {}).keys() <= {"_metadata"}:  # one called `values` would hide its members
+                raise _invalid_checkpoint(path, f"it holds a mapping with attributes ({', '.join(vars(value))})")
             todo += [(member, depth + 1) for member in value.values()]
         elif isinstance(value, list | tuple) and not set(map(type, value)) <= set(_PLAIN):
             todo += [(member, depth + 1) for member in value]

@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import shutil
+import struct
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -320,12 +321,46 @@ def mapping(value):
     return b"\x80\x02}U\x01a" + value + b"s."
 
 
+def shouted(path):
+    """As torch finds ``data.pkl``, too: in other letters."""
+    packed(path, mapping(called("__builtin__ bytearray", 10**9)))
+    path.write_bytes(path.read_bytes().replace(b"data.pkl", b"DATA.PKL"))
+
+
+def with_another_directory(path):
+    """One archive behind another: its end names the other's directory, and a reader may seek its own before it."""
+    first = path.read_bytes()
+    packed(path, mapping(b"N"))
+    second = path.read_bytes()
+    place = struct.unpack("<L", second[-6:-2])[0]  # of the first archive's data
+    path.write_bytes(first + second[:-6] + struct.pack("<L", place) + second[-2:])
+
+
+def again(first, copied, copies):
+    """A list of a value and of what is made of it, many times."""
+    return mapping(b"](" + first + b"q\x00" + copied * copies + b"e")
+
+
 HEX = b"c_codecs\nencode\n" + called("_codecs encode", "a", "latin1") + b"U\x03hex\x86R"
-ASKING = "asks for memory that it does not fill"
+ASKING, AGAIN = "asks for memory that it does not fill", "names the same values again and again"
+LONG = b"X\xa0\x86\x01\x00" + b"a" * 100_000
+PAIRS = b"".join(b"h%c\x86q%c" % (n, n + 1) for n in range(40))  # of the one before twice
+LATIN = b"c_codecs\nencode\nh\x00U\x06latin1\x86R"
+HIDING = mapping(b"ccollections\nOrderedDict\n)R}U\x06valuesctorch\nSize\nsb")
+KEYS = b"".join(b"\x8a\x0a" + (n * (2**61 - 1)).to_bytes(10, "little") + b"N" for n in range(1000, 3000))
 DAMAGE = {
     "compressed": (lambda path: packed(path, method=zipfile.ZIP_DEFLATED), "the file is compressed"),
     "memory of a number": (lambda path: packed(path, mapping(called("__builtin__ bytearray", 10**9))), ASKING),
     "memory that doubles": (lambda path: packed(path, mapping(HEX)), ASKING),
+    "memory, in capitals": (shouted, ASKING),
+    "memory before garbage": (lambda path: packed(path, called("__builtin__ bytearray", 10**9) + b"\xff"), "no pickle"),
+    "two directories": (with_another_directory, "no archive alone"),
+    "a text in many bytes": (lambda path: packed(path, again(LONG, LATIN, 2000)), AGAIN),
+    "a list of lists": (lambda path: packed(path, again(b"](" + b"K\x01" * 5000 + b"e", b"h\x00", 5000)), AGAIN),
+    "a pair of pairs is a key": (lambda path: packed(path, mapping(b"}" + b")q\x00" + PAIRS + b"Ns")), AGAIN),
+    "keys that are alike": (lambda path: packed(path, mapping(b"}(" + KEYS + b"u")), "of more than 64 bits"),
+    "a list that grows later": (lambda path: packed(path, mapping(b"]q\x00(h\x00h\x00eh\x00Na")), "named again"),
+    "members that hide": (lambda path: packed(path, HIDING), "a mapping with attributes (values)"),
     "absent": (Path.unlink, "no such file"),
     "empty": (lambda path: path.write_bytes(b""), "truncated or no checkpoint"),
     "text": (lambda path: path.write_text("hello"), "truncated or no checkpoint"),
