@@ -158,7 +158,9 @@ def root(h: Callable[[float], float], tolerance: float) -> float:
     """
     from scipy.optimize import brentq  # noqa: PLC0415 (slow to import)
 
-    before, point, value = 0.0, 0.0, h(0.0)
+    before = 0.0
+    point = 0.0
+    value = h(0.0)
     step = 1.0 if value < 0 else -1.0
     while value * step < 0 and abs(value) > tolerance:
         before, point, step = point, point + step, 2 * step

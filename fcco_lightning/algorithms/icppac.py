@@ -56,7 +56,9 @@ class ICPPAC(Algorithm):
     penalises = False
 
     def __init__(self, mu: float = 0.001, eta: float = 0.1, tau: float = 10.0, theta: float = 0.1, K: int = 50) -> None:
-        self.mu, self.eta, self.tau = positive("mu", mu), positive("eta", eta), positive("tau", tau)
+        self.mu = positive("mu", mu)
+        self.eta = positive("eta", eta)
+        self.tau = positive("tau", tau)
         self.theta, self.K = non_negative("theta", theta), at_least("K", K, 1)
 
     def pose(

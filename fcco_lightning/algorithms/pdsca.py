@@ -63,7 +63,9 @@ class PDSCA(Estimation):
     ) -> None:
         super().__init__(Average(row_gamma))
         self.alpha, self.gamma = positive("alpha", alpha), fraction("gamma", gamma)
-        self.loss, self.part, self.hessian = loss or CrossEntropyLoss(), part, hessian
+        self.loss = loss or CrossEntropyLoss()
+        self.part = part
+        self.hessian = hessian
         self._u: list[Tensor] = []
 
     def start(self, engine: Engine) -> None:

@@ -66,7 +66,9 @@ class CappedSimplex(AmbiguitySet):
 
     def project(self, v: Tensor) -> Tensor:
         # q = clip(v - t, 0, cap); its sum falls with t, linearly between the ends of the pieces, v and v - cap
-        cap, dtype, v = self.cap(len(v)), type_of_weights(v), wide(v)
+        cap = self.cap(len(v))
+        dtype = type_of_weights(v)
+        v = wide(v)
         v = v - v.max()  # changes nothing but t, and keeps the digits of large v
         t = _last_end(v, cap)
         inner = (v > t).sum() - (v - cap > t).sum()
@@ -77,7 +79,10 @@ class CappedSimplex(AmbiguitySet):
     def project_kl(self, log_p: Tensor) -> Tensor:
         # q = min(c p, cap): the k largest entries are at the cap, the others share what is left; k is the least that
         # fits, and is not read from the device, which would have to be waited for
-        cap, n, dtype, log_p = self.cap(len(log_p)), len(log_p), type_of_weights(log_p), wide(log_p)
+        cap = self.cap(len(log_p))
+        n = len(log_p)
+        dtype = type_of_weights(log_p)
+        log_p = wide(log_p)
         log_p = log_p - log_p.max()  # changes nothing but c
         most = math.ceil(1 / cap - _ROUNDING) - 1  # so many at the cap leave something for the others
         ascending = log_p.sort().values

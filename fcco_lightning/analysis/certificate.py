@@ -281,7 +281,9 @@ def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Te
 def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor, _Sides]:
     """The numbers s_i of all rows, with the graph of the outputs, shape (m,), and the sides."""
     reference = pytree.tree_leaves(samples.outputs)[0]
-    numbers, signs, exceeded = [reference.new_zeros(0)], [reference.new_zeros(0)], [reference.new_zeros(0)]
+    numbers = [reference.new_zeros(0)]
+    signs = [reference.new_zeros(0)]
+    exceeded = [reference.new_zeros(0)]
     for c in constraints:
         values = _inner_values(c, samples)
         outer = c.number

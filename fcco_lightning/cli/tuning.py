@@ -97,7 +97,9 @@ class SearchedOption:
         if self.kind == "int":
             return value in (low, high)
         if self.kind == "log":
-            low, high, value = math.log(low), math.log(high), math.log(value)
+            low = math.log(low)
+            high = math.log(high)
+            value = math.log(value)
         return not _NEAR_EDGE < (value - low) / (high - low) < 1 - _NEAR_EDGE
 
 

@@ -177,7 +177,9 @@ class Decisions:
         Raises:
             DataError: if the split has no positive and no negative sample, and these count.
         """
-        dtype, scores, y = scores.dtype, scores.double(), y == 1
+        dtype = scores.dtype
+        scores = scores.double()
+        y = y == 1
         weight = torch.ones_like(scores) if weight is None else weight.double()
         order = scores.argsort(descending=True)
         ranked, count = scores[order], weight[order]
@@ -353,7 +355,9 @@ class DecisionRule:
     def take(self, other: "DecisionRule") -> None:
         """Take over the numbers of a rule for the same decisions."""
         if other.state()["asked"] == self.state()["asked"]:
-            self.costs, self.division, self.known = list(other.costs), other.division, other.known
+            self.costs = list(other.costs)
+            self.division = other.division
+            self.known = other.known
             self.calibration = other.calibration
 
     @classmethod

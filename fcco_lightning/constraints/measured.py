@@ -152,7 +152,9 @@ class RatesAbove(Statistic):
     smooths = True
 
     def __init__(self, thresholds: Sequence[float], temperature: float, scale: ScoreScale) -> None:
-        self.thresholds, self.temperature, self.scale = tuple(thresholds), temperature, scale
+        self.thresholds = tuple(thresholds)
+        self.temperature = temperature
+        self.scale = scale
         self.levels = len(self.thresholds)
         self._levels = Known(torch.tensor(self.thresholds, dtype=torch.float64))
 

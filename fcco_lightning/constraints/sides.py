@@ -67,7 +67,9 @@ class SidesOfSubsets(Sides):
     """
 
     def __init__(self, wheres: Sequence[Subset], names: Sequence[str]) -> None:
-        self.wheres, self.names, width = list(wheres), list(names), len(wheres) // len(names)
+        self.wheres = list(wheres)
+        self.names = list(names)
+        width = len(wheres) // len(names)
         self.rows = [range(i, i + width) for i in range(0, len(wheres), width)]
         self._marked = Subsets(wheres)
 

@@ -182,7 +182,9 @@ class BatchPlan(BatchDraws):
         weights: Weighting = "always",
         tells: Telling = "strata",
     ) -> None:
-        self.num_rows, self.num_batches, self.seed = len(strata), num_batches, at_least("seed", seed, 0)
+        self.num_rows = len(strata)
+        self.num_batches = num_batches
+        self.seed = at_least("seed", seed, 0)
         self._sizes = torch.bincount(strata)
         if isinstance(drawn, int):
             drawn = torch.full_like(self._sizes, drawn)

@@ -109,7 +109,9 @@ class ImageTable(TensorTable):
         self.transform, self.evaluation = transform, evaluation or transform
         self.option, self.alternatives = option, alternatives
         self.seed = None if seed is None else at_least("seed", seed, 0)
-        self.views, self.most_pixels, self.after = views, at_least("most_pixels", most_pixels, 1), after
+        self.views = views
+        self.most_pixels = at_least("most_pixels", most_pixels, 1)
+        self.after = after
         # In shared memory: workers that outlive an epoch must see the next one, and report unreadable images back.
         self._epoch = _shared(torch.zeros((), dtype=torch.int64))
         self._corrupt = _shared(torch.zeros(len(images), dtype=torch.bool))
@@ -262,7 +264,9 @@ class FilesIn:
     """
 
     def __init__(self, images: Any, folder: str | PathLike[str], *, allow_outside: bool = True) -> None:
-        self.images, self.folder, self.allow_outside = images, Path(folder), allow_outside
+        self.images = images
+        self.folder = Path(folder)
+        self.allow_outside = allow_outside
 
     def __len__(self) -> int:
         return len(self.images)

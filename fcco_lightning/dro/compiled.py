@@ -60,7 +60,9 @@ class Loop:
             Done: when the solver shall stop.
             NonFiniteError: if the iterates diverge.
         """
-        progress, blocks, tables = self.progress, growth.blocks, self._tables(self.progress.w.T.flatten())
+        progress = self.progress
+        blocks = growth.blocks
+        tables = self._tables(self.progress.w.T.flatten())
         marks = kernel.Marks(calls=progress.calls, value=float(progress.value), lower=float(progress.lower))
         size = FIRST + 8 * blocks
         while marks.status == kernel.GO_ON:

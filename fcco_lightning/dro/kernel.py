@@ -242,7 +242,10 @@ def evaluate(data: Data, tables: Tables, first: int, end: int) -> None:
 
 def softmax(data: Data, tables: Tables, start: int, stop: int, slopes: Array) -> None:
     """Multinomial losses and slopes, (k, stop - start), at w of a tile of samples."""
-    x, y, losses, k = data.x[start:stop], data.y, tables.now[start:stop], len(data.y)
+    x = data.x[start:stop]
+    y = data.y
+    losses = tables.now[start:stop]
+    k = len(data.y)
     n, d = x.shape
     z = tables.room[: k * n].reshape(k, n)
     np.dot(tables.w.reshape(k, d), x.T, z)
@@ -293,7 +296,9 @@ def exponential(z: Array, powers: Array) -> None:
 
 def weigh(q: Array, slopes: Array, first: int, end: int, out: Array) -> None:
     """``q_i slopes_i`` of the samples from first to end - 1, a block, into out."""
-    weights, b, k = q[first:end], end - first, len(slopes) // len(q)
+    weights = q[first:end]
+    b = end - first
+    k = len(slopes) // len(q)
     for start in range(first * k, end * k, b):
         row, into = slopes[start : start + b], out[start : start + b]
         for i in range(b):
@@ -339,7 +344,10 @@ def clip(v: Array, cap: float, t: float, q: Array) -> float:
     n = len(v)
     if math.isnan(t):
         t = float(v.mean()) - 1 / n
-    low, excess_low, high, excess_high = -np.inf, max(n * cap - 1, 0.0), np.inf, 1.0
+    low = -np.inf
+    excess_low = max(n * cap - 1, 0.0)
+    high = np.inf
+    excess_high = 1.0
     for step in range(NEWTON + HALVINGS):
         mass, num_inside = 0.0, 0.0
         for i in range(n):
@@ -366,7 +374,9 @@ def clip(v: Array, cap: float, t: float, q: Array) -> float:
 
 def pace(growth: Growth, t: int) -> Pace:
     """The constants of iteration t = 1, 2, ..."""
-    alpha, mu, others = growth.alpha, growth.mu, max(growth.blocks - 1, 1)
+    alpha = growth.alpha
+    mu = growth.mu
+    others = max(growth.blocks - 1, 1)
     r = growth.second if t == 2 else 1 / (1 + alpha)
     beta = (1 - growth.lag * (1 + alpha) ** (-t)) / alpha
     if t == 1 and growth.lag > 0:
@@ -397,7 +407,9 @@ def next_look(t: int, blocks: int, gap: float, first: float, tol: float, budget:
 
 def primal(data: Data, tables: Tables, i: int, last: int, scale: float) -> int:
     """The estimate of the gradient into ``tables.step``; returns the samples evaluated."""
-    step, k, calls = tables.step, len(data.y), 0
+    step = tables.step
+    k = len(data.y)
+    calls = 0
     if i == last:  # it was evaluated at this w and q
         step[:] = tables.change
     elif scale > 0:
@@ -457,7 +469,9 @@ def dual(data: Data, tables: Tables, j: int, k: int, scale: float, pull: float, 
 
 def renew(data: Data, tables: Tables, k: int) -> None:
     """Write block k of q times slope, and what it changes in the total."""
-    first, end, c = data.edges[k], data.edges[k + 1], len(data.y)
+    first = data.edges[k]
+    end = data.edges[k + 1]
+    c = len(data.y)
     weigh(tables.q, tables.slopes, first, end, tables.part)
     fresh, stale = tables.part[first * c : end * c], tables.weighted[first * c : end * c]
     subtract(stale, fresh)
@@ -470,7 +484,10 @@ def renew(data: Data, tables: Tables, k: int) -> None:
 
 def look(data: Data, tables: Tables, evaluated: bool, marks: Marks) -> tuple[float, float]:
     """Objective at w and a lower bound; infinite where the losses are not finite."""
-    n, q, block_losses, v = len(tables.q), tables.worst, tables.now, tables.v
+    n = len(tables.q)
+    q = tables.worst
+    block_losses = tables.now
+    v = tables.v
     first, end = data.edges[0], data.edges[len(data.edges) - 1]  # 0 and n, in numbers of one type with the others
     if not evaluated:
         evaluate(data, tables, first, end)

@@ -46,7 +46,9 @@ def unregularised(problem: LinearProblem, blocks: int, caution: float) -> Iterat
     """
     smoothness, coupling = (caution * (c or 1.0) for c in steepness(problem))  # 0 where w = 0 is the minimum
     coupling *= math.sqrt(blocks)
-    mu, nu, others = problem.mu, problem.penalty.nu, max(blocks - 1, 1)
+    mu = problem.mu
+    nu = problem.penalty.nu
+    others = max(blocks - 1, 1)
     before, total, renewal = 0.0, 0.0, 4 * blocks
     for t in count(1):
         primal, dual = total * mu + smoothness, total * nu + coupling**2 / smoothness

@@ -227,7 +227,10 @@ class Progress:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.problem, self.tol, self.max_calls, self.clock = problem, tol, max_passes * problem.n, clock
-        self.w, self.value, self.lower, self.calls = problem.zeros(), np.inf, -np.inf, 0
+        self.w = problem.zeros()
+        self.value = np.inf
+        self.lower = -np.inf
+        self.calls = 0
         self.history: list[dict[str, float]] = []
         self._start = clock()
 

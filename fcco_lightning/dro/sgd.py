@@ -45,7 +45,10 @@ class _SGD(_Drawing):
 
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:
         """Iterate from w = 0."""
-        x, y, mu, size = problem.x, problem.y, problem.mu, min(self.block_size, problem.n)
+        x = problem.x
+        y = problem.y
+        mu = problem.mu
+        size = min(self.block_size, problem.n)
         problem.ambiguity.check(size)
         curvature = problem.loss.curvature if np.isfinite(problem.loss.curvature) else 1.0
         eta = self.learning_rate or 1 / (curvature * largest_row(x) + mu)

@@ -57,7 +57,9 @@ class Subgradient:
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:  # noqa: ARG002
         """Iterate from w = 0."""
         w = problem.zeros()
-        slope, level, t = np.zeros_like(w), 0.0, 0
+        slope = np.zeros_like(w)
+        level = 0.0
+        t = 0
         while True:
             point = problem.point(w)
             progress.calls += problem.n

@@ -51,7 +51,9 @@ class InnerFunctions(nn.Module):
         micro_batch: int | None = None,
     ) -> None:
         super().__init__()
-        self.network, self.objective, self.constraints = network, objective, list(constraints)
+        self.network = network
+        self.objective = objective
+        self.constraints = list(constraints)
         self.micro_batch = None if micro_batch is None else at_least("micro_batch", micro_batch, 1)
         self.by_all: Callable[[int], int] | None = None
         self.params = list(self.trainable().values())
@@ -107,7 +109,9 @@ class InnerFunctions(nn.Module):
             weights: in the order of :attr:`params`.
         """
         kept: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
-        held, inside, known = [*self.params], [*weights], set[int]()
+        held = [*self.params]
+        inside = [*weights]
+        known = set[int]()
         for module in self.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:

@@ -119,7 +119,9 @@ def estimated(counted: Tensor, rows: Tensor | None, share: Tensor) -> Tensor:
         rows: of the entries, shape (r,); None for all rows.
         share: as of :func:`of_samples`.
     """
-    row_counts, batches, n = counted[:-1], counted[-1] + 1, len(counted) - 1
+    row_counts = counted[:-1]
+    batches = counted[-1] + 1
+    n = len(counted) - 1
     seen = (row_counts if rows is None else row_counts.index_select(0, rows)) + (share > 0)
     average = (row_counts.sum() + share.sum()) / (n * batches)
     # it is 1 or more where the batch measures a row, and may be 0 elsewhere, before anything has been seen

@@ -461,7 +461,9 @@ class Problem(nn.Module):
             batch_share: part of a batch on which the gradient is taken.
             probability: of the rows where strata play no role, shape (m,).
         """
-        strata, weight, weighted = drawn.plan.strata, drawn.plan.weights(), SAMPLE_WEIGHT in drawn.columns
+        strata = drawn.plan.strata
+        weight = drawn.plan.weights()
+        weighted = SAMPLE_WEIGHT in drawn.columns
         if weight is None or (strata is None and not weighted):  # else means are those over the samples as drawn
             return probability
         strata = torch.zeros(len(weight), dtype=torch.int64) if strata is None else strata

@@ -62,7 +62,9 @@ class RowParameters(nn.Module):
     def attach(self, batch: Batch) -> Batch:
         """The batch with the samples' parameters as one more column of its first part, and of an independent draw."""
         name, columns = next(iter(batch.items()))
-        self._columns, self.leaf, self._next = columns, self._held(columns).requires_grad_(), {}
+        self._columns = columns
+        self.leaf = self._held(columns).requires_grad_()
+        self._next = {}
         attached = {**batch, name: self._with(columns, self.leaf)}
         if DUAL in batch:
             attached[DUAL] = self._with(batch[DUAL], self._held(batch[DUAL]))

@@ -55,7 +55,9 @@ class ClassEvaluation(Evaluation):
         """
         if outputs.dim() != 2 or outputs.shape[1] < 3:
             return {}  # decisions between two classes are described with what they are for
-        y, decided, size = one_label_each(batch, self).long(), outputs.argmax(1), outputs.shape[1]
+        y = one_label_each(batch, self).long()
+        decided = outputs.argmax(1)
+        size = outputs.shape[1]
         weight = weight_of(batch, y, self)
         confusion = weight.new_zeros(size * size).index_add(0, size * y + decided, weight).view(size, size)
         right, missed = confusion.diagonal(), confusion.clone().fill_diagonal_(0)

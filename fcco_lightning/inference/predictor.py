@@ -55,7 +55,10 @@ class Predictor(nn.Module):
         super().__init__()
         self.rule = rule or DecisionRule()
         self.network, self.decided_elsewhere = network, list(decided_elsewhere)
-        self.encoder, self.kind, self.names, self.group_columns = encoder, kind, list(names), list(group_columns)
+        self.encoder = encoder
+        self.kind = kind
+        self.names = list(names)
+        self.group_columns = list(group_columns)
         self.eval()
 
     def forward(self, x: Tensor) -> Any:

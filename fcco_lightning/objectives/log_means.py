@@ -151,7 +151,9 @@ class _Blocks:
 
     def __init__(self, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh, local: slice) -> None:
         self.sides = [(image, image)] if text is None else [(image, text), (text, image)]
-        self.tau, self.weigh, self.everyone = tau, weigh, slice(0, len(image))
+        self.tau = tau
+        self.weigh = weigh
+        self.everyone = slice(0, len(image))
         self.partners = _partners(image, text)
         step = max(2, BLOCK // len(image) // 2 * 2)  # both views of a sample are in one block
         self.rows = [slice(start, min(start + step, local.stop)) for start in range(local.start, local.stop, step)]
@@ -194,7 +196,9 @@ class _Blocks:
 
         A sample is an anchor itself, and it is among the negatives of every anchor of the other side.
         """
-        partners, everyone, other = self.partners[rows], self.everyone, len(self.sides) - 1 - side
+        partners = self.partners[rows]
+        everyone = self.everyone
+        other = len(self.sides) - 1 - side
         slope = self._weights(similarity, rows, everyone, side, mass).mul_(scaled[rows, side : side + 1])
         slope.addcmul_(self._weights(similarity.T, everyone, rows, other, mass).T, scaled[:, other])
         return slope.scatter_add_(1, partners, -scaled[rows, side : side + 1] - scaled[partners, other])

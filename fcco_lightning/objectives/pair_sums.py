@@ -350,7 +350,9 @@ class _PairSums(torch.autograd.Function):
     @staticmethod
     @_exact
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        pairs, kept, parts = _Pairs(*ctx.constants, *ctx.saved_tensors[:4]), ctx.saved_tensors[4:], []
+        pairs = _Pairs(*ctx.constants, *ctx.saved_tensors[:4])
+        kept = ctx.saved_tensors[4:]
+        parts = []
         if torch.is_grad_enabled():
             return _by_autograd(_plain_sums, pairs, gradient)
         for number, some in enumerate(pairs.blocks()):
@@ -371,7 +373,9 @@ class _PairSums(torch.autograd.Function):
 class _PairMean(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, v: Tensor, *fields: Any) -> Tensor:
-        pairs, parts, ctx.constants = _Pairs(*fields), [], fields[:2]
+        pairs = _Pairs(*fields)
+        parts = []
+        ctx.constants = fields[:2]
         if not any(ctx.needs_input_grad):
             return _plain_mean(v, *fields)
         w = pairs.weights

@@ -52,7 +52,9 @@ class Multiplied(OuterFunction):
             )
 
     def __call__(self, u: Tensor) -> Tensor:
-        x, nu, c = self._excess(u), known_at(self.multiplier, u), self._curvature(u)
+        x = self._excess(u)
+        nu = known_at(self.multiplier, u)
+        c = self._curvature(u)
         y = self._bounded(nu + c * x.detach())
         tiny = torch.finfo(u.dtype).tiny  # at c = 0 the multiplier is nu, and nothing is divided
         return (y * x - (y - nu).square() / (2 * c).clamp(min=tiny)).sum(-1)

@@ -96,7 +96,9 @@ class BestFeasible(Callback):
         confidence: float = 0.95,
         clusters: str | None = None,
     ) -> None:
-        self.enabled, self.figure, self.mode = enabled, figure, one_of("mode", mode, ("max", "min", None))
+        self.enabled = enabled
+        self.figure = figure
+        self.mode = one_of("mode", mode, ("max", "min", None))
         self.margin, self.confidence = one_of("margin", margin, ("auto", None)), inside("confidence", confidence)
         self.clusters, self._cluster_column = clusters, clusters
         self.chosen: dict[str, Any] = {}

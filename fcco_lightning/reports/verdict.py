@@ -78,11 +78,9 @@ def _enforced(results: Mapping[str, Any], *, decisions: bool) -> Mapping[str, fl
 
 
 def _outcome(results: Mapping[str, Any], split: str, elsewhere: str, *, decisions: bool) -> str:
-    values, smooth, decided = (
-        _enforced(results, decisions=decisions),
-        results["constraints"],
-        results.get("decided", {}),
-    )
+    values = _enforced(results, decisions=decisions)
+    smooth = results["constraints"]
+    decided = results.get("decided", {})
     kind, others, other_kind = "", decided, "of decisions"
     if decisions and decided:
         kind, others, other_kind = " of decisions", smooth, "smoothed"

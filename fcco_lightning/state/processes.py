@@ -286,7 +286,9 @@ def unpack(buffers: Tensor, templates: Sequence[Tensor], sizes: Sequence[int]) -
         templates: tensors of the dtypes and shapes that were packed, up to the first dimension.
         sizes: first dimension of each process.
     """
-    even, offsets, tensors = len(set(sizes)) == 1, [0] * len(sizes), []
+    even = len(set(sizes)) == 1
+    offsets = [0] * len(sizes)
+    tensors = []
     for t in templates:
         lengths = [size * t.dtype.itemsize * t.shape[1:].numel() for size in sizes]
         if even:

@@ -96,7 +96,9 @@ class Criterion(nn.Module):
         self.algorithm = _with_one_forward(algorithm)
         self.objective = algorithm.posed(objective, constraints)[0]
         self.constraints, self.penalty = list(constraints), penalty
-        self.num_samples, self.sampling, self.dtype = at_least("num_samples", num_samples, 1), sampling, dtype
+        self.num_samples = at_least("num_samples", num_samples, 1)
+        self.sampling = sampling
+        self.dtype = dtype
         self.allow_changed = allow_changed
         self.estimates = Estimates()
         self._outputs, self._backend = _Outputs(), _Deferred()

@@ -77,7 +77,9 @@ RECOVERED = "recovered.ckpt"
 """The checkpoint of what the recovery step of ALEXR2 has made of the last weights."""
 
 T = TypeVar("T")
-_CONSTANT, _UNCLIPPED, _PLAIN = Schedule(), Clipping(), Execution()
+_CONSTANT = Schedule()
+_UNCLIPPED = Clipping()
+_PLAIN = Execution()
 
 
 class FCCOModule(EvaluatingModule):
@@ -442,7 +444,9 @@ class FCCOModule(EvaluatingModule):
 
     def _end_pretraining(self) -> None:
         """Go over to the second phase: new rows, and unless it is seamless a new optimizer and perhaps a new head."""
-        phases, stop_asked, before = self.phases, self.engine.stop_asked, _set_up(self.problem)
+        phases = self.phases
+        stop_asked = self.engine.stop_asked
+        before = _set_up(self.problem)
         if not phases.seamless:
             self._require_own_groups()
         phases.pretraining, phases.start, self.problem = False, self.current_epoch, None

@@ -63,7 +63,9 @@ class StepAtFractions(OfWholeRun):
     ) -> None:
         if any(not 0 < f < 1 for f in list_of("fractions", fractions)):
             raise ConfigError(f"fractions must lie in (0, 1), got {list(fractions)!r}.")
-        self.fractions, self.factor, self.total = sorted(fractions), positive("factor", factor), total
+        self.fractions = sorted(fractions)
+        self.factor = positive("factor", factor)
+        self.total = total
         super().__init__(optimizer)
 
     def share(self, elapsed: int, total: int) -> float:

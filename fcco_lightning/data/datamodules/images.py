@@ -105,7 +105,9 @@ class GroupedImageDataModule(StoredDataModule):
         return frame.assign(**{self.noise.column: means})
 
     def _image_table(self, split: TableRows, *, random: bool) -> ImageTable:
-        rows, count, std = split.table[ROW].to_numpy(), len(self._samples), self.transform.std
+        rows = split.table[ROW].to_numpy()
+        count = len(self._samples)
+        std = self.transform.std
         return ImageTable(
             FilesIn(Subset(self._samples, rows.tolist()), self.origin.root or ""),
             split.columns,

@@ -119,7 +119,10 @@ def partial_auc(
     fraction("max_fpr", max_fpr)
     below_one("min_tpr", min_tpr)
     fpr, tpr = roc_curve(scores, labels, weight)
-    left, right, low, high = fpr[:-1], fpr[1:].clamp(max=max_fpr), tpr[:-1], tpr[1:]
+    left = fpr[:-1]
+    right = fpr[1:].clamp(max=max_fpr)
+    low = tpr[:-1]
+    high = tpr[1:]
     width = (right - left).clamp(min=0)
     step = fpr.diff()
     end = torch.where(step > 0, low + (high - low) * width / step.clamp(min=1e-300), high)  # at the cut

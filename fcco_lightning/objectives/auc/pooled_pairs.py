@@ -78,7 +78,9 @@ class PooledPairs(OuterFunction):
         """
         positive, negative = self._counts(h)
         high, low = torch.where(positive > 0, h, h.max()), torch.where(negative > 0, h, h.min())
-        rows, columns, size = [], torch.zeros_like(h), max(_PAIRS // len(h), 1)
+        rows = []
+        columns = torch.zeros_like(h)
+        size = max(_PAIRS // len(h), 1)
         for start in range(0, len(h), size):
             table = function(high[start : start + size].unsqueeze(1) - low)
             rows.append(table @ negative)

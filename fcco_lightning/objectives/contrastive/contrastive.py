@@ -67,10 +67,7 @@ class PairObjective(Objective, ABC):
         """The samples of this process; None where the batch is its alone (a single process, or evaluation)."""
         if self._processes.size == 1 or HERE not in batch:
             return None
-        positions = batch[HERE].nonzero().flatten().tolist() or [
-            0,
-            -1,
-        ]  # a column of the CPU: nothing waits for a device
+        positions = batch[HERE].nonzero().flatten().tolist() or [0, -1]  # of the CPU: nothing waits for a device
         return slice(positions[0], positions[-1] + 1)
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
@@ -221,12 +218,10 @@ class GlobalContrastive(PairObjective):
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
         """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
-        kind, size, n, shared = (
-            self.positive,
-            len(image),
-            self.num_samples,
-            (self.local_samples(batch), self._processes),
-        )
+        kind = self.positive
+        size = len(image)
+        n = self.num_samples
+        shared = (self.local_samples(batch), self._processes)
         tau = two_of_each(tau, image)
         if not by_strata(batch):
             itself, others = self_and_others(kind, size, n)

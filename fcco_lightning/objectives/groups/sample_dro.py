@@ -37,7 +37,9 @@ class SampleDRO(Objective):
         loss: Quantity | None = None,
     ) -> None:
         super().__init__()
-        self.ambiguity, self.penalty, self.loss = ambiguity or Simplex(), penalty, loss or CrossEntropyLoss()
+        self.ambiguity = ambiguity or Simplex()
+        self.penalty = penalty
+        self.loss = loss or CrossEntropyLoss()
         self.outer: OuterFunction = WorstCase(self.ambiguity)
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:

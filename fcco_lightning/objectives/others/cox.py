@@ -79,7 +79,9 @@ class CoxPartialLikelihood(Objective):
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
         """Estimates for the events of a batch from all of its samples."""
         scores, (time, event) = binary_scores(outputs).double(), survival(batch, self, look=False)
-        index, event_time, least = batch["index"], time.unsqueeze(1), torch.ones_like(scores)
+        index = batch["index"]
+        event_time = time.unsqueeze(1)
+        least = torch.ones_like(scores)
         counted = Comparisons(batch, self.num_samples, owners=event).table() * (time >= event_time)
         if self._tied is not None:
             least = 1 - self._tied.like(index)[index]

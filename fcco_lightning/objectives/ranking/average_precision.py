@@ -209,7 +209,9 @@ class MeanAveragePrecision(BinaryObjective):
                 f"label {empty[0]} has {int(positives[empty[0]])} positives among {int(known[empty[0]])} "
                 f"known training samples, but needs both classes (so do {len(empty)} labels in all). Leave them out."
             )
-        self.labels, self.known, self.positives = labels, Known(known), Known(positives)
+        self.labels = labels
+        self.known = Known(known)
+        self.positives = Known(positives)
         stand_for = torch.ones_like(y, dtype=torch.float64)  # for how many each counts in the batches' population
         if columns is not None and POPULATION in columns:
             stand_for *= columns[POPULATION].view(-1, *[1] * (y.dim() - 1))
@@ -287,7 +289,9 @@ class MeanAveragePrecision(BinaryObjective):
         return Rows(sums.flatten(0, 1), counted.flatten(), index=names.flatten())
 
     def _of_one_label_each(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
-        task, positive, dtype = one_label_each(batch, self, "task"), y == 1, outputs.dtype
+        task = one_label_each(batch, self, "task")
+        positive = y == 1
+        dtype = outputs.dtype
         known, positives = (one.like(y)[task].to(dtype) for one in (self.known, self.positives))
         negatives, held_positives, lonely = self._held(batch)
         # of the mean over the n_t samples of the label: each of the other positives, each of the negatives
@@ -305,7 +309,9 @@ class MeanAveragePrecision(BinaryObjective):
 
         Returns: shape (B,) each; the last are positives without a negative, or without another positive if there is.
         """
-        y, task, none = batch["y"], batch["task"], torch.zeros(self.labels, device=batch["y"].device)
+        y = batch["y"]
+        task = batch["task"]
+        none = torch.zeros(self.labels, device=batch["y"].device)
         negatives, positives = (none.index_add(0, task, (y == label).to(none.dtype))[task] for label in (0, 1))
         alone = (positives == 1) & (self.positives.like(y)[task] > 1)
         return negatives, positives, (y == 1) & (alone | (negatives == 0))

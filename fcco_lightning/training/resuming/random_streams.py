@@ -52,7 +52,9 @@ _Generator = torch.Generator | np.random.Generator | np.random.RandomState | ran
 
 def generators_of(loaders: Iterable[Any]) -> list[_Generator]:
     """Generators that are attributes of a loader, of its samplers or of its data sets, each once."""
-    todo, visited, owners = list(loaders), set[int](), []
+    todo = list(loaders)
+    visited = set[int]()
+    owners = []
     while todo:
         owner = todo.pop(0)
         if id(owner) in visited:
