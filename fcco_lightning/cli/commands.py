@@ -40,6 +40,8 @@ commands (fcco COMMAND --help shows its options):
   inspect    what a checkpoint holds, every byte of it verified; no model is built
   convert    weights and rows of a checkpoint as .safetensors or .npz
 
+exit status: 0; 2 where an option or argument is refused, 1 for any other failure; 130 or 143 when interrupted
+
 completion of commands, options and names in bash (in zsh after: autoload -U bashcompinit && bashcompinit):
   fcco --print_completion > ~/.fcco_completion    and, in .bashrc:    source ~/.fcco_completion
 
@@ -67,7 +69,7 @@ Train, then report: a table, and report.html, report.json, pictures below runs.
 Of a table, what is not said follows from its columns; the first line tells it.
 
 data
-  --data.train TABLE               .csv, .parquet; --data.test TABLE likewise
+  --data.train TABLE               .csv, .tsv (or .gz), .parquet; --data.test TABLE
   --data.columns.label COLUMN      what is predicted
   --data.columns.positive VALUE    of the label, which is to be found
   --data.columns.sensitive COLUMN  groups, for constraints on `group`
@@ -118,7 +120,7 @@ def run(args: Sequence[str] | None = None) -> int:
     Args:
         args: without the program's name; ``sys.argv[1:]`` by default.
 
-    Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
+    Returns: the exit status: 0, 2 where an argument is refused, 1 for any other error, 130 or 143 when interrupted.
     """
     arguments = list(sys.argv[1:] if args is None else args)
     if arguments in ([], ["-h"], ["--help"]):
@@ -196,7 +198,7 @@ def _require_checkpoint(ckpt: Path, table: str) -> None:
 
 
 def _status(work: Work, options: Namespace) -> int:
-    """Do the work: 0, 1 for an error, 2 for a mistake in the arguments, 130 when interrupted."""
+    """Do the work: 0, 2 where an argument is refused, 1 for any other error, 130 when interrupted."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]

@@ -31,9 +31,11 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
     """A row for every run: its name, the settings in which the runs differ, and its figures.
 
     Where two runs have one name, it is that of their paths.
-    ``objective`` is the last estimate of the objective while training, ``largest h`` the largest constraint value on
-    the training split, ``holds`` whether the constraints hold there ("yes", "no", or "vacuous"),
-    and ``test_NAME`` the figures of the test split.  A value that a run does not have is None.
+    ``objective`` is the last estimate of the objective while training.  Values of different objectives do not compare,
+    so that they stand apart: where the runs have several, ``objective NAME`` is the value of those with this one.
+    ``largest h`` is the largest constraint value on the training split, ``holds`` whether the constraints hold there
+    ("yes", "no", or "vacuous"), and ``test_NAME`` the figures of the test split.  A value that a run does not have is
+    None.
 
     Args:
         folders: of finished runs, each with a ``report.json``; others are passed over.
@@ -52,12 +54,14 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
     differing = _differing(list(settings.values()))
     reached = {folder: figures_of(folder, report) for folder, report in reports.items()}
     short = _short_names(differing, {"run", *(name for figures in reached.values() for name in figures)})
+    columns = _objective_columns(settings)
     rows = []
     names = Counter(folder.name for folder in reports)
     for folder, figures in reached.items():
         differences = {short[key]: settings[folder].get(key) for key in differing}
         name = folder.name if names[folder.name] == 1 else str(folder)
-        rows.append({"run": name, **differences, **figures})
+        values = dict.fromkeys(columns.values()) | {columns[folder]: figures.pop(_OBJECTIVE)}
+        rows.append({"run": name, **differences, **values, **figures})
     return alike(rows)
 
 
@@ -77,8 +81,9 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
     if out is not None:
         write_rows(rows, Path(out))
     names = list(rows[0])
-    figures = names[names.index(_OBJECTIVE) :]  # before them are settings, of which one may be called test_fraction
-    figure = next((name for name in figures if name.startswith("test_")), None)
+    # before the objective are settings, of which one may be called test_fraction
+    first = next(k for k, name in enumerate(names) if name.startswith(_OBJECTIVE))
+    figure = next((name for name in names[first:] if name.startswith("test_")), None)
     file = None if figure is None else plot_comparison(rows, figure, LARGEST, Path(picture))
     Console().print(f"Picture: {file}" if file else "No picture: the runs have no figure of the test split in common.")
 
@@ -123,6 +128,20 @@ def _last_objective(path: Path) -> float | None:
         return None
     logged = pd.read_csv(path).get("train_objective", pd.Series(dtype=float)).dropna()
     return float(logged.iloc[-1]) if len(logged) else None
+
+
+def _objective_columns(settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+    """What the value of every run's objective is called: alike where objectives are the same, with their arguments."""
+    key = f"model.{_OBJECTIVE}"
+    own = {f: {k: v for k, v in config.items() if k.startswith(key)} for f, config in settings.items()}
+    if not _differing(list(own.values())):
+        return dict.fromkeys(own, _OBJECTIVE)
+    columns = {}
+    for folder, config in own.items():
+        arguments = _differing([other for other in own.values() if other.get(key) == config.get(key)])
+        told = [f"{name.rpartition('.')[2]}={config.get(name)}" for name in arguments]
+        columns[folder] = " ".join([_OBJECTIVE, str(config.get(key)), *told])
+    return columns
 
 
 def _settings(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

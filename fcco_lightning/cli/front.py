@@ -188,7 +188,8 @@ def fit_apart(options: Sequence[str]) -> str:
     Returns: what it printed, if the options hold ``--print_config``.
 
     Raises:
-        FCCOError: if it has failed.
+        ConfigError: if it has refused an option.
+        FCCOError: if it has failed otherwise.
     """
     prints_config = "--print_config" in options
     command = [sys.executable, "-m", "fcco_lightning", "fit", *options]
@@ -199,7 +200,7 @@ def fit_apart(options: Sequence[str]) -> str:
             process.wait()
             raise
     if process.returncode:
-        raise FCCOError(
+        raise (ConfigError if process.returncode == 2 else FCCOError)(
             f"fcco fit has ended with status {process.returncode}, and said why. Afterwards the same command goes on "
             "from there."
         )

@@ -317,7 +317,7 @@ def start(args: Sequence[str], callbacks: Sequence[Callback] = ()) -> None:
 def explained(work: Callable[[], object]) -> int:
     """Do the work and turn expected errors into one message; a process group that it has made ends with it.
 
-    Returns: the exit status: 0, 1 for an error, 2 for a mistake in the arguments, 130 or 143 when interrupted.
+    Returns: the exit status: 0, 2 where an argument is refused, 1 for any other error, 130 or 143 when interrupted.
     """
     standing = dist.is_available() and dist.is_initialized()
     try:
@@ -343,7 +343,8 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
     cause: BaseException | None = None if said or os.environ.get("FCCO_DEBUG") else error
     while cause is not None:
         if (sentence := _message_of_our_error(cause)) is not None:
-            return 1, sentence
+            # what is none of ours tells of a refused argument, too
+            return 2 if isinstance(cause, ConfigError) or not isinstance(cause, FCCOError) else 1, sentence
         if isinstance(cause, SIGTERMException):
             return 128 + signal.SIGTERM, f"told to end{_how_to_continue(cause)}"
         if isinstance(cause, KeyboardInterrupt):
@@ -353,7 +354,8 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
             return 1, f"{reason} To go on, {resume}"
         is_file_error = isinstance(cause, OSError) and (cause.filename is not None or cause.errno in _OF_DISKS)
         if isinstance(cause, MisconfigurationException) or is_file_error or _raised_in_library(cause):
-            return 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"
+            refused = isinstance(cause, MisconfigurationException | ValueError | TypeError)
+            return 2 if refused else 1, f"{type(cause).__name__}: {cause}\n(FCCO_DEBUG=1 shows where)"
         cause = cause.__cause__ or cause.__context__
     return 1, None
 

@@ -41,7 +41,7 @@ _NULLS = ("null", "None", "~")
 _RECORDS = "columns|groups|splits|encoding|images|transform|noise|texts|tokens|digits|model|classes|pairs"
 _FIELD = re.compile(rf"--data\.(?:init_args\.)?({_RECORDS})\.(\w+)")
 _CLASS = re.compile(r"(?:\w+\.)*[A-Z]\w*")
-_TABLES = (".csv", ".parquet")
+_TABLES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 SHORT = {  # words for options of `fit`, and for those below them
     **{f"--{name}": f"--data.columns.{name}" for name in ("label", "positive", "sensitive", "favoured")},
     **{f"--{name}": f"--model.{name}" for name in ("objective", "constraints", "network", "algorithm", "optimizer")},

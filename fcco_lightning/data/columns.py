@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fcco_lightning.data.conditions import Condition, comparisons, holds, values_of
-from fcco_lightning.data.text_files import read_csv
+from fcco_lightning.data.text_files import read_csv, separator
 from fcco_lightning.errors import DataError
 
 if TYPE_CHECKING:  # a table is read, and its faults are named, without loading torch
@@ -104,7 +104,7 @@ def with_columns(frame: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFram
 
 
 def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.DataFrame:
-    """Return the rows of a .csv with the cells of some columns as the texts that stand there, also "NA" and "007".
+    """Return the rows of a .csv or .tsv with the cells of some columns as texts as they stand there, as "NA" and "007".
 
     Of another file they are returned as they are.
 
@@ -114,7 +114,7 @@ def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.Data
         names: of columns.
     """
     present = [name for name in names if name in frame.columns]
-    if not present or path.suffix.lower() != ".csv":
+    if not present or separator(path) is None:
         return frame
     texts = read_csv(path, f"'{path}'", usecols=present, dtype=str, keep_default_na=False, skipinitialspace=True)
     return with_columns(frame, {name: texts[name].to_numpy() for name in present})

@@ -25,7 +25,7 @@ from fcco_lightning.data.columns import (
     require_few_lost,
     with_columns,
 )
-from fcco_lightning.data.pieces import FloatArray, Pieces, ends_of_pieces, shares_below
+from fcco_lightning.data.pieces import FloatArray, Pieces, ends_of_pieces, pieces_of, shares_below
 from fcco_lightning.data.table import TensorTable, require_finite
 from fcco_lightning.errors import ConfigError, DataError
 
@@ -246,7 +246,7 @@ class Encoding:
         one_of("encoding.missing", self.missing, ("error", "impute"))
         if self.quantiles is not None:
             at_least("encoding.quantiles", self.quantiles, 2)
-        cut = self.pieces == "auto" or at_least("encoding.pieces", self.pieces, 1) > 1
+        cut = pieces_of("encoding.pieces", self.pieces) != 1
         if self.quantiles is not None and cut:
             raise ConfigError(
                 f"encoding.quantiles={self.quantiles} and encoding.pieces={self.pieces!r} exclude each other: columns "

@@ -7,8 +7,7 @@ from scipy import sparse
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.preprocessing import StandardScaler
 
-from fcco_lightning.checks import at_least
-from fcco_lightning.data.pieces import FloatArray, Pieces, ends_of_pieces, shares_below
+from fcco_lightning.data.pieces import FloatArray, Pieces, ends_of_pieces, pieces_of, shares_below
 from fcco_lightning.errors import ConfigError
 
 
@@ -46,8 +45,8 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: ARG002
         """Learn means, deviations and pieces from ``X`` (n, d), an array or a sparse matrix."""
-        thin = sparse.issparse(X)
-        if thin and self.pieces != "auto" and at_least("pieces", self.pieces, 1) > 1:
+        thin, pieces = sparse.issparse(X), pieces_of("pieces", self.pieces)
+        if thin and pieces not in ("auto", 1):
             raise ConfigError(
                 f"pieces={self.pieces} needs an array, and X is a sparse matrix. Leave it out, or give X.toarray()."
             )
@@ -55,7 +54,7 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self._scaler = StandardScaler(with_mean=not thin).fit(X)
         self._scaler.scale_[_indicators(X)] = 1.0
         self._scaler.scale_[_constant(X)] = np.inf
-        ends = [] if thin else ends_of_pieces(X.T, self.pieces, len(X))
+        ends = [] if thin else ends_of_pieces(X.T, pieces, len(X))
         self.ends_ = {j: column_ends for j, column_ends in enumerate(ends) if len(column_ends)}
         return self
 

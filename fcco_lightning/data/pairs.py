@@ -20,12 +20,13 @@ from fcco_lightning.data import layouts
 from fcco_lightning.data.columns import listed, require_columns
 from fcco_lightning.data.images import MOST_PIXELS, DatasetColumn, FilesIn, Images, ImageTable
 from fcco_lightning.data.sources import is_hub_id, open_dataset, shown
+from fcco_lightning.data.text_files import separator
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
-    "a folder with metadata.csv or metadata.parquet, a folder written by datasets.save_to_disk, files .csv, .parquet, "
-    ".arrow or .tar (webdataset) given as a path, a pattern with * or {0000..0009}, or a list of these, a hub id "
-    "'owner/name' or 'owner/name:split', or a datasets.Dataset"
+    "a folder with metadata.csv or metadata.parquet, a folder written by datasets.save_to_disk, files .csv, .tsv (also "
+    ".gz), .parquet, .arrow or .tar (webdataset) given as a path, a pattern with * or {0000..0009}, or a list of "
+    "these, a hub id 'owner/name' or 'owner/name:split', or a datasets.Dataset"
 )
 _EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 _IMAGE_NAMES = (
@@ -185,7 +186,7 @@ class _Reader:
 
     def _files(self, patterns: Sequence[Any]) -> tuple[Any, Any]:
         paths = [path for pattern in patterns for path in _expanded(pattern)]
-        kinds = {Path(path).suffix.lower() for path in paths}
+        kinds = {".csv" if separator(Path(path)) else Path(path).suffix.lower() for path in paths}
         if len(kinds) != 1 or not kinds <= _KINDS:
             raise DataError(f"{self.where} are files of the kinds {sorted(kinds)}. Accepted are {ACCEPTED}.")
         readers = {".csv": self._csvs, ".tar": self._shards}

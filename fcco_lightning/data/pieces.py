@@ -7,10 +7,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fcco_lightning.checks import at_least
+from fcco_lightning.errors import ConfigError
 
 FloatArray = npt.NDArray[np.float64]
 Pieces = int | Literal["auto"]
 _MOST, _SAMPLES, _FEATURES = 48, 500, 512  # pieces of a column; samples for each; pieces of all columns together
+
+
+def pieces_of(name: str, pieces: Pieces) -> Pieces:
+    """Return a number of pieces, or "auto", and of anything else raise :class:`ConfigError` naming the argument."""
+    try:
+        return "auto" if pieces == "auto" else at_least(name, pieces, 1)
+    except ConfigError as error:
+        raise ConfigError(f"{error} 1 stands for no pieces, 'auto' for as many as the samples allow.") from None
 
 
 def ends_of_pieces(columns: Sequence[FloatArray], pieces: Pieces, samples: int) -> list[FloatArray]:
@@ -21,7 +30,7 @@ def ends_of_pieces(columns: Sequence[FloatArray], pieces: Pieces, samples: int) 
 
     Args:
         columns: the values of each, of any shape (n,).
-        pieces: number of pieces for each of the two kinds of quantiles, or "auto" for what the samples allow.
+        pieces: as :func:`pieces_of` accepts them, for each of the two kinds of quantiles.
         samples: number of rows of the table.
     """
     if pieces == 1:
@@ -29,7 +38,7 @@ def ends_of_pieces(columns: Sequence[FloatArray], pieces: Pieces, samples: int) 
     distinct = [np.unique(values) for values in columns]
     divisible = [len(uniques) > 2 for uniques in distinct]
     most_pieces = min(_MOST, samples // _SAMPLES, _FEATURES // max(1, sum(divisible)))
-    number = max(1, most_pieces) if pieces == "auto" else at_least("pieces", pieces, 1)
+    number = max(1, most_pieces) if pieces == "auto" else int(pieces)
     shares = np.linspace(0, 1, number + 1)
     return [
         np.unique(np.quantile(uniques, shares).tolist() + np.quantile(values, shares).tolist())

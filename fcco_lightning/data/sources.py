@@ -11,19 +11,19 @@ import numpy as np
 import pandas as pd
 
 from fcco_lightning.data.columns import and_more, as_written, listed, stripped
-from fcco_lightning.data.text_files import read_csv, require_different
+from fcco_lightning.data.text_files import read_csv, require_different, separator
 from fcco_lightning.errors import DataError
 
 ACCEPTED = (
-    "a path to a .csv or .parquet file or to one of LIBSVM's or LETOR's format (.svm, .svmlight, .libsvm, .letor, "
-    ".txt, .bz2), a folder written by datasets.save_to_disk, 'sklearn:NAME' for a table that comes with scikit-learn, "
-    "a hub id 'owner/name' or 'owner/name:split', a pandas DataFrame, a datasets.Dataset, or a dict of columns"
+    "a path to a .csv, .tsv (also .gz) or .parquet file or to one of LIBSVM's or LETOR's format (.svm, .svmlight, "
+    ".libsvm, .letor, .txt, .bz2), a folder written by datasets.save_to_disk, 'sklearn:NAME' for a table that comes "
+    "with scikit-learn, a hub id 'owner/name' or 'owner/name:split', a pandas DataFrame, a datasets.Dataset, or a dict "
+    "of columns"
 )
-_SUFFIXES = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"} | dict.fromkeys(
+_SUFFIXES = {".parquet": "parquet", ".pq": "parquet"} | dict.fromkeys(
     (".svm", ".svmlight", ".libsvm", ".letor", ".txt", ".bz2"), "svmlight"
 )
 _READERS = {  # of pandas, by what a file is called that is to be written anew
-    ".tsv": "read_csv(FILE, sep='\\t')",
     ".gz": "read_csv(FILE)",
     ".zip": "read_csv(FILE)",
     ".xz": "read_csv(FILE)",
@@ -51,7 +51,7 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
     Args:
         source: one of :data:`ACCEPTED`.  Files and folders win over hub ids, whose split is ``train`` if left out.
         argument: what the caller calls it, for messages.
-        texts: columns of which every cell of a .csv is a text as it stands there, also "NA" and "001".
+        texts: columns of which every cell of a .csv or .tsv is a text as it stands there, also "NA" and "001".
 
     A file of LIBSVM's format has lines ``label qid:7 1:0.5 8:2 # comment``, and may be packed as .bz2.  Its columns
     become ``label``, ``qid`` (if a line names one) and ``f1``, ``f8``, ..., dense, with 0 where nothing is written.  A
@@ -112,7 +112,12 @@ def is_hub_id(source: Any) -> bool:
     """Tell whether :func:`read_table` would look for ``source`` on the hub."""
     if not isinstance(source, str) or Path(source).exists():
         return False
-    return _HUB_ID.fullmatch(source) is not None and Path(source).suffix.lower() not in _SUFFIXES
+    return _HUB_ID.fullmatch(source) is not None and _kind_of(Path(source)) is None
+
+
+def _kind_of(path: Path) -> str | None:
+    """Tell by its name how a file is read; None if it is not."""
+    return "text" if separator(path) else _SUFFIXES.get(path.suffix.lower())
 
 
 def _from_name(source: str | PathLike[str], argument: str, texts: Sequence[str]) -> pd.DataFrame:
@@ -129,7 +134,7 @@ def _from_name(source: str | PathLike[str], argument: str, texts: Sequence[str])
 
 
 def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
-    kind = _SUFFIXES.get(path.suffix.lower())
+    kind = _kind_of(path)
     if kind is None:
         reader = _READERS.get(path.suffix.lower())
         anew = "" if reader is None else f" Write it anew: pandas.{reader}.to_csv(NEW, index=False)."

@@ -1,16 +1,19 @@
-"""The one reader of text files: tables of comma-separated values, and texts of any kind, in UTF-8."""
+"""The one reader of text files: tables whose fields a comma or a tab separates, and texts of any kind, in UTF-8."""
 
 import codecs
 import csv
+import gzip
+import io
 import os
 import sys
 import threading
 import warnings
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pandas as pd
 from pandas.errors import ParserError, ParserWarning
@@ -19,7 +22,30 @@ from fcco_lightning.errors import DataError, printable_lines
 
 _CHUNK = 1 << 20
 _LONGEST = (1 << 31) - 1  # characters of a field; csv stops at 131,072 unless told otherwise, and pandas nowhere
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_SIGNS = {",": "commas", "\t": "tabs"}  # what messages call them
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def separator(path: Path) -> str | None:
+    r"""Return what separates the fields of a .csv, .tsv, .csv.gz or .tsv.gz; None for a file of another name.
+
+    Example:
+        >>> separator(Path("t.csv")), separator(Path("T.TSV.gz")), separator(Path("t.gz"))
+        (',', '\t', None)
+    """
+    return _SEPARATORS.get(Path(path.name.lower().removesuffix(".gz")).suffix)
+
+
+@contextmanager
+def _bytes_of(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Give the bytes of a file, unpacked if it is called .gz, and the file that they come from."""
+    with path.open("rb") as file:
+        if path.suffix.lower() != ".gz":
+            yield file, file
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield unpacked, file  # type: ignore[misc]
 
 
 def read_text(path: Path, where: str) -> str:
@@ -33,9 +59,19 @@ def read_text(path: Path, where: str) -> str:
 
 
 def require_text(path: Path, where: str) -> None:
-    """Raise :class:`DataError` naming the first byte of a file that is no text in UTF-8, or is NUL, and its line."""
+    """Raise :class:`DataError` naming the first byte of a file that is no text in UTF-8, or is NUL, and its line.
+
+    A file called .gz is unpacked for it, and refused if that fails.
+    """
+    try:
+        _require_text(path, where)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{where} is damaged, or not packed by gzip: {error}. Restore it.") from error
+
+
+def _require_text(path: Path, where: str) -> None:
     number = 1  # of the first line of a chunk
-    with path.open("rb") as file:
+    with _bytes_of(path) as (file, _):
         while chunk := file.read(_CHUNK) + file.readline():  # whole lines
             if (wrong := _first_wrong(chunk)) is not None:
                 break
@@ -65,7 +101,7 @@ def read_csv(path: Path, where: str, *, with_names: bool = False, **options: Any
     """Return the rows of a file of comma-separated values, none of whose fields is taken for an index.
 
     Args:
-        path: of the file.
+        path: of the file; called .tsv it has tabs for commas, and called .gz it is packed.
         where: what it is called in messages.
         with_names: whether its first line is looked at before, which must hold different names.
         **options: of ``pandas.read_csv``.
@@ -79,13 +115,15 @@ def read_csv(path: Path, where: str, *, with_names: bool = False, **options: Any
         _require_header(path, where)
     size = path.stat().st_size
     try:
-        with path.open("rb") as file, warnings.catch_warnings():
+        with _bytes_of(path) as (unpacked, file), warnings.catch_warnings():
             warnings.simplefilter("error", ParserWarning)  # that a field is lost
             with said_if_slow(lambda: f"{where}: {file.tell() / size:.0%} of {size / 1e6:.0f} MB are read."):
-                frame: pd.DataFrame = pd.read_csv(file, **{"index_col": False, **options})
+                frame: pd.DataFrame = pd.read_csv(
+                    unpacked, **{"index_col": False, "sep": separator(path) or ",", **options}
+                )
     except (ParserError, ParserWarning) as error:
         _require_no_more_fields(path, where)
-        raise DataError(f"{where} is no readable .csv file: {error}") from error
+        raise DataError(f"{where} is no readable table of text: {error}") from error
     return frame
 
 
@@ -118,17 +156,17 @@ def said_if_slow(remark: Callable[[], str], seconds: float = 2.0) -> Iterator[No
 
 @contextmanager
 def _rows_of(path: Path) -> Iterator[Any]:
-    """Give a reader of the fields of a .csv file, which may be of any length."""
+    """Give a reader of the fields of a table of text, which may be of any length."""
     before = csv.field_size_limit(_LONGEST)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            yield csv.reader(file, skipinitialspace=True)
+        with _bytes_of(path) as (unpacked, _), io.TextIOWrapper(unpacked, newline="", encoding="utf-8-sig") as file:
+            yield csv.reader(file, delimiter=separator(path) or ",", skipinitialspace=True)
     finally:
         csv.field_size_limit(before)
 
 
 def _require_header(path: Path, where: str) -> None:
-    """Refuse a file without a header, with a name twice, and one whose columns another sign than a comma separates.
+    """Refuse a file without a header, with a name twice, and one whose columns another sign than its own separates.
 
     A header is missed where at least one field of the first line is a number, and every column of numbers has a number
     for a name, unless these just number the columns.
@@ -136,12 +174,15 @@ def _require_header(path: Path, where: str) -> None:
     with _rows_of(path) as reader:
         rows: Iterator[list[str]] = filter(None, reader)  # without empty lines
         names, first = next(rows, []), next(rows, [])
-    header = ",".join(names)
-    signs = [sign for sign in ";\t|" if header.count(sign) >= max(1, len(names))]
+    own = separator(path) or ","
+    header = own.join(names)
+    signs = [sign for sign in ";\t|," if sign != own and header.count(sign) >= max(1, len(names))]
     if signs:
+        endings = [ending for ending, sign in _SEPARATORS.items() if sign == signs[0]]
+        anew = f"Write it anew: pandas.read_csv(FILE, sep={signs[0]!r}).to_csv(NEW, index=False)"
         raise DataError(
-            f"{where}: its columns are separated by {signs[0]!r}, not by commas. Write it anew: pandas.read_csv(FILE, "
-            f"sep={signs[0]!r}).to_csv(NEW, index=False), with decimal=',' if its numbers have decimal commas."
+            f"{where}: its columns are separated by {signs[0]!r}, not by {_SIGNS[own]}. "
+            + (f"Call it {endings[0]}." if endings else f"{anew}, with decimal=',' if its numbers have decimal commas.")
         )
     numbers = [value for name in names if (value := _number(name)) is not None]
     text_headers = [

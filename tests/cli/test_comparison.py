@@ -64,7 +64,19 @@ def test_a_setting_of_the_name_of_a_figure_keeps_its_path(runs):
         Path(folder, "report.json").write_text(json.dumps({"config": config}))
     a, b = compare(["a", "b"])
     assert (a["model.objective"], b["model.objective"]) == ("AUC", "CrossEntropy")
-    assert a["objective"] == b["objective"] == 0.25
+
+
+def test_values_of_different_objectives_stand_apart(runs):
+    for folder, (name, alpha) in {"a": ("CVaRGroupDRO", 0.1), "b": ("AUC", 1), "other": ("CVaRGroupDRO", 0.2)}.items():
+        objective = {"class_path": f"fcco_lightning.{name}", "init_args": {"alpha": alpha}}
+        Path(folder, "report.json").write_text(json.dumps({"config": {"model": {"objective": objective}}}))
+    a, b = compare(["a", "b"])
+    assert (a["objective CVaRGroupDRO"], a["objective AUC"]) == (0.25, None)
+    assert (b["objective CVaRGroupDRO"], b["objective AUC"]) == (None, 0.25)
+    a, b, other = compare(["a", "b", "other"])
+    assert (a["objective CVaRGroupDRO alpha=0.1"], a["objective CVaRGroupDRO alpha=0.2"]) == (0.25, None)
+    assert (b["objective AUC"], other["objective CVaRGroupDRO alpha=0.2"]) == (0.25, None)  # it has logged none
+    assert run(["compare", "a", "b"]) == 0
 
 
 def test_the_command_prints_writes_and_draws(runs, capsys):

@@ -127,6 +127,14 @@ def test_a_table_needs_no_configuration(monkeypatch):
     assert told == [["--data.train", "t.csv", "--model.constraints", "EqualizedOdds", "--print_config"]]
 
 
+def test_an_option_that_fit_refuses_is_refused():
+    with pytest.raises(ConfigError, match="fcco fit has ended with status 2"):
+        module.fit_apart(["--data.train", "t.xlsx", "--data", "t.csv"])
+    with pytest.raises(FCCOError, match="fcco fit has ended with status 1") as failed:
+        module.fit_apart(["--data.train", "missing.csv", "--data.columns.label", "y"])
+    assert not isinstance(failed.value, ConfigError)
+
+
 def test_points_of_other_constraints_are_not_compared():
     for name in ("a", "b"):
         Path(name).mkdir()

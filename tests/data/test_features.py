@@ -63,7 +63,7 @@ def test_a_sparse_matrix_has_no_pieces():
         np.testing.assert_array_equal(again, made.transform(thin))
     with pytest.raises(ConfigError, match="pieces=2 needs an array, and X is a sparse matrix"):
         PiecewiseFeatures(2).fit(thin)
-    with pytest.raises(ConfigError, match="pieces must be a whole number >= 1, got 0"):
+    with pytest.raises(ConfigError, match=r"pieces must be a whole number >= 1, got 0\. 1 stands for no pieces"):
         PiecewiseFeatures(0).fit(X)
 
 

@@ -1,5 +1,6 @@
 import bz2
 import csv
+import re
 import time
 from decimal import Decimal
 
@@ -11,7 +12,7 @@ import pytest
 
 from fcco_lightning.data import sources
 from fcco_lightning.data.sources import is_hub_id, read_table, with_features
-from fcco_lightning.data.text_files import said_if_slow
+from fcco_lightning.data.text_files import said_if_slow, separator
 from fcco_lightning.errors import DataError
 
 TABLE = {"age": [39, 50, 38], "job": ["cook", " smith ", "cook"]}
@@ -20,12 +21,16 @@ CLEAN = pd.DataFrame({"age": [39, 50, 38], "job": ["cook", "smith", "cook"]})
 
 def every_source(tmp_path):
     frame = pd.DataFrame(TABLE)
-    frame.to_csv(tmp_path / "t.csv", index=False)
+    for name, sign in (("t.csv", ","), ("t.tsv", "\t"), ("t.csv.gz", ","), ("T.TSV.gz", "\t")):
+        frame.to_csv(tmp_path / name, index=False, sep=sign)
     frame.to_parquet(tmp_path / "t.parquet")
     datasets.Dataset.from_dict(TABLE).save_to_disk(tmp_path / "saved")
     return {
         "csv": tmp_path / "t.csv",
         "csv as text": str(tmp_path / "t.csv"),
+        "tabs": tmp_path / "t.tsv",
+        "packed": tmp_path / "t.csv.gz",
+        "packed tabs": tmp_path / "T.TSV.gz",
         "parquet": tmp_path / "t.parquet",
         "folder": tmp_path / "saved",
         "frame": frame.set_index(pd.Index([7, 8, 9])),
@@ -67,10 +72,26 @@ def test_a_changed_file_is_read_anew_and_quickly(tmp_path):
     assert len(read_table(path)) == 1
 
 
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv.gz"])
+def test_cells_stay_as_they_are_written(tmp_path, name):
+    path, sign = tmp_path / name, separator(tmp_path / name)
+    pd.DataFrame({"id": ["007", "NA"], "a,b": [1, 2]}).to_csv(path, sep=sign, index=False)
+    assert read_table(path, texts=["id"]).to_dict("list") == {"id": ["007", "NA"], "a,b": [1, 2]}
+
+
+@pytest.mark.parametrize(("name", "sign"), [("t.csv", "\t"), ("t.tsv.gz", ",")])
+def test_a_table_of_another_sign_than_its_name_says_is_to_be_renamed(tmp_path, name, sign):
+    pd.DataFrame({"a": [7, 8], "b": [1, 2]}).to_csv(tmp_path / name, sep=sign, index=False)
+    with pytest.raises(DataError, match=rf"separated by {re.escape(repr(sign))}, not by .*Call it \.[ct]sv\."):
+        read_table(tmp_path / name)
+
+
 def test_hub_ids():
     assert is_hub_id("scikit-learn/adult-census-income")
     assert is_hub_id("owner/name:validation[:10%]")
-    assert not any(is_hub_id(source) for source in ["data/adult.csv", "adult", "a/b/c", 3, "/etc/x", "../up"])
+    assert not any(
+        is_hub_id(source) for source in ["data/adult.csv", "data/adult.tsv.gz", "adult", "a/b/c", 3, "/etc/x", "../up"]
+    )
 
 
 def test_hub_data_comes_from_load_dataset(monkeypatch):
@@ -106,7 +127,7 @@ def test_unreadable_sources(tmp_path):
     (tmp_path / "bad.parquet").write_text("not parquet")
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "header.csv").write_text("a,b\n")
-    for name in ("t.xlsx", "t.tsv", "t.csv.gz"):
+    for name in ("t.xlsx", "t.csv.zip", "t.csv.gz"):
         (tmp_path / name).write_text("x")
     (tmp_path / "plain").mkdir()
     cases = {
@@ -114,8 +135,8 @@ def test_unreadable_sources(tmp_path):
         "empty.csv": "is empty. It must hold a line with the names of the columns",
         "header.csv": r"train='.*header.csv' has no rows",
         "t.xlsx": r"unknown suffix '\.xlsx'\. Write it anew: pandas\.read_excel\(FILE\)\.to_csv\(NEW, index=False\)",
-        "t.tsv": r"pandas\.read_csv\(FILE, sep='\\t'\)",
-        "t.csv.gz": r"pandas\.read_csv\(FILE\)\.to_csv",
+        "t.csv.zip": r"pandas\.read_csv\(FILE\)\.to_csv",
+        "t.csv.gz": "is damaged, or not packed by gzip",
         "plain": "load_from_disk cannot read",
     }
     for name, message in cases.items():

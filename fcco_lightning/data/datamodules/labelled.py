@@ -100,8 +100,8 @@ class LabelledTexts:
     """Texts with a table of their labels, in one of the layouts that are known.
 
     Args:
-        source: for "table": path to .csv or .parquet, folder of ``datasets.save_to_disk``, hub id "owner/name:split",
-            DataFrame, ``datasets.Dataset`` or dict of columns.
+        source: for "table": path to .csv, .tsv or .parquet, folder of ``datasets.save_to_disk``, hub id
+            "owner/name:split", DataFrame, ``datasets.Dataset`` or dict of columns.
         layout: "table", or "amazon" or "civilcomments" as WILDS distributes them, see
             :mod:`fcco_lightning.data.layouts`.
         root: folder of the files; for every layout but "table".

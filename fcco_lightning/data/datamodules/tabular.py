@@ -42,7 +42,7 @@ class TabularDataModule(SampleDataModule):
     :func:`fcco_lightning.data.schema.numbering`.
 
     Args:
-        train: training table: path to .csv, .parquet or a file of LIBSVM's format, folder of
+        train: training table: path to .csv, .tsv, .parquet or a file of LIBSVM's format, folder of
             ``datasets.save_to_disk``, "sklearn:NAME", hub id "owner/name:split", DataFrame, ``datasets.Dataset`` or
             dict of columns.
         columns: what the columns of the table mean; the label is never a feature, but may define groups.
