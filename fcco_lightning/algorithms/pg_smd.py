@@ -39,8 +39,8 @@ class PGSMD(ProximallyGuided):
         stages: lengths and step sizes: :class:`ConcaveStages` (case D1), :class:`StronglyConcaveStages` (case D2), or
             :class:`EqualStages`.
         geometry: V, "kl" or "euclidean", see :class:`MaxForm`.
-        radius: of the ball around 0 in which every tensor of weights is to begin and stays, > 0: the first stage is a
-            mean in which the start counts, too.  None for none.
+        radius: of the ball around 0 in which every tensor of weights stays, > 0; one that begins outside is projected
+            onto it, with a warning.  None for none.
         linearised: whether ``R_i(w) + <grad R_i(w), z - w>`` takes the place of ``R_i(z)``, with the gradient at w: the
             proximal linear method PL-SMD, for smooth losses, whose eta is gamma (eq. (6) and (7)).  A step then
             differentiates twice, which every operation of the network must allow.

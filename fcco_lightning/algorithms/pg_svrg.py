@@ -43,8 +43,8 @@ class PGSVRG(ProximallyGuided):
         J: points of an inner loop, >= 2.
         K: snapshots of a stage and one, >= 2.
         geometry: V, "kl" or "euclidean", see :class:`MaxForm`.
-        radius: of the ball around 0 in which every tensor of weights is to begin and stays, > 0: the first stage is a
-            mean in which the start counts, too.  None for none.
+        radius: of the ball around 0 in which every tensor of weights stays, > 0; one that begins outside is projected
+            onto it, with a warning.  None for none.
         linearised: whether losses are linearised at w, as :class:`PGSMD` says: the proximal linear method PL-SVRG.
 
     Raises:

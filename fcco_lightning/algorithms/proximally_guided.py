@@ -1,5 +1,6 @@
 """What PG-SMD and PG-SVRG share: inner steps of w and q around a centre that moves from stage to stage."""
 
+import warnings
 from abc import ABC
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,7 +27,7 @@ class ProximallyGuided(MaxForm, ABC):
     Args:
         gamma: proximal parameter, > 0; the paper takes at most 1/(2 rho) for rho-weakly convex losses.
         geometry: by what steps in q are measured, see :class:`MaxForm`.
-        radius: of the ball in which every tensor of weights stays, > 0; None for none.
+        radius: of the ball in which every tensor of weights begins and stays, > 0; None for none.
         linearised: whether ``R_i(w) + <grad R_i(w), z - w>`` takes the place of ``R_i(z)``.
     """
 
@@ -39,11 +40,28 @@ class ProximallyGuided(MaxForm, ABC):
     def start(self, engine: Engine) -> None:
         if self.linearised:
             self.require_stored_activations(engine)
+        if self.radius is not None:
+            self._project_start(engine.params, self.radius)
         self._params = engine.params
         self._point = InnerPoint(engine.params)
         self._descent = ProximalDescent(engine.params, 1.0, self.gamma, self.radius)
         self._pass = FullPass(engine.problem.all_terms[0], engine.params[0].device)
         self._stage = self._count = 0
+
+    def _project_start(self, params: Sequence[Tensor], radius: float) -> None:
+        """Let the weights begin in their ball: the first stage's result is a mean in which the start counts, too."""
+        lengths = [float(torch.linalg.vector_norm(p.detach())) for p in params]
+        outside = [k for k, length in enumerate(lengths) if length > radius]
+        with torch.no_grad():
+            for k in outside:
+                params[k].mul_(radius / lengths[k])
+        if outside:
+            warnings.warn(
+                f"{self.name} keeps every tensor of weights within radius={radius:g}: {len(outside)} of {len(params)} "
+                f"began outside, the longest with {max(lengths):.3g}, and were projected. Raise radius to begin as the "
+                "network does.",
+                stacklevel=2,
+            )
 
     def updates_in(self, batches: int) -> None:  # noqa: ARG002
         """Not known: stages differ in length, and some begin with a pass over the data."""
