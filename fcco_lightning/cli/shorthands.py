@@ -283,7 +283,6 @@ def _single_label_options(labels: "pd.Series | None", options: dict[str, str]) -
     else:
         if labels is not None and not positive and labels.nunique() == 2 and holds_texts(labels):
             yield "--data.columns.positive", max(text_of(labels).unique())
-        # constraints are on decisions, which the AUC does not train
         constrained = any(name.startswith(_CONSTRAINTS) for name in options)
         columns = _column_names(options.get(_SENSITIVE, ""))
         if not constrained and columns and objective in (None, "CrossEntropy"):
@@ -296,7 +295,10 @@ def _single_label_options(labels: "pd.Series | None", options: dict[str, str]) -
                 yield _CONSTRAINTS, _ALIKE
                 yield f"{_CONSTRAINTS}.kappa", _KAPPA
             constrained = True
-        yield "--model.objective", "CrossEntropy" if constrained or "--model.decisions" in options else "AUC"
+        # constraints and costs are on decisions, which the AUC does not train; a share or a rate divides a ranking
+        purpose = [f"{name} {value}" for name, value in options.items() if name.startswith("--model.decisions")]
+        ranked = all("share" in part or "tpr" in part for part in purpose)
+        yield "--model.objective", "AUC" if ranked and not constrained else "CrossEntropy"
 
 
 def _training_options(

@@ -116,9 +116,9 @@ def of_rare_positives(objective: Objective, decisions: Decisions, columns: Mappi
         f"{positives:,} of {n:,} training samples ({positives / n:.1%}) are positive, and nothing says what decisions "
         "are for: a sample is decided positive where it is more probable than not, which may be true of few or none. "
         "Type --decisions balanced (both classes count alike), --decisions.costs [1,10] (a positive that is missed "
-        f"costs ten false alarms), --decisions.share {positives / n:.2g} (so many of all can be chosen) or "
-        "--decisions.tpr 0.8 (so many of the positives are to be found); in Python decisions='balanced' or "
-        "Decisions(...)."
+        f"costs ten false alarms), --decisions.share {positives / n:.2g} (so many of all can be chosen; as many as are "
+        "positive for a high F1 score) or --decisions.tpr 0.8 (so many of the positives are to be found); in Python "
+        "decisions='balanced' or Decisions(...)."
     )
 
 

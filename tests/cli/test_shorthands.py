@@ -199,6 +199,15 @@ def test_other_options_stay_as_they_are():
         ),
         ((["yes"] + ["no"] * 9) * 20, ["--decisions", "balanced"], {"--data.batches": "UniformSampling"}),
         (["yes", "no"] * 4, ["--decisions", "balanced"], {"--model.objective": "CrossEntropy"}),
+        (["yes", "no"] * 4, ["--decisions.costs", "[1,10]"], {"--model.objective": "CrossEntropy"}),
+        (["yes", "no"] * 4, ["--model.decisions.threshold", "0.2"], {"--model.objective": "CrossEntropy"}),
+        (["yes", "no"] * 4, ["--decisions.share", "0.1"], {"--model.objective": "AUC"}),  # divides a ranking
+        (["yes", "no"] * 4, ["--model.decisions.tpr", "0.8"], {"--model.objective": "AUC"}),
+        (
+            ["yes", "no"] * 4,
+            ["--decisions.share", "0.1", "--model.constraints", "EqualizedOdds"],
+            {"--model.objective": "CrossEntropy"},
+        ),
         (["yes", "no"] * 4, ["--data.test", "u.csv"], {"--data.splits.test_fraction": None}),
         (["yes", "no"] * 4, [], {"--model.network": "TabularMLP", "--data.encoding.pieces": "auto"}),
         (
