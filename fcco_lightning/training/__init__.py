@@ -1,4 +1,4 @@
-"""The LightningModule and what it needs of Lightning."""
+"""The LightningModule, and its backends, callbacks, schedules and checkpoints for Lightning and Fabric."""
 
 from fcco_lightning.training.averaging import WeightAverage
 from fcco_lightning.training.backend import Clipping, FabricBackend, LightningBackend

@@ -1,4 +1,4 @@
-"""Steps of an engine through a Trainer, with what manual optimization takes away, and through Fabric."""
+"""Backends that carry out an engine's steps through a Trainer, including clipping and schedules, or through Fabric."""
 
 import itertools
 import math
@@ -28,14 +28,14 @@ from fcco_lightning.training.sharding import ShardedWeights, clip
 
 @dataclass(frozen=True)
 class Clipping:
-    """How large a gradient may be; ``--trainer.gradient_clip_val`` and its algorithm take the place of both.
+    """Clipping of gradients; ``--trainer.gradient_clip_val`` and ``gradient_clip_algorithm`` override it.
 
     Args:
-        value: largest norm of the gradient, or largest value in it, > 0; None for no clipping.
+        value: largest norm of the gradient, or largest absolute value in it, > 0; None for no clipping.
         algorithm: "norm" or "value".
 
     Raises:
-        ConfigError: if one of them is none of these.
+        ConfigError: if ``value`` is not positive, or ``algorithm`` is another word.
     """
 
     value: float | None = None
@@ -54,16 +54,16 @@ class LightningBackend(Backend):
     the loggers' x-axis mean updates.
 
     Args:
-        module: whose trainer and processes are used.
-        clipping: of gradients.
-        schedule: of the learning rate.
+        module: the module whose trainer and processes are used.
+        clipping: clipping of gradients.
+        schedule: schedule of the learning rate.
 
     Attributes:
-        clipping: in the present fit.
-        around_step: given the optimizer, the context in which an update of w is made.
-        of_steps: names of the figures of training steps that were logged, which every epoch has.
+        clipping: the clipping of the present fit.
+        around_step: a function from the optimizer to the context manager around an update of w.
+        of_steps: names of all logged figures of training steps, which have a value in every epoch.
         validated_in: the epoch in which validation ran last; -1 before.
-        idle: parameters that DistributedDataParallel waits for and the present phase has not.
+        idle: parameters whose gradients DistributedDataParallel waits for although the present phase does not use them.
     """
 
     def __init__(self, module: EvaluatingModule, clipping: Clipping, schedule: Schedule) -> None:
@@ -76,30 +76,30 @@ class LightningBackend(Backend):
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:  # type: ignore[override]
-        """The Trainer's, with 16-mixed."""
+        """The Trainer's loss scaler, which exists with the precision 16-mixed."""
         return getattr(self.module.trainer.precision_plugin, "scaler", None)
 
     @property
     def averages(self) -> bool:  # type: ignore[override]
-        """DistributedDataParallel averages all gradients; FSDP2 those of divided weights, and the engine the rest."""
+        """Whether the strategy averages all gradients, as DistributedDataParallel does; FSDP2 averages only some."""
         return not self.divided
 
     @property
     def plain(self) -> bool:
-        """On one device without loss scaling."""
+        """Whether training runs on one device without loss scaling."""
         strategy, precision = self.module.trainer.strategy, self.module.trainer.precision_plugin
         single_device = isinstance(strategy, SingleDeviceStrategy) and type(strategy).backward is Strategy.backward
         return single_device and type(precision).backward is Precision.backward and self.scaler is None
 
     @property
     def divided(self) -> bool:
-        """Whether the weights lie in parts on the processes."""
+        """Whether each process holds only a part of the weights."""
         return isinstance(self.module.trainer.strategy, ShardedWeights)
 
     def backward(
         self, value: Tensor, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None] | None = None
     ) -> None:
-        """Through the strategy, with the hooks of a backward pass, so that gradients are scaled as Lightning does."""
+        """Backward pass through the strategy and the callbacks' hooks, with Lightning's loss scaling."""
         if gradients is None:
             for parameter in self.idle:
                 value = value + 0.0 * parameter.sum()
@@ -113,10 +113,10 @@ class LightningBackend(Backend):
         strategy.post_backward(value)
 
     def step(self, optimizer: Optimizer, *, inner: bool, from_backward: bool, clip: bool) -> None:
-        """An update of w: hooks, clipping, the optimizer, the counter, schedules per step.
+        """Update w: call hooks, clip, step the optimizer, and count the update for ``global_step`` and schedules.
 
-        An inner iteration is clipped and scaled only.  A gradient set by hand (``from_backward=False``) was never
-        scaled, so the scaler must not touch it.
+        An inner iteration only unscales, clips and steps.  A gradient that did not come from a backward pass
+        (``from_backward=False``) was never scaled and must not be unscaled.
         """
         if inner:
             if clip:
@@ -139,7 +139,7 @@ class LightningBackend(Backend):
         self.step_schedulers("step")
 
     def clip_gradients(self, optimizer: Optimizer) -> None:
-        """Clip the gradients of an optimizer's parameters as the present fit does, if it does."""
+        """Clip the gradients of an optimizer's parameters, if the present fit clips."""
         if self.clipping.value and self.divided:
             params = (p for group in optimizer.param_groups for p in group["params"])
             clip(params, self.clipping.value, self.module.processes, by_value=self.clipping.algorithm == "value")
@@ -162,13 +162,13 @@ class LightningBackend(Backend):
                 scheduler.step()
 
     def count_updates(self) -> None:
-        """Let the x-axis of Lightning's loggers, which counts batches, be updates of w."""
+        """Make the x-axis of Lightning's loggers count updates of w instead of batches."""
         loop = self.module.trainer.fit_loop.epoch_loop
         loop._batches_that_stepped = max(0, self.module.global_step - (not loop._should_accumulate()))
 
     def is_logged(self, *, last: bool, updated: bool) -> bool:
-        """Whether figures of this training step are logged: those of an epoch's last batch always, for callbacks."""
-        interval = self.module.trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 for never
+        """Whether figures of this training step are logged; an epoch's last batch always is, for callbacks."""
+        interval = self.module.trainer.log_every_n_steps  # type: ignore[attr-defined]  # 0 means never
         return bool(interval) and (last or (updated and self.module.global_step % interval == 0))
 
     def log(
@@ -180,12 +180,12 @@ class LightningBackend(Backend):
         *,
         updated: bool,
     ) -> None:
-        """Log figures of a training step for callbacks and the bar, and those of an update of w for loggers, too.
+        """Log figures of a training step for callbacks and the progress bar, and after an update of w to the loggers.
 
-        Figures of an epoch that ends with the step are shown for what its batch lacks: Lightning lets the figure win
-        whose name it has met last, and that must be the one of the epoch, which follows.
-        Straight to the loggers: Lightning would write a step's value whenever its own counter, of batches, says so.
-        An estimate of what the batch said nothing about is NaN, and left out; ``others`` are for the loggers only.
+        Figures that an epoch's last batch lacks are logged as means over the epoch (``epoch_figures``): if several
+        hooks log one name, Lightning keeps that of the hook which began last to log it, and this must be
+        ``on_train_batch_end`` with the means.  Loggers are called directly, since Lightning's own counter counts
+        batches.  An estimate without a value in this batch is NaN and left out; ``others`` are for the loggers only.
         """
         logged = {f"{prefix}_{name}": value.item() for name, value in estimates.items()}
         values = {name: value for name, value in logged.items() if not math.isnan(value)}
@@ -195,29 +195,29 @@ class LightningBackend(Backend):
             logger.log_metrics({**values, **others}, step=self.module.global_step - 1)
 
     def figures_of_epoch(self, prefix: str, averages: Averages | None) -> dict[str, Tensor]:
-        """The means of the estimates of training steps, as callbacks know them; none of a part that no batch had."""
+        """Means of the estimates over the epoch by their logged names, without estimates that had no value."""
         means = {} if averages is None else averages.values()
         return {f"{prefix}_{name}": value for name, value in means.items() if not bool(value.isnan())}
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """Training batches on their device, without end: those of the epochs after the last that has begun."""
+        """Training batches on their device, without end: those of epochs after the present one."""
         trainer = self.module.trainer
         for epoch in itertools.count(trainer.fit_loop.epoch_progress.current.ready):
             loaders = trainer.fit_loop._combined_loader
-            assert loaders is not None  # noqa: S101 - the fit has made them
+            assert loaders is not None  # noqa: S101 - the fit has set them up
             for loader in loaders.flattened:
                 _set_sampler_epoch(loader, epoch)
             for batch, *_ in loaders:
                 yield trainer.strategy.batch_to_device(batch)
 
     def _is_new(self) -> bool:
-        """Whether this epoch has a value of the monitored metric: one of validation comes with a validation only."""
+        """Whether the monitored metric has a value of this epoch; a validation metric needs a validation in it."""
         trainer = self.module.trainer
         num_epochs = trainer.check_val_every_n_epoch
         if self.schedule.monitor in self.of_steps:
             return True
         interval = trainer.val_check_batch
-        if interval is None:  # by time
+        if interval is None:  # validation by time
             return self.validated_in == trainer.current_epoch
         if num_epochs is not None:
             return (trainer.current_epoch + 1) % num_epochs == 0
@@ -245,15 +245,15 @@ class LightningBackend(Backend):
 
 
 class FabricBackend(Backend):
-    """For an :class:`~fcco_lightning.Engine` in a loop with Fabric: mixed precision, and several processes by DDP.
+    """Backend of an :class:`~fcco_lightning.Engine` in a loop with Fabric: mixed precision, and processes by DDP.
 
-    Make it behind ``fabric.launch()`` and ``fabric.setup``.
+    Make it after ``fabric.launch()`` and ``fabric.setup``.
 
     Args:
-        fabric: whose ``backward`` is called.
+        fabric: the Fabric whose ``backward`` is called.
 
     Raises:
-        ConfigError: if the precision scales losses, which makes the gradient's unit another one than the engine's.
+        ConfigError: if the precision scales losses, since the engine needs gradients without a scale.
     """
 
     averages = True
@@ -272,5 +272,5 @@ class FabricBackend(Backend):
         leaves: Sequence[Tensor],  # noqa: ARG002
         gradients: Sequence[Tensor | None] | None = None,  # noqa: ARG002
     ) -> None:
-        """``fabric.backward``, during which DistributedDataParallel averages."""
+        """Call ``fabric.backward``, in which DistributedDataParallel averages the gradients."""
         self.fabric.backward(value)

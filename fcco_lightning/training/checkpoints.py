@@ -1,4 +1,4 @@
-"""Checkpoints of a run."""
+"""The callback that saves checkpoints of a run."""
 
 import time
 from typing import Any
@@ -8,21 +8,21 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 
 class Checkpoints(ModelCheckpoint):
-    """Lightning's ``ModelCheckpoint``, made whole for a module that optimizes by itself.
+    """Lightning's ``ModelCheckpoint``, corrected for a module with manual optimization.
 
-    Its ``last.ckpt`` holds the last update whatever the interval of saving is, ``train_time_interval`` is kept, and a
-    run that is continued in another folder knows what was best before.
+    ``last.ckpt`` holds the last update whatever the interval of saving is, ``train_time_interval`` is obeyed, and a
+    run that is resumed in another folder still knows its best checkpoint.
     """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Lightning's, which would forget the best so far where the folder is another one: every run has its own.
+        """Restore the state, including the best score, which Lightning drops if the run's folder is another one.
 
-        Files of another folder are never removed.
+        Files in another folder are never removed.
         """
         super().load_state_dict({**state_dict, "dirpath": self.dirpath})
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        """Save after so many updates, or so much time by the clock of the first process."""
+        """Save if ``every_n_train_steps`` updates or ``train_time_interval``, on the first process, have passed."""
         super().on_train_batch_end(trainer, pl_module, *args)
         if self._train_time_interval is None or self._should_skip_saving_checkpoint(trainer):
             return
@@ -37,7 +37,7 @@ class Checkpoints(ModelCheckpoint):
             self._save_last_checkpoint(trainer, candidates)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last update, if it was not."""
+        """Save the last update, if it is not saved yet."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # a run without a folder
             return
         super().on_train_end(trainer, pl_module)

@@ -1,4 +1,4 @@
-"""BatchNorm by the statistics of all processes, on CPUs as on GPUs."""
+"""BatchNorm with the statistics of all processes, on CPUs and GPUs."""
 
 from functools import partial
 from typing import Any
@@ -14,18 +14,18 @@ from fcco_lightning.state.processes import Processes
 
 
 class CommonStatistics(LayerSync):
-    """Lets BatchNorm layers, while they are trained, normalise by all processes' parts of a batch together.
+    """Makes BatchNorm layers, in training, normalise by mean and variance over the batches of all processes.
 
-    The parts may differ in size, and the gradient passes through the statistics: P processes with batch B are one
-    process with batch P·B.  A layer costs two exchanges of a few numbers a channel in the forward pass, and two in the
-    backward pass.  Unlike torch's SyncBatchNorm it runs on CPUs, too, and the others notice a process that fails.
+    The batches may differ in size, and the gradient passes through the statistics: P processes with batch B equal one
+    process with batch P·B.  A layer costs two exchanges of a few numbers per channel in the forward pass, and two in
+    the backward pass.  Unlike torch's SyncBatchNorm it runs on CPUs, too, and processes notice if another one fails.
     """
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Change the layers of a model in place; parameters and statistics stay where they are."""
+        """Change the BatchNorm layers of a model in place; their parameters and running statistics are kept."""
         for layer in _layers(model):
             layer.forward = partial(normalised, layer, self.processes)  # type: ignore[method-assign]
         return model
@@ -38,10 +38,10 @@ class CommonStatistics(LayerSync):
 
 
 def share_statistics(trainer: Trainer, processes: Processes, micro_batch: int | None) -> None:
-    """Let a Trainer with ``sync_batchnorm=True`` use :class:`CommonStatistics`.
+    """Make a Trainer with ``sync_batchnorm=True`` use :class:`CommonStatistics`.
 
     Raises:
-        ConfigError: if batches pass through the network in parts.
+        ConfigError: if batches pass through the network in micro-batches.
     """
     if getattr(trainer.strategy, "_layer_sync", None) is None:
         return
@@ -51,18 +51,18 @@ def share_statistics(trainer: Trainer, processes: Processes, micro_batch: int | 
             "batch at a time, and processes may have different numbers of parts. Leave one of them out, or use "
             "GroupNorm or LayerNorm."
         )
-    trainer.strategy._layer_sync = CommonStatistics(processes)  # type: ignore[attr-defined]  # in the place of torch's
+    trainer.strategy._layer_sync = CommonStatistics(processes)  # type: ignore[attr-defined]  # replaces torch's
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # processes talk to each other
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # contains communication
 def normalised(layer: _BatchNorm, processes: Processes, x: Tensor) -> Tensor:
     r"""``(x - mean) / sqrt(var + eps) * weight + bias``, in training by mean and variance over all processes.
 
-    The layer's parameters and running statistics are used and moved as torch does; x are the values of this process,
-    and both x and what is returned have the shape (B, C, ...).
+    The layer's parameters are used, and its running statistics updated, as torch does; x holds the values of this
+    process, and x and the result have shape (B, C, ...).
 
     Raises:
-        DataError: in training, if all processes together have one value a channel.
+        DataError: in training, if all processes together have one value per channel.
     """
     if not layer.training or processes.size == 1:
         return type(layer).forward(layer, x)
@@ -89,7 +89,7 @@ def normalised(layer: _BatchNorm, processes: Processes, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _follow(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
-    """Move the running statistics."""
+    """Update the running statistics."""
     if layer.running_mean is None or layer.running_var is None or layer.num_batches_tracked is None:
         return
     layer.num_batches_tracked.add_(1)
@@ -108,7 +108,7 @@ def _total(part: Tensor, processes: Processes) -> Tensor:
 
 
 class _Total(torch.autograd.Function):
-    """The sum of a vector over all processes; its gradient is the sum of those of all processes."""
+    """The sum of a vector over all processes; its gradient is the sum of the gradients of all processes."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, processes: Processes) -> Tensor:
@@ -117,4 +117,4 @@ class _Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _total(gradients[0], ctx.processes), None  # which has a gradient in turn, as PDSCA takes
+        return _total(gradients[0], ctx.processes), None  # differentiable again, as PDSCA needs

@@ -1,4 +1,4 @@
-"""An objective as the loss of a training loop of one's own, with automatic optimization."""
+"""An objective as the loss function of the user's own training loop, with automatic optimization."""
 
 import copy
 import warnings
@@ -25,45 +25,45 @@ from fcco_lightning.state.checkpoint_files import whole_or_not
 from fcco_lightning.state.checkpoint_schema import CriterionState, require
 from fcco_lightning.state.processes import Processes
 
-_NOT_FOLLOWED = 20  # batches; a loss scaler drops fewer steps in a row
+_NOT_FOLLOWED = 20  # batches without a step before a warning; a loss scaler drops fewer steps in a row
 
 
 class Criterion(nn.Module):
     r"""A scalar whose value is an estimate of F and whose gradient is the algorithm's estimate G of grad F.
 
-    ``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``, and the constraints' terms.  Called in training as
-    ``criterion(outputs, batch)``, it measures the batch and hands out F at the remembered rows u_i, with the gradient
-    G = Jacobian of the measured g_i, transposed, times ``grad f_i(u_i)``.  The loop stays the user's: backward pass,
-    clipping, mixed precision, accumulation and schedules are what they are for any other loss.  The rows change with
-    the optimizer's step, behind the backward pass, and only if every value and gradient is finite.  With several
-    processes the batch is that of all of them together, as :class:`~fcco_lightning.Engine` has it, and the gradients
-    are to be averaged, as DistributedDataParallel does.  Rows are part of ``state_dict()``, replicated on every
-    process.  A checkpoint that Lightning's ``EMAWeightAveraging`` or ``StochasticWeightAveraging`` has written holds
-    them for a run with that callback.
+    ``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``, plus the terms of the constraints.  ``criterion(outputs, batch)``,
+    called in training, computes g_i(w; batch) and returns the estimate of F at the running estimates u_i (the rows),
+    with the gradient ``G = mean_i [Jac g_i(w; batch)]^T grad f_i(u_i)``.  Backward pass, clipping, mixed precision,
+    accumulation and schedules remain the user's.  The rows are updated when the optimizer steps, after the
+    backward pass, and only if every value and gradient is finite.  With several processes the batch is that of all of
+    them together, as for :class:`~fcco_lightning.Engine`, and the gradients must be averaged, as
+    DistributedDataParallel does.  Rows are part of ``state_dict()``, replicated on every process.  Checkpoints of
+    Lightning's ``EMAWeightAveraging`` or ``StochasticWeightAveraging`` contain them for a run with that callback.
 
-    With gradients accumulated over several batches each batch compares its own samples only, and the rows move with
-    each of them; the value of one is to be differentiated before the next one is measured.  A step that a loss scaler
-    drops leaves the rows as they were.
+    If gradients are accumulated over several batches, each batch compares its own samples only and updates its rows;
+    call backward for one batch before the criterion is called for the next.  A step that a loss scaler drops leaves the
+    rows unchanged.
 
-    The algorithm has to get along with one forward pass and the user's optimizer: SOX, SOAP, BSGD, SGD, MOAP, SCENT,
+    The algorithm must need only one forward pass and the user's optimizer: SOX, SOAP, BSGD, SGD, MOAP, SCENT,
     SONX and SONEX with ``gamma_prime=0``, and ALEXR with ``theta=0``.  All others need an
     :class:`~fcco_lightning.Engine`, or an :class:`~fcco_lightning.FCCOModule`.
 
     Args:
         objective: the objective.
-        algorithm: that decides what is remembered.
+        algorithm: the algorithm, which determines the running estimates and G.
         num_samples: n, size of the training split, whose samples the column ``index`` numbers from 0.
         constraints: constraints ``h_j(w) <= 0``.
         penalty: how they are enforced; an :class:`~fcco_lightning.AdaptivePenalty` by default.
-        sampling: how the batches are drawn, see :class:`~fcco_lightning.engine.Problem`; ``drawn`` of an
-            :class:`~fcco_lightning.IndexedDataset` says it of shuffled ones.  Objectives in which only some samples own
-            rows must know which.
-        dtype: of the rows.
-        allow_changed: whether the state of a criterion for another training split is continued, with a warning.
+        sampling: how the batches are drawn, see :class:`~fcco_lightning.engine.Problem`; for shuffled batches it is
+            given by ``drawn`` of :class:`~fcco_lightning.IndexedDataset`.  It is required for objectives in which only
+            some samples have rows.
+        dtype: data type of the rows.
+        allow_changed: whether the state of a criterion for another training split is accepted, with a warning.
 
     Attributes:
-        objective: as the algorithm poses it; its parameters (a CVaR threshold) are for the optimizer, too.
-        estimates: of the summands of F on the last batch, by name.
+        objective: the objective in the form that the algorithm optimizes; its parameters (such as a CVaR threshold)
+            belong to the optimizer, too.
+        estimates: the estimates of the summands of F on the last batch, by name.
 
     Raises:
         ConfigError: if the algorithm needs more than one forward pass, or a step of its own.
@@ -108,18 +108,18 @@ class Criterion(nn.Module):
         self._hook: RemovableHandle | None = None
 
     def follow(self, optimizer: Optimizer) -> Optimizer:
-        """Let the rows change with this optimizer's steps.
+        """Update the rows whenever this optimizer steps.
 
-        Call it once the processes of the job are there and the parameters on their device: in ``configure_optimizers``.
+        Call it in ``configure_optimizers``: the processes must be connected and the parameters on their device.
 
         Args:
-            optimizer: over the network's parameters, and the objective's if it has any.
+            optimizer: an optimizer of the network's parameters, and of the objective's if it has any.
 
-        Returns: the optimizer.
+        Returns: the same optimizer.
 
         Raises:
-            ConfigError: if it leaves out parameters of the objective, or measures a batch several times, as LBFGS does,
-                or the algorithm does not apply to the problem.
+            ConfigError: if the optimizer leaves out parameters of the objective or evaluates a batch several times, as
+                LBFGS does, or if the algorithm does not apply to the problem.
         """
         require_one_evaluation(optimizer)
         params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -129,7 +129,7 @@ class Criterion(nn.Module):
                 f"{type(self.objective).__name__} has parameters of its own, and {type(optimizer).__name__} leaves out "
                 f"{len(left_out)} of them. Give it those of the whole LightningModule, self.parameters()."
             )
-        self._stored = self.get_extra_state()  # of an earlier fit
+        self._stored = self.get_extra_state()  # the rows of an earlier fit
         self._engine = Engine(self._outputs, self._pose().to(params[0].device), self.algorithm, self._backend)
         self._engine.train(params)
         self._engine.optimizer = optimizer
@@ -141,19 +141,20 @@ class Criterion(nn.Module):
         return optimizer
 
     def forward(self, outputs: Any, batch: Mapping[str, Any]) -> Tensor:
-        """The scalar to differentiate.
+        """The loss of a batch: a scalar with value F and gradient G.
 
         Args:
-            outputs: of the network for the batch, with graph; by part where the batch has several.
+            outputs: outputs of the network for the batch, shape (B, ...), with their graph; a mapping from part to
+                outputs if the batch has several parts.
             batch: the columns of the batch, ``index`` (B,) among them.
 
         Raises:
-            ConfigError: outside training, or without an optimizer to :meth:`follow`.
+            ConfigError: outside training, or before :meth:`follow` was called with an optimizer.
             DataError: if outputs and batch are of different sizes.
-            NonFiniteError: when the optimizer steps, if a value or a gradient is NaN or infinite; no row has changed.
+            NonFiniteError: later, when the optimizer steps, if a value or gradient is NaN or infinite; no row changes.
         """
         engine = self.engine
-        if self._around_step not in engine.optimizer._optimizer_step_pre_hooks.values():  # a copy has none
+        if self._around_step not in engine.optimizer._optimizer_step_pre_hooks.values():  # deepcopy drops the hook
             self._hook = engine.optimizer.register_step_pre_hook(self._around_step)
         if not (self.training and torch.is_grad_enabled()):
             raise ConfigError(
@@ -188,34 +189,34 @@ class Criterion(nn.Module):
         engine.arrivals.note(self.estimates, last_batch=False)
         engine.descend(estimate)
         value = self._backend.value
-        del self._backend.value  # as the outputs once rows are written: nothing keeps the graph
+        del self._backend.value  # so that nothing keeps the graph alive
         if value.requires_grad:
             value.register_hook(self._note_backward)  # type: ignore[no-untyped-call]
             self._waits = True
-        estimates = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # a batch may give none of one
+        estimates = (torch.nan_to_num(estimate) for estimate in self.estimates.values())  # NaN: no value in this batch
         total = sum((estimate.to(value.dtype) for estimate in estimates), torch.zeros_like(value))
         return value + (total - value).detach()
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Rows and what else the algorithm remembers: tensors and primitives only."""
+        """The rows and other state of the algorithm, as tensors and primitive values only."""
         if self._engine is None:
             return self._stored
         return {"problem": self._engine.problem.state_dict(), "engine": self._engine.state_dict()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`get_extra_state` was taken.
+        """Restore a state returned by :meth:`get_extra_state`.
 
         Raises:
-            CheckpointError: if the rows are those of another problem or algorithm, or the state is incomplete; what was
-                remembered is as it was.
-            DataError: if they are those of another training split, as far as ``num_samples`` and ``sampling`` tell.
+            CheckpointError: if the rows belong to another problem or algorithm, or the state is incomplete; the present
+                rows are kept.
+            DataError: if they belong to another training split, as far as ``num_samples`` and ``sampling`` show.
         """
         if state:
             require(state, CriterionState, "the criterion's state")
         self._stored = state
         if self._engine is None:
             return
-        if not state:  # of a criterion before its first optimizer: nothing is remembered
+        if not state:  # the state of a criterion without an optimizer yet: start without rows
             optimizer, self._engine = self._engine.optimizer, None
             self.follow(optimizer)
             return
@@ -246,7 +247,11 @@ class Criterion(nn.Module):
 
     @property
     def engine(self) -> Engine:
-        """Whose rows these are; it is there once an optimizer is followed."""
+        """The engine that holds the rows; it exists after :meth:`follow`.
+
+        Raises:
+            ConfigError: before.
+        """
         if self._engine is None:
             raise ConfigError(
                 "the rows change with the optimizer's steps, and the criterion knows no optimizer. Return "
@@ -258,7 +263,7 @@ class Criterion(nn.Module):
         self._differentiated = True
 
     def _end(self, *, write: bool) -> None:
-        """Write or forget what the last batch has proposed."""
+        """Commit or discard the new rows of the last batch."""
         self._without_step = 0 if write else self._without_step + self._differentiated
         if self._without_step == _NOT_FOLLOWED:
             warnings.warn(
@@ -275,18 +280,21 @@ class Criterion(nn.Module):
             self._outputs.given, self._differentiated, self._waits = {}, False, False
 
     def _accumulates(self) -> bool:
-        """Whether gradients of the last batch wait for those of the next; a loss scaler drops what is not finite."""
+        """Whether finite gradients of the last batch are still there, to be accumulated.
+
+        A loss scaler drops the step if gradients are not finite.
+        """
         gradients = [p.grad for p in self.engine.params if p.grad is not None]
         return bool(gradients) and all_finite(gradients)
 
     def _around_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Write the rows between the backward pass, which may be the closure's, and the step."""
+        """Commit the rows after the backward pass, which may be part of the closure, and before the step."""
         positional = [a for a in args if a is not optimizer]
         closure: Callable[[], Any] | None = positional[0] if positional else kwargs.get("closure")
         if closure is None:
-            overflow = getattr(optimizer, "found_inf", None)  # of a fused one, which drops the step by itself
+            overflow = getattr(optimizer, "found_inf", None)  # a fused optimizer drops the step by itself
             self._end(write=overflow is None or not bool(overflow))
             return None
 
@@ -299,7 +307,7 @@ class Criterion(nn.Module):
 
 
 class _Outputs(BatchNetwork):
-    """Hands out what the user's network has returned, by part."""
+    """Stands for the network in the engine and returns the outputs that the user has passed, by part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,7 +318,7 @@ class _Outputs(BatchNetwork):
 
 
 class _Deferred(Backend):
-    """Leaves the backward pass, of the estimate that it keeps, and averaging over processes to the user's loop."""
+    """Keeps the estimate, and leaves its backward pass and the averaging over processes to the user's loop."""
 
     averages = True
     value: Tensor
@@ -321,7 +329,7 @@ class _Deferred(Backend):
         leaves: Sequence[Tensor],
         gradients: Sequence[Tensor | None] | None = None,  # noqa: ARG002
     ) -> None:
-        """Keep it: the user differentiates, perhaps in another unit; the parameters of samples move at once."""
+        """Keep the value for the user's backward pass, which may scale it; update parameters of samples at once."""
         self.value = value
         sample_leaves = [leaf for leaf in leaves if not isinstance(leaf, nn.Parameter)]
         if sample_leaves:
@@ -329,10 +337,10 @@ class _Deferred(Backend):
 
 
 def _with_one_forward(algorithm: Algorithm) -> SingleLoop:
-    """The algorithm, if its iteration is one forward pass, one backward pass and the user's step.
+    """Return the algorithm if an iteration is one forward pass, one backward pass and the user's step.
 
     Raises:
-        ConfigError: if it is more.
+        ConfigError: if an iteration needs more.
     """
     instead = "Use an Engine or FCCOModule, or one of SOX, SOAP, BSGD, SGD, MOAP and SCENT."
     if not isinstance(algorithm, SingleLoop) or type(algorithm).iteration is not SingleLoop.iteration:

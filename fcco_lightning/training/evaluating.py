@@ -1,4 +1,4 @@
-"""How a LightningModule evaluates a split: outputs are collected, and figures are made of all of them together."""
+"""Evaluation of a split in a LightningModule: outputs are collected, and figures are computed from all of them."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,13 +22,13 @@ from fcco_lightning.state.processes import Processes
 
 
 class EvaluatingModule(LightningModule):
-    """A module that reports its evaluation's figures, and how far the constraints hold, on whole splits.
+    """A module that reports figures of its evaluation, and the values of its constraints, on whole splits.
 
-    All processes of the job share a split: each evaluates its part, and figures are made of all outputs together.
+    Each process computes the outputs of its part of a split, and the figures are computed from all outputs together.
 
     Attributes:
-        last_summaries: all figures of the last validation or test by split.
-        vacuous_because: why constraints are vacuous, by split; None where they are not.
+        last_summaries: all figures of the last validation or test, by split.
+        vacuous_because: the reason why the constraints are vacuous, by split; None where they are not.
     """
 
     network: nn.Module
@@ -47,7 +47,7 @@ class EvaluatingModule(LightningModule):
 
     @contextmanager
     def where_trained(self) -> Iterator[None]:
-        """Inside, the module is on the device that it was trained on: Lightning takes it to the CPU when a fit ends."""
+        """Within this context the module is on its training device; Lightning moves it to the CPU when a fit ends."""
         before = self.device
         self.to(self.trainer.strategy.root_device)
         try:
@@ -56,25 +56,25 @@ class EvaluatingModule(LightningModule):
             self.to(before)
 
     def received(self, columns: Columns) -> dict[str, Tensor]:
-        """Columns on the module's device and in the run's precision, as Lightning gives them to a step."""
+        """Columns on the module's device and in the run's precision, as Lightning passes them to a step."""
         moved = self.transfer_batch_to_device(columns, self.device, 0)
         return self.trainer.precision_plugin.convert_input(moved)  # type: ignore[no-any-return]
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Collect outputs; the dual state is not touched."""
+        """Collect the outputs for a batch; the rows do not change."""
         self._collect(batch, dataloader_idx)
         self._keep_pace(batch, batch_idx, self.trainer.num_val_batches, dataloader_idx)
 
     def on_validation_start(self) -> None:
-        """All processes evaluate the same network."""
+        """Make all processes evaluate the same network."""
         self._share_statistics()
 
     def _share_statistics(self) -> None:
-        """Average what BatchNorm has seen: each process has updated its own running statistics."""
+        """Average the running statistics of BatchNorm, which each process has updated by itself."""
         self.processes.average_([b for b in self.network.buffers() if b.is_floating_point()])
 
     def on_validation_epoch_end(self) -> None:
-        """Report every split on which validation runs."""
+        """Compute and log the figures of every split on which validation runs."""
         names = getattr(getattr(self.trainer, "datamodule", None), "val_names", ["val"])
         self._report(names)
 
@@ -86,11 +86,11 @@ class EvaluatingModule(LightningModule):
         self._report(["test"])
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """Give the outputs with the samples' ``index``, where the batch has that.
+        """Predict a batch.
 
-        Returns: ``scores``, the network's outputs (also as ``output``); of a classifier and of scores of two classes
-            also ``decisions`` (0 or 1, or the class of the largest score), where the rule knows them, and
-            ``probabilities``, where the scores have some.
+        Returns: the network's outputs (B, ...) as ``output`` and, if they are a tensor, as ``scores``; the samples'
+            ``index``, if the batch has it.  If scores are those of classes, also ``probabilities`` and ``decisions``
+            (0 or 1, or the class of the largest score), where the decision rule defines them.
         """
         columns = columns_of(batch)
         outputs = outputs_of_columns(self.network, columns)
@@ -100,10 +100,10 @@ class EvaluatingModule(LightningModule):
         return prediction | ({"scores": outputs} | self._decided(outputs) if isinstance(outputs, Tensor) else {})
 
     def _decided(self, scores: Tensor) -> dict[str, Tensor]:
-        """Probabilities and decisions, as far as there are any."""
+        """Probabilities and decisions, where the decision rule defines them."""
         several = scores.dim() == 2 and scores.shape[1] > 1
         if not self.objective.scores_classes or (several and not isinstance(self.objective, CrossEntropy)):
-            return {}  # scores of something else
+            return {}  # the scores are not those of classes
         probabilities = self.rule.probabilities(scores)
         decided = {} if probabilities is None else {"probabilities": probabilities}
         if several:
@@ -113,9 +113,9 @@ class EvaluatingModule(LightningModule):
         return decided
 
     def _keep_pace(self, batch: Any, batch_idx: int, batches: Sequence[float], loader: int = 0) -> None:
-        """Behind the last batch, evaluate it again until all processes have had as many as the one with most.
+        """After its last batch, a process repeats it until all processes have evaluated equally many batches.
 
-        Only where weights are divided: nobody could gather them for the others' batches otherwise.
+        Needed only if the weights are divided over the processes, since all must take part to gather them.
         """
         if batch_idx + 1 == batches[loader] and is_gathered(self.network):
             self._evaluate_again(self.network, columns_of(batch), batch_idx + 1)
@@ -132,11 +132,11 @@ class EvaluatingModule(LightningModule):
 
     @torch.no_grad()
     def evaluate(self, loader: Iterable[dict[str, Tensor]], network: nn.Module | None = None) -> Split:
-        """Outputs (nested tensors) and columns of a split on the CPU, of which every process evaluates its part.
+        """Outputs (nested tensors) and columns of a whole split, on the CPU; each process evaluates its part.
 
         Args:
-            loader: of this process's part of the split.
-            network: another one to take in place of the module's.
+            loader: batches of this process's part of the split.
+            network: a network to evaluate instead of the module's; it is left in evaluation mode.
         """
         was_training, network = self.training, self.network if network is None else network.eval()
         self.eval()
@@ -167,15 +167,15 @@ class EvaluatingModule(LightningModule):
             self.last_summaries[split] = dict(summary)
             bar = {f"{split}_{k}": summary.pop(k) for k in (*self.evaluation.bar, "worst_violation") if k in summary}
             rest = {f"{split}_{k}": v for k, v in summary.items()}
-            sync = self.processes.size > 1  # all have computed the same figures, but Lightning warns otherwise
+            sync = self.processes.size > 1  # figures agree already, but Lightning warns without it
             self.log_dict(bar, prog_bar=True, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
             self.log_dict(rest, add_dataloader_idx=False, batch_size=1, sync_dist=sync)
 
     def fit_rule(self, splits: Mapping[str, Split]) -> None:
-        """Choose the threshold or class weights of the requested decisions, by the validation split or else training's.
+        """Fit the threshold or class weights of the requested decisions to the validation split, else the training one.
 
-        Probabilities are calibrated on the validation split alone, of which no sample was trained on.  Nothing is done
-        where neither is there, or scores are not those of two classes.
+        Probabilities are calibrated on the validation split only, since it was not trained on.  Nothing is done if
+        ``splits`` has neither, or if the scores are not those of two classes.
         """
         split = splits.get("val", splits.get("train"))
         if split is None or not self.objective.scores_classes:
@@ -189,7 +189,7 @@ class EvaluatingModule(LightningModule):
             self.rule.fit(scores, y, weight, classifies=classifies, held_out="val" in splits)
 
     def details(self, split: Split) -> dict[str, Any]:
-        """What the evaluation and the decisions of the rule say of a split beyond its figures, in plain numbers."""
+        """Tables of the evaluation and of the decisions on a split, in addition to its figures, as plain numbers."""
         samples, evaluation = (split.outputs, split.columns), self.evaluation
         if not self.objective.scores_classes:
             return evaluation.details(*samples)
@@ -199,15 +199,15 @@ class EvaluatingModule(LightningModule):
         return {**evaluation.details(*samples), **decided}
 
     def figures(self, split: Split) -> tuple[dict[str, float], str | None]:
-        """All figures of a split, whose outputs may be another network's, and why constraints are vacuous."""
+        """All figures of a split with outputs of any network, and why its constraints are vacuous, or None."""
         decisions = follows_decisions(self.penalty)
         return summarise(self.evaluation, self.constraints, split.outputs, split.columns, decisions=decisions)
 
     def summarise(self, name: str, split: Split) -> dict[str, float]:
-        """All figures of a split; says when its constraints have become vacuous, and when they are so no more.
+        """All figures of a split; warns when its constraints become vacuous, and reports when they no longer are.
 
         Args:
-            name: of the split.
+            name: name of the split.
             split: its outputs and columns, as :meth:`evaluate` returns them.
 
         Raises:

@@ -1,4 +1,4 @@
-"""How a run is carried out on its machine, and what is refused where a part is easily given in another form."""
+"""Settings of how a run is executed, and type checks of the arguments of the module."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ from fcco_lightning.state import Layout
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out: in which parts, where its rows lie, what becomes of batches that cannot be used.
+    """How a run is executed: micro-batches, compilation, storage of the rows, and batches that are not finite.
 
-    What is optimised is the same whatever is chosen here, and so is the job that ``--ckpt_path auto`` looks for.
+    These settings change neither the problem nor the job that ``--ckpt_path auto`` looks for.
 
     Args:
-        micro_batch: largest number of samples that pass through the network at once; None for whole batches.  With it a
-            batch of any size takes the memory of a micro-batch, costs one more forward pass, and has the same
+        micro_batch: largest number of samples that pass through the network at once; None for whole batches.  A batch
+            of any size then needs the memory of a micro-batch and one more forward pass, and has the same
             gradient: the rows, pairs and constraints are those of the whole batch.
-        compiled: whether the network is compiled by torch.compile, and with it, for most algorithms, what
-            follows from its outputs (inner functions, estimators, outer functions; on a CPU mostly the gradient, too)
-            as one graph.  That takes some seconds or minutes at first.  Dropout draws the same masks as without.  CPUs
-            need a C++ compiler for it, GPUs Triton.
-        state_layout: "replicated", "sharded" or "auto" (sharded from 1,000,000 values on): where the rows of the
-            dual state lie when several processes train, see :class:`DualState`.
-        skip_nonfinite: drop a batch with a NaN or infinite value, and count it, instead of stopping.
+        compiled: whether torch.compile compiles the network and, for most algorithms, also the computations on its
+            outputs (inner functions, estimators, outer functions; on a CPU mostly the gradient, too)
+            as one graph.  Compilation takes seconds or minutes.  Dropout masks are the same as without it.  CPUs
+            need a C++ compiler, GPUs Triton.
+        state_layout: "replicated", "sharded" or "auto" (sharded from 1,000,000 values on): how the rows of the
+            dual state are stored if several processes train, see :class:`DualState`.
+        skip_nonfinite: whether a batch with a NaN or infinite value is dropped and counted, instead of an error.
         num_samples: size of the training split; None takes it from the datamodule, or the training loader's data set.
-        allow_changed: whether a checkpoint is continued although a loader of one's own gives other samples, with a
-            warning: another number of them, other labels, or other contents of 16 samples that are looked at.  (A
-            datamodule of this package has an argument of that name.)
+        allow_changed: whether a checkpoint is resumed, with a warning, although the user's own loader gives other
+            samples: another number of samples, other labels, or other contents of the 16 samples that are compared.
+            (A datamodule of this package has an argument of the same name.)
 
     Raises:
-        ConfigError: if a number is no whole number >= 1.
+        ConfigError: if ``micro_batch`` or ``num_samples`` is no whole number >= 1.
     """
 
     micro_batch: int | None = None
@@ -53,7 +53,7 @@ class Execution:
 
 
 def require_settings(**settings: object) -> None:
-    """Refuse a value of another type where a record of settings is needed; the argument is named like the class.
+    """Require that every argument is an object of the class with its name, such as ``schedule`` of :class:`Schedule`.
 
     Raises:
         ConfigError: naming the argument.
@@ -66,7 +66,7 @@ def require_settings(**settings: object) -> None:
 def require_parts(
     objective: object, constraints: object, penalty: object, algorithm: object, optimizer: object
 ) -> None:
-    """Refuse what is easily given in another form than is asked for.
+    """Check the types of the parts of a module, with messages for common mistakes.
 
     Raises:
         ConfigError: naming the argument.

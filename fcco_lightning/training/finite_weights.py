@@ -1,4 +1,4 @@
-"""Weights that diverged in a step whose gradient was finite: training ends there, and no checkpoint holds them."""
+"""Checks for weights that are not finite: training ends, and no checkpoint stores them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ from fcco_lightning.state.divided import part_of, parts_of
 
 
 def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
-    """Refuse parameters of the module that are NaN or infinite, and statistics of the network that are NaN.
+    """Refuse parameters of the module that are NaN or infinite, and buffers of the network that are NaN.
 
-    A step can overflow although every gradient was finite, by a learning rate that is far too large.  Buffers may be
-    infinite on purpose, as masks of attention are.
+    With a learning rate that is far too large a step can overflow although every gradient is finite.  Buffers may be
+    infinite on purpose, for example attention masks.
 
     Raises:
         NonFiniteError: naming the tensor.
@@ -37,9 +37,9 @@ def require_finite_weights(module: nn.Module, network: nn.Module) -> None:
 
 @contextmanager
 def statistics_kept(network: nn.Module, *, enabled: bool) -> Iterator[None]:
-    """If the body meets a value that is not finite, buffers become as before: a forward pass over NaN has moved them.
+    """If the body raises NonFiniteError, restore the network's buffers (statistics of BatchNorm), which have seen NaN.
 
-    It costs a copy of them (BatchNorm's statistics), and is done where ``enabled``.
+    This costs a copy of the buffers; nothing is done unless ``enabled``.
     """
     copies = [buffer.clone() for buffer in network.buffers()] if enabled else []
     try:

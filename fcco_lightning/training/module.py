@@ -1,4 +1,4 @@
-"""The LightningModule: one path through manual optimization for every algorithm."""
+"""The LightningModule: one training step, by manual optimization, for all algorithms."""
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -85,42 +85,43 @@ _PLAIN = Execution()
 class FCCOModule(EvaluatingModule):
     r"""Trains a network on an objective under constraints with any algorithm of the package.
 
-    ``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))  subject to  h_j(w) <= 0``, the constraints by multipliers or a penalty.
+    ``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))  subject to  h_j(w) <= 0``, where the constraints are enforced by
+    multipliers or a penalty.
 
     Args:
         network: maps ``batch["x"]`` to outputs, or the whole batch if it is a :class:`~fcco_lightning.BatchNetwork`;
             layers of unknown input width are sized from the data.
         objective: the objective; AUC by default.
         constraints: constraints h_j(w) <= 0, any number.
-        penalty: how constraints enter: a fixed penalty, or multipliers that are found while training; the latter,
-            by :class:`~fcco_lightning.AdaptivePenalty`, by default.
-        algorithm: SONEX by default, SGD where nothing is to be remembered, see
+        penalty: how constraints are enforced: by a fixed penalty, or by multipliers that are updated during training;
+            the default is the latter, by :class:`~fcco_lightning.AdaptivePenalty`.
+        algorithm: the default is SONEX, or SGD if no running estimates are needed, see
             :func:`~fcco_lightning.algorithms.default_algorithm`.
-        optimizer: over all trainable parameters; Adam with the papers' beta by default.
+        optimizer: makes the optimizer of all trainable parameters; by default Adam with the papers' beta.
         schedule: learning rates over the run; constant by default.
-        clipping: how large a gradient may be; any size by default.
-        evaluation: what is reported of a split; by default the evaluation that fits the type of the objective, see
-            :func:`~fcco_lightning.evaluation.default_evaluation`.
+        clipping: the largest gradient that is allowed; unlimited by default.
+        evaluation: the figures that are reported for a split; by default the evaluation that fits the type of the
+            objective, see :func:`~fcco_lightning.evaluation.default_evaluation`.
         pretrain: a first phase of training on another objective, such as cross-entropy before average precision; None
-            for none.  By default, "auto", the objective is trained as it recommends itself
-            (:attr:`~fcco_lightning.Objective.recommended`): after a seamless first phase if it recommends one, with
-            cross-entropy beside AUC, partial AUC, average precision and its mean, and recall at k, and with thresholds
-            of worst groups that follow the best ones.
-        average: an average of the weights over the updates, which is validated and reported in place of the last ones;
-            None for none.
-        execution: in which parts, on which processes and by which code all of this is computed.
-        decisions: what decisions are for: "balanced", or :class:`~fcco_lightning.Decisions`; by default a positive is
-            decided where it is more probable than not.
-        margin: by how much constraints are enforced tighter than asked for, in units of h; "auto" for the standard
-            error of h where it compares two means (:meth:`~fcco_lightning.Constraint.standard_error`), at most half of
-            kappa.  New samples have other rates.
+            for none.  By default, "auto", the recommendations of the objective are followed
+            (:attr:`~fcco_lightning.Objective.recommended`): a seamless first phase if it recommends one, cross-entropy
+            as an additional term of AUC, partial AUC, average precision and its mean, and recall at k, and, for
+            objectives on the worst groups, a threshold that is optimal for the present rows.
+        average: an average of the weights over the updates, which is validated and reported in place of the last
+            weights; None for none.
+        execution: micro-batches, compilation, and where the rows are stored; none of it changes what is optimized.
+        decisions: what decisions are for: "balanced", or :class:`~fcco_lightning.Decisions`; by default a sample is
+            decided positive if its probability is above 1/2.
+        margin: by how much constraints are enforced more strictly than asked for, in units of h, since rates on new
+            samples differ from those on the training split; "auto" takes the standard error of h where h compares two
+            means (:meth:`~fcco_lightning.Constraint.standard_error`), at most half of kappa.
 
     Attributes:
-        rule: the decisions that the network makes.
-        skipped_batches: number of batches that were dropped.
+        rule: turns the network's scores into decisions.
+        skipped_batches: number of batches that were dropped because of values that are not finite.
         num_samples: size of the training split; None before it is known.
-        problem: objective and constraints with all that is remembered of them; None before a fit.
-        phases: of the run.
+        problem: objective and constraints with their rows and multipliers; None before a fit.
+        phases: the phases of the run, such as pretraining.
     """
 
     def __init__(
@@ -171,18 +172,18 @@ class FCCOModule(EvaluatingModule):
         self.skipped_batches, self.job, self._finished = 0, "", False
         self.config: dict[str, Any] = {}
         self.problem: Problem | None = None
-        self._data: dict[str, Any] = {}  # what the datamodule says of the training split that the rows are of
+        self._data: dict[str, Any] = {}  # identifies the training split of the rows
         self._engine: Engine | None = None
         self._stepping: Stepping | None = None
-        self._eased_decay: EasedDecay | None = None  # of the present fit
-        self._groups = 1  # of parameters, when the optimizer was made
+        self._eased_decay: EasedDecay | None = None  # callback of the present fit
+        self._groups = 1  # parameter groups of the optimizer when it was made
         self._continuation = Continuation()
         self._old_model = OldModel(self)
 
     # ---------------------------------------------------------------------------------------------- construction
 
     def configure_callbacks(self) -> list[Any]:
-        """Take over Trainer flags that manual optimization would refuse; runs before Lightning's own checks."""
+        """Apply Trainer flags that Lightning refuses under manual optimization; it is called before those checks."""
         take_strategy(self.trainer)
         begin_together(self.trainer, self)
         with joined_by_failure(self.trainer, self):
@@ -210,7 +211,7 @@ class FCCOModule(EvaluatingModule):
             Continuation,
             EasedDecay,
             *map(type, callbacks),
-        }  # of an earlier call: Lightning would say what it replaces
+        }  # removed if left by an earlier call: Lightning would print a message for each that it replaces
         others = [c for c in trainer.callbacks if type(c) not in kinds]  # type: ignore[attr-defined]
         trainer.callbacks = [Announce(), self._continuation, *others]  # type: ignore[attr-defined]
         return callbacks
@@ -223,7 +224,7 @@ class FCCOModule(EvaluatingModule):
         """
         share_statistics(self.trainer, self.processes, self.execution.micro_batch)
         install(self.trainer)
-        self.phases.start = min(self.phases.start, self.trainer.current_epoch)  # of an earlier fit
+        self.phases.start = min(self.phases.start, self.trainer.current_epoch)  # start may be from an earlier fit
         self.objective.recommended = self._as_recommended
         datamodule = datamodule_of(self.trainer)
         for constraint in self.constraints:
@@ -235,7 +236,7 @@ class FCCOModule(EvaluatingModule):
                 tighten(self.constraints, self.margin, datamodule)
                 self._pose()
         if self.execution.compiled:
-            # torch's own draws, and one graph for micro-batches of all sizes: a second pass repeats the first
+            # eager random numbers and one graph for all sizes of micro-batches, so that a second pass repeats the first
             several = None if self.execution.micro_batch is None else True
             self.network.compile(options={"fallback_random": True}, dynamic=several)
         if self.problem is not None and stage == "fit":
@@ -259,7 +260,10 @@ class FCCOModule(EvaluatingModule):
         return Phase(self.objective, self.constraints, self.algorithm, self.optimizer, self.schedule.scheduler)
 
     def _pose(self) -> None:
-        """Make the rows of the present phase, as an earlier fit has left them; batches may be drawn in another way."""
+        """Make the rows of the present phase, with the values of an earlier fit, if any.
+
+        The batches may be drawn in another way than in that fit.
+        """
         loader, datamodule = own_loader(self.trainer), datamodule_of(self.trainer)
         n, sampling = training_split(self.trainer, loader, self.execution.num_samples)
         if self.problem is not None and self.num_samples != n:
@@ -288,7 +292,7 @@ class FCCOModule(EvaluatingModule):
                 self.penalty,
                 num_samples=n,
                 sampling=sampling,
-                # as the Trainer is going to convert them, after a checkpoint's rows were loaded
+                # the Trainer converts the rows to this type, but only after a checkpoint's rows are loaded
                 dtype=torch.float64 if self.trainer.precision == "64-true" else torch.float32,
                 processes=self.processes,
                 layout=self.execution.state_layout,
@@ -296,11 +300,11 @@ class FCCOModule(EvaluatingModule):
         if loader is not None:
             problem.data["contents"] |= contents_of_some(loader, n)
         if self.problem is not None:
-            try:  # probabilities of rows are counted with one way of drawing, and known with another
+            try:  # strict=False: inclusion probabilities are stored only where they are estimated from batches
                 problem.load_state_dict(self.problem.state_dict(), strict=False)
                 if loader is not None:
                     problem.require_same_data(self.problem.data, allow_changed=self.execution.allow_changed)
-                elif self._data and hasattr(datamodule, "identity"):  # which compares its data by itself
+                elif self._data and hasattr(datamodule, "identity"):  # such a datamodule compares the data itself
                     datamodule.load_state_dict(self._data)
             except (CheckpointError, DataError) as error:
                 raise ConfigError(
@@ -309,7 +313,7 @@ class FCCOModule(EvaluatingModule):
                 ) from error
         self.num_samples, self.problem = n, problem
         self._data = datamodule.state_dict() if hasattr(datamodule, "identity") else {}
-        # DistributedDataParallel would overwrite the shards of all processes with that of the first
+        # DistributedDataParallel would overwrite the shards of all processes by the shard of the first process
         self._ddp_params_and_buffers_to_ignore = [
             f"problem.{name}.held" for name, part in self.problem.named_modules() if getattr(part, "divided", False)
         ]
@@ -317,7 +321,8 @@ class FCCOModule(EvaluatingModule):
     def configure_optimizers(self) -> Any:
         """The user's optimizer over all trainable parameters, with its schedule.
 
-        One update of w per K batches is what Lightning knows as accumulation; its counters then agree.
+        An algorithm that updates w once in K batches is announced to Lightning as accumulation over K batches, so that
+        Lightning's counters agree.
         """
         if self._trainer is not None:
             self.trainer.accumulate_grad_batches = batches_per_update(self.phases.present.algorithm)
@@ -330,7 +335,7 @@ class FCCOModule(EvaluatingModule):
         )
 
     def on_fit_start(self) -> None:
-        """Make the engine, now that parameters are on their device, and hand it the checkpoint's state."""
+        """Make the engine, since parameters are now on their device, and restore its state from the checkpoint."""
         self.phases.require_time_for_all(self.trainer.max_epochs)
         self._old_model.know()
         self.backend.validated_in = -1
@@ -371,12 +376,12 @@ class FCCOModule(EvaluatingModule):
 
     def _look_at_outputs(self, engine: Engine, outputs: Outputs) -> None:
         with torch.no_grad():
-            engine.measure(outputs.at_present())  # the parts of the problem have the first word
-        if self.trainer.enable_validation:  # else there may be no figures to make of them
+            engine.measure(outputs.at_present())  # first, because their error messages are the more specific ones
+        if self.trainer.enable_validation:  # else the evaluation need not fit the outputs
             self.evaluation.check(*read(outputs.now, outputs.columns, self.objective))
 
     def on_train_start(self) -> None:
-        """Continue the random streams of the checkpoint, and let what the user changed win over it.
+        """Restore the random streams of the checkpoint, and apply settings that the user has changed since.
 
         Raises:
             ConfigError: if the processes have different numbers of batches.
@@ -392,7 +397,7 @@ class FCCOModule(EvaluatingModule):
         }
         require_same_everywhere(self.processes, {name: str(value) for name, value in settings.items()})
         if self._continuation.stored is not None:
-            # in the middle of an epoch its start is not repeated
+            # Lightning does not call on_train_epoch_start when it resumes within an epoch
             _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
             rebuild = partial(self.phases.stepping, self.network, self.schedule, trainer)
             self._continuation.go_on(trainer, _set_up(self._stepping), rebuild)
@@ -406,15 +411,15 @@ class FCCOModule(EvaluatingModule):
     # -------------------------------------------------------------------------------------------------- training
 
     def forward(self, x: Any) -> Any:
-        """The network's outputs, for what it takes: ``batch["x"]``, or the batch."""
+        """The network's outputs for its input: ``batch["x"]``, or the batch for a BatchNetwork."""
         return self.network(x)
 
     def on_train_epoch_start(self) -> None:
-        """Let rho follow its schedule, and the engine any change of what is frozen; end the pretraining."""
+        """Update rho by its schedule, follow layers that were frozen or unfrozen, and end the pretraining if due."""
         before = {id(p) for p in self.engine.params}
         if self.phases.is_over(self.current_epoch, self.trainer):
             self._end_pretraining()
-            if not self.phases.seamless:  # it has an optimizer of its own
+            if not self.phases.seamless:  # the new phase has an optimizer of its own
                 before = {id(p) for p in self.engine.params}
         _set_up(self.problem).begin_epoch(self.current_epoch - self.phases.schedule_start)
         self._begin_means()
@@ -422,7 +427,7 @@ class FCCOModule(EvaluatingModule):
         self._require_trainable(before)
 
     def _require_trainable(self, before: Collection[int]) -> None:
-        """Refuse layers that were unfrozen where nothing would move them; ``before`` has what was trained, by id."""
+        """Refuse unfrozen layers that no optimizer updates; ``before`` has the ids of the parameters trained so far."""
         if all(id(p) in before for p in self.network.parameters() if p.requires_grad):
             return
         if self.processes.size > 1:
@@ -443,7 +448,7 @@ class FCCOModule(EvaluatingModule):
             )
 
     def _end_pretraining(self) -> None:
-        """Go over to the second phase: new rows, and unless it is seamless a new optimizer and perhaps a new head."""
+        """Begin the second phase: new rows and, unless it is seamless, a new optimizer and perhaps a new head."""
         phases = self.phases
         stop_asked = self.engine.stop_asked
         before = _set_up(self.problem)
@@ -473,7 +478,7 @@ class FCCOModule(EvaluatingModule):
             )
 
     def _begin_anew(self) -> None:
-        """A new head, where it is wanted, another optimizer and an average of their own for the second phase."""
+        """Make a new head, if asked for, a new optimizer and a new average of the weights for the second phase."""
         pretrain = self.phases.pretrain
         if pretrain is not None and pretrain.renews_head:
             renew(head_of(self.network, pretrain.head), self.processes.everyone(seed_of_head())[0])
@@ -483,7 +488,7 @@ class FCCOModule(EvaluatingModule):
         self.trainer.strategy.setup_optimizers(self.trainer)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """One batch of the algorithm."""
+        """Run the algorithm on one batch, step the schedules and log."""
         trainer, optimizer, updates = self.trainer, self.trainer.optimizers[0], self.global_step
         last = trainer.is_last_batch or batch_idx + 1 >= trainer.num_training_batches
         estimates: Mapping[str, Tensor] = {}
@@ -495,7 +500,7 @@ class FCCOModule(EvaluatingModule):
             if not self.execution.skip_nonfinite:
                 raise
             self.skipped_batches += 1
-            require_finite_weights(self, self.network)  # with weights that diverged all batches would be skipped
+            require_finite_weights(self, self.network)  # else diverged weights would skip all later batches
             if last:
                 self.engine.close_inner_loop(optimizer)
         if self._eased_decay is not None:
@@ -513,9 +518,9 @@ class FCCOModule(EvaluatingModule):
             self.backend.log(self.phases.present.prefix, estimates, others, epoch_figures, updated=updated)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """After an epoch's last batch let callbacks know the means over its batches, in place of that batch's figures.
+        """After an epoch's last batch replace that batch's figures by their means over the epoch.
 
-        What stops or saves on a figure of training, such as ``EarlyStopping("train_objective")``, then goes by them.
+        Callbacks that stop or save on a training figure, such as ``EarlyStopping("train_objective")``, use the means.
         """
         if self.engine.last_batch:
             self.log_dict(self._figures_of_epoch(), logger=False, batch_size=1)
@@ -530,7 +535,7 @@ class FCCOModule(EvaluatingModule):
         super().on_validation_start()
 
     def on_validation_end(self) -> None:
-        """Train on with the last weights, once all callbacks have seen what was evaluated."""
+        """Return to the last weights for training; all callbacks have run with the averaged ones."""
         if self.trainer.state.fn != "fit":
             return
         self.backend.validated_in = -1 if self.trainer.sanity_checking else self.current_epoch
@@ -538,24 +543,24 @@ class FCCOModule(EvaluatingModule):
             self.average.show(averaged=False)
 
     def on_train_epoch_end(self) -> None:
-        """Schedules that watch a metric, unless the epoch is to be continued: it has its means so far then."""
+        """Step schedules that watch a metric; if the epoch was cut short, log its means so far instead."""
         if epoch_is_whole(self.trainer):
             self.backend.step_schedulers("epoch", plateau=True)
         else:
             self.log_dict(self._figures_of_epoch(), logger=False, batch_size=1)
 
     def on_train_end(self) -> None:
-        """What the algorithm does at the end, such as the recovery step of ALEXR2 (SONEX paper, Cor. 4.11)."""
+        """Finish the algorithm, for example by the recovery step of ALEXR2 (SONEX paper, Cor. 4.11)."""
         if self.trainer.interrupted:
             return
         changed = False
-        if not self._finished:  # as the weights of a checkpoint are that was written below
+        if not self._finished:  # a run resumed from the checkpoint that is saved below is finished already
             with self.trainer.precision_plugin.train_step_context():
                 changed = self.engine.finish(self.backend.batches(), self.trainer.optimizers[0])
             self._finished = True
         if self.average is not None:
             self.average.show(averaged=True)
-        self._share_statistics()  # of the network that is reported, whether or not anything was validated or saved
+        self._share_statistics()  # the report needs them even if nothing was validated or saved
         saver = self.trainer.checkpoint_callback
         if changed and isinstance(saver, ModelCheckpoint) and saver.dirpath:
             self.trainer.save_checkpoint(Path(saver.dirpath) / RECOVERED)
@@ -564,10 +569,10 @@ class FCCOModule(EvaluatingModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> "FCCOModule":
-        """Lightning's, which makes the module with the keyword arguments and gives it the weights of a checkpoint.
+        """Make a module with the given arguments and load a checkpoint's weights, as Lightning's method does.
 
         Raises:
-            CheckpointError: naming the file and what is wrong with it.
+            CheckpointError: naming the file and its fault.
         """
         if isinstance(checkpoint_path, str | Path) and "://" not in str(checkpoint_path):
             content = read_file(checkpoint_path)
@@ -577,7 +582,7 @@ class FCCOModule(EvaluatingModule):
         return module
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Everything that a bit-for-bit continuation needs beside weights, rows and optimizers.
+        """Add what a bit-for-bit continuation needs in addition to weights, rows and optimizers.
 
         Raises:
             NonFiniteError: if the weights are not finite; nothing is written then.
@@ -590,7 +595,7 @@ class FCCOModule(EvaluatingModule):
         self._share_statistics()
         if self.average is not None:
             self.processes.average_(self.average.statistics)
-        if self._engine.last_batch and RESULTS in checkpoint:  # a callback may save before they are logged
+        if self._engine.last_batch and RESULTS in checkpoint:  # a callback may save before the means are logged
             checkpoint[RESULTS] |= {name: value.cpu() for name, value in self._figures_of_epoch().items()}
         checkpoint["fcco"] = {
             "version": CHECKPOINT_VERSION,
@@ -615,15 +620,15 @@ class FCCOModule(EvaluatingModule):
         }
 
     def multipliers(self) -> dict[str, float]:
-        """The multipliers of the constraints by name, see :meth:`Problem.multipliers`; empty without."""
+        """The multipliers of the constraints by name, see :meth:`Problem.multipliers`; empty if there are none."""
         return {} if self.problem is None else self.problem.multipliers()
 
     def dual_states(self) -> dict[str, DualState]:
-        """All dual states by their name in checkpoints."""
+        """All dual states (tables of rows) by their name in checkpoints."""
         return {name: part for name, part in self.named_modules() if isinstance(part, DualState)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse what does not fit, before anything is overwritten."""
+        """Refuse a checkpoint that does not fit the module, before anything is overwritten."""
         stored = checkpoint.get("fcco")
         if stored is None:
             raise CheckpointError("the checkpoint was not written by FCCOModule during fit: it has no algorithm state.")
@@ -634,22 +639,22 @@ class FCCOModule(EvaluatingModule):
             with in_words("the checkpoint's decisions"):
                 self.rule.take(DecisionRule.of(stored["decisions"]))
         if self._trainer is not None and self.trainer.precision == "64-true":
-            self.double()  # the Trainer does so only when the weights are loaded, and rounded
+            self.double()  # the Trainer does so only after the weights are loaded, and rounded to 32 bits
         if self.problem is not None and self._trainer is not None and self.trainer.state.fn == "fit":
             self._continue(stored, checkpoint)
             return
-        # evaluation needs the weights only
+        # evaluation needs the weights only, not the rows
         weights = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith("problem.")}
         problem_state = {} if self.problem is None else self.problem.state_dict()
         checkpoint["state_dict"] = weights | {f"problem.{name}": value for name, value in problem_state.items()}
         if self._trainer is not None:
-            self._old_model.know()  # before the workers of the loaders copy the data
+            self._old_model.know()  # must come before the loaders' workers copy the data
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Torch's, which changes nothing if the weights are those of another network.
+        """Load a state as torch does, or leave the module unchanged if the state does not fit it.
 
         Raises:
-            CheckpointError: naming a weight that differs.
+            CheckpointError: naming a tensor that does not fit.
         """
         rows = [name for name in self.state_dict() if name.startswith("problem.")]
         if strict and rows and not any(name.startswith("problem.") for name in state_dict):
@@ -662,15 +667,15 @@ class FCCOModule(EvaluatingModule):
             return super().load_state_dict(versioned(self, state_dict), strict=strict, assign=assign)
 
     def require_trained_as_then(self) -> None:
-        """Refuse other frozen layers than those of the checkpoint that is continued.
+        """Require that the same parameters are frozen as in the checkpoint that is resumed.
 
         Raises:
-            CheckpointError: naming the parameters.
+            CheckpointError: naming the parameters that differ.
         """
         self._continuation.require_trained_as_then(self.network)
 
     def _continue(self, stored: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
-        """Take over the state from which a fit continues."""
+        """Check and take over the state of a checkpoint with which a fit is resumed."""
         if not {"optimizer_states", "lr_schedulers"} <= checkpoint.keys():
             raise CheckpointError(f"the checkpoint {WEIGHTS_ALONE}")
         if self.phases.continues(stored):
@@ -678,14 +683,14 @@ class FCCOModule(EvaluatingModule):
             self._pose()
         self.phases.require_same_algorithm(stored)
         require_same_problem(stored["problem"], what_is_solved(self.objective, self.constraints, self.penalty))
-        if not hasattr(datamodule_of(self.trainer), "identity"):  # which compares its data by itself
+        if not hasattr(datamodule_of(self.trainer), "identity"):  # those compare the data themselves
             data, allow_changed = stored["engine"].get("data"), self.execution.allow_changed
             _set_up(self.problem).require_same_data(data, allow_changed=allow_changed)
         load(self.dual_states(), checkpoint, self.processes)
         if stored.get("average") is not None:
             exchange(checkpoint["state_dict"], stored["average"])
         self.skipped_batches, self._finished = stored["skipped_batches"], stored.get("finished", False)
-        self.backend.of_steps |= set(stored.get("of_steps", ()))  # the epoch may end without another step
+        self.backend.of_steps |= set(stored.get("of_steps", ()))  # for an epoch with no step left
         self._continuation.take(checkpoint)
 
 
@@ -696,10 +701,10 @@ def _set_up(part: T | None) -> T:
 
 
 def require_possible(algorithm: Algorithm, average: WeightAverage | None) -> None:
-    """Refuse parts that contradict each other.
+    """Refuse an average of the weights together with a recovery step.
 
     Raises:
-        ConfigError: naming them.
+        ConfigError: naming both.
     """
     if average is not None and isinstance(algorithm, DoubleLoop) and algorithm.recovery_steps:
         raise ConfigError(
@@ -709,5 +714,5 @@ def require_possible(algorithm: Algorithm, average: WeightAverage | None) -> Non
 
 
 def seed_of_head() -> int:
-    """A seed that depends only on the one of this run, which a resume continues, not on what was drawn since."""
+    """A seed that depends only on the run's seed, so that a resumed run computes the same."""
     return int(np.random.SeedSequence([torch.initial_seed(), 1]).generate_state(1, np.uint64)[0] >> 1)

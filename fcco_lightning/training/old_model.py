@@ -1,4 +1,4 @@
-"""What is remembered of the model from which training started."""
+"""Outputs of the model from which training started, as columns of the data."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from fcco_lightning.training.posing import datamodule_of, plain_values
 
 
 class OldModel:
-    """Gives every split the columns that constraints and evaluation remember of the weights training started from.
+    """Adds to every split the reference columns of constraints and evaluation: figures of the initial (old) weights.
 
-    They are measured once, before the first step; a checkpoint holds them, and evaluating one finds them there.
+    They are computed once, before the first step, and stored in checkpoints, from which an evaluation takes them.
 
     Attributes:
-        of: split -> what identifies its samples and tasks, as the datamodule's ``references()`` says; and "loss": how
-            they were measured.
+        of: split -> identity of its samples and tasks by the datamodule's ``references()``; and "loss" -> the loss that
+            was computed.
         columns: split -> name -> tensor (n, ...) in the order of the split; None before they are known.
     """
 
@@ -29,10 +29,10 @@ class OldModel:
         self.columns: Mapping[str, Mapping[str, Tensor]] | None = None
 
     def know(self) -> None:
-        """Measure the columns if a fit begins, and make them part of the data.
+        """Compute the columns if a fit begins, and add them to the data.
 
         Raises:
-            CheckpointError: if they belong to other data, or were measured otherwise.
+            CheckpointError: if they belong to other data or another loss.
         """
         datamodule = datamodule_of(self.module.trainer)
         if not hasattr(datamodule, "add_columns"):
@@ -48,21 +48,21 @@ class OldModel:
                 datamodule.add_columns(split, measured)
 
     def _measured(self, loader: Any, size: int) -> dict[str, Tensor]:
-        """What constraints and evaluation want to remember of a split with ``size`` samples."""
+        """The reference columns of constraints and evaluation for a split with ``size`` samples."""
         parts: list[Evaluation | Constraint] = [self.module.evaluation, *self.module.constraints]
         result = self.module.evaluate(loader)
         measured = {name: c for part in parts for name, c in part.reference(result.outputs, result.columns).items()}
         return {name: in_order(column, result.columns["index"], size) for name, column in measured.items()}
 
     def header(self) -> tuple[Any, Any] | None:
-        """What a checkpoint holds of it; None if nothing is remembered."""
+        """The entry of a checkpoint; None if there are no reference columns."""
         return None if self.columns is None else (self.of, self.columns)
 
     def restore(self, stored: Sequence[Any] | None) -> None:
-        """Go on with what a checkpoint holds.
+        """Restore the entry of a checkpoint.
 
         Raises:
-            CheckpointError: if that belongs to other data than those of the run.
+            CheckpointError: if it belongs to other data than those of the run.
         """
         identity, columns = ({}, None) if stored is None else stored
         datamodule = datamodule_of(self.module._trainer)
@@ -71,14 +71,14 @@ class OldModel:
         self.of, self.columns = identity, columns
 
     def _identity(self, datamodule: Any) -> dict[str, str]:
-        """What the old model is measured on now, and how."""
+        """Identity of the present data, and the losses of the constraints."""
         losses = [(type(c.loss).__name__, plain_values(c.loss)) for c in self.module.constraints if hasattr(c, "loss")]
         scale = getattr(self.module.network, "class_temperature", None)
         return {**datamodule.references(), "loss": f"{losses}, class_temperature {scale}"}
 
 
 def require_same(stored: Mapping[str, str], present: Mapping[str, str]) -> None:
-    """Raise unless what was measured then would be the same now.
+    """Require that stored reference columns would be computed from the same data and by the same loss now.
 
     Raises:
         CheckpointError: naming the split, or the loss, and both identities.
@@ -95,7 +95,7 @@ def require_same(stored: Mapping[str, str], present: Mapping[str, str]) -> None:
 
 
 def in_order(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """Values (b, ...) of the samples ``index`` as a column (size, ...); skipped images get NaN or 0."""
+    """Scatter values (b, ...) of the samples ``index`` into a column (size, ...); missing samples get NaN or 0."""
     column = values.new_full((size, *values.shape[1:]), float("nan") if values.is_floating_point() else 0)
     column[index] = values
     return column

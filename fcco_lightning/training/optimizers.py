@@ -1,4 +1,4 @@
-"""The user's optimizer over all parameters that a module trains."""
+"""Construction of the user's optimizer with its parameter groups."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -16,13 +16,13 @@ Hyperparameters = list[dict[str, Any]]
 
 
 class Stepping(NamedTuple):
-    """What steps w.
+    """The optimizer of w and its schedule.
 
     Attributes:
-        optimizer: over all parameters that are trained.
-        typed: what the user gave to it, per parameter group; primitives only.
-        scheduler: of its learning rate; None for a constant one.
-        kind: what the schedule is, see :func:`~fcco_lightning.training.schedules.described`.
+        optimizer: optimizer of all trained parameters.
+        typed: the hyperparameters that the user has given, per parameter group; primitive values only.
+        scheduler: schedule of its learning rate; None for a constant one.
+        kind: description of the schedule, see :func:`~fcco_lightning.training.schedules.described`.
     """
 
     optimizer: Optimizer
@@ -31,23 +31,23 @@ class Stepping(NamedTuple):
     kind: dict[str, Any] | None
 
 
-_DECAYS = ("weight_decay", "mu")  # what optimizers call it: torch's, and ProximalSGD
+_DECAYS = ("weight_decay", "mu")  # names of the decay in torch's optimizers and in ProximalSGD
 
 
 def build_optimizer(
     make: Callable[[Iterable[Any]], Optimizer], network: nn.Module, objective: Objective, objective_lr: float | None
 ) -> Optimizer:
-    """One group for each of the network's :class:`ParameterGroup`, and one, without decay, for the objective's own.
+    """An optimizer with a group for every :class:`ParameterGroup` of the network and one for the objective.
 
     Args:
-        make: the user's choice; what it sets holds for all groups, but for factors on the step size and no decay.
-        network: whose parameters are trained.
-        objective: whose parameters (a threshold, a temperature) are trained along.
-        objective_lr: their step size; None for the network's.
+        make: the user's factory; its settings hold for all groups, except that a group of the network may scale the
+            step size or have no decay, and the objective's group has no decay.
+        network: the network that is trained.
+        objective: the objective, whose parameters (a threshold, a temperature) are trained, too.
+        objective_lr: their step size; None for that of the network.
 
     Raises:
-        ConfigError: if it is an optimizer that evaluates a batch several times, or whose ``eps`` weights of type
-            float16 do not hold.
+        ConfigError: if the optimizer evaluates a batch several times, or its ``eps`` becomes 0 in float16 weights.
     """
     if isinstance(network, BatchNetwork):
         groups = network.parameter_groups()
@@ -59,7 +59,7 @@ def build_optimizer(
     optimizer = make([{"params": g.params} for g in groups])
     require_one_evaluation(optimizer)
     for group, settings in zip(optimizer.param_groups, groups, strict=True):
-        group["lr"] = group["lr"] * settings.lr_scale  # a tensor would be one for all groups, and the user's own
+        group["lr"] = group["lr"] * settings.lr_scale  # a new value: groups may share a tensor of the user
         group.update({name: 0.0 for name in _DECAYS if name in group and not settings.decay})
     if objective_parameters and objective_lr is not None:
         optimizer.param_groups[-1]["lr"] = objective_lr
@@ -68,7 +68,7 @@ def build_optimizer(
 
 
 def typed_hyperparameters(optimizer: Optimizer) -> Hyperparameters:
-    """What the user gave, per parameter group; primitives only.  To be taken before any schedule is made."""
+    """The user's hyperparameters per parameter group, primitive values only; to be called before a schedule is made."""
     primitives = (int, float, bool, str, tuple, type(None))
     groups = [
         {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k != "params"}

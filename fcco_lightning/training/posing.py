@@ -1,4 +1,4 @@
-"""What a fit derives from its data before it begins: the network's width, the number of samples, the problem's rows."""
+"""Preparations of a fit from its data: the network's input width, the number of samples, and how they are drawn."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -35,27 +35,28 @@ from fcco_lightning.training.resuming.random_streams import (
     set_random_streams,
 )
 
-_RARE = 1 / 5  # share of positives below which decisions that nobody has thought of are few
-_LOOKED_AT = 16  # samples whose contents stand for a data set
+_RARE = 1 / 5  # share of positives below which the default threshold may decide few or no samples positive
+_LOOKED_AT = 16  # samples whose digest identifies a data set
 
 
 def datamodule_of(trainer: Trainer | None) -> Any:
-    """The data of a run; None with loaders of the user's own."""
+    """The Trainer's data module; None if the user has given loaders."""
     return getattr(trainer, "datamodule", None)
 
 
 def class_changes(objective: Objective, sampling: Drawn | None) -> list[float]:
-    r"""How much batches count the classes in comparison with the data, ``P_batch(c) / P_data(c)`` of class c.
+    r"""Weight of every class c in the batches relative to the data, ``P_batch(c) / P_data(c)``.
 
-    Where half of a batch is positive and means over it are those of such data (``prevalence: batch``), the log-odds
-    that a network learns are those of the data plus ``log(changes[1] / changes[0])``, as if mistakes cost so much.
+    If, for example, half of every batch is positive and its means are not reweighted (``prevalence: batch``), the
+    log-odds that a network learns are those of the data plus ``log(changes[1] / changes[0])``, as under costs of
+    mistakes in this ratio.
 
     Args:
         objective: the mean cross-entropy; others, such as the worst group's, weigh samples themselves.
-        sampling: the training split and how batches are drawn of it; None where only batches are known.
+        sampling: the training split and how batches are drawn from it; None where only batches are known.
 
-    Returns: one number for each class; empty where batches stand for the data, where samples of one class do not count
-        alike in them, and where the classes are not known.
+    Returns: one number for each class; empty if all are 1, if samples of one class have different weights, or if the
+        classes are not known.
     """
     if sampling is None or not isinstance(objective, CrossEntropy):
         return []
@@ -73,21 +74,22 @@ def class_changes(objective: Objective, sampling: Drawn | None) -> list[float]:
 def cost_classes(
     objective: Objective, decisions: Decisions, columns: Mapping[str, Tensor] | None, changes: Sequence[float] = ()
 ) -> list[float]:
-    """Let losses count what mistakes on their class cost.
+    """Weight the loss of every sample by the cost of a mistake on its class.
 
     Args:
-        objective: whose loss is costed, if it classifies; others are left as they are.
-        decisions: what they are for.
-        columns: of the training split; None where only batches are known.
-        changes: how much batches count the classes already, :func:`class_changes`: costs are those of the data.
+        objective: the objective whose loss is weighted; it is left unchanged unless it classifies.
+        decisions: the user's decisions, which may define the costs.
+        columns: columns of the training split; None where only batches are known.
+        changes: weights that the batches give to the classes already, :func:`class_changes`; the costs are divided by
+            them, since they refer to the data.
 
-    Returns: how much the classes count in training: their costs, or without any the changes; empty where all count 1.
+    Returns: weights of the classes in training: their costs, or ``changes`` if there are none; empty if all are 1.
 
     Raises:
         ConfigError: if the classes of the training samples are not known.
     """
-    owner: Any = objective  # of a loss of its own, or none
-    if isinstance(getattr(owner, "loss", None), CostedLoss):  # of an earlier fit
+    owner: Any = objective  # may have an attribute `loss`
+    if isinstance(getattr(owner, "loss", None), CostedLoss):  # from an earlier fit
         owner.loss = owner.loss.loss
     if not (objective.classifies and decisions.mistakes and decisions.asked):
         return list(changes)
@@ -104,7 +106,7 @@ def cost_classes(
 
 
 def of_rare_positives(objective: Objective, decisions: Decisions, columns: Mapping[str, Tensor] | None) -> str | None:
-    """What the usual decisions mean where one of two classes is rare, and what to ask for; None elsewhere."""
+    """Advice on decisions where positives are rare and the user has not asked for any; None elsewhere."""
     y = None if columns is None or "task" in columns else columns.get("y")  # a task is one of several labels
     decides = objective.classifies or isinstance(objective, BinaryObjective)
     if y is None or y.dim() != 1 or y.is_floating_point() or decisions.asked or not decides or int(y.max()) > 1:
@@ -123,11 +125,11 @@ def of_rare_positives(objective: Objective, decisions: Decisions, columns: Mappi
 
 
 def of_changed_classes(decisions: Decisions, changes: Sequence[float]) -> str | None:
-    """What decisions are for where batches count the classes otherwise than the data, if nobody says; else None.
+    """Advice on decisions where batches reweight the classes and the user has not asked for any; None elsewhere.
 
     Args:
-        decisions: what they are for.
-        changes: how much batches count the classes, :func:`class_changes`.
+        decisions: the user's decisions.
+        changes: weights of the classes in the batches, :func:`class_changes`.
     """
     if decisions.asked or not changes:
         return None
@@ -140,14 +142,13 @@ def of_changed_classes(decisions: Decisions, changes: Sequence[float]) -> str | 
 
 
 def fit_to_data(network: nn.Module, constraints: Sequence[Constraint], datamodule: Any, *, predict: bool) -> None:
-    """Size the network from the data and let constraints know them.
+    """Set the network's input width and adapt the constraints to the data.
 
-    Refuses, before anything is trained, constraints that no weights meet or that a split cannot be judged by.
-
-    Where samples are only to be predicted, constraints do not look at the data, which may lack labels.
+    Constraints that no weights satisfy, or that cannot be evaluated on a split, are refused before training.  With
+    ``predict`` constraints are not adapted, since the data may lack labels.
 
     Raises:
-        ConfigError: if the input width is not known.
+        ConfigError: if the input width is not known, or constraints contradict each other.
         DataError: if a split lacks a column that a constraint needs.
     """
     if isinstance(network, BatchNetwork):
@@ -164,7 +165,7 @@ def fit_to_data(network: nn.Module, constraints: Sequence[Constraint], datamodul
 
 
 def tighten(constraints: Sequence[Constraint], margin: float | Literal["auto"], datamodule: Any) -> None:
-    """Enforce constraints tighter than asked for, see ``margin`` of :class:`FCCOModule`; not those that are already."""
+    """Tighten the constraints by the margin of :class:`FCCOModule`, except those that are tightened already."""
     tables = getattr(datamodule, "tables", {})
     for constraint in constraints:
         if constraint.kappa != constraint.tolerance or margin == 0:
@@ -187,12 +188,12 @@ def _size(network: nn.Module, num_features: int | None) -> None:
 def training_split(
     trainer: Trainer, loader: DataLoader[Any] | None, num_samples: int | None
 ) -> tuple[int, Mapping[str, Drawn] | None]:
-    """Number of training samples of a fit, and how batches are drawn, where that is known.
+    """Number n of training samples of a fit, and how each part of a batch is drawn, or None if that is not known.
 
-    ``num_samples`` counts where no datamodule says it; None for the size of the data set of the ``loader``.
+    n is taken from ``num_samples``, from the data module, or from the data set of the ``loader``.
 
     Raises:
-        ConfigError: if the number is not known, or the data have another one.
+        ConfigError: if n is not known, or ``num_samples`` contradicts the data.
     """
     datamodule = datamodule_of(trainer)
     size = getattr(datamodule, "num_train", None)
@@ -210,7 +211,7 @@ def training_split(
 
 
 def ends_with_one(trainer: Trainer) -> bool:
-    """Whether the last batch of an epoch holds a single sample, where others hold more; False where it is not known."""
+    """Whether the last batch of an epoch holds one sample and the others more; False if that is not known."""
     datamodule = datamodule_of(trainer)
     if hasattr(datamodule, "sampling"):
         plans = [sampling.plan for sampling in datamodule.sampling().values()]
@@ -221,9 +222,9 @@ def ends_with_one(trainer: Trainer) -> bool:
 
 
 def _require_one_number(num_samples: int | None, size: int | None, loader: DataLoader[Any] | None) -> None:
-    """Refuse a number of samples that is not that of the data.
+    """Refuse a ``num_samples`` that differs from the size of the data.
 
-    A user's data set may give a sample several times, or whole batches, and have another length for that reason.
+    The length of a user's data set may differ rightly: it may return a sample several times, or whole batches.
     """
     if num_samples is None or size is None or num_samples == size:
         return
@@ -235,11 +236,11 @@ def _require_one_number(num_samples: int | None, size: int | None, loader: DataL
 
 
 def own_loader(trainer: Trainer) -> DataLoader[Any] | None:
-    """The user's own loader that a fit is going to draw from, where it is a single one; None otherwise.
+    """The user's own training loader, if there is exactly one; None otherwise.
 
     Raises:
-        DataError: if it has no batch, with which Lightning would train nothing; of one or several, if samples do not
-            carry their position in its data set.
+        DataError: if it has no batch, with which Lightning would train nothing; or if samples of a loader do not carry
+            their position in its data set.
     """
     if hasattr(datamodule_of(trainer), "num_train"):
         return None
@@ -259,9 +260,10 @@ def own_loader(trainer: Trainer) -> DataLoader[Any] | None:
 
 
 def contents_of_some(loader: DataLoader[Any], num_samples: int) -> dict[str, str]:
-    """A digest of some samples at fixed places of a loader's data set, by what it is of; nothing where that is unsure.
+    """A digest of some samples at fixed positions of a loader's data set, as description -> digest.
 
-    It is where loading a sample draws random numbers, depends on the epoch, or is left to worker processes.
+    It is empty where the digest could change from run to run: if loading a sample draws random numbers, depends on the
+    epoch, or is done in worker processes.
     """
     data = loader.dataset
     if loader.num_workers or sized_len(data) != num_samples or hasattr(data, "set_epoch"):
@@ -288,7 +290,7 @@ def _same_states(streams: Any, others: Any) -> bool:
 def description(
     problem: Problem, num_samples: int | None, network: nn.Module, constraints: Sequence[Constraint], datamodule: Any
 ) -> dict[str, str]:
-    """What must be the same on all processes, by name."""
+    """Properties that must agree on all processes, by name."""
     penalty, identity = problem.penalty, getattr(datamodule, "identity", None)
     properties = {
         "num_samples": str(num_samples),
@@ -300,14 +302,14 @@ def description(
 
 
 def plain_values(part: object) -> dict[str, Any]:
-    """The attributes of a part that are numbers or words: they look the same on every process."""
+    """The attributes of an object that are numbers or strings, which can be compared between processes."""
     return {k: v for k, v in vars(part).items() if isinstance(v, int | float | str)}
 
 
 def what_is_solved(
     objective: Objective, constraints: Sequence[Constraint], penalty: Enforcement | None
 ) -> dict[str, Any]:
-    """What the rows of a checkpoint belong to, by name; kappas and other numbers may change from fit to fit."""
+    """The problem to which the rows of a checkpoint belong, by name; numbers such as kappas may change on resuming."""
     rule = penalty or AdaptivePenalty()
     enforcement = (
         f"{type(rule).__name__}(decisions={rule.decisions})" if isinstance(rule, Multipliers) else "a fixed penalty"
@@ -320,10 +322,10 @@ def what_is_solved(
 
 
 def require_same_problem(stored: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose rows belong to another objective or other constraints, though they have their shape.
+    """Refuse a checkpoint whose rows belong to another objective or other constraints, even if the shapes agree.
 
     Raises:
-        CheckpointError: naming what differs.
+        CheckpointError: naming the difference.
     """
     for name, value in present.items():
         if stored[name] != value:

@@ -1,4 +1,4 @@
-"""Weights of 16 bits: what they cannot do, and what is kept from being rounded with them."""
+"""Weights of 16 bits: settings that they do not allow, and columns that must not be rounded with them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ _NARROW = ("bf16-true", "16-true")
 
 
 def require_wide(precision: str) -> None:
-    """Refuse weights of 16 bits, in which a small step towards their average is lost.
+    """Refuse weights of 16 bits if weights are averaged, since small steps of the average are rounded to 0.
 
     Raises:
         ConfigError: naming the precision.
@@ -31,7 +31,7 @@ def require_wide(precision: str) -> None:
 
 
 def require_room(optimizer: Optimizer) -> None:
-    """Refuse an ``eps`` that float16 weights turn into 0: where a gradient squares to 0, a step is then 0 / 0.
+    """Refuse an ``eps`` that is 0 in float16: where the square of a gradient is 0, too, a step is then 0 / 0.
 
     Raises:
         ConfigError: naming the precision.
@@ -48,16 +48,16 @@ def require_room(optimizer: Optimizer) -> None:
 
 
 class WholeColumns(Temporary):
-    """With weights of 16 bits only the network's input is rounded to them, and a fit begins with a warning.
+    """With weights of 16 bits, rounds only the network's input to 16 bits, and warns at the start of a fit.
 
-    Lightning rounds every column of a batch: times of events would become ties, and weights of samples others.
+    Lightning rounds every column of a batch, which would create ties of event times and change sample weights.
     """
 
     def __init__(self) -> None:
         self._plugin: Any = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Let the Trainer convert the network's input only."""
+        """Make the Trainer convert the network's input only."""
         if trainer.precision not in _NARROW:
             return
         self._plugin = trainer.precision_plugin
@@ -75,7 +75,7 @@ class WholeColumns(Temporary):
 
 
 def _inputs_only(convert: Callable[[Any], Any], network: nn.Module) -> Callable[[Any], Any]:
-    """``convert`` for the network's inputs, wherever they are in a batch; all else stays as it is."""
+    """``convert`` restricted to the network's inputs in a batch; other columns are not converted."""
     inputs = network.inputs if isinstance(network, BatchNetwork) else ("x",)
 
     def converted(raw: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Being told to end, or interrupted: save at the next step, on all processes, and stop."""
+"""Signals and interrupts: all processes save a checkpoint after the same step, and stop."""
 
 import os
 import signal
@@ -26,26 +26,25 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Preemption(Temporary):
-    """Saves ``interrupted.ckpt`` and stops after the step in which the job is told to end.
+    """Saves ``interrupted.ckpt`` and stops after the step during which a signal arrives.
 
-    A signal only sets a flag.  It travels with the step's own exchange, so all processes save in the same step
-    whichever of them got it, and none waits for another in the middle of a step.  One that comes too late for the last
-    step, or while the weights of the end are validated, stops the run before what ends it: a recovery step, the report.
-    Continuing does only that.  Under SLURM
-    (``#SBATCH --signal=USR1@120``) the job is put back into the queue; elsewhere whoever starts it again uses
-    ``--ckpt_path auto``.
+    A signal only sets a flag, which is sent with the exchange that every step makes anyway, so that all processes save
+    after the same step, whichever received it.  A signal after the exchange of the last step, or during the final
+    validation, stops the run before a recovery step and the report; resuming does only these.  Under SLURM
+    (``#SBATCH --signal=USR1@120``) the job is put back into the queue; elsewhere restart it with ``--ckpt_path auto``.
 
-    An interrupt (Ctrl-C, or the button of a notebook) is such a signal, too: ``trainer.fit(..., ckpt_path=...)`` with
-    the file that is named goes on bit for bit, which half a step would not.  A second interrupt ends at once.
+    An interrupt (Ctrl-C, or the stop button of a notebook) is handled in the same way:
+    ``trainer.fit(..., ckpt_path=...)`` with the file that is printed resumes bit for bit, which is not possible from
+    the middle of a step.  A second interrupt ends at once.
 
     Args:
-        enabled: whether to do so.
+        enabled: whether signals are handled in this way.
         signals: names of the signals.
         requeue: whether to ask SLURM to queue the job again.
-        folder: of the checkpoint; None for that of the other checkpoints.
+        folder: folder of the checkpoint; None for the folder of the other checkpoints.
 
     Raises:
-        ConfigError: if a name is not that of a signal, or of one that no program can handle.
+        ConfigError: if a name is not that of a signal, or the signal cannot be handled by programs.
     """
 
     def __init__(
@@ -71,12 +70,12 @@ class Preemption(Temporary):
         self._interrupted = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Listen, in place of Lightning's handlers, which communicate or save within the handler."""
+        """Install handlers in place of Lightning's, which communicate or save within the handler."""
         if not self.enabled or not isinstance(pl_module, FCCOModule):
             return
 
         engine = pl_module.engine
-        engine.stop_asked = engine.stop_agreed = self._interrupted = False  # an earlier fit may have been told to end
+        engine.stop_asked = engine.stop_agreed = self._interrupted = False  # may be set by an earlier fit
 
         def listen(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
             if self._interrupted and number == signal.SIGINT:
@@ -84,24 +83,24 @@ class Preemption(Temporary):
             self._interrupted = number == signal.SIGINT
             pl_module.engine.stop_asked = True
 
-        # a handler that was set from outside Python, for example by R, could not be restored
+        # a handler that was installed outside Python, for example by R, could not be restored
         numbers = [number for number in self.signals if signal.getsignal(number) is not None]
         try:
             self._before = {number: signal.signal(number, listen) for number in numbers}
-        except ValueError:  # not the main thread, which alone may listen
+        except ValueError:  # only the main thread may install handlers
             rank_zero_warn("training runs outside the main thread: a signal to end it will not save a checkpoint.")
         if signal.SIGTERM in self._before:
-            # before every batch Lightning broadcasts whether its own handler, replaced here, has heard of SIGTERM: a
-            # collective and, on a GPU, a stall in every step for what the batches' exchange says anyway
+            # Before every batch Lightning broadcasts whether its own handler, replaced here, has received SIGTERM: a
+            # collective and, on a GPU, a synchronisation per step, which our own exchange makes unnecessary.
             trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save and stop, if any process was asked to."""
+        """Save and stop, if any process has received a signal."""
         if self._before and isinstance(pl_module, FCCOModule) and pl_module.engine.stop_agreed:
             self._end(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop listening; save and stop, if any process was asked to after the exchange of the last step."""
+        """Restore the handlers; save and stop, if a signal arrived after the exchange of the last step."""
         listening = bool(self._before)
         self.undo(trainer)
         if listening and isinstance(pl_module, FCCOModule):
@@ -136,7 +135,7 @@ class Preemption(Temporary):
             rank_zero_warn(f"SLURM could not be asked to queue the job again: {error}. Submit it by hand.")
 
     def undo(self, trainer: Trainer) -> None:
-        """Stop listening."""
+        """Restore the handlers that were there before."""
         trainer.fit_loop.epoch_loop.__dict__.pop("_broadcast_sigterm_tensor", None)
         for number, handler in self._before.items():
             signal.signal(number, handler)

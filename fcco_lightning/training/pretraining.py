@@ -1,4 +1,4 @@
-"""The phases of a run: perhaps a first one on another, simpler objective, and the one proper."""
+"""The phases of a run: optional pretraining on another, simpler objective, and the main phase."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ from fcco_lightning.training.schedules import Schedule, described
 
 
 class Phase(NamedTuple):
-    """What is trained on, and how, from one epoch on.
+    """Objective, constraints, algorithm, optimizer and schedule of one phase of a run.
 
-    The objective is as the algorithm poses it, the constraints are those that are penalised; estimates of the objective
-    are logged under names with the prefix.
+    The objective has the form that the algorithm optimizes, and the constraints are those that are enforced in this
+    phase.  Estimates are logged as ``<prefix>_<name>``.
     """
 
     objective: Objective
@@ -39,43 +39,43 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True)
 class Pretraining:
-    """Trains the network on another objective for some epochs, before the objective proper takes over in the same run.
+    """Trains the network on another objective for some epochs, before the main objective in the same run.
 
     A ranking objective such as average precision learns features slowly from random weights; its papers start from a
     network that was trained on cross-entropy, with a new last layer.  Here both phases are one run: one configuration,
-    one series of checkpoints (either phase continues bit for bit), the same batches.  With the second phase the
-    optimizer, its schedule, the penalty's schedule and the rows of the dual state start afresh; random streams,
-    batch statistics, the number of the epoch and the number of updates go on.
+    one series of checkpoints (both phases can be resumed bit for bit), the same batches.  When the second phase begins,
+    the optimizer, its schedule, the penalty's schedule and the rows are reset; random streams, BatchNorm's
+    statistics, and the numbers of epochs and updates continue.
 
     A ``seamless`` pretraining changes nothing but the objective.  The last layer, the optimizer with its moments, the
-    schedule of the learning rate and the constraints go on through both phases, as if there were one: constraints count
-    from the first update, and keep their rows and multipliers.  Only the objective's own rows begin with the second
-    phase.  ``Pretraining(*objective.recommended_start, seamless=True)`` is what
-    :class:`~fcco_lightning.FCCOModule` does where nothing else is said.
+    schedule of the learning rate and the constraints with their rows and multipliers continue through both phases, and
+    the constraints are enforced from the first update.  Only the objective's own rows begin with the second phase.
+    ``Pretraining(*objective.recommended_start, seamless=True)`` is the default of
+    :class:`~fcco_lightning.FCCOModule` for objectives that recommend it.
 
-    During the first phase the estimates of its objective are logged as ``pretrain_objective``, in place of
-    ``train_objective``; of a seamless one they are ``train_objective``, so that callbacks find it in every epoch.  (One
-    that stops early may then stop before the second phase; let it go by a figure of the validation, which reports what
-    it always reports.)
+    During the first phase the estimates of its objective are logged as ``pretrain_objective`` instead of
+    ``train_objective``.  If the pretraining is seamless they are logged as ``train_objective``, so that callbacks find
+    it in every epoch.  (Early stopping by it may then end the run before the second phase; monitor a validation figure,
+    whose meaning does not change.)
 
     Args:
         epochs: length of the first phase, a whole number >= 1, or a share in (0, 1) of all epochs, rounded down; the
             trainer's ``max_epochs`` or ``max_steps`` count both phases.
-        objective: of the first phase, on the outputs of the same network; None for :class:`CrossEntropy`.
-        algorithm: of the first phase; None for :class:`SGD`, which is plain training; or, if the pretraining is
-            seamless, for that of the second where constraints go on or this phase's objective has inner functions.
-        optimizer: of the first phase; None for the one of the second.
-        scheduler: of the first phase's learning rate; None for a constant one.
-        constraints: whether the constraints are penalised in the first phase, too; it needs an algorithm that does so.
-        new_head: whether the network's last layer starts afresh with the second phase; it does by default, unless the
-            pretraining is seamless.
-        head: name of that layer among the network's submodules (for example "fc"); None for the one that the network
-            says is its head, as TabularMLP and TimmModel do.
-        seamless: whether nothing changes with the second phase but the objective.
+        objective: objective of the first phase, on the outputs of the same network; None for :class:`CrossEntropy`.
+        algorithm: algorithm of the first phase.  None for :class:`SGD`, which is plain training; or, if the pretraining
+            is seamless, for that of the second phase if there are constraints or ``objective`` has inner functions.
+        optimizer: optimizer of the first phase; None for that of the second.
+        scheduler: schedule of the first phase's learning rate; None for a constant rate.
+        constraints: whether the constraints are enforced in the first phase, too; the algorithm must support them.
+        new_head: whether the network's last layer is initialised anew for the second phase; the default is yes, unless
+            the pretraining is seamless.
+        head: name of that layer among the network's submodules (for example "fc"); None for the layer that the network
+            declares as its head, as TabularMLP and TimmModel do.
+        seamless: whether only the objective changes with the second phase.
 
     Raises:
-        ConfigError: if ``epochs`` is neither a whole number >= 1 nor a share in (0, 1), ``constraints`` asks for what
-            the algorithm ignores, or ``seamless`` stands beside what the first phase would have of its own.
+        ConfigError: if ``epochs`` is neither a whole number >= 1 nor a share in (0, 1), if ``constraints`` is set and
+            the algorithm ignores constraints, or if ``seamless`` is combined with a setting that it excludes.
     """
 
     epochs: int | float
@@ -104,15 +104,15 @@ class Pretraining:
 
     @property
     def renews_head(self) -> bool:
-        """Whether the network's last layer starts afresh with the second phase."""
+        """Whether the network's last layer is initialised anew for the second phase."""
         return not self.seamless if self.new_head is None else self.new_head
 
     def before(self, main: Phase, network: nn.Module) -> Phase:
         """The phase that comes before ``main``.
 
         Raises:
-            ConfigError: if the constraints are asked for and ignored, the network's head is not known, or a seamless
-                pretraining has an objective with parameters, which the optimizer of the second phase has not.
+            ConfigError: if the algorithm would ignore the constraints, the network's head is not known, or a seamless
+                pretraining has an objective with parameters, which the optimizer of the second phase lacks.
         """
         if self.seamless:
             return self._alike(main)
@@ -143,10 +143,10 @@ class Pretraining:
 
 
 def recommended_by(objective: Objective, constraints: Sequence[Constraint] = ()) -> Pretraining | None:
-    """The pretraining that an objective recommends for itself.
+    """The pretraining that an objective recommends for itself; None if there is none.
 
-    Under constraints an objective with inner functions is no start: multipliers keep the unit of what is minimised
-    first, and ListNet, for instance, is several times as large as NDCG.
+    With constraints, an objective with inner functions is not used for pretraining: multipliers scale with the
+    objective that is minimised first, and ListNet, for instance, is several times as large as NDCG.
     """
     start = objective.recommended_start
     if start is None:
@@ -158,13 +158,13 @@ def recommended_by(objective: Objective, constraints: Sequence[Constraint] = ())
 
 
 class Phases:
-    """The phases of a run, the one proper as ``main`` gives it, and the present one.
+    """The phases of a run, of which ``main`` returns the main one, and which of them is the present one.
 
     Attributes:
-        pretrain: the user's settings of the first phase; None for none.
-        first: the phase of pretraining; None for none.
-        pretraining: whether that is the present one.
-        start: number of the epoch in which the present one began.
+        pretrain: the user's settings of pretraining; None for none.
+        first: the pretraining phase; None for none.
+        pretraining: whether pretraining is the present phase.
+        start: number of the epoch in which the present phase began.
     """
 
     def __init__(self, pretrain: Pretraining | None, main: Callable[[], Phase], network: nn.Module) -> None:
@@ -174,17 +174,17 @@ class Phases:
 
     @property
     def all(self) -> list[Phase]:
-        """In their order."""
+        """The phases in their order."""
         return [self._main()] if self.first is None else [self.first, self._main()]
 
     @property
     def present(self) -> Phase:
-        """The one that is trained now."""
+        """The phase that is trained now."""
         return self.all[0] if self.pretraining else self.all[-1]
 
     @contextmanager
     def named_in_refusals(self) -> Iterator[None]:
-        """Inside, a refusal of the first phase's objective names it and says how to do without that phase."""
+        """Within this context an error about pretraining's objective names it and says how to leave pretraining out."""
         try:
             yield
         except ConfigError as error:
@@ -198,13 +198,13 @@ class Phases:
 
     @property
     def idle(self) -> list[Tensor]:
-        """Parameters of the objectives of other phases, for which DistributedDataParallel waits."""
+        """Parameters of the other phases' objectives, whose gradients DistributedDataParallel waits for."""
         others = self.all[1:] if self.pretraining else self.all[:-1]
         return [p for phase in others for p in phase.objective.parameters() if p.requires_grad]
 
     @property
     def seamless(self) -> bool:
-        """Whether nothing changes with the phases but the objective."""
+        """Whether only the objective changes from phase to phase."""
         return self.pretrain is not None and self.pretrain.seamless
 
     @property
@@ -213,7 +213,7 @@ class Phases:
         return 0 if self.seamless else self.start
 
     def require_time_for_all(self, max_epochs: int | None) -> None:
-        """Warn of a run that ends before the phase proper begins."""
+        """Warn if the run ends before the main phase begins."""
         if self.pretraining and self.pretrain is not None and 0 <= (max_epochs or -1) <= self.pretrain.epochs:
             rank_zero_warn(
                 f"pretrain.epochs={self.pretrain.epochs} leaves none of max_epochs={max_epochs} to the objective and "
@@ -231,7 +231,7 @@ class Phases:
         first = self.first.objective.in_words
         length = self.first_epochs(trainer)
         if not self.pretraining:
-            if length != self.start:  # of a checkpoint
+            if length != self.start:  # resumed from a checkpoint of a run of another length
                 rank_zero_info(
                     f"Pretraining is over: the checkpoint has had {self.start} epochs of {first}, and goes on with "
                     f"{proper}. A run of this length from the beginning would have {length}."
@@ -248,7 +248,7 @@ class Phases:
             )
 
     def first_epochs(self, trainer: Trainer) -> int:
-        """Number of epochs of pretraining; of a run without a known end a share is none."""
+        """Number of epochs of pretraining; 0 if it is a share of a run without a known end."""
         if self.pretrain is None or self.first is None:
             return 0
         if self.pretrain.epochs >= 1:
@@ -267,7 +267,7 @@ class Phases:
         return self.pretraining and epoch >= self.first_epochs(trainer)
 
     def stepping(self, network: nn.Module, schedule: Schedule, trainer: Trainer | None) -> Stepping:
-        """Optimizer and learning-rate schedule of the present phase; the trainer knows how long that is.
+        """Optimizer and learning-rate schedule of the present phase, whose length the trainer determines.
 
         Raises:
             ConfigError: if the optimizer or the schedule cannot be used.
@@ -285,7 +285,7 @@ class Phases:
         if trainer is None:
             raise ConfigError("the schedule needs to know the end of training: pass the module to Trainer.fit.")
         total: float | None = trainer.estimated_stepping_batches if by_step else trainer.max_epochs
-        part = not self.seamless and (self.pretraining or self.start > 0)  # of the run, in epochs
+        part = not self.seamless and (self.pretraining or self.start > 0)  # the schedule covers only a part of the run
         if part and self.pretraining:
             total = self.first_epochs(trainer)
         elif total is not None and part:
@@ -307,17 +307,17 @@ class Phases:
         return _updates(self.present.algorithm, int(total))
 
     def description(self) -> dict[str, str]:
-        """What must be the same on all processes, by name."""
+        """Properties that must agree on all processes, by name."""
         algorithms = [f"{phase.algorithm.name} {phase.algorithm.settings()}" for phase in self.all]
         pretrain = "none" if self.pretrain is None else str(plain_values(self.pretrain))
         return {"algorithm": "; ".join(algorithms), "pretrain": pretrain}
 
     def header(self) -> dict[str, Any]:
-        """What a checkpoint holds of the present phase."""
+        """The entry of a checkpoint: the present phase and its start."""
         return {"name": "pretraining" if self.pretraining else "main", "epoch": self.start}
 
     def continues(self, stored: Mapping[str, Any]) -> bool:
-        """Go to the phase in which a checkpoint with this header was written; returns whether it is another one.
+        """Switch to the phase in which a checkpoint with this header was written; return whether the phase changed.
 
         Raises:
             CheckpointError: if this run has no such phase.
@@ -347,15 +347,15 @@ class Phases:
 
 
 def batches_per_update(algorithm: Algorithm) -> int:
-    """How many batches an update of w takes, which Lightning knows as accumulation; its counters then agree."""
+    """Number of batches per update of w, which Lightning is told as ``accumulate_grad_batches``."""
     return algorithm.K if isinstance(algorithm, DoubleLoop) else 1
 
 
 def _updates(algorithm: Algorithm, steps: int) -> int:
-    """Number of updates of w in so many steps that a Trainer counts.
+    """Number of updates of w in a number of steps as the Trainer counts them.
 
     Raises:
-        ConfigError: if it is not known.
+        ConfigError: if the algorithm does not define it.
     """
     updates = algorithm.updates_in(steps)
     if updates is None:

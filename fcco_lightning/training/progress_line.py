@@ -1,4 +1,4 @@
-"""One line of progress: Lightning's bars with few figures and short names."""
+"""Lightning's progress bars on one line, with few figures and short names."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -17,13 +17,13 @@ TQDM_FORMAT = "{desc}|{bar}| {n_fmt}/{total_fmt} [{remaining}{postfix}]"
 class OneLine(Callback):
     """Keeps the progress bar on one line of a terminal of 80 columns.
 
-    Of the figures that are logged for the bar it shows three: the estimate of the objective; and of the last split on
+    It shows three of the figures that are logged for the bar: the estimate of the objective and, on the last split on
     which validation runs, the worst violation max h and the last figure of the evaluation's ``bar`` (AUC, accuracy of
-    the worst group).  What the user's own subclass of a bar defines is left as it is.
+    the worst group).  Methods that the user's own subclass of a bar defines are kept.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Change the Trainer's bar, if it is one of Lightning's."""
+        """Change the Trainer's bar, if it is one of Lightning's classes."""
         bar = _visible(trainer)
         if bar is None:
             return
@@ -33,7 +33,7 @@ class OneLine(Callback):
             return chosen_figures(trainer.progress_bar_metrics, splits, module.evaluation.bar)
 
         if isinstance(bar, RichProgressBar):
-            described = bar._get_train_description  # "Epoch 0/-2" where only steps are limited
+            described = bar._get_train_description  # says "Epoch 0/-2" if only steps are limited
             _replace(
                 bar,
                 RichProgressBar,
@@ -45,14 +45,14 @@ class OneLine(Callback):
             _replace(bar, TQDMProgressBar, get_metrics=metrics, BAR_FORMAT=TQDM_FORMAT)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """End the bar, before the run's report is printed below it."""
+        """Close the bar before the run's report is printed below it."""
         bar = trainer.progress_bar_callback
         if isinstance(bar, RichProgressBar):
             bar._stop_progress()
 
 
 def _visible(trainer: Trainer) -> ProgressBar | None:
-    """The Trainer's bar; that of ``tqdm`` in a notebook where Rich's would not be seen, because it needs ipywidgets."""
+    """The Trainer's bar; replaced by the ``tqdm`` bar in a notebook without ipywidgets, where Rich's is invisible."""
     bar = trainer.progress_bar_callback
     unseen = type(bar) is RichProgressBar and get_console().is_jupyter and find_spec("ipywidgets") is None
     if bar is None or not unseen:
@@ -65,7 +65,7 @@ def _visible(trainer: Trainer) -> ProgressBar | None:
 
 
 def _replace(bar: ProgressBar, owner: type[ProgressBar], **parts: Any) -> None:
-    """Set what the bar has from Lightning's class."""
+    """Set those attributes of the bar that it inherits from Lightning's class."""
     for name, value in parts.items():
         if getattr(type(bar), name) is getattr(owner, name):
             setattr(bar, name, value)
@@ -75,9 +75,9 @@ def chosen_figures(metrics: Mapping[str, float], splits: Sequence[str], figures:
     """At most three figures, by a short name and as text.
 
     Args:
-        metrics: what was logged for the bar, by ``<split>_<figure>``.
-        splits: on which validation runs; the last of them that has a figure is shown.
-        figures: of the evaluation; the last that is there is shown.
+        metrics: the figures that were logged for the bar, by ``<split>_<figure>``.
+        splits: the splits on which validation runs; the last one with a figure is shown.
+        figures: names of the evaluation's figures; the last one that was logged is shown.
 
     Example:
         >>> logged = {"train_objective": 0.4712, "train_auc": 0.8, "train_worst_violation": -0.001}
@@ -100,7 +100,7 @@ def chosen_figures(metrics: Mapping[str, float], splits: Sequence[str], figures:
 
 
 def _columns(bar: RichProgressBar, trainer: Trainer) -> list[ProgressColumn]:
-    """What stands before the figures: epoch, bar, batches and the time that is left; only the bar may shrink."""
+    """The columns before the figures: epoch, bar, batches and remaining time; only the bar may shrink."""
     description, progress, batches, *_ = RichProgressBar.configure_columns(bar, trainer)
     time_left = TimeRemainingColumn(compact=True)
     for column in (description, batches, time_left, bar._metric_component):

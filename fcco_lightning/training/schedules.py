@@ -1,4 +1,4 @@
-"""Learning-rate schedules in the papers' terms, and any schedule of torch across a resume: what is typed holds."""
+"""Learning-rate schedules of the papers, and resuming any schedule of torch with possibly changed arguments."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -19,20 +19,20 @@ class OfWholeRun(LRScheduler, ABC):
     """A schedule whose length comes from the Trainer, so that it follows ``--trainer.max_epochs``, on a resume too.
 
     Attributes:
-        total: epochs (or updates, if it steps with them) in all; None until the Trainer tells.
+        total: number of all epochs (or of updates, if it steps with them); None until the Trainer sets it.
     """
 
     total: int | None
 
     @abstractmethod
     def share(self, elapsed: int, total: int) -> float:
-        """What the learning rate is multiplied by when ``elapsed`` of ``total`` epochs (or updates) have passed."""
+        """Factor on the learning rate when ``elapsed`` of ``total`` epochs (or updates) have passed."""
 
     def set_total(self, total: int) -> None:
-        """Number of steps of this schedule in all, >= 1; keeps a number given at construction."""
+        """Set the total number of steps of this schedule, >= 1, unless it was given at construction."""
         if self.total is None:
             self.total = total
-        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):  # of the first step, too
+        for group, rate in zip(self.optimizer.param_groups, self.get_lr(), strict=True):  # also for the first step
             group["lr"] = rate
 
     def get_lr(self) -> list[float | Tensor]:
@@ -42,16 +42,15 @@ class OfWholeRun(LRScheduler, ABC):
 
 
 class StepAtFractions(OfWholeRun):
-    r"""Multiply the learning rate by ``factor`` when a fraction of the training has passed.
+    r"""Multiply the learning rate by ``factor`` at each of the given fractions of the training.
 
-    The papers decay by 10 at 50% and 75% (SOX paper, section 5; SONEX paper, F.2).  The length comes from the Trainer,
-    so it follows ``--trainer.max_epochs``, on a resume too.
+    The papers divide it by 10 at 50% and 75% (SOX paper, section 5; SONEX paper, F.2).
 
     Args:
-        optimizer: whose learning rate it is.
+        optimizer: the optimizer whose learning rate is changed.
         fractions: increasing, in (0, 1).
         factor: > 0.
-        total: epochs (or updates, if it steps with them) in all; None until the Trainer tells (:meth:`set_total`).
+        total: number of all epochs (or of updates, if it steps with them); None until the Trainer sets it.
     """
 
     def __init__(
@@ -69,22 +68,22 @@ class StepAtFractions(OfWholeRun):
         super().__init__(optimizer)
 
     def share(self, elapsed: int, total: int) -> float:
-        """``factor`` for every fraction that has passed."""
-        # .7 * 10 is a little more than 7
+        """``factor`` to the power of the number of fractions that have passed."""
+        # in floating point .7 * 10 may be slightly more than 7
         return self.factor ** sum(elapsed >= f * total * (1 - 1e-12) for f in self.fractions)
 
 
 class LinearWarmUp(OfWholeRun):
-    r"""Raise the learning rate in a line from 0 to its value, then lower it in a line to 0 at the end of training.
+    r"""Raise the learning rate linearly from 0 to its value, then lower it linearly to 0 at the end of training.
 
-    As transformers are trained (the SONEX paper, F.1, warms up for the first of four epochs: ``warm_up`` .25 with
-    ``interval`` "step").  Step t of T has the share ``t / (warm_up T)`` of the rate while that is below 1, then
+    This is usual for transformers (the SONEX paper, F.1, warms up for the first of four epochs: ``warm_up`` .25 with
+    ``interval`` "step").  The factor in step t of T is ``t / (warm_up T)`` while that is below 1, then
     ``(T - t) / (T - warm_up T)``.
 
     Args:
-        optimizer: whose learning rate it is.
-        warm_up: share of the training in which it rises, in [0, 1).
-        total: updates (or epochs, if it steps with them) in all; None until the Trainer tells (:meth:`set_total`).
+        optimizer: the optimizer whose learning rate is changed.
+        warm_up: share of the training in which the rate rises, in [0, 1).
+        total: number of all updates (or of epochs, if it steps with them); None until the Trainer sets it.
     """
 
     def __init__(self, optimizer: Optimizer, warm_up: float = 0.1, total: int | None = None) -> None:
@@ -93,7 +92,7 @@ class LinearWarmUp(OfWholeRun):
         super().__init__(optimizer)
 
     def share(self, elapsed: int, total: int) -> float:
-        """What has been done of the rise, then what is left of the fall."""
+        """The completed share of the warm-up, then the remaining share of the decay."""
         rising = round(self.warm_up * total)
         return elapsed / rising if elapsed < rising else max(0.0, (total - elapsed) / max(1, total - rising))
 
@@ -104,13 +103,13 @@ class Schedule:
 
     Args:
         scheduler: makes the learning-rate schedule of an optimizer; None for a constant rate.
-        interval: "epoch" or "step", what it counts (one step is one update of w).
+        interval: unit of its steps, "epoch" or "step" (one step is one update of w).
         monitor: logged metric that a ``ReduceLROnPlateau`` watches, e.g. train_auc.
         objective_lr: step size of the objective's own parameters (a trained threshold), > 0; None for the network's.
-            They have no weight decay either way.
-        decay_spread: standard deviation of the scores from which on weights decay as the optimizer is set, > 0; of
-            scores that spread less they decay in proportion, see
-            :class:`~fcco_lightning.training.eased_decay.EasedDecay`.  None for the full decay always.
+            They never have weight decay.
+        decay_spread: standard deviation of the scores from which on the optimizer's weight decay is full, > 0; below
+            it the decay is reduced in proportion, see :class:`~fcco_lightning.training.eased_decay.EasedDecay`.  None
+            for always full decay.
 
     Raises:
         ConfigError: if ``interval`` is another word, or ``objective_lr`` or ``decay_spread`` is not positive.
@@ -131,12 +130,12 @@ class Schedule:
     def attached(
         self, make: Callable[[Optimizer], Any] | None, optimizer: Optimizer, length: Callable[[], int]
     ) -> LRScheduler | None:
-        """The schedule of an optimizer; None for a constant rate.
+        """Make the schedule of an optimizer; None for a constant rate.
 
         Args:
             make: ``scheduler``, or that of another phase of the run.
-            optimizer: whose learning rates it changes.
-            length: gives the length of the phase in what the schedule counts.
+            optimizer: the optimizer whose learning rates it changes.
+            length: returns the length of the phase in the unit of ``interval``.
 
         Raises:
             ConfigError: if a ``ReduceLROnPlateau`` has nothing to watch.
@@ -152,13 +151,13 @@ class Schedule:
         return schedule
 
 
-_SEEN = ("num_bad_epochs", "cooldown_counter", "last_epoch")  # what ReduceLROnPlateau remembers, beside the best value
+_SEEN = ("num_bad_epochs", "cooldown_counter", "last_epoch")  # state of ReduceLROnPlateau besides the best value
 
 
 def described(schedule: LRScheduler, interval: str) -> dict[str, Any]:
-    """What a schedule is, and with which arguments it was made, as plain values to compare with those of another run.
+    """Class and arguments of a schedule, and its ``interval``, as plain values that can be compared between runs.
 
-    ``interval`` is what it counts, "step" or "epoch".  Functions are left out: a schedule follows those of its own run.
+    Arguments that are functions are left out: they are always those of the present run.
     """
     return {
         "class": type(schedule).__name__,
@@ -176,9 +175,9 @@ def _comparable(value: Any) -> Any:
 
 
 def require_same_kind(present: Mapping[str, Any] | None, stored: Mapping[str, Any] | None) -> None:
-    """Refuse to continue one schedule with another, which would not know its place.
+    """Refuse to resume with a schedule of another class or interval, whose position would not be defined.
 
-    Both are :func:`described`: this run's, and that of the run that wrote the checkpoint; None is a constant rate.
+    Both arguments are results of :func:`described`, of this run and of the checkpoint's; None for a constant rate.
 
     Raises:
         CheckpointError: naming both.
@@ -196,13 +195,13 @@ def require_same_kind(present: Mapping[str, Any] | None, stored: Mapping[str, An
 
 
 def catch_up(schedule: LRScheduler, state: Mapping[str, Any]) -> None:
-    """Bring a schedule with new arguments to where another one of its class was, whose ``state_dict`` is given.
+    """Advance a schedule with changed arguments to the position of one of the same class with the given ``state_dict``.
 
-    Its learning rate is then what it would be, had these arguments been given from the start.  ``ReduceLROnPlateau``
-    depends on what it has seen: it keeps that (but not the best value under another ``mode``), and its learning rate.
+    Its learning rate is then that of a run with the new arguments from the start.  ``ReduceLROnPlateau`` depends on
+    past metrics: it keeps its state (but not the best value if ``mode`` has changed), and its learning rate.
 
     Raises:
-        ConfigError: if the new arguments do not reach so far.
+        ConfigError: if a schedule with the new arguments ends before this position.
     """
     if isinstance(schedule, ReduceLROnPlateau):
         names = (*_SEEN, "best") if state["mode"] == schedule.mode else _SEEN
@@ -211,7 +210,7 @@ def catch_up(schedule: LRScheduler, state: Mapping[str, Any]) -> None:
     steps = _steps(state)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that no update comes between the steps
+            warnings.simplefilter("ignore")  # torch warns of steps without an update
             for _ in range(steps):
                 schedule.step()
     except ValueError as error:
@@ -222,6 +221,6 @@ def catch_up(schedule: LRScheduler, state: Mapping[str, Any]) -> None:
 
 
 def _steps(state: Mapping[str, Any]) -> int:
-    while "last_epoch" not in state:  # a chain of schedules
+    while "last_epoch" not in state:  # schedules in a chain
         state = state["_schedulers"][0]
     return int(state["last_epoch"])

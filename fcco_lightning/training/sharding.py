@@ -13,15 +13,15 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.state.divided import divided_as, is_divided, is_gathered, parts_of
 from fcco_lightning.state.processes import Processes
 
-_SHARING = (SingleLoop, DoubleLoop, MSVR, OOA)  # they take no gradient of one process alone, nor one of a gradient
-_PATIENCE = 10.0  # seconds in which the others hear of a failure, if they do not wait for a part of the weights
+_SHARING = (SingleLoop, DoubleLoop, MSVR, OOA)  # they need neither second derivatives nor gradients of one process
+_PATIENCE = 10.0  # seconds for the others to notice a failure, unless they wait for a part of the weights
 
 
 class ShardedWeights(ModelParallelStrategy):
-    """Lightning's strategy with the checkpoints of this package, which are whole or not there.
+    """Lightning's strategy with the checkpoints of this package, which are written completely or not at all.
 
-    Every process holds a part of the weights, of their gradients, of the optimizer's state and of what an algorithm
-    remembers of weights.  A block's weights are gathered while it is evaluated, and let go of behind it.
+    Every process holds a part of the weights, of their gradients, of the optimizer's state and of the weights that an
+    algorithm stores.  A block's weights are gathered while it is evaluated, and freed afterwards.
     """
 
     restore_checkpoint_after_setup = Strategy.restore_checkpoint_after_setup
@@ -32,10 +32,10 @@ class ShardedWeights(ModelParallelStrategy):
     load_checkpoint = Strategy.load_checkpoint
 
     def setup_environment(self) -> None:
-        """All processes divide the weights.
+        """Divide the weights over all processes.
 
         Raises:
-            ConfigError: if layers were to be computed in parts, too.
+            ConfigError: if tensor parallelism is asked for, too.
         """
         if self._tensor_parallel_size not in ("auto", 1):
             raise ConfigError(
@@ -52,14 +52,14 @@ class ShardedWeights(ModelParallelStrategy):
         super().setup_environment()
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Take this process's part of every weight."""
+        """Load this process's part of every weight."""
         assert self.lightning_module is not None  # noqa: S101
         present = self.lightning_module.state_dict()
         stored = {k: divided_as(v, present.get(k)) for k, v in checkpoint["state_dict"].items()}
         self.lightning_module.load_state_dict(stored, strict=strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take this process's part of what is remembered of every weight."""
+        """Load this process's part of the optimizer's state."""
         for optimizer, stored in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             params = [p for group in optimizer.param_groups for p in group["params"]]
             for number, state in stored["state"].items():
@@ -72,7 +72,7 @@ def _as(value: Any, parameter: Tensor) -> Any:
 
 
 def take_strategy(trainer: Trainer) -> None:
-    """Let ``ModelParallelStrategy`` divide the weights, and refuse other strategies that would.
+    """Replace ``ModelParallelStrategy`` by :class:`ShardedWeights`, and refuse other strategies that divide weights.
 
     Raises:
         ConfigError: naming the strategy.
@@ -89,10 +89,10 @@ def take_strategy(trainer: Trainer) -> None:
 
 
 def require_divisible(trainer: Trainer, module: Any) -> None:
-    """Refuse what needs whole weights, where they are divided.
+    """If the weights are divided, refuse settings that need whole weights.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: naming the setting.
     """
     if not isinstance(trainer.strategy, ShardedWeights):
         return
@@ -112,15 +112,15 @@ def require_divisible(trainer: Trainer, module: Any) -> None:
 
 
 def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
-    """Divide a network's weights over the processes; one that is divided already stays as it is.
+    """Divide a network's weights over the processes, unless it is divided already.
 
-    They are at first those of the first process.  A network with a method ``shard(mesh)`` divides itself, by
-    ``torch.distributed.fsdp.fully_shard``.  Of any other every block (see :func:`blocks_of`) is a unit, and all that is
-    left another one.  Parameters of a single value (``logit_scale``) are not divided.  The mesh has one dimension, that
-    of the processes.
+    The weights of the first process are used.  A network with a method ``shard(mesh)`` divides itself, by
+    ``torch.distributed.fsdp.fully_shard``.  In other networks every block (see :func:`blocks_of`) is a unit, and the
+    remaining layers are another one.  Parameters with a single value (``logit_scale``) are not divided.  The mesh has
+    one dimension, the processes.
 
     Raises:
-        ConfigError: if it is divided otherwise than along first dimensions.
+        ConfigError: if a parameter is divided along another dimension than the first.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard  # noqa: PLC0415 - slow to import
 
@@ -137,7 +137,7 @@ def divide(network: nn.Module, mesh: Any, processes: Processes) -> None:
             fully_shard(unit, mesh=mesh, ignored_params=single)
     for module in network.modules():
         if isinstance(module, FSDPModule):
-            module.set_reshard_after_forward(True)  # the root, too: a second pass is at other weights
+            module.set_reshard_after_forward(True)  # the root, too: a second pass is at previous weights
     _require_rows(network, mesh)
 
 
@@ -153,9 +153,9 @@ def _require_rows(network: nn.Module, mesh: Any) -> None:
 
 
 def blocks_of(network: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a network: the modules with parameters of lists of two and more of the same type.
+    """The repeated blocks of a network: the members, with parameters, of lists of at least two modules of one type.
 
-    These are the layers of a transformer or the stages' blocks of a ResNet.  Blocks within a block are part of it.
+    Examples are the layers of a transformer and the blocks in a ResNet's stages.  Blocks within a block belong to it.
 
     Example:
         >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16)
@@ -171,13 +171,13 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def clip(params: Iterator[Tensor], value: float, processes: Processes, *, by_value: bool) -> None:
-    """Clip gradients of which some are divided.
+    """Clip gradients of which some are divided over the processes.
 
     Args:
-        params: with their gradients.
+        params: the parameters whose gradients are clipped in place.
         value: largest norm of all gradients together, or largest absolute value in them, > 0.
-        processes: of the job.
-        by_value: which of both.
+        processes: the processes of the job.
+        by_value: whether to clip by value instead of by norm.
     """
     gradients = [p.grad for p in params if p.grad is not None]
     parts = parts_of(gradients)

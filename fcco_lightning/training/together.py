@@ -1,4 +1,4 @@
-"""What the processes of a job agree on before its first hook, and how one that fails anywhere ends all of them."""
+"""Comparison of settings between the processes before the first hook, and ending all processes if one fails."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar
 
 from fcco_lightning.state.processes import Processes, require_same_everywhere
 
-_TO_HEAR = 3.0  # seconds in which others that are on their way to an exchange hear of a failure there
+_TO_HEAR = 3.0  # seconds for the other processes to reach an exchange, in which they learn of the failure
 _SETTINGS = (
     "accumulate_grad_batches",
     "check_val_every_n_epoch",
@@ -32,17 +32,17 @@ _SETTINGS = (
     "_val_check_time_interval",
 )
 _PLAIN = bool | int | float | str | timedelta
-_OF_ONE_PROCESS = ("dirpath", "folder", "verbose")  # arguments of callbacks that may differ
+_OF_ONE_PROCESS = ("dirpath", "folder", "verbose")  # arguments of callbacks that may differ between processes
 
 
 class Announce(Callback):
-    """If this process fails, the others are not left waiting; if another one does, the error here says why.
+    """Informs the other processes if this one fails; if another one fails, adds its error to the one raised here.
 
-    To be the first of all callbacks: what others do about an exception may need all processes.
+    It must be the first callback: other callbacks may need all processes to handle an exception.
     """
 
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        if hasattr(pl_module, "processes"):  # the Trainer may have gone over to a module of another kind
+        if hasattr(pl_module, "processes"):  # the Trainer may now be used with another module
             announce(pl_module.processes, exception)
 
     def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:  # noqa: ARG002
@@ -51,7 +51,7 @@ class Announce(Callback):
 
 
 def announce(processes: Processes, exception: BaseException) -> None:
-    """End the watch over the processes, with an exception that all processes report."""
+    """Report an exception to all processes, and end the watch over them."""
     if processes.watch is not None:
         processes.watch.explain(exception)
     if isinstance(exception, Exception):
@@ -62,10 +62,10 @@ def announce(processes: Processes, exception: BaseException) -> None:
 
 
 def begin_together(trainer: Trainer, module: Any) -> None:
-    """Let the processes compare their settings as soon as they can communicate, before any hook can fail or wait.
+    """Make the processes compare their settings as soon as they can communicate, before the first hook.
 
     Raises:
-        ConfigError: then, if their settings differ.
+        ConfigError: at that time, if their settings differ.
     """
     present, strategy = settings(trainer, module), trainer.strategy
     join = type(strategy).setup_environment
@@ -83,7 +83,7 @@ def begin_together(trainer: Trainer, module: Any) -> None:
 
 @contextmanager
 def joined_by_failure(trainer: Trainer, module: Any) -> Iterator[None]:
-    """Before the processes can communicate: one whose body fails joins the group to inform the others."""
+    """If the body fails before the processes can communicate, join the process group and inform the others."""
     try:
         yield
     except Exception as error:
@@ -94,8 +94,8 @@ def joined_by_failure(trainer: Trainer, module: Any) -> Iterator[None]:
 
 
 def settings(trainer: Trainer, module: Any) -> dict[str, str]:
-    """The settings of a Trainer and a module that decide which steps and exchanges there are, by name."""
-    values = {name: str(getattr(trainer, name, None)) for name in _SETTINGS}  # an interval is of batches or of time
+    """The settings of a Trainer and a module that determine the sequence of steps and exchanges, by name."""
+    values = {name: str(getattr(trainer, name, None)) for name in _SETTINGS}  # some intervals are absent
     values |= {
         "command": str(trainer.state.fn),
         "strategy": type(trainer.strategy).__name__,
@@ -118,7 +118,7 @@ def settings(trainer: Trainer, module: Any) -> dict[str, str]:
 
 
 def _arguments(part: object) -> dict[str, str]:
-    """What a part was made with, as far as it is plain and the same wherever the process runs."""
+    """The arguments of a part that are plain values and must agree between the processes."""
     names = [name for name in signature(type(part)).parameters if name not in _OF_ONE_PROCESS]
     values = {name: getattr(part, name, getattr(part, f"_{name}", None)) for name in names}
     return {name: str(value) for name, value in values.items() if isinstance(value, _PLAIN | None)}

@@ -1,4 +1,4 @@
-"""Settings and callbacks of a Trainer that are followed in an own way, or refused with what to use instead."""
+"""Settings and callbacks of a Trainer that the module handles itself, or refuses with advice what to use instead."""
 
 import logging
 import warnings
@@ -59,7 +59,7 @@ _NO_INTERVAL = (
 
 
 def require_usable(callbacks: Sequence[Callback], module: LightningModule) -> None:
-    """Refuse callbacks of a Trainer that would fail in the middle of training, or silently do something else.
+    """Refuse callbacks that would fail in the middle of training, or silently have another effect.
 
     Raises:
         ConfigError: naming the callback, the reason and what to use instead.
@@ -83,7 +83,7 @@ def _objection(callback: Callback, module: LightningModule) -> str | None:
 
 
 def require_batches(trainer: Trainer) -> None:
-    """Refuse a fit that would train nothing without a word, on other batches than its own, or divide by 0.
+    """Refuse settings with which a fit would silently train nothing, use other batches, or divide by 0.
 
     Raises:
         ConfigError: naming the setting.
@@ -107,15 +107,15 @@ def require_batches(trainer: Trainer) -> None:
 
 
 def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
-    """Let K accumulated batches be one batch of K parts, whose gradient that of K small batches is not.
+    """Replace accumulation over K batches by one batch of K micro-batches, whose gradient is another one.
 
-    K is the ``accumulate_grad_batches`` of the Trainer, which is about to fit.  The datamodule then draws batches of K
-    times as many samples, and a part of them passes through the network at once.
+    K is the Trainer's ``accumulate_grad_batches``.  The datamodule is made to draw batches of K times as many samples,
+    which pass through the network in micro-batches.
 
-    Returns: ``micro_batch``, the largest number of samples that do so (None for all), at most as many as a part has.
+    Returns: the new ``micro_batch``: at most the original batch size; the given one (None for whole batches) if K = 1.
 
     Raises:
-        ConfigError: if the batches are not those of a datamodule of this package, or have no given number of samples.
+        ConfigError: if the batches are not those of a datamodule of this package, or have no fixed number of samples.
     """
     parts, datamodule = trainer.accumulate_grad_batches, getattr(trainer, "datamodule", None)
     if parts == 1:
@@ -134,30 +134,30 @@ def in_parts(trainer: Trainer, micro_batch: int | None) -> int | None:
 
 
 class Temporary(Callback, ABC):
-    """Undoes what it has changed when the Trainer's work is over, however it ends.
+    """A callback that undoes its changes when the Trainer's work ends, with or without an error.
 
     The same Trainer can then be used for another module.
     """
 
     @abstractmethod
     def undo(self, trainer: Trainer) -> None:
-        """Leave everything as it was; called once or several times."""
+        """Restore the original state; may be called several times."""
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """After work that was done."""
+        """Undo the changes after normal work."""
         self.undo(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002
-        """After work that failed or was interrupted."""
+        """Undo the changes after a failure or interrupt."""
         self.undo(trainer)
 
 
 class OwnSettings(Temporary):
-    """Takes over what a Trainer says of clipping and accumulation, and gives both their settings back after the fit.
+    """Moves the Trainer's settings of clipping and accumulation to the module, and restores them after the fit.
 
-    Manual optimization would refuse these settings of the user.  Accumulation makes the module's ``micro_batch``
-    smaller.  What Lightning warns of checkpoints in manual optimization is not shown meanwhile: they hold the weights
-    after the step, at which the rows are, too, and those before it would be no state to go on from.
+    Lightning refuses these settings under manual optimization.  Accumulation becomes a smaller ``micro_batch``, see
+    :func:`in_parts`.  Lightning's warning that checkpoints under manual optimization hold the weights after the step is
+    suppressed: this is intended, since the rows are those after the step, too.
 
     Raises:
         ConfigError: if a setting is refused; nothing is changed then.
@@ -188,10 +188,10 @@ class OwnSettings(Temporary):
 
 
 class NothingBeforeTraining(Temporary):
-    """Lets no callback save what an exception leaves behind before training has begun.
+    """Prevents callbacks from saving a checkpoint after an exception before training has begun.
 
-    ``OnExceptionCheckpoint`` would write a file that no fit can continue, which Lightning continues unasked, and fail
-    with other words than the exception where the data are not there yet.
+    ``OnExceptionCheckpoint`` would write a file that cannot be resumed, although Lightning tries to by itself, or would
+    hide the exception by its own if the data are not set up yet.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -204,10 +204,10 @@ class NothingBeforeTraining(Temporary):
             vars(callback).pop("on_exception", None)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Nothing yet: callbacks that save come last, and each has its own method back once it was asked."""
+        """Do not undo yet: callbacks that save are called later, and each restores its own method then."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """From now on there is something to continue."""
+        """Allow checkpoints from now on."""
         self._begun = True
 
     def _unless_early(self, callback: Callback, *args: Any) -> None:
@@ -217,12 +217,12 @@ class NothingBeforeTraining(Temporary):
 
 
 def require_rows(trainer: Trainer | None) -> None:
-    """Refuse to save in the process that launched others, after they have ended and their rows with them.
+    """Refuse to save in a process that has launched the training processes, which have ended with the rows.
 
-    The module has let go of its trainer after such a fit.
+    After such a fit the module may have no trainer.
 
     Raises:
-        CheckpointError: naming the way out.
+        CheckpointError: with advice.
     """
     if trainer is None or isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise CheckpointError(
@@ -234,7 +234,7 @@ def require_rows(trainer: Trainer | None) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what Lightning says of itself."""
+    """Within this context Lightning's messages and warnings are not shown."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
     levels = [logger.level for logger in loggers]
     try:

@@ -1,4 +1,4 @@
-"""Training that begins with the weights and multipliers of another run."""
+"""A callback that starts training with the weights and multipliers of another run."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -8,14 +8,14 @@ from fcco_lightning.training.resuming.row_checkpoints import load
 
 
 class WarmStart(Callback):
-    """Begins a fit with the network's weights of a checkpoint, and with its multipliers where the rule has as many.
+    """Starts a fit with the network's weights of a checkpoint, and with its multipliers if their number agrees.
 
-    The remembered inner values, the optimizer, the schedule and the epochs begin anew: it is another run, from another
-    point, as along a front of objective against violation (``fcco front``), where neighbours have weights and
-    multipliers near each other.  A run that is continued with ``--ckpt_path`` keeps what it has.
+    Running estimates, the optimizer, the schedule and the epochs start anew: it is a new run from another initial
+    point.  ``fcco front`` uses it, since neighbouring points of a front of objective against violation have similar
+    weights and multipliers.  It has no effect on a run that is resumed with ``--ckpt_path``.
 
     Args:
-        ckpt: checkpoint of a run with the same network and constraints, whose kappa may differ; None for no warm start.
+        ckpt: checkpoint of a run with the same network and constraints, whose kappas may differ; None for none.
 
     Raises:
         CheckpointError: when the fit begins, if the file is no checkpoint, holds the weights of another network, or
@@ -26,7 +26,7 @@ class WarmStart(Callback):
         self.ckpt = ckpt
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put weights and multipliers in place, before the module looks at them."""
+        """Load weights and multipliers before the module's own hook uses them."""
         if self.ckpt is None or trainer.ckpt_path is not None or not isinstance(pl_module, FCCOModule):
             return
         content = read_file(self.ckpt, whole=True)
