@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fcco_lightning.errors import ConfigError
@@ -55,18 +55,31 @@ class Backend:
         optimizer.step()
 
 
-def require_own(optimizer: Optimizer, params: Sequence[Tensor]) -> None:
-    """Refuse an optimizer that evaluates a batch several times, or moves nothing that is trained.
+def require_own(optimizer: Optimizer, params: Sequence[Tensor], objective: nn.Module) -> None:
+    """Refuse an optimizer that evaluates a batch several times, or leaves as it is what is to be trained.
+
+    Args:
+        optimizer: of the user.
+        params: all that is trained.
+        objective: whose own parameters (a CVaR threshold, a temperature) the optimizer must hold.
 
     Raises:
         ConfigError: naming it.
     """
     require_one_evaluation(optimizer)
-    trained = {id(p) for p in params}
-    if not any(id(p) in trained for group in optimizer.param_groups for p in group["params"]):
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not any(id(p) in held for p in params):
         raise ConfigError(
             f"the optimizer {type(optimizer).__name__} has no parameter of the network that the engine trains, which "
             "would stay as it is. Make it of that network's: Adam(network.parameters())."
+        )
+    left_out = [name for name, p in objective.named_parameters() if p.requires_grad and id(p) not in held]
+    if left_out:
+        raise ConfigError(
+            f"{type(objective).__name__} has parameters of its own, and {type(optimizer).__name__} leaves out "
+            f"{', '.join(left_out)}, which would stay as it is. Give it all that is trained, Adam(engine.params), "
+            "or self.parameters() of a LightningModule; or freeze what is to stay, objective.requires_grad_(False), "
+            "before the engine is made."
         )
 
 

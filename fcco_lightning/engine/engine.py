@@ -29,6 +29,7 @@ from fcco_lightning.engine.functions import (
     unite,
 )
 from fcco_lightning.engine.problem import Problem
+from fcco_lightning.engine.stored import remembers, require_same_problem, require_whole, what_is_solved
 from fcco_lightning.engine.terms import Seen, Term
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fcco_lightning.models.batch import Batch
@@ -236,6 +237,7 @@ class Engine:
     _new: list[NewRows]
     _looked_at: list[Tensor]
     _gradients: list[Tensor]
+    _stored: Mapping[str, Any] | None = None  # a state that was loaded, until a batch is trained on
 
     def __init__(
         self,
@@ -278,7 +280,8 @@ class Engine:
 
         Raises:
             NonFiniteError, DataError, StateIndexError: before any row or weight has changed.
-            ConfigError: if no weight could change: all are frozen, the optimizer has others, or gradients are off.
+            ConfigError: if no weight could change: all are frozen, the optimizer has others, or gradients are off; or
+                if the optimizer moves weights that are not trained here, or leaves out parameters of the objective.
         """
         if not any(p.requires_grad for p in self.params):
             raise ConfigError("nothing is trained: all parameters are frozen. Unfreeze some layers of the network.")
@@ -287,8 +290,7 @@ class Engine:
                 "train_batch was called within torch.no_grad() or torch.inference_mode(), where there is no gradient. "
                 "Call it outside."
             )
-        if optimizer is not vars(self).get("optimizer"):
-            require_own(optimizer, self.params)
+        self._admit(optimizer)
         self.optimizer, self.last_batch = optimizer, last_batch
         for p in self.params:
             p.grad = None  # before the forwards: their activations then have that memory
@@ -313,6 +315,31 @@ class Engine:
         if self.arrivals.batches:
             self.arrivals.note(self._estimates, last_batch=last_batch)
         return self._estimates
+
+    def _admit(self, optimizer: Optimizer) -> None:
+        """Look at the optimizer, and at what was loaded since the last batch.
+
+        Raises:
+            ConfigError: if it leaves out parameters of the objective, or moves weights that are not trained here, whose
+                gradients nobody sets back.
+            CheckpointError: if the state was loaded without the rows.
+        """
+        if optimizer is not vars(self).get("optimizer"):
+            require_own(optimizer, self.params, self.problem.objective)
+        trained = {id(p) for p in self.params}
+        others = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in trained and p.requires_grad]
+        names = {id(p): name for name, p in self.functions.trainable().items()} if others else {}
+        if own := [names[id(p)] for p in others if id(p) in names]:
+            raise ConfigError(
+                f"parameters were unfrozen or added since Engine.follow_parameters, {own[0]} among them: call it after "
+                "such a change. Under a Trainer unfreeze layers at the start of an epoch, as a callback of "
+                "BaseFinetuning does."
+            )
+        if self._stored is not None or self.problem.loaded:
+            memories = self.algorithm.state_dict().keys() - {"name"}
+            memories -= set() if self.algorithm.needs_previous else {"previous"}
+            require_whole(self._stored, self.problem, memories, optimizer)
+            self._stored, self.problem.loaded = None, False
 
     def received(self, batch: Mapping[str, Any]) -> Batch:
         """A batch as the loaders gave it, as parts by name, on the device of the weights.
@@ -632,15 +659,24 @@ class Engine:
         return self.processes.size == 1 and self.functions.micro_batch is None
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of earlier weights and batches; tensors and primitives only.  The problem has the rows."""
+        """What is remembered of earlier weights and batches, and the parameters of the objective.
+
+        It holds tensors and primitives only.  The problem has the rows, and the optimizer a state of its own.
+        """
         samples = self.problem.row_parameters
         before = {} if samples is None else {name: column.clone() for name, column in samples.before.items()}
         estimates = {name: value.cpu() for name, value in self._estimates.items()}  # of batches that make none
+        optimizer = vars(self).get("optimizer") if self._stored is None else None
+        mover = type(optimizer).__name__ if optimizer is not None and optimizer.state else None
         state = {
             "algorithm": self.algorithm.state_dict(),
             "samples_before": before,
             "estimates": estimates,
             "data": self.problem.data,
+            "problem": self._solved(),
+            "parameters": {name: p.detach().cpu().clone() for name, p in self.problem.objective.named_parameters()},
+            "remembers": remembers(self.problem),
+            "optimizer": mover if self._stored is None else self._stored.get("optimizer"),
         }
         return state if self.averages is None else {**state, "averages": self.averages.state_dict()}
 
@@ -663,11 +699,19 @@ class Engine:
                 f"different things. Use {name}, or start without the state."
             )
         self.problem.require_same_data(state.get("data"), allow_changed=allow_changed)
+        require_same_problem(state.get("problem", solved := self._solved()), solved)
         device, before = self.params[0].device, copy.deepcopy(self.algorithm.state_dict())
         with in_words("the engine's estimates"):
             estimates = [
                 Summand(name, value.to(device).reshape(())) for name, value in state.get("estimates", {}).items()
             ]
+        own, parameters = dict(self.problem.objective.named_parameters()), state.get("parameters")
+        if parameters is not None and _shapes(parameters) != _shapes(own):
+            raise CheckpointError(
+                f"the engine's state holds parameters of the objective of shapes {_shapes(parameters)}, this "
+                f"{type(self.problem.objective).__name__} has {_shapes(own)}. Give it the same arguments, or start "
+                "without the state."
+            )
         try:
             with in_words("the state of the algorithm"):
                 self.algorithm.load_state_dict(state["algorithm"])
@@ -678,9 +722,17 @@ class Engine:
             self.algorithm.load_state_dict(before)
             raise
         self._estimates = Estimates(estimates)
+        with torch.no_grad():
+            for name, value in (parameters or {}).items():
+                own[name].copy_(value)
         if self.problem.row_parameters is not None:
             columns = state.get("samples_before", {})
             self.problem.row_parameters.before = {name: column.to(device) for name, column in columns.items()}
+        self._stored = state
+
+    def _solved(self) -> dict[str, Any]:
+        problem = self.problem
+        return what_is_solved(problem.objective, problem.constraints, problem.penalty)
 
     # ------------------------------------------------------------------------------------------ first batches, failures
 
@@ -743,6 +795,10 @@ class Engine:
             outputs = self.outputs or self.evaluate(self.batch)
             self._check(outputs)
             raise NonFiniteError(reason(self.problem, self.functions, self.measure, self.batch, outputs, values))
+
+
+def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in parameters.items()}
 
 
 def _hooked(params: Sequence[Tensor]) -> bool:

@@ -77,10 +77,12 @@ class Problem(nn.Module):
         multipliers_of_terms: the multipliers of every constraint, as they are remembered; none with a penalty.
         units_known: whether these have their unit, as far as the engine has looked.
         settles: whether parameters of the objective's outer function follow the best ones for its rows.
+        loaded: whether a state was loaded since a batch was trained on.
     """
 
     objective: Objective
     settles: bool = False
+    loaded: bool = False
 
     def __init__(
         self,
@@ -249,6 +251,7 @@ class Problem(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
+        self.loaded = True
         self.units_known = not self.multipliers_of_terms  # the units are those of the checkpoint, if it knows them
 
     def multipliers(self) -> dict[str, float]:

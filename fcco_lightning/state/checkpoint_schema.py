@@ -79,6 +79,14 @@ class _Samples(TypedDict):
     contents: dict[str, str]
 
 
+class _Problem(TypedDict):
+    """What the rows belong to."""
+
+    objective: str
+    constraints: list[tuple[str, list[str]]]
+    enforcement: str
+
+
 class EngineState(TypedDict):
     """What an :class:`~fcco_lightning.Engine` remembers beside rows; the entries of an algorithm are not checked."""
 
@@ -86,6 +94,10 @@ class EngineState(TypedDict):
     samples_before: NotRequired[dict[str, Tensor]]
     estimates: NotRequired[dict[str, Tensor]]
     data: NotRequired[_Samples | None]
+    problem: NotRequired[_Problem]
+    parameters: NotRequired[dict[str, Tensor]]
+    remembers: NotRequired[bool]
+    optimizer: NotRequired[str | None]
     averages: NotRequired[AveragesState]
 
 
@@ -153,14 +165,6 @@ class _Random(TypedDict):
 
 _ScheduleKind = TypedDict("_ScheduleKind", {"class": str, "interval": str})
 _OptimizerKind = TypedDict("_OptimizerKind", {"class": str, "typed": NotRequired[list[dict[str, Any]]]})
-
-
-class _Problem(TypedDict):
-    """What the rows belong to."""
-
-    objective: str
-    constraints: list[tuple[str, list[str]]]
-    enforcement: str
 
 
 class _Phase(TypedDict):

@@ -16,7 +16,7 @@ from fcco_lightning.constraints import Constraint
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.batches import Drawn
 from fcco_lightning.engine import Backend, Engine, Estimates, Problem
-from fcco_lightning.engine.backend import require_one_evaluation
+from fcco_lightning.engine.backend import require_own
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.numerics import all_finite
@@ -121,14 +121,8 @@ class Criterion(nn.Module):
             ConfigError: if the optimizer leaves out parameters of the objective or evaluates a batch several times, as
                 LBFGS does, or if the algorithm does not apply to the problem.
         """
-        require_one_evaluation(optimizer)
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        left_out = {id(p) for p in self.objective.parameters() if p.requires_grad} - {id(p) for p in params}
-        if left_out:
-            raise ConfigError(
-                f"{type(self.objective).__name__} has parameters of its own, and {type(optimizer).__name__} leaves out "
-                f"{len(left_out)} of them. Give it those of the whole LightningModule, self.parameters()."
-            )
+        require_own(optimizer, params, self.objective)
         self._stored = self.get_extra_state()  # the rows of an earlier fit
         self._engine = Engine(self._outputs, self._pose().to(params[0].device), self.algorithm, self._backend)
         self._engine.train(params)

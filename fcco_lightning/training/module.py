@@ -19,6 +19,7 @@ from fcco_lightning.constraints import Constraint, DecisionRule, Decisions, as_d
 from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.engine import Engine, Outputs, Problem, read, require_single
+from fcco_lightning.engine.stored import require_same_problem, what_is_solved
 from fcco_lightning.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from fcco_lightning.estimators import AdamType
 from fcco_lightning.evaluation import Evaluation, default_evaluation
@@ -57,10 +58,8 @@ from fcco_lightning.training.posing import (
     of_changed_classes,
     of_rare_positives,
     own_loader,
-    require_same_problem,
     tighten,
     training_split,
-    what_is_solved,
 )
 from fcco_lightning.training.precisions import WholeColumns, require_wide
 from fcco_lightning.training.pretraining import Phase, Phases, Pretraining, batches_per_update, recommended_by
@@ -302,6 +301,7 @@ class FCCOModule(EvaluatingModule):
         if self.problem is not None:
             try:  # strict=False: inclusion probabilities are stored only where they are estimated from batches
                 problem.load_state_dict(self.problem.state_dict(), strict=False)
+                problem.loaded = False  # an algorithm begins every fit anew
                 if loader is not None:
                     problem.require_same_data(self.problem.data, allow_changed=self.execution.allow_changed)
                 elif self._data and hasattr(datamodule, "identity"):  # such a datamodule compares the data itself

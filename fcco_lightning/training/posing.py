@@ -12,19 +12,16 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from fcco_lightning.constraints import (
-    AdaptivePenalty,
     Constraint,
     Decisions,
-    Multipliers,
     require_columns,
     require_compatible,
 )
-from fcco_lightning.constraints.multipliers import Enforcement
 from fcco_lightning.data.batches import Drawn, UniformBatches
 from fcco_lightning.data.fingerprint import contents_of_samples
 from fcco_lightning.data.indexed import IndexedDataset, drawn_by, require_own_index
 from fcco_lightning.engine import Problem
-from fcco_lightning.errors import CheckpointError, ConfigError, DataError
+from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import BatchNetwork
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, TARGET
 from fcco_lightning.objectives import BinaryObjective, CostedLoss, CrossEntropy, Objective
@@ -304,39 +301,3 @@ def description(
 def plain_values(part: object) -> dict[str, Any]:
     """The attributes of an object that are numbers or strings, which can be compared between processes."""
     return {k: v for k, v in vars(part).items() if isinstance(v, int | float | str)}
-
-
-def what_is_solved(
-    objective: Objective, constraints: Sequence[Constraint], penalty: Enforcement | None
-) -> dict[str, Any]:
-    """The problem to which the rows of a checkpoint belong, by name; numbers such as kappas may change on resuming."""
-    rule = penalty or AdaptivePenalty()
-    enforcement = (
-        f"{type(rule).__name__}(decisions={rule.decisions})" if isinstance(rule, Multipliers) else "a fixed penalty"
-    )
-    return {
-        "objective": type(objective).__name__,
-        "constraints": [[type(c).__name__, list(c.names)] for c in constraints],
-        "enforcement": enforcement if constraints else "",
-    }
-
-
-def require_same_problem(stored: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose rows belong to another objective or other constraints, even if the shapes agree.
-
-    Raises:
-        CheckpointError: naming the difference.
-    """
-    for name, value in present.items():
-        if stored[name] != value:
-            raise CheckpointError(
-                f"the checkpoint was written with the {name} {_description(stored[name])}, this run has "
-                f"{_description(value)}. Use the same, or start without --ckpt_path."
-            )
-
-
-def _description(part: Any) -> str:
-    if isinstance(part, str):
-        return part
-    rows = [f"{kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" for kind, names in part]
-    return ", ".join(rows) or "none"

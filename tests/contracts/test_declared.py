@@ -47,7 +47,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`"
 def engine_for(objective=None, algorithm=None, sampling=None, n=N):
     algorithm, network = algorithm or SOX(), nn.Linear(3, 1)
     problem = algorithm.pose(objective or AveragePrecision(), num_samples=n, sampling=sampling)
-    return Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
+    engine = Engine(network, problem, algorithm)
+    return engine, torch.optim.SGD(engine.params, lr=0.1)
 
 
 def batch_of(index, **columns):

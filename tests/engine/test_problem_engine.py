@@ -1,6 +1,7 @@
 """The second forward, and what is said of a batch that cannot be used."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -327,10 +328,120 @@ def test_a_batch_that_can_train_nothing_is_refused_and_changes_nothing(spoil, ar
     assert not equal(before, training.everything())
 
 
+def leave_out_a_threshold(training):
+    training.objective.threshold = nn.Parameter(torch.zeros(()))
+    training.engine.follow_parameters()
+    training.optimizer = HeavyBall(training.network.parameters(), lr=0.05)
+
+
+def unfreeze(training):
+    training.network[0].requires_grad_(False)
+    training.engine.follow_parameters()
+    training.network[0].requires_grad_()
+
+
+def add_a_layer(training):
+    training.network.append(nn.Sequential(nn.Unflatten(0, (-1, 1)), nn.Linear(1, 1).double(), nn.Flatten(0)))
+    training.optimizer = HeavyBall(training.network.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (leave_out_a_threshold, "Margin has parameters of its own, and HeavyBall leaves out threshold, which"),
+        (unfreeze, r"unfrozen or added since Engine.follow_parameters, network.0.weight among them"),
+        (add_a_layer, r"unfrozen or added since Engine.follow_parameters, network.4.1.weight among them"),
+    ],
+)
+def test_parameters_that_nobody_would_train_rightly_are_refused_and_nothing_changes(change, message):
+    training, _ = started("SONEX")
+    change(training)
+    before = training.everything()
+    with pytest.raises(ConfigError, match=message):
+        training.step(make_batch(5))
+    assert equal(before, training.everything())
+    training.engine.follow_parameters()
+    training.optimizer = HeavyBall(training.engine.params, lr=0.05)
+    training.step(make_batch(5))
+    assert not equal(before, training.everything())
+
+
+# ---------------------------------------------------------------------------------------------- states that are loaded
+
+
 def test_the_state_of_an_engine_is_not_continued_by_another_algorithm():
     state = started("SOX")[0].engine.state_dict()
     with pytest.raises(CheckpointError, match="was written by SOX, this engine has MSVR"):
         started("MSVR")[0].engine.load_state_dict(state)
+
+
+class Margins(Margin):
+    """Another objective whose rows have the same shape."""
+
+
+class OtherCap(Cap):
+    names = ("other cap",)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"objective": Margins()}, "the objective Margin, this run has Margins"),
+        ({"constraints": [OtherCap()]}, r"the constraints Cap \(cap\), this run has OtherCap \(other cap\)"),
+    ],
+)
+def test_the_state_of_an_engine_is_not_continued_on_another_problem(other, message):
+    state = Training(SOX(), constraints=[Cap()]).engine.state_dict()
+    with pytest.raises(CheckpointError, match=message):
+        Training(SOX(), **({"constraints": [Cap()]} | other)).engine.load_state_dict(state)
+
+
+class Shift(Margin):
+    """The same with a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(()))
+
+    def measure(self, outputs, batch):
+        return super().measure(outputs - self.shift, batch)
+
+
+def parts_of(training):
+    engine = training.engine
+    return {"network": training.network, "rows": engine.problem, "engine": engine, "optimizer": training.optimizer}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        ("nothing", None),
+        ("rows", "taken behind a batch, and the problem remembers none: its rows would begin anew"),
+        ("engine", r"rows were loaded without the engine's state.* beside them \(previous\) is not of their time"),
+        ("optimizer", "where HeavyBall remembered earlier gradients, and this HeavyBall remembers none"),
+    ],
+)
+def test_what_is_not_loaded_is_named_before_the_next_batch(left_out, message, recwarn):
+    trainings = first, again = Training(SONEX(), objective=Shift()), Training(SONEX(), objective=Shift())
+    for training in trainings:
+        training.optimizer = HeavyBall(training.engine.params, lr=0.05, beta=0.5)
+    for seed in range(3):
+        first.step(make_batch(seed))
+    states = {name: copy.deepcopy(part.state_dict()) for name, part in parts_of(first).items()}
+    for name, part in parts_of(again).items():
+        if name != left_out:
+            part.load_state_dict(states[name])
+    if left_out == "rows":
+        with pytest.raises(CheckpointError, match=message):
+            again.step(make_batch(3))
+        again.engine.problem.load_state_dict(states["rows"])
+    for seed in range(3, 6):
+        first.step(make_batch(seed))
+        again.step(make_batch(seed))
+    whole = left_out in ("nothing", "rows")
+    assert [re.search(message, str(w.message)) and w.filename for w in recwarn] == [__file__] * (not whole)
+    assert equal(first.everything(), again.everything()) == whole
+    assert torch.equal(first.objective.shift, again.objective.shift) == whole
 
 
 def test_the_position_of_a_wrong_index_is_that_of_the_batch_also_with_duplicates():

@@ -140,7 +140,7 @@ def test_a_sample_whose_own_weight_is_zero_moves_nothing(min_tpr, algorithm, wit
     network, method = torch.nn.Linear(1, 1), algorithm()
     objective = CVaRPartialAUC(0.5, min_tpr, thresholds=0.25, thresholds_lr=RATE)
     engine = Engine(network, method.pose(objective, num_samples=SAMPLES, sampling=data.sampling()), method)
-    engine.train_batch(next(iter(data.train_dataloader())), torch.optim.SGD(network.parameters(), lr=0.1))
+    engine.train_batch(next(iter(data.train_dataloader())), torch.optim.SGD(engine.params, lr=0.1))
     moved = engine.problem.row_parameters.state.gather(None).flatten() != 0.25
     assert not moved[without]
     assert moved[table["y"] == 1].sum() > 3
@@ -191,10 +191,10 @@ def trained(algorithm, batches, interrupted=None):
     for step, index in enumerate(batches):
         engine.train_batch({name: column[index] for name, column in columns.items()}, optimizer)
         if step == interrupted:
-            parts = (engine, engine.problem, network, engine.problem.objective, optimizer)
+            parts = (engine, engine.problem, network, optimizer)  # the engine has the objective's parameters
             saved = [copy.deepcopy(part.state_dict()) for part in parts]
             engine, network, optimizer = fresh()
-            parts = (engine, engine.problem, network, engine.problem.objective, optimizer)
+            parts = (engine, engine.problem, network, optimizer)
             for part, state in zip(parts, saved, strict=True):
                 part.load_state_dict(state)
     problem = engine.problem

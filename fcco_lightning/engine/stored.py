@@ -1,0 +1,101 @@
+"""What a stored state belongs to, and what must be loaded beside it."""
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+
+from fcco_lightning.constraints import AdaptivePenalty, Constraint, Multipliers
+from fcco_lightning.constraints.multipliers import Enforcement
+from fcco_lightning.engine.problem import Problem
+from fcco_lightning.errors import CheckpointError
+from fcco_lightning.objectives import Objective
+
+
+def what_is_solved(
+    objective: Objective, constraints: Sequence[Constraint], penalty: Enforcement | None
+) -> dict[str, Any]:
+    """The problem to which rows belong, by name; numbers such as kappas may change on resuming."""
+    rule = penalty or AdaptivePenalty()
+    enforcement = (
+        f"{type(rule).__name__}(decisions={rule.decisions})" if isinstance(rule, Multipliers) else "a fixed penalty"
+    )
+    return {
+        "objective": type(objective).__name__,
+        "constraints": [[type(c).__name__, list(c.names)] for c in constraints],
+        "enforcement": enforcement if constraints else "",
+    }
+
+
+def require_same_problem(stored: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Refuse a state whose rows belong to another objective or other constraints, even if the shapes agree.
+
+    Raises:
+        CheckpointError: naming the difference.
+    """
+    for name, value in present.items():
+        if stored[name] != value:
+            raise CheckpointError(
+                f"the checkpoint was written with the {name} {_description(stored[name])}, this run has "
+                f"{_description(value)}. Use the same, or start without the checkpoint (without --ckpt_path)."
+            )
+
+
+def _description(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    rows = [f"{kind} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" for kind, names in part]
+    return ", ".join(rows) or "none"
+
+
+def remembers(problem: Problem) -> bool:
+    """Whether a problem remembers anything of a batch, as far as this process holds it."""
+    tables = [*problem.states, *([] if problem.row_parameters is None else [problem.row_parameters.state])]
+    counts = [term.counts for term in problem.all_terms if term.counts is not None]
+    units = [multipliers.unit for multipliers in problem.multipliers_of_terms]
+    return (
+        any(bool(count[-1] > 0) for count in counts)
+        or any(not bool(unit.isnan()) for unit in units)
+        or any(bool(table.seen.any()) for table in tables)
+    )
+
+
+def require_whole(
+    stored: Mapping[str, Any] | None, problem: Problem, memories: Collection[str], optimizer: Optimizer
+) -> None:
+    """Look at what must have been loaded together, before the first batch behind it.
+
+    What would begin anew by the side of rows is only warned of: it may be meant to.
+
+    Args:
+        stored: the engine's state, if it was loaded; the rows otherwise were.
+        problem: whose rows are not part of it.
+        memories: what the algorithm remembers beside rows, by name.
+        optimizer: of the user, which is not part of it either.
+
+    Raises:
+        CheckpointError: if the problem has remembered something then and remembers nothing now.
+    """
+    if stored is None:
+        if memories and remembers(problem):
+            warnings.warn(
+                "rows were loaded without the engine's state, so that what the algorithm remembers beside them "
+                f"({', '.join(sorted(memories))}) is not of their time. To go on load it, too, engine.load_state_dict.",
+                stacklevel=4,
+            )
+        return
+    elsewhere = any(state.divided for state in problem.states)  # a process may hold none of the rows that were seen
+    if stored.get("remembers") and not elsewhere and not remembers(problem):
+        raise CheckpointError(
+            "the engine's state was taken behind a batch, and the problem remembers none: its rows would begin anew. "
+            "Load them, too, problem.load_state_dict(rows), where rows was problem.state_dict(); or make a new engine "
+            "and leave its state out."
+        )
+    name = stored.get("optimizer")
+    if name and not optimizer.state:
+        warnings.warn(
+            f"the engine's state was taken where {name} remembered earlier gradients, and this "
+            f"{type(optimizer).__name__} remembers none. To go on load its state, too, optimizer.load_state_dict.",
+            stacklevel=4,
+        )
