@@ -15,7 +15,7 @@ from fcco_lightning.cli.yaml_files import by_key
 from fcco_lightning.errors import ConfigError, DataError, printable
 from fcco_lightning.evaluation import is_feasible
 from fcco_lightning.evaluation.pictures import plot_comparison
-from fcco_lightning.reports.summary_table import METRICS, print_tables, read_report, render_records
+from fcco_lightning.reports.summary_table import METRICS, print_tables, read_metrics, read_report, render_records
 from fcco_lightning.state.row_files import new_file
 
 _OBJECTIVE, LARGEST, HOLDS = "objective", "largest h", "holds"
@@ -112,7 +112,7 @@ def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
         folder: of the run, with the CSV log.
         report: its report.
     """
-    figures: Row = {_OBJECTIVE: _last_objective(folder / METRICS)}
+    figures: Row = {_OBJECTIVE: _last_objective(folder)}
     if "worst_violation" in report.get("train", {}):
         train = report["train"]
         worst = figures[LARGEST] = train["worst_violation"]
@@ -123,10 +123,10 @@ def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
     return figures | {f"test_{name}": value for name, value in numbers.items()}
 
 
-def _last_objective(path: Path) -> float | None:
-    if not path.is_file():
-        return None
-    logged = pd.read_csv(path).get("train_objective", pd.Series(dtype=float)).dropna()
+def _last_objective(folder: Path) -> float | None:
+    logged = read_metrics(folder).get("train_objective", pd.Series(dtype=float)).dropna()
+    if not pd.api.types.is_numeric_dtype(logged):
+        raise DataError(f"{folder / METRICS} is no readable log: train_objective holds words. Leave its folder out.")
     return float(logged.iloc[-1]) if len(logged) else None
 
 

@@ -23,6 +23,7 @@ from fcco_lightning.reports.summary_table import (
     REPORT,
     last_line,
     print_tables,
+    read_metrics,
     read_report,
     report_pictures,
     table_makers,
@@ -85,8 +86,7 @@ class Run:
 
         Empty if the Trainer had no CSV log.
         """
-        path = self.folder / METRICS
-        return pd.read_csv(path) if path.is_file() else pd.DataFrame()
+        return read_metrics(self.folder)
 
     @property
     def pictures(self) -> list[Path]:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
@@ -30,6 +31,8 @@ from fcco_lightning.state.row_files import new_file
 REPORT, METRICS = "report.json", "metrics.csv"
 """Names of files in a run's folder: its report, and the log of all figures."""
 PRINTED_ROWS = 10  # of a table in the terminal or a notebook
+_MAPPINGS = ("all of it", "config", "kappas", "left_out", "train", "val", "test")
+_MOST_DIGITS = 300  # of a whole number that a float holds
 _NOT_SPLITS = ("config", "kappas", "left_out", "selected", "unconstrained")
 TITLES = {
     "target_accuracy": "accuracy, target",
@@ -324,16 +327,51 @@ def read_report(folder: Path) -> Mapping[str, Any] | None:
     """The report of a finished run; None if its folder holds none.
 
     Raises:
-        DataError: if it cannot be read.
+        DataError: if it cannot be read, or an entry is not what :func:`write_report` writes.
     """
     path = folder / REPORT
     if not path.is_file():
         return None
     try:
-        report: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        report: Any = json.loads(path.read_text(encoding="utf-8"), parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no readable report: {error}. Leave its folder out.") from error
-    return report
+    parts = report.items() if isinstance(report, dict) else [("all of it", report)]
+    wrong = [(name, part) for name, part in parts if name in _MAPPINGS and not isinstance(part, dict)]
+    wrong += [
+        (f"{split}.{name}", value)
+        for split, part in parts
+        if split in _MAPPINGS and isinstance(part, dict)
+        for name, value in part.items()
+        if name == "worst_violation" and not isinstance(value, int | float | None)
+    ]
+    if wrong:
+        name, value = wrong[0]
+        raise DataError(
+            f"{path} is no readable report: {printable(name)} is {printable(value, 40)!r}, and must be a "
+            f"{'number' if '.' in name else 'mapping'}. Leave its folder out."
+        )
+    return report  # type: ignore[no-any-return]
+
+
+def read_metrics(folder: Path) -> pd.DataFrame:
+    """What a run has logged as CSV: a row for each time, a column for each figure; empty if there is no such log.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    path = folder / METRICS
+    if not path.is_file():
+        return pd.DataFrame()
+    try:
+        return pd.read_csv(path)
+    except ValueError as error:  # of pandas, too
+        raise DataError(f"{path} is no readable log: {error}. Leave its folder out, or remove the file.") from error
+
+
+def _whole(digits: str) -> float:
+    """A whole number, or where no float would hold it, infinity."""
+    return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
 
 
 def _ends(interval: Mapping[str, Any] | None) -> str:

@@ -144,3 +144,26 @@ def test_files_of_other_formats_are_not_written(runs, option, kind, capsys):
     assert run(["compare", *runs, option, "c.xyz"]) == 2
     assert f"'c.xyz': it is written in the format .{kind}. Name a .{kind} file." in capsys.readouterr().err
     assert not Path("c.xyz").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "named"),
+    [
+        ("report.json", "[]", r"all of it is '\[\]', and must be a mapping"),
+        ("report.json", '{"test": 3}', "test is '3', and must be a mapping"),
+        ("report.json", '{"config": "x"}', "config is 'x', and must be a mapping"),
+        ("report.json", '{"train": {"worst_violation": "x"}}', "train.worst_violation is 'x', and must be a number"),
+        ("metrics.csv", "", "No columns"),
+        ("metrics.csv", "a\n1,2\n1,2,3\n", ".* saw 3"),
+        ("metrics.csv", "train_objective\n[red]\n", "train_objective holds words"),
+    ],
+)
+def test_a_folder_of_a_stranger_is_refused_in_words(file, content, named, runs):
+    Path("a", file).write_text(content)
+    with pytest.raises(DataError, match=f"^a/{file} is no readable .*{named}"):
+        compare(runs)
+
+
+def test_a_whole_number_that_no_float_holds_is_infinite(runs):
+    Path("a", "report.json").write_text('{"test": {"auc": 1' + "0" * 400 + "}}")
+    assert compare(runs)[0]["test_auc"] == float("inf")
