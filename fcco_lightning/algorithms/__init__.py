@@ -1,4 +1,4 @@
-"""Named algorithms: one file each, named as in the papers."""
+"""The named algorithms, one per file, with the names of the papers."""
 
 from fcco_lightning.algorithms.alexr import ALEXR
 from fcco_lightning.algorithms.alexr2 import ALEXR2

@@ -7,7 +7,7 @@ from fcco_lightning.estimators import Average, DualProx
 
 
 class ALEXR(SingleLoop):
-    r"""Extrapolated dual step, then a primal step with the updated y_i (ALEXR paper, Alg. 1); for convex f.
+    r"""An extrapolated dual step, then a primal step with the updated y_i (ALEXR paper, Alg. 1); for convex f.
 
     ``g~_i = g_i(w_t; B_i) + theta (g_i(w_t; B_i) - g_i(w_{t-1}; B_i))``,
     ``y_i <- argmax <y, g~_i> - f_i*(y) - tau U_psi(y, y_i)``, and, on an independent draw B~_i,
@@ -16,13 +16,13 @@ class ALEXR(SingleLoop):
 
     Args:
         tau: inverse dual step size, > 0.  Rows hold risks R_i also where the paper has (R_i - c)/lam (F.2, chi-square
-            divergence): in the y-form its tau is to be multiplied by lam^2.
+            divergence): multiply the paper's tau by lam^2 in the y-form.
         theta: extrapolation, in [0, 1] (ALEXR paper: .1, 1); 0 saves the second forward pass.
         mirror: psi = f* for smooth f (u-form, eq. (3)) instead of psi = |.|^2/2 (y-form).  At theta = 0 the mirror form
             on the same samples is SOAP with gamma = 1/(1 + tau).
-        jacobian: where the samples come from on which the Jacobian is taken, independent of those that move y:
-            "halves" of the batch, a "part" of its own, or the "old" y; "reuse" takes the same samples, which is biased
-            by ``Cov(y_i, grad g_i)``.  See :mod:`~fcco_lightning.algorithms.two_draws`.
+        jacobian: how the samples of the Jacobian are made independent of y: "halves" of the batch, a separate "part",
+            or the "old" y; "reuse" uses the same samples, which is biased by ``Cov(y_i, grad g_i)``.  See
+            :mod:`~fcco_lightning.algorithms.two_draws`.
     """
 
     def __init__(

@@ -12,35 +12,35 @@ from fcco_lightning.outer import MoreauSmoothing
 
 
 class ALEXR2(DoubleLoop):
-    r"""Double loop on the nested-smoothed objective ``min_z F_lam(z) + |z - w|^2/(2 nu)``; for convex f.
+    r"""A double loop on the nested-smoothed objective ``min_z F_lam(z) + |z - w|^2/(2 nu)``; for convex f.
 
     Source: SONEX paper, Alg. 2.
 
-    Inner iteration, one batch each: ``u_i <- (1-gamma) u_i + gamma g_i(z_k) + gamma' (g_i(z_k) - g_i(z_{k-1}))`` on one
-    draw of samples, ``y_i = grad f_{i,lam}(u_i)``, ``G`` with the Jacobian on samples that are independent of y_i, and
-    ``z <- (nu z + eta w - eta nu G) / (eta + nu)``.  After K of them the user's optimizer follows ``(w - z_K)/nu``
-    (erratum SONEX-1).  Rows are kept from one outer step to the next.  Momentum type: ``optimizer: HeavyBall``; Adam
-    type: ``optimizer: AdamType``; its learning rate is alpha.  Weight decay acts on w, outside the envelope.
+    Each inner iteration takes one batch: ``u_i <- (1-gamma) u_i + gamma g_i(z_k) + gamma' (g_i(z_k) - g_i(z_{k-1}))``
+    on one draw of samples, ``y_i = grad f_{i,lam}(u_i)``, ``G`` with the Jacobian on samples that are independent of
+    y_i, and ``z <- (nu z + eta w - eta nu G) / (eta + nu)``.  After K of them the user's optimizer takes a step on w
+    with the gradient ``(w - z_K)/nu`` (erratum SONEX-1); its learning rate is the paper's alpha.  Rows are kept from
+    one outer step to the next.  Momentum type: ``optimizer: HeavyBall``; Adam type: ``optimizer: AdamType``.  Weight
+    decay acts on w, outside the envelope.
 
     Args:
         K: inner iterations per update of w, >= 1.
-        eta: inner step size, > 0.  Inner iterations are plain gradient steps whatever the optimizer: where the
-            curvature reaches L > 1/nu they may diverge beyond ``2 / (L - 1/nu)``, and with the "old" y beyond about
-            half of that where the curvature is the penalty's.  Transformers were trained with .002.
+        eta: inner step size, > 0.  Inner iterations are plain gradient steps, whatever the optimizer: where the
+            curvature L of F_lam exceeds 1/nu, they may diverge for eta above ``2 / (L - 1/nu)``, and with the "old" y
+            above about half of that if the curvature comes from the penalty.  Transformers were trained with .002.
         nu: smoothing of the whole objective, > 0.
         lam: outer smoothing, > 0.
         gamma: weight of the new value (the paper's gamma-hat), in (0, 1] (SONEX paper, F.2: .8).
         gamma_prime: gamma-hat theta, >= 0 (SONEX paper, F.2: .1); 0 saves the second forward pass.
         recovery_steps: inner iterations of the recovery step after training (Cor. 4.11); 0 for none.
-        objective_gamma: gamma for an objective whose own f is not convex (a contrastive loss): it is averaged as SONEX
-            does, without a dual step, which the theory does not cover.  None takes convex f only.
-        objective_gamma_prime: gamma' for it; as ``gamma_prime`` if None.
-        jacobian: what keeps the Jacobian's samples independent of those that moved y: the "old" y, which is one inner
-            iteration behind the paper's and makes use of the whole batch; "halves" of the batch, or a "part" of its
-            own, as the paper has it; "reuse" takes the same samples, which is biased by ``Cov(y_i, grad g_i)``.  An
-            objective that is averaged takes the old u in any case.  See
-            :mod:`~fcco_lightning.algorithms.two_draws`.
-        clip: whether gradient clipping acts on the "inner" iterations' gradient, on the "outer" one, or on "both".
+        objective_gamma: gamma for an objective whose f is not convex (a contrastive loss): its inner functions are
+            averaged as in SONEX, without a dual step, which the theory does not cover.  None accepts convex f only.
+        objective_gamma_prime: gamma' for that objective; as ``gamma_prime`` if None.
+        jacobian: how the samples of the Jacobian are made independent of y: the "old" y, which is one inner iteration
+            behind the paper's and uses the whole batch; "halves" of the batch, or a separate "part", as in the paper;
+            "reuse" uses the same samples, which is biased by ``Cov(y_i, grad g_i)``.  An objective with
+            ``objective_gamma`` uses the old u in any case.  See :mod:`~fcco_lightning.algorithms.two_draws`.
+        clip: whether gradient clipping acts on the gradient of the "inner" iterations, the "outer" gradient, or "both".
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class ALEXR2(DoubleLoop):
         most ``beta nu / 2``, with beta its weight of a new gradient.
 
         Args:
-            theta: in [1/2, 1); theory takes 1 - theta of the order of epsilon^2.
-            sampled: B_1/n, the share of rows that a batch measures, in (0, 1], and more than 1 - theta.
-            lipschitz: C_f, > 0, of the outer function.
-            weak_convexity: rho_g, > 0, of the inner functions.
+            theta: extrapolation, in [1/2, 1); the theory needs 1 - theta of the order of epsilon^2.
+            sampled: B_1/n, the fraction of rows that a batch measures, in (0, 1], and more than 1 - theta.
+            lipschitz: C_f, the Lipschitz constant of the outer function, > 0.
+            weak_convexity: rho_g, the weak convexity of the inner functions, > 0.
             width: d_1, the number of values of an inner function, >= 1.
             **arguments: other arguments of the class; K is of the order ``n / (B_1 B_2 epsilon^3)``, lam of
                 ``epsilon / C_f``.
 
         Raises:
             ConfigError: if an argument is out of range.
-        Source: SONEX paper, Thm C.1; the row of u in place of y as in the class.
+        Source: SONEX paper, Thm C.1, with rows u in place of y, as in the class.
         """
         new_weight = 1 - fraction("theta", theta)
         if not 0 < new_weight <= 0.5 or new_weight >= fraction("sampled", sampled):

@@ -1,4 +1,4 @@
-"""Derivatives of many values along a direction."""
+"""Directional derivatives of many values."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ from fcco_lightning.engine import Engine
 def along(engine: Engine, values: Tensor, direction: Sequence[Tensor]) -> Tensor:
     """``<grad v_i(w), d>`` for every value v_i, of the shape of ``values``, without graph.
 
-    The gradient of ``sum_i y_i v_i`` is linear in y, so its derivative by y in the direction d is what is wanted: two
+    ``h(y) = <grad_w sum_i y_i v_i(w), d>`` is linear in y, and its gradient with respect to y is the result: two
     backward passes, whatever the number of values.  The graph of the values is kept.
 
     Args:
-        engine: on whose parameters the values depend.
-        values: of any shape, with graph, the same on all processes.
+        engine: the engine, on whose parameters w the values depend.
+        values: tensor of any shape, with graph, the same on all processes.
         direction: d, in the order of ``engine.params``.
     """
     y = torch.zeros_like(values, requires_grad=True)

@@ -1,4 +1,4 @@
-"""The algorithm where none is named."""
+"""The default algorithm."""
 
 from fcco_lightning.algorithms.sgd import SGD
 from fcco_lightning.algorithms.sonex import SONEX
@@ -7,15 +7,15 @@ from fcco_lightning.objectives import Objective
 
 
 def default_algorithm(objective: Objective, *, constrained: bool) -> Algorithm:
-    """SONEX, which with constraints remembers their rows for long; SGD where there is nothing to remember.
+    """SONEX, with a small gamma if there are constraints; SGD for an objective without inner functions or constraints.
 
     Most batches measure every constraint, but with few samples of each subset.  So a small gamma averages over many
-    batches, and gamma' = 1 - gamma corrects the rows for what the weights do meanwhile, so that they do not lag behind.
-    That is the gamma' of Thm 4.7 of the SONEX paper where every batch measures a row; for rarer rows the theorem asks
-    for more, which grows with 1/p and makes rows of rare subsets jump.
+    batches, and gamma' = 1 - gamma corrects the rows for the change of the weights, so that they do not lag behind.
+    This is the gamma' of Thm 4.7 of the SONEX paper if every batch measures a row; for rows of inclusion probability p
+    < 1 the theorem has a larger value, which grows with 1/p and makes rows of rare subsets very noisy.
 
     Args:
-        objective: what is minimised.
+        objective: the objective.
         constrained: whether there are constraints.
     """
     if not constrained:

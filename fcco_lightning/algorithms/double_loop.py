@@ -1,4 +1,4 @@
-"""Algorithms with two loops: inner iterations z around a centre w, then an update of w."""
+"""Algorithms with two loops: inner iterations on z around a centre w, then an update of w."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, get_args
@@ -18,26 +18,25 @@ Clipped = Literal["inner", "outer", "both"]
 
 
 class DoubleLoop(Estimation):
-    r"""K inner iterations z around w, then the outer gradient ``G_t = (w - z_K) / nu`` for the user's optimizer.
+    r"""K inner iterations on z around w, then a step of the user's optimizer with ``G_t = (w - z_K) / nu``.
 
     One batch is one inner iteration.  ``G_t`` is the gradient of the nested-smoothed objective
     ``F_{lam,nu}(w) = min_z F_lam(z) + |z - w|^2 / (2 nu)`` (SONEX paper, eq. (5); erratum SONEX-1 for the missing
-    beta).  The last batch of an epoch closes the inner loop, so K_t is shorter there and every epoch ends with an
-    update of w.  The parameters hold w whenever anyone else looks: z is kept here.
+    beta).  The last batch of an epoch ends the inner loop, which may therefore be shorter than K there, and every epoch
+    ends with an update of w.  Outside an iteration the network's parameters are w; z is stored here.
 
-    What acts where: the optimizer's weight decay acts on w in the outer step, outside the envelope, and the inner
-    iterations know nothing of it.  Gradient clipping acts on what ``clip`` names.
+    The optimizer's weight decay acts on w in the outer step only, outside the envelope.
 
     Args:
-        estimator: for the constraints, and for the objective unless it has its own.
-        smoothing: map on non-smooth outer functions; None for none.
-        objective_estimator: for the objective's inner functions, if other than ``estimator``.
-        jacobian: where the samples of the Jacobian come from, see :class:`Estimation`.
+        estimator: estimator of the constraints, and of the objective without ``objective_estimator``.
+        smoothing: smoothing of non-smooth outer functions; None for none.
+        objective_estimator: estimator of the objective's inner functions; None for ``estimator``.
+        jacobian: which samples give the Jacobian, see :class:`Estimation`.
         K: inner iterations per update of w, >= 1 (SONEX paper, F.2: 5, 10).
         eta: inner step size, > 0 (SONEX paper, F.2: 1e-3, 1e-2, .1, 1).
         nu: smoothing of the whole objective, > 0 (SONEX paper, F.2: .1, .01).
         recovery_steps: inner iterations of the recovery step of Cor. 4.11 of the SONEX paper: after training, the inner
-            loop runs once more around the final w and its z is the output; 0 for none.
+            loop runs once more around the final w, and its last z becomes the weights; 0 for none.
         clip: whether gradient clipping acts on the gradient of the "inner" iterations, on the "outer" gradient, or on
             "both".
     """
@@ -106,7 +105,7 @@ class DoubleLoop(Estimation):
         self._count += 1
 
     def state_dict(self) -> dict[str, Any]:
-        iterate = list(self._point.tensors) if self._count else []  # between two inner loops z is w
+        iterate = list(self._point.tensors) if self._count else []  # z = w between inner loops
         return {**super().state_dict(), "iterate": iterate, "inner_count": self._count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

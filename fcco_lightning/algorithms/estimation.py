@@ -1,4 +1,4 @@
-"""Rows by an estimator, outer functions by a smoothing: what most algorithms share, and those with one loop are."""
+"""Algorithms composed of an estimator and a smoothing; with a single loop they are complete."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from fcco_lightning.outer import NoSmoothing, Smoothing
 
 
 class Estimation(Algorithm, ABC):
-    r"""F at remembered rows, moved with the batch on which the gradient is taken, or with an independent one.
+    r"""Estimates F at remembered rows, which follow the samples of the gradient, or independent samples.
 
     Args:
-        estimator: for the constraints, and for the objective unless it has its own.
-        smoothing: map on non-smooth outer functions; None for none.
-        objective_estimator: for the objective's inner functions, if other than ``estimator`` (SONEX paper, F.3).
-        jacobian: where the samples of the Jacobian come from if the estimator takes dual steps, see
+        estimator: estimator of the constraints, and of the objective without ``objective_estimator``.
+        smoothing: smoothing of non-smooth outer functions; None for none.
+        objective_estimator: estimator of the objective's inner functions; None for ``estimator`` (SONEX paper, F.3).
+        jacobian: which samples give the Jacobian if the estimator takes dual steps, see
             :mod:`~fcco_lightning.algorithms.two_draws`.
     """
 
@@ -43,7 +43,7 @@ class Estimation(Algorithm, ABC):
         half = 0.5 if jacobian == "halves" else 1.0
         self.constraint_share = half if self.estimator.convex_only else 1.0
         self.objective_share = half if self.objective_estimator.convex_only else 1.0
-        self._previous: list[Tensor] = []  # weights of the batch before; none at first
+        self._previous: list[Tensor] = []  # weights of the previous step; empty at first
 
     def estimator_of(self, term: Term) -> Estimator:
         """The estimator of a term."""
@@ -88,7 +88,7 @@ class Estimation(Algorithm, ABC):
             dual_names(outputs)
 
     def estimate(self, engine: Engine, batch: Batch) -> Estimate:
-        """Measure a batch and let :meth:`step` follow, or a step on two draws, the first of which moves y."""
+        """Measure a batch and apply :meth:`step`; with two draws of samples the first one updates y."""
         if self.jacobian in ("old", "reuse"):
             return engine.run(self.step, batch, self._previous or None)
         outputs = engine.evaluate(batch, self._previous or None)
@@ -103,11 +103,11 @@ class Estimation(Algorithm, ABC):
         return estimate
 
     def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
-        """New rows, and F at remembered ones, from what a batch contains: a function of tensors, which can be compiled.
+        """Estimate F and new rows from the contents of a batch; a function of tensors, which can be compiled.
 
         Args:
             g0: estimate of g_0 with graph, a scalar, or None.
-            terms: what the batch contains of each.
+            terms: the contents of the batch for every term.
         """
         estimate = Estimate(g0)
         for seen in terms:
@@ -115,13 +115,13 @@ class Estimation(Algorithm, ABC):
         return estimate
 
     def track(self, estimate: Estimate, seen: Seen) -> Tensor:
-        """Move the rows of a term, and the multipliers that follow them.
+        """Update the rows of a term, and the multipliers that depend on them.
 
         Args:
-            estimate: takes the new rows, which are to be written.
+            estimate: collects the new rows.
             seen: what the batch contains of the term.
 
-        Returns: f of every row, (r,), see :meth:`Estimator.estimate`.
+        Returns: f of every row with graph, (r,), see :meth:`Estimator.estimate`.
         """
         term, estimator = seen.term, self.estimator_of(seen.term)
         rows, inner, unseen = self.held(seen, estimator)
@@ -145,31 +145,31 @@ class Estimation(Algorithm, ABC):
         return estimator.estimate(seen.f, point, seen.g, inner)
 
     def recall(self, seen: Seen) -> Tensor:
-        """F of every row as it is remembered, (r,); a row never visited counts as the fresh one."""
+        """f of every remembered row with graph, (r,); a row never visited is replaced by its fresh value."""
         rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
         return self.at_rows(seen, rows, inner)
 
     def at_rows(self, seen: Seen, rows: Tensor, inner: Tensor) -> Tensor:
-        """F of every row, (r,), at given rows; and at decisions as they are remembered, if multipliers follow these."""
+        """f of given rows with graph, (r,); shifted by the remembered gap, if multipliers follow decisions."""
         point = rows if seen.gap is None else rows + self._gap(seen, inner)
         return self.estimator_of(seen.term).estimate(seen.f, point, seen.g, inner)
 
     def _gap(self, seen: Seen, inner: Tensor) -> Tensor:
-        """How far a constraint's values on decisions are from the smooth ones, as remembered, (r, k)."""
+        """The remembered gap between a constraint's values on decisions and its smooth values, (r, k)."""
         assert seen.gap is not None  # noqa: S101 - the caller has seen to it
         return torch.where(seen.gap.isnan(), self._gap_now(seen, inner), seen.gap)
 
     def _gap_now(self, seen: Seen, inner: Tensor) -> Tensor:
-        """The same in this batch: both on the same samples, so that the difference has less noise than either."""
+        """The gap in this batch; on the same samples, so that the difference has less noise than either value."""
         assert seen.decided is not None  # noqa: S101 - the caller has seen to it
         return seen.decided.to(inner.dtype) - inner
 
     def held(self, seen: Seen, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The rows of a term from before the step, the fresh inner values, and which numbers were never written.
+        """The rows of a term before the step, the fresh inner values, and a mask of numbers that were never written.
 
-        A row never visited counts as the fresh value, so that the first visit is exact, or as 0 if it is a dual one.
-        Of rows that the batch does not contain the inner value is 1, where every f and its slope are finite: they have
-        the weight 0, and nothing of them is kept.
+        A row never visited is replaced by its fresh value, so that the first visit is exact; a dual one by 0.  The
+        inner value of a row that the batch does not contain is set to 1, where every f and its slope are finite; such
+        rows have the weight 0 and are not written.
         """
         inner = torch.where(seen.present.unsqueeze(1), seen.g.detach(), 1.0)
         if seen.held is None:
@@ -191,12 +191,12 @@ class Estimation(Algorithm, ABC):
 
 
 class SingleLoop(Estimation):
-    """``G`` with outer gradients from the estimator, then the user's optimizer.
+    """The gradient estimate G of the estimator, then a step of the user's optimizer.
 
-    An instance of this class is an algorithm without a name of its own: any estimator with any smoothing.
+    An instance of this class combines any estimator with any smoothing.
 
     Raises:
-        ConfigError: from ``pose``, if it would remember inner functions and the problem has none.
+        ConfigError: from ``pose``, if the estimator keeps rows, and the problem has no inner functions.
     """
 
     def prepare(self, problem: Problem) -> None:

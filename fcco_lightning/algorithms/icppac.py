@@ -21,25 +21,25 @@ from fcco_lightning.outer import excess
 class ICPPAC(Algorithm):
     r"""Inexact constrained proximal point method with constraint extrapolation (ConEx) inside; a double loop.
 
-    Stage k looks for the solution of ``min_z f_0(z) + mu |z - w|^2  s.t.  h_i(z) + mu |z - w|^2 <= 0`` around the
-    centre w, by inner iterations with values and gradients of a batch each, ``F_i`` and ``G_i`` at z_t:
+    Every stage approximately solves ``min_z f_0(z) + mu |z - w|^2  s.t.  h_i(z) + mu |z - w|^2 <= 0`` around the centre
+    w by inner iterations, each with a batch's values ``F_i`` and gradients ``G_i`` of f_0 (i = 0) and h_i at z_t:
 
     ``l_i(z_t) = F_i(z_{t-1}) + <G_i(z_{t-1}), z_t - z_{t-1}>``, ``s_t = (1 + theta) l(z_t) - theta l(z_{t-1})``,
     ``y <- [y + (s_t + mu |z_t - w|^2) / tau]_+``,
     ``z_{t+1} = argmin_z <G_0(z_t) + sum_i y_i G_i(z_t), z> + (1 + sum_i y_i) mu |z - w|^2 + |z - z_t|^2 / (2 eta)``.
 
-    The first batch of a stage gives ``l(z_1) = F(w)`` and moves nothing, so that the batch which moves y is another one
-    than that which gives the Jacobian; K inner iterations follow, y starting at 0.  Then the user's optimizer is given
-    ``w - z``: ``torch.optim.SGD`` with ``lr=1`` takes w to z, as the source has it.  The parameters hold the centre w
-    whenever anyone else looks, and stages go on from one epoch to the next.
+    The first batch of a stage only gives ``l(z_1) = F(w)``, so that y is always updated with another batch than the one
+    that gives the Jacobian; K inner iterations follow, starting with y = 0.  Then the user's optimizer takes a step
+    with the gradient ``w - z``: ``torch.optim.SGD`` with ``lr=1`` moves w to z, as in the source.  Outside an iteration
+    the network's parameters are the centre w; stages continue across epochs.
 
-    Nothing is remembered of the inner values, so constraints that are not linear in them are measured with the bias of
-    a batch.  ``|s_i| <= kappa`` counts as two constraints.  A row that a batch does not contain keeps its l, by which
-    its y goes on; until a batch of the stage has contained it, its y stays 0.  A step differentiates twice, which every
-    operation of the network must allow.  Gradient clipping acts on the outer step.
+    There are no running averages of inner values, so constraints that are not linear in them have the bias of a
+    mini-batch.  ``|s_i| <= kappa`` counts as two constraints.  A row that a batch does not contain keeps its l, with
+    which its y is still updated; y stays 0 until a batch of the stage contains the row.  A step needs second
+    derivatives, which every operation of the network must support.  Gradient clipping acts on the outer step.
 
     Args:
-        mu: proximal parameter, > 0; theory takes more than the weak convexity of the objective and the constraints
+        mu: proximal parameter, > 0; in theory larger than the weak convexity of the objective and the constraints
             (SONEX paper, F.2: .01, .001, .0001).
         eta: inner step size, > 0 (SONEX paper, F.2: .1, .01).
         tau: inverse dual step size, > 0 (SONEX paper, F.2: 1, 10, 100).
@@ -80,7 +80,7 @@ class ICPPAC(Algorithm):
             )
         if not constraints:
             raise ConfigError("ICPPAC is for problems with constraints, and there are none. Add one, or use SGD.")
-        return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+ is what is logged
+        return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # so that [h]_+ is logged
 
     def start(self, engine: Engine) -> None:
         self.require_stored_activations(engine)
@@ -92,8 +92,8 @@ class ICPPAC(Algorithm):
         self._params = engine.params
         self._point, self._count = InnerPoint(engine.params), 0
         self._y: list[Tensor] = []  # of every constraint, shape (m, sides)
-        self._ahead: list[Tensor] = []  # l at the present z; NaN of rows that no batch of the stage has contained
-        self._before: list[Tensor] = []  # l at the z before, at first that at the present z
+        self._ahead: list[Tensor] = []  # l at the present z; NaN for rows not yet in a batch of the stage
+        self._before: list[Tensor] = []  # l at the previous z; at first a copy of `_ahead`
 
     def updates_in(self, batches: int) -> int:
         return batches // (self.K + 1)
@@ -113,13 +113,13 @@ class ICPPAC(Algorithm):
             engine.update(gradient)
 
     def _begin(self, engine: Engine, batch: Batch) -> None:
-        """Take the constraints' values at the centre."""
+        """Begin a stage with the constraints' values at the centre."""
         with torch.no_grad():
             g0, terms = engine.measure(engine.evaluate(batch))
             sides = [_sides(seen, _signed(seen)) for seen in terms]
             estimate = Estimate(g0)
             for seen, side in zip(terms, sides, strict=True):
-                estimate.value = estimate.value + _contained(seen, side, 0.0).sum()  # so that it is looked at
+                estimate.value = estimate.value + _contained(seen, side, 0.0).sum()  # so that commit checks it
                 estimate.count(seen)
         engine.descend(estimate)
         engine.commit()
@@ -152,19 +152,19 @@ class ICPPAC(Algorithm):
         torch._foreach_add_([p.data for p in self._params], step)
 
     def _risen(self, y: Tensor, ahead: Tensor, before: Tensor, away: Tensor) -> Tensor:
-        """The next y, (m, sides); as it was for rows whose l is not known."""
+        """The next y, (m, sides); unchanged for rows whose l is not known."""
         s = (1 + self.theta) * ahead - self.theta * before
         return torch.where(ahead.isnan(), y, (y + (s + self.mu * away) / self.tau).clamp(min=0))
 
     def _add(self, estimate: Estimate, seen: Seen, s: Tensor, y: Tensor) -> None:
-        """Add ``sum_i y_i h_i`` over the rows that the batch contains, each divided by how likely that is."""
+        """Add ``sum_i y_i h_i / p_i`` over the rows that the batch contains, with their inclusion probabilities p_i."""
         pressure = y[:, 0] if y.shape[1] == 1 else y[:, 0] - y[:, 1]
         inverse = seen.weight * seen.term.num_rows / seen.term.share  # 1/p_i
         estimate.value = estimate.value + (inverse * pressure * s.squeeze(1)).sum()
         estimate.log(seen, seen.term.outer(seen.g.detach()))
 
     def _linearised(self, engine: Engine, seen: Seen, s: Tensor, held: Tensor, step: Sequence[Tensor]) -> Tensor:
-        """L at the next z, (m, sides); as it was for rows that the batch does not contain."""
+        """l at the next z, (m, sides); unchanged for rows that the batch does not contain."""
         return _contained(seen, _sides(seen, s.detach() + along(engine, s, step)), held)
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,19 +181,19 @@ class ICPPAC(Algorithm):
 
 
 def _signed(seen: Seen) -> Tensor:
-    """``h + kappa`` of a constraint with one side, s of ``|s| <= kappa``, with graph, (m, 1)."""
+    """``h + kappa`` of a one-sided constraint, or s of ``|s| <= kappa``, with graph, (m, 1)."""
     constraint = seen.term.measurable
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
     return constraint.number(seen.g).unsqueeze(1)
 
 
 def _contained(seen: Seen, values: Tensor, other: Tensor | float) -> Tensor:
-    """The values (m, sides), with others for rows that the batch does not contain."""
+    """The values (m, sides), replaced by ``other`` for rows that the batch does not contain."""
     return torch.where(seen.present.unsqueeze(1), values, other)
 
 
 def _sides(seen: Seen, s: Tensor) -> Tensor:
-    """H of every side, (m, sides)."""
+    """h of every side, (m, sides)."""
     constraint = seen.term.measurable
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
     return excess(s, constraint.limit, constraint.sides)

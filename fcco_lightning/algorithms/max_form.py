@@ -1,4 +1,4 @@
-"""What primal-dual methods share that remember the weights q of a max form."""
+"""Base class of primal-dual methods, which keep the weights q of a max form."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -20,12 +20,13 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 class MaxForm(Algorithm, ABC):
-    r"""A method for ``min_w max_{q in Q} sum_i q_i R_i(w) - nu D(q, 1/n)`` that remembers q.
+    r"""A method for ``min_w max_{q in Q} sum_i q_i R_i(w) - nu D(q, 1/n)`` that keeps q in memory.
 
-    The rows of the objective's term are the weights q_i.  Constraints are measured at validation but not penalised.
+    R_i is the risk of group i, Q an ambiguity set, D a divergence and nu >= 0 its weight.  The rows of the objective's
+    term are the weights q_i.  Constraints are measured at validation but not penalised.
 
     Args:
-        geometry: V, by which steps in q are measured: "kl" for ``KL(p, q)``, "euclidean" for ``|p - q|^2 / 2``.
+        geometry: the Bregman divergence V of steps in q: "kl" for ``KL(p, q)``, "euclidean" for ``|p - q|^2 / 2``.
     """
 
     def __init__(self, geometry: Geometry = "kl") -> None:
@@ -46,17 +47,17 @@ class MaxForm(Algorithm, ABC):
             term.remember()
 
     def weights(self, term: Term) -> Tensor:
-        """q, uniform at first: (n,), in float64, for the weights of many rows are small and add up to one."""
+        """q, uniform at first, (n,), in float64: the weights of many rows are small and add up to one."""
         assert term.state is not None  # noqa: S101 - `prepare` has seen to it
         q = term.state.gather(None).squeeze(1).nan_to_num(1 / term.num_rows)
         if self.geometry == "kl":
-            q = q.clamp(min=torch.finfo(q.dtype).tiny)  # a weight that was rounded to zero can grow again
+            q = q.clamp(min=torch.finfo(q.dtype).tiny)  # so that a weight rounded to 0 can grow again
         return q.double()
 
     def direction(self, risks: Seen, g: Tensor) -> Tensor:
-        """``h_i = g_i / p_i`` of the rows in the batch, 0 of others: unbiased for all n values; (r, 1) -> (n,)."""
+        """``h_i = g_i / p_i`` for rows in the batch, 0 for others: unbiased for all n values; (r, 1) -> (n,)."""
         n = risks.term.num_rows
-        h = n * risks.weight * g.detach().double().squeeze(1)  # weight = 1 / (n p_i), 0 of rows not in the batch
+        h = n * risks.weight * g.detach().double().squeeze(1)  # weight = 1 / (n p_i), 0 for rows not in the batch
         return h if risks.rows is None else h.new_zeros(n).index_add(0, risks.rows, h)
 
     def ascend(
@@ -70,7 +71,7 @@ class MaxForm(Algorithm, ABC):
         return ambiguity.project(q + eta * h)
 
     def add(self, estimate: Estimate, risks: Seen, q: Tensor, penalty: DivergencePenalty | None) -> None:
-        """Add ``sum over the batch of q_i / p_i R_i``, and to what is logged of F also the penalty."""
+        """Add ``sum over the batch of q_i / p_i R_i`` to the estimate; the penalty is only logged."""
         term = risks.term
         y = term.num_rows * q.to(term.dtype).unsqueeze(1)
         y = y if risks.rows is None else y.index_select(0, risks.rows)
@@ -79,7 +80,7 @@ class MaxForm(Algorithm, ABC):
             estimate.note(term.name, -term.share * penalty.value(q))
 
     def remember(self, estimate: Estimate, term: Term, q: Tensor) -> None:
-        """Let q be written."""
+        """Collect q to be written."""
         assert term.state is not None  # noqa: S101 - `prepare` has seen to it
         estimate.new.append(NewRows(term.state, None, q.to(term.dtype).unsqueeze(1)))
 
@@ -95,7 +96,7 @@ def ambiguity_of(term: Term) -> AmbiguitySet:
     """Q of a max form.
 
     Raises:
-        ConfigError: if the term is none.
+        ConfigError: if the term is not a max form.
     """
     if not isinstance(term.outer, WorstCase):
         raise ConfigError(

@@ -17,13 +17,13 @@ from fcco_lightning.state.checkpoint_schema import require
 
 @dataclass(frozen=True)
 class _Before:
-    """What a step has changed of a term, as it was before.
+    """The state of a term before the last step, where that step has changed it.
 
     Attributes:
-        index: of the batch's rows, shape (r,); None for all.
+        index: numbers of the batch's rows, shape (r,); None for all.
         before: the rows, shape (r, k), NaN where the batch does not contain them.
-        multipliers: what they were made of; None where there are none.
-        gap: between decisions and smooth values; None where multipliers do not follow decisions.
+        multipliers: the result of :meth:`MultiplierRows.noted`; None without multipliers.
+        gap: the gap between decisions and smooth values; None where multipliers do not follow decisions.
     """
 
     index: Tensor | None
@@ -33,21 +33,21 @@ class _Before:
 
 
 class MSVR(Estimation):
-    r"""Corrected average of u_i and a STORM gradient, ``w <- step(w, v)``.
+    r"""Corrected running averages u_i, and a STORM estimate v of the gradient; ``w <- step(w, v)``.
 
     ``u_i <- (1-gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` and
-    ``v <- G_t(w_t) + (1-b)(v - G_{t-1}(w_{t-1}))``, both on the samples of step t; two forwards and two backwards.
+    ``v <- G_t(w_t) + (1-b)(v - G_{t-1}(w_{t-1}))``, both on the samples of step t; two forward and two backward passes.
 
-    G_t takes the outer gradients at the rows from before step t, and G_{t-1} at those from before step t - 1: all n of
-    them are given before the batch is drawn, so that the difference estimates without bias by how much
-    ``(1/n) sum_i [Jac g_i(w)]^T grad f(u_i)`` has changed between the two steps.  (At rows which the batch itself has
-    moved it would not: the batch's rows have all moved, of the n rows only these, and v would hold the excess 1/b
-    times.)  The rows that the step before has changed are therefore kept, one batch of them, and the multipliers of
-    constraints from before it.
+    G_t takes the outer gradients at the rows before step t, and G_{t-1} at the rows before step t - 1.  All n rows are
+    then known before the batch is drawn, so that the difference is an unbiased estimate of the change of ``(1/n) sum_i
+    [Jac g_i(w)]^T grad f(u_i)`` between the two steps. (With rows updated by the batch itself it would be biased: all
+    rows of the batch have changed, but only these of the n rows, and v would accumulate the excess 1/b times.)  The
+    rows changed by the previous step, one batch of them, and the multipliers before it are therefore stored.
 
     Args:
         gamma: weight of the new value, in (0, 1) (ALEXR paper: .1, .5, .9).
-        gamma_prime: weight of the correction, or ``theory``: ``(n - B1)/(B1 (1-gamma)) + 1 - gamma``.
+        gamma_prime: weight of the correction, or ``theory``: ``(n - B1)/(B1 (1-gamma)) + 1 - gamma``, with B1 of n rows
+            in a batch.
         b: weight of the plain gradient in v, in (0, 1].
     Source: described in section 3.2 of the ALEXR paper and section 4.1 of the SONEX paper.
     """
@@ -79,7 +79,7 @@ class MSVR(Estimation):
         engine.update()
 
     def _at_previous(self, engine: Engine, batch: Batch) -> tuple[dict[int, Tensor], list[Tensor] | None]:
-        """The inner values at the previous weights, without graph, and ``G_{t-1}(w_{t-1})``; nothing at first."""
+        """The inner values at the previous weights, without graph, and ``G_{t-1}(w_{t-1})``; empty at first."""
         if not self._previous:
             return {}, None
         with engine.functions.elsewhere(self._previous):
@@ -105,7 +105,7 @@ class MSVR(Estimation):
         self._before = {int(number): _Before(**one) for number, one in held.items()}
 
     def _held_before(self, seen: Seen) -> _Before:
-        """What is remembered of a term before the step."""
+        """The state of a term before the step."""
         rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
         present, multipliers = seen.present.unsqueeze(1), seen.term.multipliers
         return _Before(
@@ -116,7 +116,7 @@ class MSVR(Estimation):
         )
 
     def _recalled(self, seen: Seen) -> Tensor:
-        """F of every row, (r,), at the rows from before the previous step."""
+        """f of every row with graph, (r,), at the rows before the previous step."""
         before = self._before.get(seen.term.number)
         if before is not None and before.multipliers is not None and seen.term.multipliers is not None:
             seen = seen._replace(f=seen.term.multipliers.outer_of(before.multipliers), gap=before.gap)

@@ -1,4 +1,4 @@
-"""OOA and SMD: primal-dual methods for group DRO that remember the weights q of the groups."""
+"""OOA and SMD: primal-dual methods for group DRO, which keep the weights q of the groups."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ from fcco_lightning.objectives.measurable import nan_where
 
 
 class OOA(MaxForm):
-    r"""Online mirror ascent on the weights q of the groups, then a gradient step with them.
+    r"""Online mirror ascent on the weights q of the groups, then a gradient step on w with these weights.
 
     For ``min_w max_{q in Q} sum_i q_i R_i(w)``: sampled groups give ``h_i = R_i(w; B_i) / p_i`` with p_i the
     probability that group i is in a batch (B1/n with group-wise batches), others 0; ``q <- P_Q(q exp(eta_dual h))`` and
     ``G = sum_{sampled} q_i / p_i grad R_i(w; B_i)``.  Both estimates are unbiased.  Q is the capped simplex of the
     objective: CVaR, or the worst group (Sagawa et al., whose eta is eta_dual n/B1).  q starts uniform, and each step
-    costs O(n log n).  A penalty of the objective, ``- nu D(q, 1/n)``, enters the step in q as it is.
+    costs O(n log n).  A penalty of the objective, ``- nu D(q, 1/n)``, enters the step in q exactly, not linearised.
 
     Constraints are measured at validation but not penalised.
 
@@ -29,8 +29,8 @@ class OOA(MaxForm):
 
     Raises:
         ConfigError: if an argument is out of range, or if the geometry is not that of the objective's penalty.
-    Source: ALEXR paper, section 5.1 and App. F; the scaling of the primal step is this project's.  The steps in q and
-    w alternate as those of the Alter-SGD of the PG-SMD paper, section 5.2 (erratum PG-12), with one batch for both.
+    Source: ALEXR paper, section 5.1 and App. F; the division by p_i in the primal step was added here.  The steps in q
+    and w alternate as in Alter-SGD (PG-SMD paper, section 5.2; erratum PG-12), with the same batch for both.
     """
 
     def __init__(self, eta_dual: float = 0.1, geometry: Geometry = "kl") -> None:
@@ -43,7 +43,7 @@ class OOA(MaxForm):
         engine.update()
 
     def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
-        """The new q, and the estimate with it, from what a batch contains."""
+        """The new q, and the estimate of F with it, from the contents of a batch."""
         estimate = Estimate(g0)
         for risks in terms:
             term, penalty = risks.term, penalty_of(risks.term)
@@ -54,7 +54,7 @@ class OOA(MaxForm):
         return estimate
 
     def required(self, risks: Seen) -> Tensor:
-        """The risks (r, 1) of a batch, NaN where the method is not made for it."""
+        """The risks (r, 1) of a batch, NaN if the method cannot use this batch."""
         return risks.g
 
 
@@ -67,7 +67,7 @@ class SMD(OOA):
 
     Args:
         eta_dual: dual step size, > 0.
-        geometry: D is "kl" or "euclidean".
+        geometry: D, "kl" or "euclidean", see :class:`MaxForm`.
     Source: ALEXR paper, App. F.
     """
 

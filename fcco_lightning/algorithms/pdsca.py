@@ -1,4 +1,4 @@
-"""PDSCA: an objective of the weights after a gradient step on another loss."""
+"""PDSCA: minimises an objective at the weights after a gradient step on another loss."""
 
 from typing import Any
 
@@ -19,37 +19,37 @@ class PDSCA(Estimation):
 
     ``u <- (1 - gamma) u + gamma (w - alpha grad L(w))``, then ``y = grad F(u)`` and ``G = (I - alpha hess L(w)) y``.
 
-    The inner function is the vector ``g(w) = w - alpha grad L(w)`` of the size of the network.  Its one running
-    estimate is u, a second copy of the trained weights, and G is the gradient of ``<stop_gradient(y), g(w)>``.  F is
-    measured at u.  If it has inner functions of its own (the margin loss of AUC, average precision, partial AUC), their
-    rows are averaged at u as :class:`SOX` does, with the weight ``row_gamma``.  Parameters of F, such as a threshold,
-    do not enter L; u follows them with the same gamma.  Constraints are measured at w, the weights that are validated
-    and saved, and are penalised as by SOX.  Where F(g(w)) is least, it is g(w) that is best for F; w is one step on L
-    away from it.
+    The inner function is the vector ``g(w) = w - alpha grad L(w)``, which has as many entries as the network has
+    weights.  Its running average is u, a second copy of the trained weights, and G is the gradient of
+    ``<stop_gradient(y), g(w)>``.  F is measured at u.  If F itself has inner functions (the margin loss of AUC, average
+    precision, partial AUC), their rows are averaged at u as in :class:`SOX`, with the weight ``row_gamma``.  Parameters
+    of F, such as a threshold, do not enter L; u averages them with the same gamma.  Constraints are measured at w, the
+    weights that are validated and saved, and are penalised as in SOX.  At a minimum of F(g(w)) the weights g(w) are the
+    best for F; w differs from them by one step on L.
 
-    A step takes two forward passes, at w and at u.  For the Hessian-vector product the gradient of L is differentiated
-    once more on the batch, which every operation of the network must allow; fused attention and the recurrent layers
-    of cuDNN do not.  With ``hessian=False`` the product is left out, ``G = y``, as in the authors' code.  G is then
-    biased by ``alpha hess L(w) y``, which no larger batch and no smaller step removes, and vanishes where u is
-    stationary for F.  That is small where alpha times the curvature of L is; at alpha = 1 it can ruin w.
+    A step takes two forward passes, at w and at u.  The Hessian-vector product needs second derivatives of L, which
+    every operation of the network must support; fused attention and the recurrent layers of cuDNN do not.  With
+    ``hessian=False`` the product is left out, ``G = y``, as in the authors' code.  G is then biased by ``alpha hess
+    L(w) y``, which neither a larger batch nor a smaller step reduces, and G vanishes where u is stationary for F.  The
+    bias is small if alpha times the curvature of L is small; with alpha = 1 training can fail.
 
-    As in the paper, G is taken at the new u.  On one batch the gradient of L, its Hessian and the gradient of F are
-    correlated, which biases G by terms of order alpha / B.  L can be measured on another part of the batch, which is
-    independent of F: ``part: dual`` with ``batches: TwoDraws``.
+    As in the paper, G uses the new u.  On the same batch the gradient of L, its Hessian and the gradient of F are
+    correlated, which biases G by terms of order alpha / B for batch size B.  L can be measured on an independent part
+    of the batch instead: ``part: dual`` with ``batches: TwoDraws``.
 
     Args:
         alpha: step size of the inner gradient step, > 0.
         gamma: weight of the new value in u, in (0, 1].
         loss: quantity of single samples whose mean over the data is L; cross-entropy by default.
         part: part of a batch on which L is measured; None for the first.
-        hessian: whether G takes the derivative of the inner gradient step as it is, instead of as the identity.
+        hessian: whether G uses the exact derivative of the inner gradient step, instead of the identity.
         row_gamma: weight of the new value in the rows of the objective and of the constraints, in (0, 1].
 
     Raises:
         ConfigError: if a number is out of range, or, when training starts, if the network recomputes activations or
             gradients are scaled for half precision.
     Source: Yuan et al., Compositional Training for End-to-End Deep AUC Maximization (2022).  There F is the min-max
-    form of the margin loss of AUC; here it is any objective, and the primal step is the optimizer's.
+    form of the margin loss of AUC; here it is any objective, with any optimizer.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class PDSCA(Estimation):
         return share * mean_over_data(self.loss(outputs.local[part], local), local)
 
     def _moved(self, engine: Engine, inner: list[Tensor]) -> list[Tensor]:
-        """The new u, exact at the first step, from this process's gradients of L."""
+        """The new u from this process's gradients of L; without averaging at the first step."""
         gradients = [g.detach().clone() for g in inner]
         engine.processes.average_(gradients)
         new = [w.detach() - self.alpha * g for w, g in zip(self._params, gradients, strict=True)]

@@ -18,19 +18,20 @@ from fcco_lightning.numerics import look
 class PGSMD(ProximallyGuided):
     r"""Proximally guided stochastic mirror descent, for losses that are weakly convex and need not be smooth.
 
-    For ``min_w max_{q in Q} sum_i q_i R_i(w) - nu D(q, 1/n)`` stage t takes J - 1 inner steps from z = w, both from the
-    same (z, q),
+    For ``min_w max_{q in Q} sum_i q_i R_i(w) - nu D(q, 1/n)`` every stage makes J - 1 inner steps from z = w; both
+    updates use the old (z, q):
 
     ``z <- argmin_v <v, g_z> + |v - z|^2 / (2 eta) + |v - w|^2 / (2 gamma)``,
     ``q <- argmax_{p in Q} <p, g_q> - V(p, q) / eta_dual - nu D(p, 1/n)``
 
-    with the unbiased ``g_z = sum_{sampled} q_i / p_i grad R_i(z; B_i)`` and ``g_q`` of entries ``R_i(z; B_i) / p_i``,
-    p_i the probability that a batch measures row i.  The mean of the J points z is the next w: the user's optimizer is
-    given w less that mean as its gradient, so ``torch.optim.SGD`` with ``lr=1`` is the paper's method.  Rows are groups
-    or distributions (:class:`GroupMaxForm`, eq. (3) of the paper) or all samples (:class:`SampleDRO`, eq. (2)).
+    with the unbiased ``g_z = sum_{sampled} q_i / p_i grad R_i(z; B_i)`` and ``g_q`` with entries ``R_i(z; B_i) / p_i``,
+    where p_i is the probability that a batch measures row i.  The mean of the J points z is the next w: the user's
+    optimizer gets w minus that mean as the gradient, so ``torch.optim.SGD`` with ``lr=1`` is the paper's method.  Rows
+    are groups or distributions (:class:`GroupMaxForm`, eq. (3) of the paper) or all samples (:class:`SampleDRO`, eq.
+    (2)).
 
-    q starts every stage at uniform weights, or where ``stages`` says so (case D2) at the best response to the losses
-    at w.  Those are collected from the batches of a pass, in which nothing moves, until every row has come.
+    In every stage q starts at uniform weights, or, in case D2, at the best response to the losses at w.  These losses
+    are collected from batches without any update until every row has occurred.
 
     Constraints are measured at validation but not penalised.
 
@@ -39,17 +40,17 @@ class PGSMD(ProximallyGuided):
         stages: lengths and step sizes: :class:`ConcaveStages` (case D1), :class:`StronglyConcaveStages` (case D2), or
             :class:`EqualStages`.
         geometry: V, "kl" or "euclidean", see :class:`MaxForm`.
-        radius: of the ball around 0 in which every tensor of weights stays, > 0; one that begins outside is projected
-            onto it, with a warning.  None for none.
-        linearised: whether ``R_i(w) + <grad R_i(w), z - w>`` takes the place of ``R_i(z)``, with the gradient at w: the
-            proximal linear method PL-SMD, for smooth losses, whose eta is gamma (eq. (6) and (7)).  A step then
-            differentiates twice, which every operation of the network must allow.
+        radius: radius of a ball around 0 in which every tensor of weights stays, > 0; initial weights outside are
+            projected onto it, with a warning.  None for no ball.
+        linearised: whether ``R_i(z)`` is replaced by ``R_i(w) + <grad R_i(w), z - w>``: the proximal linear method
+            PL-SMD, for smooth losses, whose eta is gamma here (eq. (6) and (7)).  A step then needs second derivatives,
+            which every operation of the network must support.
 
     Raises:
         ConfigError: if an argument is out of range, if the geometry is not that of the objective's penalty, or if case
             D2 has no penalty.
-    Source: PG-SMD paper, Alg. 1 and 2, section 2; errata PG-1 and PG-9.  The paper's output is the w of a random stage;
-    here it is the last one.
+    Source: PG-SMD paper, Alg. 1 and 2, section 2; errata PG-1 and PG-9.  The paper returns the w of a random stage;
+    here the last w is kept.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class PGSMD(ProximallyGuided):
 
     def prepare(self, problem: Problem) -> None:
         super().prepare(problem)
-        self._stage_of(problem, 0)  # refuses what has no stages
+        self._stage_of(problem, 0)  # raises if the stages do not fit
 
     def start(self, engine: Engine) -> None:
         super().start(engine)
@@ -115,7 +116,7 @@ class PGSMD(ProximallyGuided):
 
     @torch.no_grad()
     def _pass_at_centre(self, engine: Engine, batch: Batch) -> None:
-        """Take the losses of a batch at w, where the parameters are."""
+        """Collect the losses of a batch at w."""
         for risks in engine.measure(engine.evaluate(batch))[1]:
             values = self._pass.joined(risks, risks.g)
             losses = torch.where(risks.present.unsqueeze(1), risks.g, 0.0)

@@ -19,20 +19,20 @@ from fcco_lightning.models.batch import Batch
 class PGSVRG(ProximallyGuided):
     r"""Proximally guided stochastic variance-reduced gradient, for smooth losses of a finite set of rows.
 
-    For ``min_w max_{q in Q} sum_i q_i R_i(w) - nu D(q, 1/n)`` a stage has K - 1 snapshots (zs, qs), the first at
-    (w, 1/n), each of which is followed by J - 1 inner steps.  At a snapshot the data pass once, without a step, for
-    ``G_z = sum_i qs_i grad R_i(zs)`` and ``G_q = (R_1(zs), ..., R_n(zs))``; a pass is over when every row has come.  An
-    inner step moves z and q as those of :class:`PGSMD` do, from the estimates
+    For ``min_w max_{q in Q} sum_i q_i R_i(w) - nu D(q, 1/n)`` a stage has K - 1 snapshots (zs, qs), the first at (w,
+    1/n), each followed by J - 1 inner steps.  At a snapshot one pass over the data, without any update, computes ``G_z
+    = sum_i qs_i grad R_i(zs)`` and ``G_q = (R_1(zs), ..., R_n(zs))``; it ends when every row has occurred.  An inner
+    step updates z and q as in :class:`PGSMD`, with the estimates
 
     ``g_z = G_z + sum_{sampled} (q_i grad R_i(z) - qs_i grad R_i(zs)) / p_i``,
     ``g_q = G_q`` with ``(R_i(z) - R_i(zs)) / p_i`` added to the sampled entries,
 
-    two forward and two backward passes a step.  Without a penalty the step in q has the further term
-    ``- V(p, 1/n) / (t + 2)`` in stage t.  The last z of a stage is the next w: the user's optimizer is given
-    w less that z as its gradient, so ``torch.optim.SGD`` with ``lr=1`` is the paper's method.
+    which take two forward and two backward passes.  Without a penalty the step in q has the additional term ``- V(p,
+    1/n) / (t + 2)`` in stage t.  The last z of a stage is the next w: the user's optimizer gets w minus that z as the
+    gradient, so ``torch.optim.SGD`` with ``lr=1`` is the paper's method.
 
-    G is exact where a batch holds all that a row is made of, as with the samples of :class:`SampleDRO`; the risk of a
-    group counts in it as the batch estimates it that comes first.
+    G_z and G_q are exact if a batch holds all samples of a row, as in :class:`SampleDRO`; for the risk of a group they
+    use the estimate of the first batch that contains the group.
 
     Constraints are measured at validation but not penalised.
 
@@ -40,18 +40,18 @@ class PGSVRG(ProximallyGuided):
         gamma: proximal parameter, > 0; the paper takes at most 1/(2 rho) for rho-weakly convex losses.
         eta: step size in w, > 0.
         eta_dual: step size in q, > 0.
-        J: points of an inner loop, >= 2.
-        K: snapshots of a stage and one, >= 2.
+        J: points of an inner loop, which has J - 1 steps; >= 2.
+        K: number of snapshots of a stage plus one, >= 2.
         geometry: V, "kl" or "euclidean", see :class:`MaxForm`.
-        radius: of the ball around 0 in which every tensor of weights stays, > 0; one that begins outside is projected
-            onto it, with a warning.  None for none.
-        linearised: whether losses are linearised at w, as :class:`PGSMD` says: the proximal linear method PL-SVRG.
+        radius: radius of a ball around 0 in which every tensor of weights stays, > 0; initial weights outside are
+            projected onto it, with a warning.  None for no ball.
+        linearised: whether losses are linearised at w, see :class:`PGSMD`: the proximal linear method PL-SVRG.
 
     Raises:
         ConfigError: if an argument is out of range, if the geometry is not that of the objective's penalty, or, when
             training starts, if the network recomputes activations or gradients are scaled for half precision.
     Source: PG-SMD paper, Alg. 3 and 4, section 2; errata PG-2 to PG-4.  J, K and the step sizes are tuned, as in its
-    experiments; :meth:`theory` has those of its proof.
+    experiments; :meth:`theory` gives those of its proof.
     """
 
     def __init__(
@@ -86,25 +86,27 @@ class PGSVRG(ProximallyGuided):
         With ``mu_z = 1/(2 gamma)`` and ``Lambda = 52 L^2 / min(mu_z, mu)^2 + 3/2`` they are ``eta = 1/(mu_z Lambda)``,
         ``eta_dual = 1/(mu Lambda)``, ``J = ceil(1 + (3/2 + 3 Lambda) log 4)`` and
         ``K = ceil(1 + 4 log(9 T^2 (1/4 + Lambda/2) (mu_z D^2 + mu D_q^2)))``, which is the K of the last of T stages;
-        an earlier one needs less.  J is 226 where L is the smaller of mu_z and mu, and grows with the square of the
-        ratio: what is tuned is far shorter.
+        earlier stages need fewer.  J is 226 if L equals the smaller of mu_z and mu, and grows with the square of their
+        ratio: tuned values are far smaller.
 
-        Without a penalty q is pulled to 1/n, in stage t by 1/(t + 2).  The paper's constants then change from stage to
-        stage; here those of the last of T stages, with mu = 1/(T + 1), are taken for all.  The proof covers that, as
-        what is strongly convex by 1/(t + 2) is so by 1/(T + 1), but earlier stages are longer than they need
-        be: J grows like T^2, and all stages together take about three times the steps.  The paper leaves T open beyond
-        its order, ``(1/(gamma epsilon^2)) log(1/(gamma epsilon^2))`` for a gradient of psi of size epsilon.
+        Without a penalty, stage t pulls q towards 1/n with the weight 1/(t + 2).  The paper's constants then differ
+        between stages; here those of the last of T stages, with mu = 1/(T + 1), are used for all of them.  The proof
+        covers this, as 1/(t + 2)-strong convexity implies 1/(T + 1)-strong convexity, but earlier stages are longer
+        than necessary: J grows like T^2, and all stages together take about three times the steps.  The paper only
+        gives the order of T, ``(1/(gamma epsilon^2)) log(1/(gamma epsilon^2))`` for a gradient of the objective of size
+        epsilon.
 
         Args:
             stages: T, >= 1.
             gamma: proximal parameter, > 0; at most 1/(2 rho) for rho-weakly convex losses.
             smoothness: L, > 0: the Lipschitz constant of ``grad_w f_i`` and ``grad_q f_i``, the larger one, of
                 ``f_i = n q_i R_i(w)``.
-            mu: >= 0, by which the penalty is strongly convex in V: ``penalty.curvature(n)``; 0 without a penalty.
+            mu: strong convexity of the penalty with respect to V, ``penalty.curvature(n)``, >= 0; 0 without a penalty.
             diameter: D, > 0, the largest distance of two weights: 2 ``radius`` for one tensor.
-            dual_diameter: D_q, > 0: ``sqrt(2 log n)`` for all weights q of n rows with the geometry "kl".
+            dual_diameter: D_q, > 0, the diameter of Q: ``sqrt(2 log n)`` for all weights of n rows with the geometry
+                "kl".
             geometry: V, as for the class.
-            radius: of the ball of the weights, as for the class.
+            radius: radius of the ball of the weights, as for the class.
 
         Raises:
             ConfigError: if an argument is out of range.
@@ -133,7 +135,7 @@ class PGSVRG(ProximallyGuided):
                 "PGSVRG sums up gradients over a pass, and cannot take back one that overflowed in half precision. "
                 "Use --trainer.precision bf16-mixed or 32."
             )
-        self._snapshots = 0  # of this stage that are done with
+        self._snapshots = 0  # finished ones of this stage
         self._q = self.uniform()
         self._snapshot: list[Tensor] = []
         self._full: list[Tensor] = []
@@ -153,14 +155,14 @@ class PGSVRG(ProximallyGuided):
             self._end_loop(engine)
 
     def _pass_at_snapshot(self, engine: Engine, batch: Batch) -> None:
-        """Add the estimates of G_z and G_q by a batch."""
+        """Add a batch's contribution to G_z and G_q."""
         term, estimate = engine.problem.all_terms[0], Estimate(None)
         q = self.weights(term) if self._snapshots else self.uniform()
         with self.looking():
             (risks,) = engine.measure(engine.evaluate(batch))[1]
             joined = self._pass.joined(risks, self.values(engine, risks))
             y = (q if risks.rows is None else q.index_select(0, risks.rows)) * self._pass.fresh(risks)
-            y = torch.where(risks.present, risks.share * y / risks.weight, 0.0)  # each row once, whatever its chance
+            y = torch.where(risks.present, risks.share * y / risks.weight, 0.0)  # every row once, not divided by p_i
             estimate.add(risks, y * risks.g[:, 0].to(y.dtype))
             gradient = engine.gradients(estimate.value)
             engine.commit(question=~joined.isnan().any())
@@ -193,7 +195,7 @@ class PGSVRG(ProximallyGuided):
             pass
 
     def _at_snapshot(self, engine: Engine, batch: Batch) -> tuple[list[Tensor], Tensor | None]:
-        """``sum qs_i grad R_i / p_i`` and the R_i of a batch at the snapshot, or at w where losses are linearised."""
+        """``sum qs_i grad R_i / p_i`` and the R_i of a batch at the snapshot, or at w if losses are linearised."""
         point = [p.data for p in self._params] if self.linearised else self._snapshot
         with engine.functions.elsewhere(point):
             (risks,) = engine.measure(engine.evaluate(batch), direct=False)[1]
@@ -203,12 +205,12 @@ class PGSVRG(ProximallyGuided):
         return gradient, None if self.linearised else risks.g.detach()
 
     def _pull(self, term: Term) -> DivergencePenalty:
-        """The penalty on q of a step, which is strongly convex: the objective's, or one that fades away."""
+        """The strongly convex penalty on q of a step: the objective's, or one that decreases from stage to stage."""
         penalty = penalty_of(term)
         return self.proximity(1 / (self._stage + 2)) if penalty is None or penalty.nu == 0 else penalty
 
     def _end_loop(self, engine: Engine) -> None:
-        """After the steps of a snapshot the next one, or the end of the stage."""
+        """Go on to the next snapshot after an inner loop, or end the stage."""
         self._snapshots, self._count = self._snapshots + 1, 0
         self._pass.forget()
         if self._snapshots == self.K - 1:

@@ -1,4 +1,4 @@
-"""What PG-SMD and PG-SVRG share: inner steps of w and q around a centre that moves from stage to stage."""
+"""Base class of PG-SMD and PG-SVRG: inner steps on z and q around a centre w that changes from stage to stage."""
 
 import warnings
 from abc import ABC
@@ -19,16 +19,16 @@ from fcco_lightning.estimators import InnerPoint, ProximalDescent
 class ProximallyGuided(MaxForm, ABC):
     r"""Stages of inner steps for ``min_z max_q sum_i q_i R_i(z) - nu D(q, 1/n) + |z - w|^2 / (2 gamma)``.
 
-    One batch is one inner step.  The parameters hold the centre w whenever anyone else looks, and stages go on from one
-    epoch to the next.  At the end of a stage the user's optimizer is given ``w - x`` with x the stage's result:
-    ``torch.optim.SGD`` with ``lr=1`` takes w to x, as the paper has it, another rate is a relaxation of that.  Gradient
-    clipping acts on the inner steps.
+    One batch is one inner step.  Outside an iteration the network's parameters are the centre w; stages continue across
+    epochs.  At the end of a stage with the result x the user's optimizer takes a step with the gradient ``w - x``:
+    ``torch.optim.SGD`` with ``lr=1`` moves w to x, as in the paper; other rates give a relaxation.  Gradient clipping
+    acts on the inner steps.
 
     Args:
         gamma: proximal parameter, > 0; the paper takes at most 1/(2 rho) for rho-weakly convex losses.
-        geometry: by what steps in q are measured, see :class:`MaxForm`.
-        radius: of the ball in which every tensor of weights begins and stays, > 0; None for none.
-        linearised: whether ``R_i(w) + <grad R_i(w), z - w>`` takes the place of ``R_i(z)``.
+        geometry: the Bregman divergence V of steps in q, see :class:`MaxForm`.
+        radius: radius of the ball around 0 in which every tensor of weights begins and stays, > 0; None for no ball.
+        linearised: whether ``R_i(z)`` is replaced by ``R_i(w) + <grad R_i(w), z - w>``.
     """
 
     def __init__(self, gamma: float, geometry: Geometry, radius: float | None, *, linearised: bool = False) -> None:
@@ -64,15 +64,15 @@ class ProximallyGuided(MaxForm, ABC):
             )
 
     def updates_in(self, batches: int) -> None:  # noqa: ARG002
-        """Not known: stages differ in length, and some begin with a pass over the data."""
+        """None: stages differ in length, and some begin with a pass over the data."""
         return
 
     def uniform(self) -> Tensor:
-        """The weights 1/n, (n,), float64: where V is least."""
+        """The uniform weights 1/n, (n,), float64."""
         return torch.full_like(self._pass.values, 1 / len(self._pass.values))
 
     def looking(self) -> AbstractContextManager[object]:
-        """Inside, the parameters hold the point at which losses are measured: z, or w where they are linearised."""
+        """A context in which the parameters are the point of measurement: z, or w if losses are linearised."""
         return nullcontext() if self.linearised else self._point.held()
 
     def values(self, engine: Engine, risks: Seen) -> Tensor:
@@ -87,7 +87,7 @@ class ProximallyGuided(MaxForm, ABC):
 
     @contextmanager
     def inner_step(self, engine: Engine, eta: float) -> Iterator[None]:
-        """Move z by the gradient at hand; inside the parameters hold the new z."""
+        """Update z with the gradient in ``.grad``; within the context the parameters are the new z."""
         self._descent.param_groups[0]["eta"] = eta
         with self._point.held() as centre:
             self._descent.centre = centre
@@ -96,14 +96,14 @@ class ProximallyGuided(MaxForm, ABC):
         self._count += 1
 
     def end_stage(self, engine: Engine, result: list[Tensor]) -> None:
-        """Let the centre follow."""
+        """Let the user's optimizer move the centre towards the stage's result, and begin the next stage."""
         self._stage, self._count = self._stage + 1, 0
         self._pass.forget()
         engine.update([p.data - x for p, x in zip(self._params, result, strict=True)], clip=False)
 
     @property
     def begun(self) -> bool:
-        """Whether the stage has a point of its own."""
+        """Whether z of the present stage differs from w."""
         return self._count > 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,14 +123,15 @@ class ProximallyGuided(MaxForm, ABC):
 
 
 class FullPass:
-    """The values of all n rows at one point, from batches at that point: each row counts with its first value.
+    """The values of all n rows at one point, collected from batches: the first value of every row is kept.
 
-    With a batch plan that goes through the data without repeats, and from the start of an epoch, it takes an epoch.
+    From the start of an epoch without repeated samples this takes one epoch.
 
     Attributes:
-        values: of the rows, (n,), float64; NaN of rows that have not come, 0 of those that no batch can measure.
-        begun: whether a batch has come.
-        complete: whether every row has come.
+        values: values of the rows, (n,), float64; NaN for rows that have not occurred, 0 for rows that no batch can
+            measure.
+        begun: whether a batch was added.
+        complete: whether every row has occurred.
     """
 
     def __init__(self, term: Term, device: torch.device) -> None:
@@ -138,31 +139,31 @@ class FullPass:
         self.forget()
 
     def fresh(self, seen: Seen) -> Tensor:
-        """Which rows of a batch come for the first time, (r,), bool."""
+        """Which rows of a batch occur for the first time, (r,), bool."""
         known = self.values if seen.rows is None else self.values.index_select(0, seen.rows)
         return known.isnan() & seen.present
 
     def joined(self, seen: Seen, values: Tensor) -> Tensor:
-        """The values of all rows with those (r, 1) of the rows that come for the first time."""
+        """The values of all rows, (n,), with those (r, 1) of the rows that occur for the first time."""
         known = self.values if seen.rows is None else self.values.index_select(0, seen.rows)
         new = torch.where(self.fresh(seen), values.detach()[:, 0].double(), known)
         return new if seen.rows is None else self.values.index_copy(0, seen.rows, new)
 
     def take(self, values: Tensor, *, complete: bool) -> None:
-        """Take the values of :meth:`joined`, and whether they are those of all rows."""
+        """Set the values, as returned by :meth:`joined`, and whether they are complete."""
         self.values, self.begun, self.complete = values, True, complete
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Start again without values."""
         self.values = self._unknown.clone()
         self.begun = self.complete = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors only."""
+        """The values; tensors only."""
         return {"values": self.values.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore."""
+        """Restore the values."""
         self.values.copy_(state["values"])
         missing = self.values.isnan()
         self.begun, self.complete = bool((missing != self._unknown.isnan()).any()), not bool(missing.any())

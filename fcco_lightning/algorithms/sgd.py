@@ -9,7 +9,7 @@ from fcco_lightning.objectives import Objective
 
 
 class SGD(SingleLoop):
-    r"""``w <- step(w, grad of the objective on the batch)``: the unconstrained baseline.
+    r"""``w <- step(w, grad F(w; B))``, the optimizer's step with the mini-batch gradient: the unconstrained baseline.
 
     Constraints are measured at validation but not penalised.  With a compositional objective it is :class:`BSGD`.
     """

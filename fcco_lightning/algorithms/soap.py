@@ -7,7 +7,8 @@ from fcco_lightning.estimators import Average
 class SOAP(SingleLoop):
     r"""``u_i <- (1 - gamma) u_i + gamma g_i``, ``G = (1/B1) sum_i Jac g_i^T grad f_i(u_i)`` with the NEW u_i.
 
-    Plain SGD in section 3.1 of the SOX paper (``optimizer: HeavyBall`` with beta 1); its authors also use Adam.
+    Section 3.1 of the SOX paper uses it with plain SGD (``optimizer: HeavyBall`` with beta 1); the authors of SOAP also
+    use Adam.
 
     Args:
         gamma: weight of the new value, in (0, 1].

@@ -11,27 +11,26 @@ _LAM = 0.01
 
 
 class SONEX(SingleLoop):
-    r"""Smoothed outer functions, corrected averages, one loop (SONEX paper, Alg. 1; constraints: eq. (40)).
+    r"""Smoothed outer functions, corrected running averages, one loop (SONEX paper, Alg. 1; constraints: eq. (40)).
 
-    For outer functions f_i with kinks, such as the hinge of a constraint; they need not be convex.  Each is replaced
-    by its Moreau envelope ``f_{i,lam}(u) = min_v f_i(v) + |v - u|^2 / (2 lam)``, which is smooth (an f_i
-    without kinks stays as it is); and of each inner value g_i(w) a running mean u_i is remembered, with a correction
-    for the last move of the weights:
+    It is meant for non-smooth outer functions f_i, such as the hinge of a constraint, which need not be convex.  Each
+    is replaced by its Moreau envelope ``f_{i,lam}(u) = min_v f_i(v) + |v - u|^2 / (2 lam)``, which is smooth (a smooth
+    f_i stays as it is).  For each inner function g_i(w) a running average u_i is kept, with a correction for the last
+    change of the weights:
 
     ``u_i <- (1-gamma) u_i + gamma g_i(w_t) + gamma' (g_i(w_t) - g_i(w_{t-1}))`` on the same samples,
     ``G = grad g_0 + (1/B1) sum_i Jac g_i(w_t)^T grad f_{i,lam}(u_i)`` with the OLD u_i (erratum SONEX-4).
     Momentum type: ``optimizer: HeavyBall``; Adam type (App. E): ``optimizer: AdamType`` or ``torch.optim.AdamW``.
-    At gamma' = 0 and lam -> 0 it is SOX.
+    With gamma' = 0 and lam -> 0 it is SOX.
 
     Args:
         gamma: weight of the new value, in (0, 1].
         gamma_prime: weight of the correction, >= 0, or ``theory`` (Thm 4.7); 0 saves the second forward pass.
-        lam: outer smoothing, > 0; None for .01, but where FCCOModule trains as an objective recommends what this
-            recommends for its own outer function (:attr:`~fcco_lightning.Objective.recommended_lam`).
+        lam: outer smoothing, > 0; None for .01, or for the objective's outer function
+            :attr:`~fcco_lightning.Objective.recommended_lam`, if FCCOModule trains as the objective recommends.
         fresh: take the outer gradient at the new u_i instead.
-        objective_gamma: gamma for an objective with inner functions of its own (SONEX paper, F.3); as ``gamma`` if
-            None.
-        objective_gamma_prime: gamma' for it; as ``gamma_prime`` if None.
+        objective_gamma: gamma for the objective's inner functions (SONEX paper, F.3); as ``gamma`` if None.
+        objective_gamma_prime: gamma' for the objective's inner functions; as ``gamma_prime`` if None.
 
     Raises:
         ConfigError: if an argument is out of range, or an outer function has no envelope in closed form.

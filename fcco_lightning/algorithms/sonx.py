@@ -9,7 +9,7 @@ from fcco_lightning.estimators import Average
 class SONX(SingleLoop):
     r"""The u-update of SONEX without smoothing: ``G = (1/B1) sum_i Jac g_i^T s_i``, s_i a subgradient of f_i at u_i.
 
-    Plain SGD (``optimizer: HeavyBall`` with beta 1).  At a kink of the hinge the subgradient is 0.
+    The paper uses plain SGD (``optimizer: HeavyBall`` with beta 1).  At the kink of a hinge the subgradient is 0.
 
     Args:
         gamma: weight of the new value, in (0, 1] (SONEX paper, F.2: .8).

@@ -17,16 +17,16 @@ from fcco_lightning.state import DualState
 
 
 class SOXBoost(SingleLoop):
-    r"""SOX in stages (SOX paper, Alg. 2): every stage halves step size, beta and gamma and doubles its length.
+    r"""SOX in stages (SOX paper, Alg. 2): each stage has half the step size, beta and gamma, and twice the length.
 
-    A stage hands on a uniformly random iterate (w, u, v) of its own (erratum SOX-8).  Halving instead of the
-    constants of Thm 2 is what one does in practice.  beta is halved through the optimizer's momentum
-    (``optimizer: HeavyBall``).
+    The next stage starts from a uniformly random iterate (w, u, v) of a stage (erratum SOX-8).  Halving, as in
+    practice, replaces the constants of Thm 2. beta is halved through the optimizer's momentum (``optimizer:
+    HeavyBall``).
 
     Args:
         gamma: weight of the new value in the first stage, in (0, 1].
         first_stage: updates in the first stage, >= 1.
-        seed: for the random iterate.
+        seed: seed of the random choice of iterates, >= 0.
     """
 
     def __init__(self, gamma: float = 0.5, first_stage: int = 1000, seed: int = 0) -> None:
@@ -37,14 +37,14 @@ class SOXBoost(SingleLoop):
         self._begin()
 
     def _begin(self) -> None:
-        """The first stage."""
+        """Set the state of the first stage."""
         self.stage, self.updates, self.length = 0, 0, self.first_stage
         self._generator = torch.Generator().manual_seed(self.seed)
         self._kept: dict[str, Tensor] = {}
         self._draw()
 
     def start(self, engine: Engine) -> None:
-        """Begin with the first stage where a fit begins, with a new optimizer; a stage survives a change of layers."""
+        """Begin with the first stage for a new engine; freezing or unfreezing layers does not restart the stages."""
         super().start(engine)
         if engine is not self._engine:
             self._begin()
@@ -75,7 +75,7 @@ class SOXBoost(SingleLoop):
 
     @torch.no_grad()
     def _count(self, optimizer: Optimizer, states: Sequence[DualState]) -> None:
-        """Keep the iterate that was drawn; at the end of a stage go back to it and halve the steps."""
+        """Store the randomly chosen iterate; at the end of a stage go back to it and halve the step sizes."""
         self.updates += 1
         if self.updates == self._keep_at:
             self._kept = {name: t.detach().clone() for name, t in _iterate(optimizer, states).items()}
@@ -84,7 +84,7 @@ class SOXBoost(SingleLoop):
         for name, now in _iterate(optimizer, states).items():
             if name in self._kept:
                 now.copy_(self._kept[name])
-            elif not name.startswith("w"):  # a momentum that was not there yet was zero; a weight was not trained
+            elif not name.startswith("w"):  # momentum that did not exist yet was 0; a weight was not trained
                 now.zero_()
         self.stage, self.updates, self.length = self.stage + 1, 0, 2 * self.length
         self._draw()
@@ -116,7 +116,7 @@ class SOXBoost(SingleLoop):
 
 
 def _iterate(optimizer: Optimizer, states: Sequence[DualState]) -> dict[str, Tensor]:
-    """The tensors that make up (w, u, v), by name: parameters, rows, the optimizer's memory."""
+    """The tensors of an iterate (w, u, v) by name: parameters, rows, the optimizer's state."""
     named: dict[str, Tensor] = {}
     for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
         named[f"w{i}"] = p

@@ -1,4 +1,4 @@
-"""How many inner steps the stages of PG-SMD have, and how long these are."""
+"""Lengths and step sizes of the stages of PG-SMD."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from fcco_lightning.errors import ConfigError
 
 
 class Stage(NamedTuple):
-    """One stage.
+    """The length and the step sizes of one stage.
 
     Attributes:
-        length: J; the centre moves after J - 1 inner steps, to the mean of the J points.
+        length: J; after J - 1 inner steps the centre moves to the mean of the J points.
         eta: step size in w, > 0.
         eta_dual: step size in q, > 0.
     """
@@ -27,8 +27,8 @@ class Stages(ABC):
     """The stages t = 0, 1, ... of :class:`PGSMD`.
 
     Attributes:
-        best_start: whether q starts a stage at the best response to the losses at the centre, after a pass over the
-            data, instead of at uniform weights.
+        best_start: whether q starts every stage at the best response to the losses at the centre, which takes a pass
+            over the data, instead of at uniform weights.
     """
 
     best_start: bool = False
@@ -38,13 +38,13 @@ class Stages(ABC):
         """Stage t, for the proximal parameter gamma and a penalty on q that is mu-strongly convex; 0 for none.
 
         Raises:
-            ConfigError: if the stages are for a penalty, and mu is 0.
+            ConfigError: if the stages need a penalty, and mu is 0.
         """
 
 
 @dataclass(frozen=True)
 class EqualStages(Stages):
-    """Stages of one length with constant steps, as practice makes of the cases D1 and D2.
+    """Stages of equal length with constant step sizes: a practical variant of the cases D1 and D2.
 
     Args:
         length: J >= 2.
@@ -69,11 +69,11 @@ class EqualStages(Stages):
 
 @dataclass(frozen=True)
 class ConcaveStages(Stages):
-    r"""Case D1, for any concave max form: ``J = (t + 3)^2``, steps ``eta / sqrt(J)`` and ``eta_dual / sqrt(J)``.
+    r"""Case D1, for any concave max form: ``J = (t + 3)^2``, step sizes ``eta / sqrt(J)`` and ``eta_dual / sqrt(J)``.
 
     Args:
-        eta: D_x / M_x, > 0: the diameter of the weights by the size of a gradient.
-        eta_dual: D_y / M_y, > 0: the same of q and of the losses.
+        eta: D_x / M_x, > 0: the diameter of the set of weights over the norm of a gradient.
+        eta_dual: D_y / M_y, > 0: the diameter of the set of q over the norm of the losses.
     Source: PG-SMD paper, Alg. 2 line 4; both ratios are tuned there.
     """
 
@@ -91,9 +91,10 @@ class ConcaveStages(Stages):
 
 @dataclass(frozen=True)
 class StronglyConcaveStages(Stages):
-    r"""Case D2, with a penalty on q: ``J = t + 32``, steps ``60 gamma / (J - 30)`` and ``8 M^2 gamma / (mu^2 J)``.
+    r"""Case D2, with a penalty on q: ``J = t + 32``, step sizes ``60 gamma / (J - 30)`` and ``8 M^2 gamma / (mu^2 J)``.
 
-    q starts every stage at the best response to the losses at the centre, for which each sample passes once.
+    mu is the strong convexity of the penalty. q starts every stage at the best response to the losses at the centre,
+    which takes a pass over the data.
 
     Args:
         lipschitz: M, > 0: the losses of all samples differ by at most ``M |w - w'|`` between w and w'.

@@ -17,24 +17,24 @@ from fcco_lightning.objectives import Objective
 
 
 class Switching(SingleLoop):
-    r"""``G = grad h_j(w)`` of the row violated most if ``max_i h_i(u_i) > tolerance``, else ``G = grad F(w)``.
+    r"""``G = grad h_j(w)`` of the most violated row j if ``max_i h_i(u_i) > tolerance``, else ``G = grad F(w)``.
 
-    Every step serves either the objective or one constraint, so there is no weight between them; a step size that falls
-    lets the iterates settle at the border between both.  The h_i are those at the remembered rows u_i of which the
-    batch speaks, which follow mini-batches as those of SONX do; rows move in every step.  It is a baseline: the source
-    takes exact or mini-batch values of h, and returns a mean over the iterates that were feasible, here
-    ``--feasible.enabled true`` chooses one.
+    Every step uses the gradient of either the objective or one constraint, so there is no weight between them; with a
+    decreasing step size the iterates settle at the boundary of the feasible set.  The maximum is over the rows in the
+    batch, and h_i is taken at the running average u_i, which is updated in every step as in SONX.  It is a baseline:
+    the source uses exact or mini-batch values of h, and returns a mean over the feasible iterates; here
+    ``--feasible.enabled true`` chooses one of them.
 
-    There is no penalty, and no multiplier.  Plain SGD (``optimizer: HeavyBall`` with beta 1): a momentum would mix the
-    two kinds of gradients.
+    There is no penalty, and no multiplier.  Use plain SGD (``optimizer: HeavyBall`` with beta 1): momentum would mix
+    the two kinds of gradients.
 
     Args:
         gamma: weight of the new value in a row, in (0, 1].
         gamma_prime: weight of the correction, >= 0.
-        tolerance: largest h at which the objective has its turn, >= 0.
+        tolerance: largest h at which a step still uses the objective, >= 0.
 
     Raises:
-        ConfigError: if a number is out of range; when the problem is posed, if there is a penalty.
+        ConfigError: if a number is out of range; from ``pose`` if there is a penalty.
     Source: Huang and Lin, Oracle complexity of single-loop switching subgradient methods (2023), Algorithm 1.
     """
 
@@ -56,7 +56,7 @@ class Switching(SingleLoop):
                 f"Switching takes no penalty, got {type(penalty).__name__}: a step serves the objective or a "
                 "constraint. Leave penalty out, or use SONEX."
             )
-        return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+, with the slope of h
+        return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+ has the slope of h where h > 0
 
     def step(self, g0: Tensor | None, terms: Sequence[Seen]) -> Estimate:
         estimate = Estimate(g0)

@@ -1,20 +1,20 @@
 r"""Dual steps and Jacobians on independent samples.
 
-ALEXR and ALEXR2 move y_i with one draw of samples and take the Jacobian of g_i on another, independent one.  On the
-same samples the two are correlated, and ``Cov(y_i, grad g_i)`` biases the gradient estimate however small the steps
-are.  The argument ``jacobian`` of an algorithm says where the two draws come from:
+ALEXR and ALEXR2 update y_i with one draw of samples and take the Jacobian of g_i on another, independent draw.  On the
+same samples the two are correlated, and ``Cov(y_i, grad g_i)`` biases the gradient estimate, however small the steps
+are.  The argument ``jacobian`` of an algorithm selects the two draws:
 
-- "halves": the first half of a batch moves y, the second half gives the Jacobian.  With group-wise batches each half
-  holds half the samples of every group; where that is no whole number, as of three positives, weights make up for it.
-  A row of which only the second half has samples takes the y that it remembers.
-- "part": a second batch from a loader of its own, the part "dual" (``batches: TwoDraws`` of a datamodule), moves y; the
-  batch itself gives the Jacobian.  Twice the samples go through the network.  Where batches hold a few of many groups,
-  both are of the same ones, and independent given these.
-- "old": the Jacobian of the whole batch meets the y from before this step, then the batch moves y.
-- "reuse": the same batch moves y and gives the Jacobian.  This is biased.
+- "halves": the first half of a batch updates y, the second half gives the Jacobian.  With group-wise batches each half
+  holds half the samples of every group; weights correct for odd numbers of samples.  A row with samples in the second
+  half only uses its remembered y.
+- "part": a second batch from a loader of its own, the part "dual" (``batches: TwoDraws`` of a datamodule), updates y;
+  the batch itself gives the Jacobian.  Twice as many samples pass through the network.  Where batches hold a few of
+  many groups, both draws are from the same groups, and independent given these groups.
+- "old": the Jacobian of the whole batch is multiplied by the y before this step, then the batch updates y.
+- "reuse": the same batch updates y and gives the Jacobian.  This is biased.
 
-It concerns estimators that take dual steps (``convex_only``).  Others are measured on the whole batch whatever it says:
-an average whose outer gradient is taken at the rows from before the step is independent of the batch.
+The argument concerns estimators with dual steps (``convex_only``) only.  The others always use the whole batch: an
+average whose outer gradient is taken at the rows before the step is independent of the batch.
 """
 
 from typing import Any, Literal
@@ -35,9 +35,9 @@ def halves(outputs: Outputs) -> tuple[Outputs, Outputs]:
 
 
 def _half(outputs: Outputs, *, first: bool) -> Outputs:
-    """Half of a batch, with half as many copies of every draw, of which both halves hold all; one copy is in one.
+    """Half of a batch, with half of the copies of every sample drawn with replacement.
 
-    Where a half holds another share of a stratum than the batch, the samples' weights make up for it.
+    Where a half holds another share of a stratum than the batch, the samples' weights correct for it.
     """
     halves: list[Any] = [{}, {}, None if outputs.before is None else {}]
     for name, columns in outputs.columns.items():
@@ -72,10 +72,10 @@ def _half_size(name: str, columns: Columns) -> int:
 
 
 def check_copies(outputs: Outputs) -> None:
-    """Refuse batches whose halves do not hold all draws equally often.
+    """Refuse batches whose halves do not hold equally many copies of every draw.
 
     Raises:
-        ConfigError: naming how often a batch holds them.
+        ConfigError: naming the number of copies in a batch.
     """
     for copies in (columns["replaced"] for columns in outputs.columns.values() if "replaced" in columns):
         if bool((copies % 2 * (copies > 1)).any()):
@@ -86,7 +86,7 @@ def check_copies(outputs: Outputs) -> None:
 
 
 def dual_part(outputs: Outputs) -> Outputs:
-    """The independent draws ("dual", "dual_protected", ...) under the names of the parts that they stand for.
+    """The independent draws ("dual", "dual_protected", ...), under the names of the parts that they belong to.
 
     Raises:
         ConfigError: if the loaders give none.
@@ -98,7 +98,7 @@ def dual_part(outputs: Outputs) -> Outputs:
 
 
 def dual_names(outputs: Outputs) -> dict[str, str]:
-    """By the name of a part that of its independent draw.
+    """A map from the name of every part to the name of its independent draw.
 
     Raises:
         ConfigError: if the loaders give none.

@@ -1,4 +1,4 @@
-"""What is declared of the batches, compared with the first of them that arrive."""
+"""Comparison of the first batches with the declared sampling."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,39 +13,39 @@ from fcco_lightning.errors import DataError
 from fcco_lightning.models.batch import Batch, Columns
 
 WATCHED = 32
-"""Batches that are looked at."""
-_LABELS = ("y", "group", "event")  # columns that belong to a sample, whenever it comes
-_FEWEST = 4  # batches, for a word on how many of them are of a kind
+"""Number of batches that are compared."""
+_LABELS = ("y", "group", "event")  # columns with fixed values per sample
+_FEWEST = 4  # batches, for a warning about their composition
 _OFTEN = 1 / 4  # of the batches
 _MOST_STRATA = 64
-_AWAITED = 40  # samples that ought to have come
+_AWAITED = 40  # samples that should have occurred
 
 
 class Arrivals:
-    """Watches the first batches, of all processes together, and refuses what contradicts what was declared.
+    """Watches the first batches of all processes, and refuses batches that contradict the declared sampling.
 
-    Declared are the number of samples, and with ``sampling`` the size of batches, which samples are different, their
-    labels, and how many of every stratum a batch holds.  All of these enter the weights of rows, so that other batches
-    would train another problem without a word.  What need not be an error, such as batches that contain one class, is
-    warned of, with how often it was seen.
+    The number of samples is declared, and with ``sampling`` the batch size, whether the samples of a batch are
+    distinct, their labels, and how many samples of every stratum a batch holds.  All of these enter the weights of
+    rows, so that other batches would silently train another problem.  A finding that need not be an error, such as
+    batches of one class, causes a warning that says how often it occurred.
 
-    The first batch is compared before it is trained on, and so are the sizes of the others; their samples are kept on
-    their device and compared when the last batch that is watched, or the first epoch, is over.  That costs an exchange
-    between the processes for each of these batches, and nothing afterwards.
+    The first batch, and the size of every watched batch, is compared before it is trained on; the samples of the other
+    batches are kept on their device and compared after the last watched batch or the first epoch.  This costs one
+    exchange between the processes for each watched batch, and nothing afterwards.
 
     Args:
-        problem: with what was declared.
+        problem: the problem, which holds the declared sampling.
 
     Attributes:
         left: number of batches that are still to be watched.
-        batches: those that have been, until their warnings are given.
+        batches: the batches watched so far; empty after the final comparison.
     """
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._processes = problem, problem.processes
         self.left = WATCHED
         self._sizes = {name: drawn.plan.batch_size for name, drawn in problem.declared.items()}
-        self._other_size = set[str]()  # parts whose batch before had another size than declared
+        self._other_size = set[str]()  # parts whose last batch did not have the declared size
         self.batches = list[dict[str, _Watched]]()
         self._estimates = list[Mapping[str, Tensor]]()
         self._compared = 0
@@ -53,10 +53,10 @@ class Arrivals:
         self._same_everywhere = False
 
     def look(self, batch: Batch) -> None:
-        """Take note of a batch, of which this process has a part; all processes call it together.
+        """Record a batch, of which this process has a part; all processes must call it.
 
         Raises:
-            DataError: if the size is another one than was declared, with the way out.
+            DataError: if the size is not the declared one.
         """
         if not self.left:
             return
@@ -72,20 +72,20 @@ class Arrivals:
         self.batches.append(watched)
 
     def compare(self) -> None:
-        """Compare what has come since the last call with what was declared.
+        """Compare the batches since the last call with the declared sampling.
 
         Raises:
-            DataError: with what was declared, what came, and the way out.
+            DataError: naming what was declared, what arrived, and the remedy.
         """
         for batch in self.batches[self._compared :]:
             self._compare(batch)
         self._compared = len(self.batches)
 
     def note(self, estimates: Mapping[str, Tensor], *, last_batch: bool) -> None:
-        """Take note of the estimates of a batch; behind the last one that is watched, compare all, and warn.
+        """Record the estimates of a batch; after the last watched batch compare all of them, and warn.
 
         Args:
-            estimates: of the summands of F on the batch.
+            estimates: the summands of F as estimated on the batch.
             last_batch: whether the epoch ends with it.
 
         Raises:
@@ -115,16 +115,16 @@ class Arrivals:
                 _require_own_index(watched.columns, index)
             self._compare_different(watched, index, None if drawn is None else drawn.plan)
             if drawn is None or len(index) == 0 or not 0 <= int(index.min()) <= int(index.max()) < _rows(drawn.columns):
-                continue  # of an index that is none the engine says more
+                continue  # for an invalid index the engine raises a clearer error
             if watched.labelled:
                 _require_labels(watched.columns, index, drawn.columns)
             if watched.as_declared:
                 self._compare_strata(name, index, drawn)
 
     def _compare_size(self, name: str, size: int, drawn: Drawn | None) -> None:
-        """A single batch may have another size, as the last one of an epoch; two in a row tell that all have.
+        """Refuse the second batch in a row without the declared size; a single one may be the last of an epoch.
 
-        Any number of them may be shorter where samples that cannot be read are left out of them.
+        Any number of batches may be shorter where samples that cannot be read are left out.
         """
         declared = self._sizes.get(name)
         other = declared is not None and size != declared
@@ -138,7 +138,7 @@ class Arrivals:
         self._other_size = self._other_size | {name} if other else self._other_size - {name}
 
     def _compare_different(self, part: "_Watched", index: Tensor, plan: BatchDraws | None) -> None:
-        """Refuse copies where samples were declared to be different, and warn where all processes have the same."""
+        """Refuse copies where samples were declared to be distinct, and warn if all processes have the same samples."""
         copies, parts = len(index) - _different(index), torch.split(index, part.sizes)
         first = parts[0].sort().values
         same = len(parts) > 1 and len(first) > 1 and all(torch.equal(first, p.sort().values) for p in parts[1:])
@@ -159,9 +159,9 @@ class Arrivals:
             )
 
     def _most_copies(self, plan: BatchDraws | None) -> int | None:
-        """Of samples in a batch; None where it may hold any number.
+        """The allowed number of copies in a batch; None for any number.
 
-        torch's DistributedSampler fills up the processes' shares of an epoch with samples that it has given before.
+        torch's DistributedSampler repeats a few samples at the end of an epoch to give every process the same number.
         """
         if plan is None or (plan.certain and not plan.distinct):
             return None
@@ -204,13 +204,13 @@ class Arrivals:
             return
         classes, objective = [batch.columns.get("y") for batch in batches], self._problem.objective
         pairs = self._problem.may_lack_direct or objective.needs_partner
-        beside = pairs and objective.always_measured  # which is a number without the pairs, too
+        beside = pairs and objective.always_measured  # the cross-entropy is a number without pairs, too
         unmeasured = sum(
             bool(value.isnan()) or ((beside or value == 0) and y is not None and _different(y) == 1)
             for value, y in zip((estimate.get("objective") for estimate in estimates), classes, strict=False)
             if value is not None
         )
-        known = self._problem.direct_weight > 2  # rare by how batches are drawn, of which there was a word
+        known = self._problem.direct_weight > 2  # a warning about rare pairs has been given
         if unmeasured > number / 2 and not known:
             warnings.warn(
                 f"{unmeasured} of the first {number} batches contain nothing that {type(objective).__name__} measures, "
@@ -228,7 +228,7 @@ class Arrivals:
         self._warn_of_range(batches)
 
     def _warn_of_labels(self, batches: Sequence["_Watched"]) -> None:
-        """Warn where many batches contain one class or group only, which chance would not explain."""
+        """Warn if more batches contain only one class or group than chance explains."""
         drawn = next(iter(self._problem.declared.values()), None)
         if drawn is not None and drawn.plan.strata is not None:
             return
@@ -248,7 +248,7 @@ class Arrivals:
                 return
 
     def _warn_of_range(self, batches: Sequence["_Watched"]) -> None:
-        """Warn where the samples end before the declared number does, unless they come in their order."""
+        """Warn if the indices seem to end below the declared number of samples, unless they arrive in order."""
         n = self._problem.num_samples
         columns = [batch.columns["index"] for batch in batches if "index" in batch.columns]
         if not self._problem.needs_index or not columns:
@@ -266,13 +266,13 @@ class Arrivals:
 
 
 class _Watched(NamedTuple):
-    """A batch of all processes.
+    """A watched batch of all processes.
 
     Attributes:
         columns: ``index`` and labels, as far as the batch has them.
         sizes: number of samples of every process.
-        labelled: whether the labels belong to the sample, whenever it comes, and not to one of several tasks.
-        as_declared: whether it has the size that was declared.
+        labelled: whether a sample always has the same labels, and not those of one of several tasks.
+        as_declared: whether the batch has the declared size.
     """
 
     columns: Columns
@@ -303,17 +303,17 @@ def _is_whole_numbers(column: object) -> bool:
 
 
 def _different(column: Tensor) -> int:
-    """How many different values a column holds."""
+    """The number of distinct values in a column."""
     return len(torch.unique(column))
 
 
 def _rows(columns: Columns) -> int:
-    """How many samples columns are of; 0 where there are none."""
+    """The number of samples in columns; 0 without columns."""
     return len(next(iter(columns.values()), ()))
 
 
 def _require_own_index(columns: Columns, index: Tensor) -> None:
-    """Refuse a batch in which samples with different labels carry one index."""
+    """Refuse a batch in which samples with different labels have the same index."""
     order = index.argsort(stable=True)
     again = index[order][1:] == index[order][:-1]
     for name in columns.keys() - {"index"}:
@@ -329,7 +329,7 @@ def _require_own_index(columns: Columns, index: Tensor) -> None:
 
 
 def _require_labels(columns: Columns, index: Tensor, declared: Columns) -> None:
-    """Refuse samples whose labels are not those that were declared of their index."""
+    """Refuse samples whose labels differ from those declared for their index."""
     for name in columns.keys() & {n for n in _LABELS if _is_whole_numbers(declared.get(n))}:
         expected, actual = declared[name].cpu()[index], columns[name]
         wrong = (expected != actual).nonzero().flatten()

@@ -1,4 +1,4 @@
-"""How a value is differentiated and an optimizer stepped: what differs between a bare loop and a Trainer."""
+"""How gradients are computed and optimizers stepped, which differs between a bare loop and a Trainer."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ class Backend:
     """A bare PyTorch loop, which clips no gradients and scales no losses; subclasses are for other loops.
 
     Attributes:
-        scaler: by which losses are multiplied in half precision, so that small gradients do not vanish; it drops steps
-            whose gradients overflowed.  None without.
+        scaler: the loss scaler of half precision, which keeps small gradients from underflow and skips steps whose
+            gradients overflowed; None without.
         averages: whether :meth:`backward` averages gradients over the processes; otherwise the engine does.
     """
 
@@ -29,13 +29,13 @@ class Backend:
     def backward(
         self, value: Tensor, leaves: Sequence[Tensor], gradients: Sequence[Tensor | None] | None = None
     ) -> None:
-        """Leave the gradient of ``value`` in ``.grad`` of the leaves, multiplied as the scaler does, if there is one.
+        """Compute the gradient of ``value`` into ``.grad`` of the leaves, scaled if there is a scaler.
 
         Args:
-            value: what is differentiated, a scalar.
-            leaves: the parameters that are trained, and behind them those of single samples.
-            gradients: of the leaves, None of one that the value does not depend on, where they have been computed with
-                the value.  That has no graph then, and nothing is left but to put them in their places.
+            value: the scalar to differentiate.
+            leaves: the trained parameters, followed by the parameters of single samples.
+            gradients: the gradients of the leaves, if they were computed together with the value, which has no graph
+                then; None for a leaf that the value does not depend on.
         """
         if gradients is None:
             value.backward()  # type: ignore[no-untyped-call]
@@ -47,9 +47,9 @@ class Backend:
         """Let an optimizer step.
 
         Args:
-            optimizer: which one.
+            optimizer: the optimizer.
             inner: whether it is an inner iteration, which does not count as an update of w.
-            from_backward: whether ``.grad`` is what :meth:`backward` left; else it was set by hand.
+            from_backward: whether ``.grad`` was computed by :meth:`backward`; otherwise the algorithm has set it.
             clip: whether gradients are clipped, if the user asked for that.
         """
         optimizer.step()

@@ -20,7 +20,7 @@ _REMEDIES = {
     "y": "Number the labels: 0 and 1, or 0..C-1 for C classes.",
     "weight": "Give a real number >= 0 for every sample.",
 }
-_BESIDE = {  # columns that say nothing alone, and what else
+_BESIDE = {  # columns that need another column, its name, and the reason
     SAMPLE_WEIGHT: (
         "weight",
         "by which means over it are taken. Give the weights of all samples, and both are there: "
@@ -34,7 +34,7 @@ _BESIDE = {  # columns that say nothing alone, and what else
 _PLAIN = frozenset((torch.float32, torch.int64, torch.float64))
 _WHOLE = frozenset(("group", "task", "query", "bag", "event"))  # one whole number per sample, (B,) int64
 _ONE_EACH = _WHOLE | {"time", "weight"}  # one number per sample, (B,)
-_NUMBERS = ("y", "index", *sorted(_WHOLE))  # reckoned with, as in 2 y - 1, which small integers do not hold
+_NUMBERS = ("y", "index", *sorted(_WHOLE))  # used in arithmetic such as 2 y - 1, which overflows small integers
 _NARROW = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64)
 )
@@ -55,17 +55,17 @@ def as_columns(loaded: Mapping[str, Any]) -> Columns:
     """One part of a batch, or a whole split, as columns: arrays and lists of numbers become tensors.
 
     ``group``, ``task``, ``query``, ``bag``, ``event``, ``time`` and ``weight`` of shape (B, 1) become (B,), and the
-    first five, where they are floats, int64, if all of their numbers are whole.  All else stays as it is, also lists of
-    tensors: there are networks that take images of different sizes so.
+    first five become int64 if they are floats and all of their numbers are whole.  Everything else stays as it is, also
+    lists of tensors, which some networks take for images of different sizes.
 
     Args:
-        loaded: columns by name, of one first dimension B where they are tensors.
+        loaded: columns by name; tensors among them have the same first dimension B.
 
-    Returns: the same mapping where nothing is to be converted.
+    Returns: the columns; the same mapping where nothing has to be converted.
 
     Raises:
-        DataError: if ``index``, ``y`` or ``weight`` are complex or texts, ``index`` has not one dimension, tensors
-            differ in length, or a number that must be whole is not.
+        DataError: if ``index``, ``y`` or ``weight`` is complex or a text, ``index`` does not have one dimension,
+            tensors differ in length, or a number that must be whole is not.
     """
     if _is_plain(loaded):
         return loaded
@@ -84,7 +84,7 @@ def as_columns(loaded: Mapping[str, Any]) -> Columns:
 
 
 def _is_plain(columns: Mapping[str, Any]) -> bool:
-    """Whether there is nothing to do, as with most loaders: seen at little cost, as every step asks."""
+    """Whether nothing has to be converted, as with most loaders; cheap, since every step asks."""
     sizes = set()
     for name, column in columns.items():
         if not isinstance(column, Tensor) or column.dtype not in _PLAIN or not column.ndim:
@@ -98,7 +98,7 @@ def _is_plain(columns: Mapping[str, Any]) -> bool:
 
 
 def _one_each(name: str, column: Any) -> Any:
-    """A column of one number per sample as a vector, and of whole numbers as these.
+    """A column of one number per sample as a vector, as int64 where its numbers must be whole.
 
     Raises:
         DataError: naming a number that is not whole, and its position; or if a sample has several weights.
@@ -118,7 +118,7 @@ def _one_each(name: str, column: Any) -> Any:
 
 
 def described(column: Any) -> str:
-    """The type of a column, in words for messages."""
+    """The type of a column, for messages."""
     if isinstance(column, Tensor):
         return f"a tensor of {column.dtype} and shape {tuple(column.shape)}"
     inside = f" of {type(column[0]).__name__}" if isinstance(column, list | tuple) and len(column) else ""
@@ -132,13 +132,13 @@ def _as_tensor(column: Any) -> Any:
     if not isinstance(first, Real | np.generic) and not hasattr(first, "__array__"):
         return column
     try:
-        array = np.array(column)  # a copy: torch shares memory, and refuses that of some arrays
-        array = np.array(array.tolist()) if array.dtype.kind == "O" else array  # which may hold numbers
+        array = np.array(column)  # a copy: torch cannot share the memory of some arrays
+        array = np.array(array.tolist()) if array.dtype.kind == "O" else array  # objects may be numbers
     except ValueError:  # lists of different lengths
         return column
     if array.dtype.kind not in "biufc":
         return column
-    narrow = type(first) is float and array.dtype == np.float64  # as torch takes Python's numbers
+    narrow = type(first) is float and array.dtype == np.float64  # as torch.tensor converts Python's floats
     return torch.from_numpy(array.astype(np.float32 if narrow else array.dtype.newbyteorder("=")))
 
 
@@ -154,17 +154,17 @@ def _first(column: Any) -> Any:
 
 
 def _require_real(columns: Columns) -> None:
-    """Refuse an ``index``, labels or weights that no objective can reckon with."""
+    """Refuse an ``index``, labels or weights that are no real numbers."""
     for name, remedy in _REMEDIES.items():
         column = columns.get(name)
         wrong = isinstance(column, Tensor) and (column.is_complex() or (name == "index" and column.dim() != 1))
-        unread = name == "weight" and not isinstance(column, Tensor | None)  # all would count alike without a word
+        unread = name == "weight" and not isinstance(column, Tensor | None)  # or it would silently be ignored
         if wrong or unread or isinstance(_first(column), str):
             raise DataError(f"the column `{name}` of a batch is {described(column)}. {remedy}")
 
 
 def _require_one_length(columns: Columns) -> None:
-    """Refuse tensors of which not every row belongs to a sample."""
+    """Refuse tensors whose first dimension is not the number of samples."""
     shapes = {name: column.shape for name, column in columns.items() if isinstance(column, Tensor)}
     if len({shape[:1] for shape in shapes.values()}) > 1 or torch.Size() in shapes.values():
         raise DataError(
@@ -175,13 +175,13 @@ def _require_one_length(columns: Columns) -> None:
 
 
 def as_batch(loaded: Any) -> Batch:
-    """A batch as the loaders gave it, as parts by name: the columns of a single loader are the part "target".
+    """Convert a loader's batch to parts by name; the columns of a single loader become the part "target".
 
     Args:
-        loaded: a mapping, a named tuple or a dataclass of columns, or of parts with columns of their own.
+        loaded: a mapping, a named tuple or a dataclass of columns, or of parts that have columns.
 
     Raises:
-        DataError: if it has no columns by name, one of them cannot be read, or one is missing that belongs to it.
+        DataError: if it has no named columns, a column cannot be read, or a column is missing that another one needs.
     """
     loaded = fields_of(loaded)
     if not isinstance(loaded, Mapping):
@@ -202,7 +202,7 @@ def _complete(loaded: Mapping[str, Any]) -> Columns:
     """The columns of a part of a batch, see :func:`as_columns`.
 
     Raises:
-        DataError: also if one of them says nothing without another: it would be counted in part, or not at all.
+        DataError: as :func:`as_columns`, and if a column is missing that another one needs, which would be ignored.
     """
     for name, (other, remedy) in _BESIDE.items():
         if name in loaded and other not in loaded:
@@ -211,7 +211,7 @@ def _complete(loaded: Mapping[str, Any]) -> Columns:
 
 
 def part_name(batch: Mapping[str, Any], name: str | None) -> str:
-    """The name of the part that a term is measured on; the first one for None.
+    """The name of the part on which a term is measured: ``name``, or the first part for None.
 
     Raises:
         ConfigError: if there is no such part.
@@ -224,7 +224,7 @@ def part_name(batch: Mapping[str, Any], name: str | None) -> str:
 
 
 def _input(columns: Columns, network: nn.Module) -> Any:
-    """The column ``x``, in the type of the weights where that is wider, or where it is float64.
+    """The column ``x``, converted to the type of the weights if that is wider, or if ``x`` is float64.
 
     Raises:
         DataError: if there is no such column.
@@ -239,7 +239,7 @@ def _input(columns: Columns, network: nn.Module) -> Any:
 
 def type_of_weights(network: nn.Module) -> torch.dtype | None:
     """The type of the first weights of a network; None where it has none."""
-    for module in network.modules():  # the first one with weights is near: `parameters()` would walk over all names
+    for module in network.modules():  # faster than `parameters()`, which walks over all names
         for p in module._parameters.values():
             if p is not None and p.is_floating_point():
                 return p.dtype
@@ -247,7 +247,7 @@ def type_of_weights(network: nn.Module) -> torch.dtype | None:
 
 
 def columns_of(loaded: Any) -> Columns:
-    """The columns of one loader as it gave them, as in evaluation; of several, those of the first.
+    """The columns of a loader's batch, as used in evaluation; of the first part, if there are several.
 
     Raises:
         DataError: as of :func:`as_batch`.
@@ -256,7 +256,7 @@ def columns_of(loaded: Any) -> Columns:
 
 
 def as_read(loaded: Mapping[str, Any]) -> Columns:
-    """The columns of a whole split as those of a batch are read, without what is no tensor then.
+    """The columns of a whole split, converted as those of a batch, without those that are no tensors.
 
     Raises:
         DataError: see :func:`as_columns`.
@@ -265,17 +265,17 @@ def as_read(loaded: Mapping[str, Any]) -> Columns:
 
 
 def other_columns(network: nn.Module, columns: Columns) -> dict[str, Tensor]:
-    """All columns that objectives, constraints and metrics may name: those that are not the network's input."""
+    """All columns that objectives, constraints and metrics may use: the tensors that are not the network's input."""
     inputs = network.inputs if isinstance(network, BatchNetwork) else ("x",)
     return {name: c for name, c in columns.items() if isinstance(c, Tensor) and name not in inputs}
 
 
 def received(loaded: Any, network: nn.Module, like: Tensor) -> Batch:
-    """A loader's batch as parts by name, as the network takes it and on the device of its weights.
+    """Convert a loader's batch to parts by name, in the network's input type and on the device of its weights.
 
     Args:
         loaded: the batch.
-        network: that takes it.
+        network: the network that is applied to it.
         like: a weight of the network.
 
     Raises:
@@ -292,12 +292,12 @@ def received(loaded: Any, network: nn.Module, like: Tensor) -> Batch:
 
 
 def _moved(column: Any, device: torch.device) -> Any:
-    # without waiting for the device; Apple's copies do not hold on to their source
+    # without waiting for the device; on mps the source could be freed before it is copied
     return column.to(device, non_blocking=device.type != "mps") if isinstance(column, Tensor) else column
 
 
 def usable(batch: Batch, network: nn.Module) -> Batch:
-    """The batch without what is no tensor and no input of the network, and with ``x`` in the type of its weights.
+    """The batch with only tensors besides the network's input, and with ``x`` in the type of the network's weights.
 
     Raises:
         DataError: if a part has no column ``x``.

@@ -1,4 +1,4 @@
-"""Why a batch was refused, in sentences."""
+"""Explanations of why a batch was refused, for error messages."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,13 +19,13 @@ from fcco_lightning.outer import slopes
 
 Measure = Callable[[Outputs], tuple[Tensor | None, list[Seen]]]
 
-_OVERFLOWS = 1e20  # inner values times slopes of this size give gradients that float32 does not hold
-_SMALL = 2.0**-14  # a derivative of this size overflows in no type on its way through a network
+_OVERFLOWS = 1e20  # products of inner values and slopes of this size give gradients that overflow float32
+_SMALL = 2.0**-14  # a factor with which backpropagation through a network does not overflow in any type
 _MOST_NAMED = 10
 
 
 def check(problem: Problem, outputs: Outputs) -> None:
-    """Let objective and constraints look at a batch and refuse what they would misread.
+    """Let the objective and the constraints check a batch for data that they would misread.
 
     Raises:
         DataError, StateIndexError: naming the value and the remedy.
@@ -54,15 +54,15 @@ def reason(
     outputs: Outputs,
     values: Sequence[Tensor],
 ) -> str:
-    """Which part of a batch is not finite, and what may lie behind it, in sentences.
+    """Sentences that say which values of a batch are not finite, and the likely cause.
 
     Args:
-        problem: whose terms were measured.
-        functions: the network, whose buffers may move.
-        measure: gives g_0 and what a batch contains of the terms.
-        batch: the batch of this process.
-        outputs: of the network for the batch of all processes.
-        values: what must be finite beside gradients.
+        problem: the problem whose terms were measured.
+        functions: the network, whose buffers may change here.
+        measure: returns g_0 and what a batch contains of every term, see :meth:`Engine.measure`.
+        batch: this process's part of the batch.
+        outputs: the network's outputs for the batch of all processes.
+        values: the tensors, besides gradients, that must be finite.
     """
     measured, narrowness = measure(outputs.at_present()), _narrowness(functions.network, outputs)
     against = problem.objective.against_overflow
@@ -82,7 +82,7 @@ def reason(
 def _of_gradient(
     terms: Sequence[Seen], values: Sequence[Tensor], against: str, narrowness: str, differentiable: Callable[[], bool]
 ) -> str:
-    """Say whether the gradient overflowed, or a derivative does not exist."""
+    """Sentences that say whether the gradient overflowed, or a derivative does not exist."""
     unchanged = "the gradient is not finite although the loss is; no row and no weight was changed."
     size = max([*(abs(float(v)) for v in values if v.dim() == 0), *map(_steepest, terms)], default=0.0)
     if size < _OVERFLOWS and differentiable():
@@ -108,13 +108,13 @@ def _steepest(seen: Seen) -> float:
 
 
 def _has_derivatives(functions: InnerFunctions, measure: Measure, batch: Batch, outputs: Outputs) -> bool:
-    """Whether the outputs have finite derivatives by the weights, and what is measured by the outputs."""
+    """Whether outputs by weights, and g_0 and inner values by outputs, have finite derivatives."""
     with torch.enable_grad():
         local_outputs = pytree.tree_leaves(functions.outputs(batch))
         small = [(leaf.float() * _SMALL).sum() for leaf in local_outputs if leaf.requires_grad]
         try:
             by_weights = torch.autograd.grad(small, functions.params, allow_unused=True)
-        except RuntimeError:  # a criterion is given outputs whose graph has been gone through
+        except RuntimeError:  # with a criterion, the graph of the outputs has been freed
             return False
         leaves = pytree.tree_map_only(Tensor, lambda leaf: leaf.detach().requires_grad_(), outputs.now)
         g0, terms = measure(outputs._replace(now=leaves).at_present())
@@ -124,7 +124,7 @@ def _has_derivatives(functions: InnerFunctions, measure: Measure, batch: Batch, 
 
 
 def _blame(problem: Problem, g0: Tensor | None, terms: Sequence[Seen]) -> str:
-    """The first part that is not finite."""
+    """A phrase that names the first value that is not finite."""
     if g0 is not None and not bool(torch.isfinite(g0)):
         return f"the objective {type(problem.objective).__name__} (value {g0.item()})"
     for seen in terms:
@@ -136,7 +136,7 @@ def _blame(problem: Problem, g0: Tensor | None, terms: Sequence[Seen]) -> str:
 
 
 def narrow_weights(network: nn.Module) -> str:
-    """A sentence behind a blank on what float16 does not hold, if a weight is of that type; else nothing."""
+    """A sentence, after a blank, on the range of float16, if a weight has that type; otherwise nothing."""
     if all(p.dtype != torch.float16 for p in network.parameters()):
         return ""
     return (
@@ -157,7 +157,7 @@ def _narrowness(network: nn.Module, outputs: Outputs) -> str:
 
 
 def named_samples(bad: Tensor, columns: Columns) -> str:
-    """The samples that a mask (B,) marks, by their ``index``, or by their position where there is none."""
+    """A phrase that names the samples marked by a mask (B,), by their ``index`` or else by their position."""
     positions = bad.nonzero()[:, 0]
     numbers = columns["index"].to(positions.device)[positions].flatten() if "index" in columns else positions
     more = f" and {len(positions) - _MOST_NAMED} more" if len(positions) > _MOST_NAMED else ""
@@ -166,9 +166,9 @@ def named_samples(bad: Tensor, columns: Columns) -> str:
 
 
 def _bad_inputs(columns: Columns) -> str:
-    """A sentence behind a blank on the samples whose input ``x`` is not finite; nothing if there are none."""
+    """A sentence, after a blank, on the samples whose input ``x`` is not finite; nothing if there are none."""
     x: Any = columns.get("x")
     if not isinstance(x, Tensor) or x.layout != torch.strided:
         return ""
-    bad = ~torch.isfinite(x).reshape(len(x), x.shape[1:].numel()).all(1)  # of no sample, too
+    bad = ~torch.isfinite(x).reshape(len(x), x.shape[1:].numel()).all(1)  # also without samples
     return f" `x` of {named_samples(bad, columns)} is NaN or infinite." if bool(bad.any()) else ""

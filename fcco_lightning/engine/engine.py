@@ -1,4 +1,4 @@
-"""A batch, from the loader's columns to the step of the optimizer: the engine, and what an algorithm is."""
+"""The engine, which takes a batch from the loader's columns to the optimizer step, and the interface of algorithms."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -50,32 +50,32 @@ _Measured = tuple[Tensor | None, Rows | None]  # g_0, and the inner functions
 class Algorithm(ABC):
     r"""How a stream of batches becomes updates of the weights.
 
-    A named algorithm is a subclass whose :meth:`iteration` reads beside the paper's box.  Most compose an estimator
-    (what is remembered of inner values) and a smoothing (of outer functions) under
+    A named algorithm is a subclass whose :meth:`iteration` can be compared line by line with the paper.  Most combine
+    an estimator (the running averages of the inner functions) and a smoothing (of the outer functions) under
     :class:`~fcco_lightning.algorithms.SingleLoop` or :class:`~fcco_lightning.algorithms.DoubleLoop`.  The gradient
     estimate is always ``G = mean over sampled i of Jac g_i(w)^T y_i``; an algorithm only decides the y_i and the step.
     """
 
     objective_share: float = 1.0
-    """Summand of a batch on which the objective's gradient is taken."""
+    """Fraction of every batch on which the objective's gradient is computed."""
     constraint_share: float = 1.0
-    """Summand of a batch on which the constraints' gradient is taken."""
+    """Fraction of every batch on which the constraints' gradient is computed."""
 
     needs_previous: bool = False
-    """Whether batches are measured at the previous weights, too."""
+    """Whether every batch is also evaluated at the previous weights."""
 
     penalises: bool = True
-    """Whether constraints enter what is minimised, by multipliers or a penalty."""
+    """Whether constraints enter the minimised function, through multipliers or a penalty."""
 
     @property
     def name(self) -> str:
-        """As written in checkpoints and reports."""
+        """The name that checkpoints and reports show."""
         return type(self).__name__
 
     # ------------------------------------------------------------------------------------------------------ the problem
 
     def posed(self, objective: Objective, constraints: Sequence[Constraint]) -> tuple[Objective, Sequence[Constraint]]:
-        """The problem that the algorithm works on: the same, a max form, or without the constraints."""
+        """The objective and constraints that the algorithm works on; by default, those given."""
         return objective, constraints
 
     def pose(
@@ -90,10 +90,10 @@ class Algorithm(ABC):
         processes: Processes | None = None,
         layout: Layout = "auto",
     ) -> Problem:
-        """The problem with the rows that this algorithm keeps; arguments as of :class:`Problem`.
+        """The :class:`Problem`, with the same arguments, and the rows that this algorithm keeps.
 
         Raises:
-            ConfigError: if the algorithm does not apply to the problem, naming what stands in the way.
+            ConfigError: if the algorithm does not apply to the problem, naming the reason.
         """
         objective, constraints = self.posed(objective, constraints)
         problem = Problem(
@@ -112,22 +112,22 @@ class Algorithm(ABC):
         return problem
 
     def prepare(self, problem: Problem) -> None:  # noqa: B027 - SGD keeps nothing
-        """Allocate the rows that are kept, and refuse by name what the algorithm cannot do."""
+        """Allocate the rows that are kept, and raise for a problem that the algorithm cannot solve."""
 
     # ------------------------------------------------------------------------------------------------------ training
 
     def start(self, engine: "Engine") -> None:  # noqa: B027 - most hooks are for a few algorithms
-        """Take the trainable parameters, in their final place and dtype; memories of weights start afresh."""
+        """Read the trainable parameters, in their final place and dtype, and drop copies of earlier weights."""
 
     def updates_in(self, batches: int) -> int | None:
-        """The number of updates of w that so many batches make; None where that is not known beforehand.
+        """The number of updates of w in ``batches`` batches; None where it is not known beforehand.
 
-        Of a double loop that begins anew with every epoch a Trainer keeps count itself, and this is the identity.
+        A double loop that restarts in every epoch returns ``batches``: the Trainer counts its updates itself.
         """
         return batches
 
     def require_stored_activations(self, engine: "Engine") -> None:
-        """Refuse networks that recompute activations, for gradients at other weights than the network's own.
+        """Refuse networks that recompute activations: this algorithm differentiates at other weights, too.
 
         Raises:
             ConfigError: if gradient checkpointing is on.
@@ -142,38 +142,38 @@ class Algorithm(ABC):
 
     @abstractmethod
     def iteration(self, engine: "Engine", batch: Batch) -> None:
-        """One batch: measure, propose rows, descend, commit, update."""
+        """Process one batch: measure it, compute rows and gradient, commit the rows, update the weights."""
 
     def check(self, outputs: Outputs) -> None:  # noqa: B027
-        """Look at the first batch, and again at one that gave values that are not finite, and refuse its form.
+        """Check the form of the first batch, and of a batch that gave values that are not finite.
 
         Raises:
-            ConfigError: naming what the algorithm needs.
+            ConfigError: if the algorithm cannot use such a batch, naming what it needs.
         """
 
     def close(self, engine: "Engine") -> None:  # noqa: B027
-        """End what is left open where an epoch ends without a usable batch."""
+        """Finish an inner loop that is still open where an epoch ends without a usable batch."""
 
     def finish(self, engine: "Engine", batches: Iterator[Batch]) -> bool:  # noqa: ARG002
-        """After training; whether the weights were changed."""
+        """Carry out what follows training, such as averaging; return whether the weights were changed."""
         return False
 
     # --------------------------------------------------------------------------------------------------------- reports
 
     def duals(self, term: Term, rows: Tensor) -> Tensor:
-        """The dual values y_i that rows (b, k) of a term stand for, shape (b, k)."""
+        """The dual values y_i that belong to rows (b, k) of a term, shape (b, k)."""
         return slopes(term.present_outer, rows)
 
     def settings(self) -> dict[str, str]:
-        """The hyperparameters by name, for comparison between processes."""
+        """The hyperparameters by name, by which processes are compared."""
         return {name: repr(v) for name, v in vars(self).items() if not name.startswith("_") and _is_plain(v)}
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered beside rows: tensors and primitives only."""
+        """The algorithm's state besides the rows; tensors and primitives only."""
         return {"name": self.name}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Restore, after :meth:`start`."""
+        """Restore the state; called after :meth:`start`."""
 
 
 def _is_plain(value: object) -> bool:
@@ -181,41 +181,41 @@ def _is_plain(value: object) -> bool:
 
 
 class Engine:
-    """Carries out an algorithm on a stream of batches.
+    """Runs an algorithm on a stream of batches.
 
-    With P processes each one is given its part of a batch, and the result is that of one process with the whole batch:
-    every process measures the inner functions on the outputs of all (:func:`unite`), so rows and estimates are the same
-    everywhere, and the gradients add up.
+    With P processes each one gets its part of a batch, and the result equals that of one process with the whole batch:
+    every process measures the inner functions on the outputs of all processes (:func:`unite`), so rows and estimates
+    agree everywhere, and the gradients are averaged.
 
-    The methods stand in the order in which a batch goes through them.  It is received; an iteration of the algorithm
-    evaluates the network on it, measures the inner functions, which reads the rows, estimates F with new rows, descends
-    (a backward pass), commits and updates.  Until the commit no row and no weight has changed, and :meth:`commit` looks
-    at everything at once, so that a bad batch changes nothing.
+    The methods stand in the order in which a batch passes through them.  It is received; an iteration of the algorithm
+    evaluates the network on it, measures the inner functions and reads their rows, estimates F and the new rows, runs
+    the backward pass (:meth:`descend`), commits the rows and updates the weights.  Before the commit no row and no
+    weight changes, and :meth:`commit` checks all values at once, so that a bad batch changes nothing.
 
     Args:
         network: called as ``network(batch["x"])``, or with the whole batch if it is a
             :class:`~fcco_lightning.models.BatchNetwork`.
-        problem: the terms, as the algorithm posed them.
-        algorithm: whose iterations these are.
-        backend: how to differentiate and step; a bare loop by default.
+        problem: the problem, as made by :meth:`Algorithm.pose`.
+        algorithm: the algorithm to run.
+        backend: how gradients are computed and optimizers stepped; a bare PyTorch loop by default.
         micro_batch: largest number of samples of a part that pass through the network at once, so that batches of any
-            size fit into memory (see :func:`~fcco_lightning.engine.micro_batches.recomputed`); None for all.
+            size fit into memory (see :func:`~fcco_lightning.engine.micro_batches.recomputed`); None for no limit.
         compiled: whether steps are compiled by torch.compile, see :class:`~fcco_lightning.engine.compiling.Compiled`.
 
     Attributes:
-        optimizer: the user's, while a batch is trained on.
-        network_alone: whether all that is trained is the network's.
+        optimizer: the user's optimizer, while a batch is trained on.
+        network_alone: whether all trained parameters belong to the network.
         stop_asked: whether this process was asked to stop.
-        stop_agreed: whether any was; all processes know it in the same step.
-        last_batch: whether the epoch ends with the batch.
-        has_schedule: whether the learning rate has one.
-        answer: to what was asked in the last :meth:`commit`.
-        averages: means of the estimates since :meth:`average_estimates`; None if nobody asked.
+        stop_agreed: whether any process was; all processes know it in the same step.
+        last_batch: whether the epoch ends with the current batch.
+        has_schedule: whether the learning rate follows a schedule.
+        answer: the value of ``question`` in the last :meth:`commit`.
+        averages: means of the estimates since :meth:`average_estimates`; None before it is called.
         params: the parameters that are trained.
-        divided: whether the weights lie in parts on the processes.
-        batch: the batch that is being trained on, of this process, until the commit.
-        outputs: the network's for it, of all processes together; None until it is evaluated.
-        arrivals: compares the first batches with what was declared of them.
+        divided: whether the weights are sharded over the processes (FSDP2).
+        batch: this process's part of the current batch, until the commit.
+        outputs: the network's outputs for the current batch, of all processes; None until it is evaluated.
+        arrivals: compares the first batches with the declared sampling.
 
     Example:
         >>> import torch
@@ -233,7 +233,7 @@ class Engine:
     averages: Averages | None
     batch: Batch
     outputs: Outputs | None
-    _estimated: Estimate | None  # what descends, and is committed with new rows if all of it is finite
+    _estimated: Estimate | None  # of this iteration
     _new: list[NewRows]
     _looked_at: list[Tensor]
     _gradients: list[Tensor]
@@ -257,8 +257,8 @@ class Engine:
         self.has_schedule = self.last_batch = self.stop_asked = self.stop_agreed = self.answer = False
         self.compiled = Compiled(self.functions, problem, self.measure) if compiled else None
         self.arrivals = Arrivals(problem)
-        self.checked = False  # whether the parts have looked at a batch
-        self.onlookers: list[Callable[[Engine, Outputs], None]] = []  # who look at it beside them
+        self.checked = False  # whether the first batch has been checked
+        self.onlookers: list[Callable[[Engine, Outputs], None]] = []  # called with the first batch
         self._estimates, self.averages = Estimates(), None
         self.train(self.functions.params)
         self.discard()
@@ -269,11 +269,12 @@ class Engine:
     def train_batch(
         self, batch: Mapping[str, Any], optimizer: Optimizer, *, last_batch: bool = False
     ) -> Mapping[str, Tensor]:
-        """One iteration of the algorithm.
+        """Run one iteration of the algorithm.
 
         Args:
-            batch: columns with the samples' ``index``; or parts of several loaders, the objective's first.
-            optimizer: the user's, over the trainable parameters.
+            batch: columns by name, with the samples' ``index``; or one such mapping for each of several loaders, the
+                objective's first.
+            optimizer: an optimizer of the trainable parameters.
             last_batch: whether the epoch ends with this batch, so that a double loop closes.
 
         Returns: estimates of the summands of F by name, at the weights and parameters from before the update.
@@ -293,7 +294,7 @@ class Engine:
         self._admit(optimizer)
         self.optimizer, self.last_batch = optimizer, last_batch
         for p in self.params:
-            p.grad = None  # before the forwards: their activations then have that memory
+            p.grad = None  # before the forward pass, which can then use that memory
         with self.processes.guard():
             columns = self.received(batch)
         if self.arrivals.left:
@@ -308,7 +309,7 @@ class Engine:
             self.explain(error)
             raise
         finally:
-            objective["most"] = ()  # only batches of the plan keep to it
+            objective["most"] = ()  # other batches may exceed it
             self.discard()
         if self.problem.settles:
             self.problem.settle()
@@ -342,7 +343,7 @@ class Engine:
             self._stored, self.problem.loaded = None, False
 
     def received(self, batch: Mapping[str, Any]) -> Batch:
-        """A batch as the loaders gave it, as parts by name, on the device of the weights.
+        """Convert a loader's batch to parts by name, on the device of the weights.
 
         Raises:
             DataError: naming the column that is missing or cannot be read.
@@ -368,16 +369,16 @@ class Engine:
         batch: Batch,
         previous: Sequence[Tensor] | None = None,
     ) -> Estimate:
-        """What follows from a batch by a step of an algorithm: a function of tensors, compiled if the user asked.
+        """Evaluate and measure a batch and apply ``step`` to the result, as compiled code if the user asked for it.
 
         Args:
-            step: what an algorithm makes of g_0 and of what a batch contains of the terms, as measured.
-            batch: of this process.
+            step: computes the algorithm's estimate of F from g_0 and from what the batch contains of every term.
+            batch: this process's part.
             previous: see :meth:`evaluate`.
         """
         if self.compiled is None or not self.compiles:
             return step(*self.measure(self.evaluate(batch, previous)))
-        if not self.checked:  # compiled code looks at nothing, and cannot make what is made once and kept
+        if not self.checked:  # compiled code can neither check values nor create lazily initialised state
             with self.functions.elsewhere([p.data for p in self.params]):
                 before = random_state(self.params[0].device)
                 step(*self.measure(self.evaluate(batch, previous)))
@@ -389,13 +390,13 @@ class Engine:
         return self.compiled(step, Outputs({}, columns, None, previous, {}), with_network=True, gradients=gradients)
 
     def evaluate(self, batch: Batch, previous: Sequence[Tensor] | None = None) -> Outputs:
-        """The network's outputs at the present weights and, without graph, at the previous ones.
+        """The network's outputs at the present weights and, without graph, at the previous weights.
 
-        Both passes draw the same dropout masks and find the same buffers, which move once.
+        Both passes use the same dropout masks and the same buffers (BatchNorm statistics), which are updated once.
 
         Args:
-            batch: of this process.
-            previous: other weights in the order of ``params``; None for no second pass.
+            batch: this process's part.
+            previous: the previous weights in the order of ``params``; None for no second pass.
 
         Raises:
             NonFiniteError, DataError, PeerError: on all processes, where one of them fails.
@@ -407,12 +408,12 @@ class Engine:
                     earlier.append(self.functions.outputs(batch))
             torch.clear_autocast_cache()  # of weights that have moved since
             local = self.functions.outputs(batch)
-        # behind it all processes compute the same, so they fail together
+        # from here on all processes compute the same, so they fail together
         (now, *before), columns, self.stop_agreed = unite(
             [local, *earlier], batch, self.functions.network, self.processes, stop=self.stop_asked, last=self.last_batch
         )
         outputs = Outputs(now, columns, before[0] if before else None, previous, local)
-        self.batch, self.outputs = batch, outputs  # for messages, if an index is none of a sample
+        self.batch, self.outputs = batch, outputs  # for the message, if an index is not that of a sample
         self.outputs = outputs = outputs._replace(columns=self.problem.attach(columns))
         if not self.checked:
             self._look_at_first(outputs)
@@ -421,12 +422,12 @@ class Engine:
     def measure(
         self, outputs: Outputs, terms: Sequence[Term] | None = None, *, direct: bool = True
     ) -> tuple[Tensor | None, list[Seen]]:
-        """The estimate of g_0 with graph, a scalar or None, and what the batch contains of the terms.
+        """The estimate of g_0 with graph, a scalar or None, and what the batch contains of every term.
 
         Args:
-            outputs: see :meth:`evaluate`; all of the samples are used.
-            terms: which terms are measured; None for all.
-            direct: whether g_0 is measured.
+            outputs: as returned by :meth:`evaluate`.
+            terms: the terms to measure; None for all.
+            direct: whether to measure g_0.
         """
         objective, g0 = self.problem.objective, None
         seen: list[Seen] = []
@@ -456,7 +457,7 @@ class Engine:
         samples = self.problem.row_parameters
         columns = outputs.columns if samples is None else samples.at_previous(outputs.columns)
         before = read(outputs.before, columns, measurable)
-        if self.network_alone and samples is None:  # the part is the same there, and outputs there have no graph
+        if self.network_alone and samples is None:  # same parameters at both points, and outputs there have no graph
             now, there = measurable.measure_at([inputs[0], before[0]], inputs[1])
             return now, there[1]
         with torch.no_grad(), nullcontext() if self.network_alone else self.functions.at(outputs.previous):
@@ -464,9 +465,9 @@ class Engine:
         return measurable.measure(*inputs), there[1]
 
     def descend(self, estimate: Estimate) -> None:
-        """Leave the gradient of an estimate of F in ``.grad`` of the parameters, averaged over the processes, unscaled.
+        """Compute the gradient of an estimate of F into ``.grad`` of the parameters, averaged over the processes.
 
-        Its rows are written by :meth:`commit`.
+        The estimate's new rows are written later, by :meth:`commit`.
         """
         self._estimated = estimate
         value, samples = estimate.value, self.problem.row_parameters
@@ -486,14 +487,14 @@ class Engine:
     def gradients(
         self, value: Tensor, *, local: bool = False, graph: bool = False, of_samples: bool = False
     ) -> list[Tensor]:
-        """Gradients of a scalar with respect to the parameters, at which :meth:`commit` is going to look, too.
+        """Gradients of a scalar with respect to the parameters; :meth:`commit` checks them, too.
 
         Args:
-            value: with graph.
-            local: whether they are those of this process alone, the graph of the value being kept; otherwise they are
+            value: a scalar with graph.
+            local: whether to return this process's own gradients and keep the graph of the value; otherwise they are
                 averaged over the processes, without graph.
-            graph: whether they have a graph of their own, so that they can be differentiated once more.
-            of_samples: whether the parameters of single samples, if there are any, move by the value.
+            graph: whether the gradients have a graph of their own, so that they can be differentiated again.
+            of_samples: whether the parameters of single samples, if there are any, also take a step on the value.
         """
         self._looked_at.append(value.detach())
         samples = self.problem.row_parameters if of_samples else None
@@ -514,10 +515,10 @@ class Engine:
     def _differentiated(
         self, value: Tensor, leaves: Sequence[Tensor], *, keep: bool, graph: bool
     ) -> Sequence[Tensor | None]:
-        """This process's gradients with respect to leaves; where losses are scaled, on their way back only."""
+        """This process's unscaled gradients with respect to leaves; a loss scaler acts on the backward pass only."""
         if not value.requires_grad:
             return [None] * len(leaves)
-        if self.divided:  # FSDP2 knows a gradient by a backward pass, and averages it there
+        if self.divided:  # FSDP2 computes and averages gradients in a backward pass only
             self.backend.backward(value, leaves)
             gradients_left = [leaf.grad for leaf in leaves]
             for leaf in leaves:
@@ -531,15 +532,15 @@ class Engine:
         return gradients if scaler is None else [None if g is None else g / scaler.get_scale() for g in gradients]
 
     def commit(self, mover: Optimizer | None = None, question: Tensor | None = None) -> bool:
-        """Write new rows, if everything of this iteration is finite: values, rows and gradients.
+        """Write the new rows, if all values, rows and gradients of this iteration are finite.
 
-        It is the one look at numbers that a step takes.
+        This is the only place of a step that reads numbers back from the device.
 
         Args:
-            mover: the optimizer that steps next, if it is not the user's.
-            question: a truth value that is wanted as :attr:`answer`, a scalar.
+            mover: the optimizer that steps next; None for the user's.
+            question: a scalar truth value to be read back as :attr:`answer`; None for none.
 
-        Returns: False if gradients overflowed in half precision and the step is going to be dropped for that.
+        Returns: False if gradients overflowed in half precision, so that the step is going to be skipped.
 
         Raises:
             NonFiniteError: if something is NaN or infinite; nothing has changed then.
@@ -564,7 +565,7 @@ class Engine:
         self.answer = question is not None and answers[0]
         if not usable and (scaler is None or not all_finite(values)):
             if scaler is not None:
-                scaler.update()  # it would take the next gradients for unscaled ones
+                scaler.update()  # or it would regard the next gradients as unscaled already
             self._refuse(values)
         self._write()
         if known is not None:
@@ -573,7 +574,7 @@ class Engine:
         return usable
 
     def _write(self) -> None:
-        """Write new rows, and take note of the estimate of F and of the rows that the batch contains."""
+        """Write the new rows, store the estimate of F, and count the rows that the batch contains."""
         for new in self._new:
             if new.decay != 1:
                 new.state.scale_(new.decay)
@@ -592,11 +593,11 @@ class Engine:
     def update(
         self, gradient: Sequence[Tensor] | None = None, *, by: Optimizer | None = None, clip: bool = True
     ) -> None:
-        """Let the user's optimizer step: an update of w; or another one, an inner iteration, which is none.
+        """Let an optimizer step: the user's, which updates w, or the optimizer of an inner iteration.
 
         Args:
-            gradient: in the order of ``params``, set by hand; None for what :meth:`descend` left.
-            by: an optimizer for an inner iteration; None for the user's.
+            gradient: the gradient to use, in the order of ``params``; None for the one that :meth:`descend` computed.
+            by: the optimizer of an inner iteration; None for the user's.
             clip: whether gradients are clipped, if the user asked for that.
         """
         for p, g in zip(self.params, gradient or (), strict=gradient is not None):
@@ -605,36 +606,36 @@ class Engine:
         self.backend.step(by or self.optimizer, inner=inner, from_backward=gradient is None, clip=clip)
 
     def discard(self) -> None:
-        """Forget the batch, and what follows from it and has not been committed."""
+        """Drop the batch and all results of it that have not been committed."""
         self._estimated, self._new, self._looked_at, self._gradients = None, [], [], []
         self.batch, self.outputs = {}, None
 
     # ---------------------------------------------------------------------------------------------- beside the batches
 
     def average_estimates(self) -> None:
-        """Begin to take means of the estimates over the batches from now on."""
+        """Begin to average the estimates over the batches that follow."""
         lacks = self.problem.may_lack_direct and not self.problem.objective.always_measured
         self.averages = Averages(self.problem.direct_weight if lacks else None)
 
     def close_inner_loop(self, optimizer: Optimizer) -> None:
-        """Update w from a double loop that has begun, where the epoch ends without a usable batch."""
+        """Let a double loop that has begun update w, where the epoch ends without a usable batch."""
         self.optimizer, self.last_batch = optimizer, True
         self.algorithm.close(self)
 
     def finish(self, batches: Iterator[Mapping[str, Any]], optimizer: Optimizer) -> bool:
-        """What the algorithm does when training has ended; whether it has changed the weights.
+        """Carry out what the algorithm does after training; return whether the weights were changed.
 
         Args:
-            batches: training batches without end.
-            optimizer: the user's.
+            batches: an endless stream of training batches.
+            optimizer: the user's optimizer.
         """
         self.optimizer, self.last_batch = optimizer, False
         return self.algorithm.finish(self, (self.received(batch) for batch in batches))
 
     def follow_parameters(self) -> bool:
-        """Take up a change of what is trained (layers frozen or unfrozen): memories of the old set start afresh.
+        """Take note of layers that were frozen or unfrozen; the algorithm's copies of earlier weights are dropped.
 
-        Returns: whether a parameter is trained that was not before.
+        Returns: whether a parameter is trained that was not trained before.
         """
         params = list(self.functions.trainable().values())
         if len(params) == len(self.params) and all(a is b for a, b in zip(params, self.params, strict=True)):
@@ -642,20 +643,20 @@ class Engine:
         known, trained = {id(p) for p in self.params}, {id(p) for p in params}
         for p in self.params:
             if id(p) not in trained:
-                p.grad = None  # the user's optimizer would go on with the last one
+                p.grad = None  # or the user's optimizer would apply the last gradient again
         self.train(params)
         self.algorithm.start(self)
         return any(id(p) not in known for p in params)
 
     def train(self, params: Sequence[nn.Parameter]) -> None:
-        """Let these be the parameters that are trained."""
+        """Set the parameters that are trained."""
         self.params = self.functions.params = list(params)
         self.network_alone = all(name.startswith("network.") for name in self.functions.trainable())
         self.divided = is_gathered(self.functions.network)
 
     @property
     def alone(self) -> bool:
-        """Whether this process has all samples of a batch, and evaluates the network on all of them at once."""
+        """Whether this process evaluates the network on all samples of a batch at once."""
         return self.processes.size == 1 and self.functions.micro_batch is None
 
     def state_dict(self) -> dict[str, Any]:
@@ -684,12 +685,12 @@ class Engine:
         """Continue exactly where :meth:`state_dict` was taken.
 
         Args:
-            state: what it gave.
-            allow_changed: whether the training split may be another one, with a warning: of another number of samples,
-                or with other labels, as far as ``sampling`` tells.
+            state: the dictionary returned by it.
+            allow_changed: whether another training split (another number of samples, or other labels, as far as
+                ``sampling`` holds them) only causes a warning.
 
         Raises:
-            CheckpointError: naming the entry, if the state is incomplete or of another algorithm; nothing changes then.
+            CheckpointError: if the state is incomplete or of another algorithm, naming the entry; nothing changes then.
             DataError: if the training split is another one.
         """
         require(state, EngineState, "the engine's state")
@@ -738,18 +739,18 @@ class Engine:
 
     @property
     def compiles(self) -> bool:
-        """Whether steps are compiled, if the user asks for that.
+        """Whether steps can be compiled, if the user asks for it.
 
-        Not with a weight of the penalty that follows a schedule, as it would be compiled anew for every value; nor
-        where parts with parameters of their own are measured at previous weights; and the default dtype must be that of
-        the rows.
+        They cannot where the penalty weight follows a schedule (every value would compile anew), where objectives or
+        constraints with trained parameters are measured at the previous weights, or where the default dtype is half
+        precision.
         """
         scheduled = getattr(self.problem.penalty, "schedule", None) is not None
         elsewhere = self.algorithm.needs_previous and not self.network_alone
         return not scheduled and not elsewhere and torch.get_default_dtype() in _FULL
 
     def _look_at_first(self, outputs: Outputs) -> None:
-        """Let everybody look at the first batch."""
+        """Run all checks of the first batch."""
         self._check(outputs)
         self.arrivals.compare()
         for look_at in self.onlookers:
@@ -757,16 +758,16 @@ class Engine:
         self.checked = True
 
     def _check(self, outputs: Outputs) -> None:
-        """Let objective, constraints and algorithm look at a batch and refuse what they would misread."""
+        """Let the objective, the constraints and the algorithm check a batch for data that they would misread."""
         with random_numbers_kept(self.params[0].device):
             check(self.problem, outputs)
         self.algorithm.check(outputs)
 
     def explain(self, error: Exception) -> None:
-        """Name the cause of an error in a step, if it is an index, a number of a group or class, or a frozen layer.
+        """Raise an error that names the cause, if a step failed for a wrong index, group or class, or a frozen layer.
 
         Raises:
-            StateIndexError, DataError: naming the index or number that is none.
+            StateIndexError, DataError: naming the wrong index or number.
             ConfigError: if a parameter is frozen that the engine trains.
         """
         if self.batch:
@@ -783,13 +784,13 @@ class Engine:
             ) from error
 
     def _refuse(self, values: Sequence[Tensor]) -> NoReturn:
-        """Say which part of a batch is not finite, and what may lie behind it.
+        """Raise an error that says which values are not finite, and the likely cause.
 
         Args:
-            values: what must be finite beside gradients.
+            values: the tensors, besides gradients, that must be finite.
 
         Raises:
-            NonFiniteError: always, unless a part says in other words what is wrong with the data.
+            NonFiniteError: always, unless the check of an objective or constraint raises a more specific error first.
         """
         with torch.no_grad(), self.functions.elsewhere([p.data for p in self.params]):  # so that no buffer moves
             outputs = self.outputs or self.evaluate(self.batch)
@@ -802,5 +803,5 @@ def _shapes(parameters: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _hooked(params: Sequence[Tensor]) -> bool:
-    """Whether something is to be called when a gradient of one of the parameters is computed."""
+    """Whether one of the parameters has a hook on its gradient."""
     return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in params)

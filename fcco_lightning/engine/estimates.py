@@ -1,4 +1,4 @@
-"""What follows from a batch: the estimate of F with its gradient, new rows, and what is logged of the summands of F."""
+"""The results of a batch: the estimate of F with its gradient, the new rows, and the logged summands of F."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ class Outputs(NamedTuple):
     """The network's outputs for the samples of a batch, of all processes together.
 
     Attributes:
-        now: by part, at the weights that the parameters hold, with graph.
-        columns: by part, all but the network's input where processes share the batch.
-        before: the outputs at the previous weights, without graph; None where there are none.
-        previous: these weights.
+        now: the outputs by part at the present weights, with graph.
+        columns: the columns by part, without the network's input if several processes share the batch.
+        before: the outputs at the previous weights, without graph, or None.
+        previous: the previous weights, or None.
         local: the outputs for the samples of this process alone.
     """
 
@@ -31,20 +31,20 @@ class Outputs(NamedTuple):
     local: Mapping[str, Any]
 
     def at_present(self) -> "Outputs":
-        """The same without those at the previous weights."""
+        """The same without the outputs at the previous weights."""
         return self._replace(before=None, previous=None)
 
 
 class NewRows(NamedTuple):
-    """New values of rows of a state, which are written once all of an iteration is known to be finite.
+    """New values of rows of a state, which are written after all values of an iteration are known to be finite.
 
     Attributes:
-        state: whose rows these are.
-        rows: which rows, shape (r,), int64; None for all, in their order.
-        values: what they become, shape (r, k), without graph.
+        state: the state to write to.
+        rows: the row numbers, shape (r,), int64; None for all rows in order.
+        values: the new values, shape (r, k), without graph.
         decay: factor on all other rows.
-        finite: what must be finite for that; None for the values.  (A row that a batch does not contain may be one
-            never written, which is NaN.)
+        finite: the tensor that must be finite; None for ``values``. (``values`` may be NaN in a row that the batch does
+            not contain and that was never written.)
     """
 
     state: DualState
@@ -55,14 +55,14 @@ class NewRows(NamedTuple):
 
 
 class Summand(NamedTuple):
-    """A summand of F as a batch estimates it: a number, or a sum over rows and how many these are.
+    """A summand of F as estimated on a batch: a number, or a sum over rows with their number.
 
     Attributes:
-        name: of the summand.
+        name: name of the summand.
         values: the number, or the sum; or f(u_i) of the rows, shape (r,).
-        share: factor of the sum.
-        weights: of the rows in the sum, shape (r,), or None.
-        rows: how much of a row every entry is, shape (r,), 0 of rows that the batch does not contain; their sum; or
+        share: factor on the sum.
+        weights: weights of the rows in the sum, shape (r,), or None.
+        rows: share of a row in every entry, shape (r,), 0 for rows that the batch does not contain; or their sum; or
             None for a number.
     """
 
@@ -73,7 +73,7 @@ class Summand(NamedTuple):
     rows: Tensor | None = None
 
     def summed(self) -> tuple[Tensor, Tensor | None]:
-        """The number and None, or the sum over the rows and how many these are."""
+        """The number and None, or the sum over the rows and the number of rows."""
         if self.weights is None or self.rows is None:
             return self.values, self.rows
         total = torch.dot(self.weights.to(self.values.dtype), torch.where(self.rows > 0, self.values, 0.0))
@@ -83,10 +83,10 @@ class Summand(NamedTuple):
 class Estimates(Mapping[str, Tensor]):
     """Estimates of the summands of F by name, detached scalars, at the weights and parameters of their batch.
 
-    They are computed when asked for, so a step costs nothing.  A summand of which the batch contains nothing is NaN.
+    They are computed only when read.  A summand of which the batch contains no row is NaN.
 
     Args:
-        summands: what they are computed from; those of one name are added.
+        summands: the summands; those with the same name are added.
     """
 
     def __init__(self, summands: Iterable[Summand] = ()) -> None:
@@ -108,22 +108,23 @@ class Estimates(Mapping[str, Tensor]):
 
 
 class Estimate:
-    r"""An estimate of F on a batch, whose gradient in the weights is the algorithm's G.
+    r"""An estimate of F on a batch, whose gradient with respect to the weights is the algorithm's G.
 
     ``g_0(w) + sum over terms, sum over rows i of the batch, of weight_i f_i(stop(u_i) + g_i(w) - stop(g_i(w)))``, where
-    stop is stop_gradient: its value is that of F at the remembered u_i, its gradient ``sum_i weight_i [Jac g_i]^T
-    grad f_i(u_i)``, and parameters of f_i, such as a threshold, have theirs.  With it goes what a step is going to
-    write.
+    stop is stop_gradient: its value is that of F at the remembered u_i, and its gradient ``sum_i weight_i [Jac g_i]^T
+    grad f_i(u_i)``; parameters of f_i, such as a threshold, get their gradients, too.  The object also collects the
+    rows that the step is going to write.
 
     Args:
         g0: estimate of g_0 with graph, a scalar, or None.
 
     Attributes:
-        summands: what is added in it, without graph.
-        new: rows to be written.
-        counted: terms whose probabilities are estimated, with the rows that the batch contains and their shares.
-        gradients: with respect to the parameters, and behind them those of samples, where they have been computed with
-            it; else None.
+        summands: the summands of the value, without graph.
+        new: the rows to write.
+        counted: the terms with estimated inclusion probabilities, with the rows that the batch contains and their
+            shares.
+        gradients: gradients with respect to the trained parameters, followed by those of single samples, if they were
+            computed together with the value; otherwise None.
     """
 
     def __init__(self, g0: Tensor | None) -> None:
@@ -137,7 +138,7 @@ class Estimate:
 
     @property
     def value(self) -> Tensor:
-        """The scalar, with graph unless :attr:`gradients` are known; 0 of nothing."""
+        """The estimate, a scalar, with graph unless :attr:`gradients` are known; 0 without summands."""
         return torch.zeros(()) if self._value is None else self._value
 
     @value.setter
@@ -151,9 +152,10 @@ class Estimate:
         self.log(seen, values)
 
     def log(self, seen: Seen, values: Tensor) -> None:
-        """Let ``share * mean_i c_i f(u_i)`` over the rows of the batch be logged, given the f(u_i), (r,), and count.
+        """Log ``share * mean_i c_i f(u_i)`` over the rows of the batch, given the f(u_i), (r,), and count the rows.
 
-        c is 1, or where rows have a relevance this, the larger the rarer batches contain the row; of mean about 1.
+        c_i is 1, or the relevance of row i divided by its inclusion probability and normalised, so that its mean is
+        about 1.
         """
         if seen.term.counts is not None:
             self.count(seen)
@@ -165,24 +167,24 @@ class Estimate:
         self.summands.append(Summand(seen.term.name, values.detach(), seen.term.share, weights, rows))
 
     def note(self, name: str, value: Tensor) -> None:
-        """Let a number be logged as a summand of F."""
-        moves = torch.compiler.is_compiling() or value.is_leaf or value._is_view()  # with a parameter
+        """Log a number as a summand of F."""
+        moves = torch.compiler.is_compiling() or value.is_leaf or value._is_view()  # changes with a parameter
         self.summands.append(Summand(name, value.detach().clone() if moves else value.detach()))
 
     def count(self, seen: Seen) -> None:
-        """Let the rows of the batch count, for estimates of how likely a batch contains them."""
+        """Count the rows of the batch, for estimates of their inclusion probabilities."""
         self.counted.append((seen.term, seen.rows, seen.share))
 
     def remember(
         self, seen: Seen, values: Tensor, decay: float = 1.0, of: tuple[DualState, Tensor] | None = None
     ) -> None:
-        """Let rows (r, k) be written where the batch contains them; the others only decay.
+        """Collect new rows (r, k) to be written where the batch contains them; other rows are multiplied by ``decay``.
 
         Args:
-            seen: what the batch contains.
-            values: what its rows become, shape (r, k).
-            decay: factor on all others.
-            of: whose rows they are, and what these hold, (r, k); None for the term's own, if it keeps some.
+            seen: the rows that the batch contains.
+            values: their new values, shape (r, k).
+            decay: factor on all other rows.
+            of: the state to write to, and its present rows, (r, k); None for the term's own state, if it has one.
         """
         state, held = of or (seen.term.state, seen.held)
         if state is None or held is None:
@@ -192,7 +194,7 @@ class Estimate:
         self.new.append(NewRows(state, seen.rows, new, decay, values))
 
     def latest(self, seen: Seen) -> Seen:
-        """What a batch contains, with the rows that are going to be written in the place of the remembered ones."""
+        """``seen`` with the rows that are going to be written in place of the remembered ones."""
         multipliers = seen.term.multipliers
         for state, rows, values, *_ in self.new:
             if multipliers is not None and state is multipliers.decisions:
@@ -203,20 +205,20 @@ class Estimate:
 
 
 class Averages:
-    """Means of estimates over batches, where every batch counts as much as it contains of a summand.
+    """Averages of estimates over batches; every batch is weighted by how much of a summand it contains.
 
-    Of a sum over rows that is their number, so that a batch without any changes nothing; of g_0 the number of samples,
-    or 0 where the estimate is 0 and some batches have none.  Several batches are taken together, so that a step costs
-    next to nothing.
+    For a sum over rows the weight is the number of rows; for g_0 it is the number of samples, or 0 where the estimate
+    is 0 because the batch lacks samples for it.  Several batches are added at once, which keeps the cost of a step
+    small.
 
     Args:
-        direct_weight: what estimates of g_0 are multiplied by, see :class:`Problem`, where they are 0 in batches that
-            lack the samples; None where no batch does.
+        direct_weight: the factor on estimates of g_0, see :class:`Problem`, if batches may lack the samples for it;
+            None if no batch does.
     """
 
     def __init__(self, direct_weight: float | None = None) -> None:
         self._direct_weight = direct_weight
-        self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # by name and position: the sum, and how much it is of
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # by name and position: the weighted sum, and the weight
         self._waiting: list[tuple[list[Summand], int]] = []  # summands and sizes of batches
 
     def add(self, estimates: Estimates, size: int) -> None:
@@ -231,7 +233,7 @@ class Averages:
 
     @torch.no_grad()
     def _summed(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """The sums of all batches, and how much they are of."""
+        """The weighted sums over all batches, and their weights."""
         alike: dict[tuple[Any, ...], list[tuple[Summand, int]]] = {}  # compiled steps give sums, others rows
         for summands, size in self._waiting:
             for position, summand in enumerate(summands):
@@ -245,7 +247,7 @@ class Averages:
         return sums
 
     def _of_summands(self, summands: Sequence[Summand], sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The sum of summands of one kind and name, and how much it is of."""
+        """The weighted sum of summands of the same kind and name, and its weight."""
         values, rows = [one.values for one in summands], [one.rows for one in summands if one.rows is not None]
         weights = [one.weights for one in summands if one.weights is not None]
         if not rows:
@@ -265,15 +267,15 @@ class Averages:
         return torch.dot(weight, values), weight.sum()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a continuation needs, to the bit."""
+        """The state from which the averages continue bit for bit."""
         waiting = [([tuple(summand) for summand in summands], size) for summands, size in self._waiting]
         held = {"sums": self._sums, "batches": waiting}
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.cpu().clone(), held)  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on from there; what cannot be added is found now, before anything changes."""
+        """Restore the state; an unusable one raises before anything changes."""
         held = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), dict(state))
-        sums = held.get("so_far", held.get("sums", {}))  # the former of earlier versions
+        sums = held.get("so_far", held.get("sums", {}))  # "so_far" in earlier versions
         restored = Averages(self._direct_weight)
         restored._sums = {key: (total.reshape(()), weight.reshape(())) for key, (total, weight) in sums.items()}
         restored._waiting = [([Summand(*one) for one in summands], size) for summands, size in held.get("batches", [])]

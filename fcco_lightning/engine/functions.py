@@ -1,4 +1,4 @@
-"""Network, objective and constraints: evaluated on the batch of all processes, at the present and at other weights."""
+"""The network, the objective and the constraints, evaluated at the present or at other weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +21,7 @@ from fcco_lightning.objectives import Measurable, Objective
 from fcco_lightning.state.divided import exchange
 from fcco_lightning.state.processes import Processes
 
-_OF_SHAPES = ("shape", "size", "channels", "dimension")  # words of torch's errors about them
+_OF_SHAPES = ("shape", "size", "channels", "dimension")  # words in torch's errors about shapes
 _HALF = (torch.bfloat16, torch.float16)
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 # marks: a process was asked to stop; a batch is the last one of an epoch
@@ -29,7 +29,7 @@ STOP, LAST = 1, 2
 
 
 class InnerFunctions(nn.Module):
-    """Network, objective and constraints.
+    """The network, the objective and the constraints in one module.
 
     Args:
         network: called as ``network(batch["x"])``, or with the whole batch if it is a
@@ -39,8 +39,8 @@ class InnerFunctions(nn.Module):
         micro_batch: largest number of samples that pass through the network at once; None for all.
 
     Attributes:
-        params: the parameters that are trained; an engine renews them where layers are frozen or unfrozen.
-        by_all: the largest number of passes that a process needs, of each one's, where all must take as many; or None.
+        params: the trained parameters; the engine renews them where layers are frozen or unfrozen.
+        by_all: maps this process's number of passes to the largest of all processes, if all must make as many; or None.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class InnerFunctions(nn.Module):
         return recomputed(partial(outputs_of, self.network), batch, self.micro_batch, self.network, self.by_all)
 
     def forward(self, batch: Batch) -> dict[str, Any]:
-        """As :meth:`outputs`."""
+        """Same as :meth:`outputs`."""
         return self.outputs(batch)
 
     def places(self) -> dict[str, str]:
-        """Where modules keep parameters and buffers, as ``path.name``, and by which name each of these goes.
+        """A map from ``path.name`` of every parameter and buffer in a module to the tensor's unique name.
 
-        A module is named once, and a tensor as often as modules keep it.
+        A tensor that several modules share has several entries with the same name.
         """
         names = {id(tensor): name for name, tensor in (*self.named_parameters(), *self.named_buffers())}
         return {
@@ -82,12 +82,12 @@ class InnerFunctions(nn.Module):
         }
 
     def outputs_at(self, weights: Mapping[str, Tensor], places: Mapping[str, str], batch: Batch) -> dict[str, Any]:
-        """As :meth:`outputs` inside :meth:`at`, without graph, and in such a way that it can be compiled.
+        """As :meth:`outputs` inside :meth:`at`, but without graph and compilable.
 
         Args:
-            weights: by the names of :meth:`trainable`.
-            places: of :meth:`places`, by which torch puts back what was there where something has two names.
-            batch: of this process.
+            weights: the weights by the names of :meth:`trainable`.
+            places: the result of :meth:`places`, which lets torch restore tensors that have two names.
+            batch: this process's part of the batch.
         """
         inside = {name: buffer.clone() for name, buffer in self.named_buffers()} | dict(weights)
         held = {place: inside[name] for place, name in places.items() if name in inside}
@@ -96,17 +96,17 @@ class InnerFunctions(nn.Module):
         return outputs
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Parameters that are trained, by name."""
+        """The trained parameters by name."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
     @contextmanager
     def at(self, weights: Sequence[Tensor]) -> Iterator[None]:
-        """Inside, the trained parameters hold other weights; a backward pass from there has to be taken inside, too.
+        """A context in which the trained parameters hold other weights; a backward pass must be made inside it, too.
 
-        Buffers are copies inside, so that BatchNorm's running statistics move once per step.
+        Buffers are copied inside it, so that BatchNorm's running statistics are updated once per step.
 
         Args:
-            weights: in the order of :attr:`params`.
+            weights: the weights in the order of :attr:`params`.
         """
         kept: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
         held = [*self.params]
@@ -120,19 +120,19 @@ class InnerFunctions(nn.Module):
                     known.add(id(buffer))
                     held.append(buffer)  # type: ignore[arg-type]
                     inside.append(buffer.clone())
-        torch.clear_autocast_cache()  # which knows a weight by its object, not by its values
+        torch.clear_autocast_cache()  # its key is the parameter object, whose values change
         outside = exchange(held, inside)
         try:
             yield
         finally:
             for members, name, buffer in kept:
-                members[name] = buffer  # a forward pass may have assigned another one
+                members[name] = buffer  # a forward pass may have assigned another tensor
             exchange(held, outside)
             torch.clear_autocast_cache()
 
     @contextmanager
     def elsewhere(self, weights: Sequence[Tensor]) -> Iterator[None]:
-        """As :meth:`at`, with the dropout masks that the next pass is going to draw again."""
+        """As :meth:`at`, and the next pass afterwards draws the same dropout masks again."""
         with random_numbers_kept(weights[0].device), self.at(weights):
             yield
 
@@ -141,7 +141,8 @@ def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
     """The network's outputs by part of the batch; all parts pass through it together.
 
     Args:
-        network: a :class:`BatchNetwork` is given the batch, any other module the columns ``x`` of all parts at once.
+        network: a :class:`BatchNetwork` gets the whole batch, any other module the concatenated columns ``x`` of all
+            parts.
         batch: parts by name, see :func:`usable`.
     """
     if isinstance(network, BatchNetwork):
@@ -172,10 +173,10 @@ def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
 
 
 def _refuse_input(network: nn.Module, x: Any, error: Exception) -> None:
-    """Say what is wrong with an input, if that is behind an error of the network.
+    """Raise an error that says what is wrong with the input, if the network failed for its type or shape.
 
     Raises:
-        DataError: if it does not take an input of this type or shape.
+        DataError: if the network does not take an input of this type or shape.
     """
     dtype = x.dtype if isinstance(x, Tensor) else None
     weights, text = type_of_weights(network), str(error)
@@ -195,14 +196,14 @@ def _refuse_input(network: nn.Module, x: Any, error: Exception) -> None:
 
 
 def outputs_of_columns(network: nn.Module, columns: Columns) -> Any:
-    """The network's outputs for the columns of one loader, as in evaluation."""
+    """The network's outputs for the columns of one loader, as used in evaluation."""
     return next(iter(outputs_of(network, usable(as_batch(columns), network)).values()))
 
 
 def in_full(device: str) -> AbstractContextManager[None]:
-    """Without autocast, and with no narrower type than float32 for new tensors.
+    """A context without autocast, in which new tensors are at least float32.
 
-    Reduced precision ends with the network: rows and outer functions would magnify whatever is rounded away behind it.
+    Only the network uses reduced precision: rows and outer functions would magnify rounding errors.
     """
     narrow = torch.get_default_dtype() in _HALF or torch.is_autocast_enabled(device)
     return _in_full(device) if narrow else _AS_IT_IS
@@ -220,11 +221,11 @@ def _in_full(device: str) -> Iterator[None]:
 
 
 def read(outputs: Mapping[str, Any], batch: Batch, measured: Measurable) -> tuple[Any, Any]:
-    """Outputs, at least in float32, and columns of the part on which something is measured; by name of several.
+    """The outputs, at least in float32, and the columns of the part that is measured; mappings of several parts.
 
     Raises:
-        DataError: if there are none for the part, or they are one tensor, but not of real numbers with a row for every
-            sample.
+        DataError: if there are no outputs for the part, or they are a tensor that is not floating-point or does not
+            have one row per sample.
     """
     part = measured.part
     if isinstance(part, tuple):
@@ -257,18 +258,18 @@ def wide(outputs: Any) -> Any:
 
 
 def random_numbers_kept(device: torch.device) -> AbstractContextManager[None]:
-    """A context behind which random numbers of the CPU and of a device go on as if none had been drawn inside."""
+    """A context that restores the random states of the CPU and of a device on exit."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """The states of the random numbers of the CPU and of a device, by which one sees whether some have been drawn."""
+    """The states of the random generators of the CPU and of a device."""
     on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
     return [torch.get_rng_state(), *on_device]
 
 
 def have_been_drawn(since: Sequence[Tensor], device: torch.device) -> bool:
-    """Whether random numbers have been drawn since :func:`random_state` was ``since``."""
+    """Whether random numbers have been drawn since :func:`random_state` returned ``since``."""
     return not all(map(torch.equal, since, random_state(device)))
 
 
@@ -281,24 +282,24 @@ def unite(
     stop: bool = False,
     last: bool = False,
 ) -> tuple[list[dict[str, Any]], Batch, bool]:
-    """Gather outputs and columns of all processes, with the graph of this process's outputs.
+    """Gather the outputs and columns of all processes; the graph is that of this process's outputs.
 
-    One collective for every part of the batch.
+    There is one collective for every part of the batch.
 
     Args:
-        outputs: of the network by part, for every point of evaluation: tensors or nested tuples, lists and dicts of
-            tensors with first dimension b.
+        outputs: the network's outputs by part, for every point of evaluation: tensors, or nested tuples, lists and
+            dicts of tensors, with first dimension b.
         batch: this process's columns by part, the objective's first.
-        network: whose inputs are left out.
-        processes: of the job.
+        network: the network, whose input columns are left out.
+        processes: the processes of the job.
         stop: whether this process was asked to stop.
         last: whether this process's epoch ends with the batch.
 
-    Returns: the outputs at every point and the columns, for the samples of all processes, and whether any was asked to
-        stop.
+    Returns: the outputs at every point and the columns, for the samples of all processes, and whether any process was
+    asked to stop.
 
     Raises:
-        DataError: on all processes, if the epoch ends with the batch on some of them only.
+        DataError: on all processes, if the epoch ends with this batch on some of them only.
         PeerError: if another process has failed.
     """
     if processes.size == 1:

@@ -1,4 +1,4 @@
-"""A batch that passes through the network in parts of bounded size, and whose gradient is that of the whole."""
+"""Batches that pass through the network in pieces of bounded size, with the gradient of the whole batch."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,9 +17,10 @@ def micro_batches(batch: Batch, size: int, by_all: Callable[[int], int] | None =
 
     Args:
         batch: parts by name.
-        size: largest number of samples of a part in a micro-batch, >= 1.  It is exceeded only where another part has
-            fewer samples than micro-batches would be needed.
-        by_all: gives the largest number of pieces of all processes, which this one then makes, some without samples.
+        size: largest number of samples of a part in a micro-batch, >= 1.  It is exceeded only if another part has fewer
+            samples than the number of micro-batches needed.
+        by_all: maps this process's number of pieces to the largest of all processes, which is then used; some pieces
+            may be empty.  None for one process.
     """
     lengths = {name: len(next(iter(columns.values()))) for name, columns in batch.items()}
     count = max(1, min(-(-max(lengths.values()) // size), *lengths.values()))
@@ -44,18 +45,18 @@ def recomputed(
     network: nn.Module,
     by_all: Callable[[int], int] | None = None,
 ) -> dict[str, Any]:
-    """Outputs of a whole batch, of which the activations of one micro-batch at a time are in memory.
+    """Outputs of a whole batch; the activations of only one micro-batch at a time are in memory.
 
-    A first pass keeps no activations.  The backward pass runs the micro-batches once more, each with its graph, draws
-    the same dropout masks, and leaves buffers, such as the statistics of BatchNorm, as the first pass left them.  The
-    gradient is that of one pass over the whole batch up to rounding, if an output depends on its own sample only.
-    BatchNorm in training mode takes the statistics of a micro-batch, as it would of a smaller batch.
+    The first pass keeps no activations.  The backward pass runs every micro-batch again with its graph and the same
+    dropout masks, and leaves buffers, such as the statistics of BatchNorm, unchanged.  The gradient is that of one pass
+    over the whole batch up to rounding, if an output depends on its own sample only.  BatchNorm in training mode uses
+    the statistics of a micro-batch.
 
     Args:
-        run: the network on a batch: outputs by part, nested tensors of which every row belongs to a sample.
+        run: evaluates the network on a batch; returns outputs by part, nested tensors with one row per sample.
         batch: parts by name.
         size: largest number of samples of a part in one pass.
-        network: whose buffers stay.
+        network: the network, whose buffers stay unchanged.
         by_all: see :func:`micro_batches`.
     """
     pieces = micro_batches(batch, size, by_all)
@@ -71,12 +72,12 @@ def recomputed(
 
 
 def _passes(network: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What holds in the first pass, and in those of the backward passes."""
+    """The contexts of the first pass, and of the passes for the backward pass."""
     return nullcontext(), _BuffersStay(network)
 
 
 class _BuffersStay(AbstractContextManager[None]):
-    """Buffers are copies inside, such as running statistics; entered once for every backward pass."""
+    """A context in which buffers, such as running statistics, are copies; entered once per micro-batch."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network

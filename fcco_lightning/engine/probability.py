@@ -1,12 +1,12 @@
-r"""How likely a batch contains a row: what the row's weight makes up for, so that the gradient is right on average.
+r"""Inclusion probabilities of rows, whose inverses weight the rows so that the gradient is unbiased.
 
 A term ``(1/n) sum_i f_i(g_i(w))`` is estimated from the rows i that a batch contains.  A row that is in a batch with
-probability p_i has to weigh ``1/(n p_i)`` there, its inverse inclusion probability over n: then the expectation over
-batches of the weighted sum is the mean over all n rows (Horvitz and Thompson), however rare a row is.
+probability p_i gets the weight ``1/(n p_i)`` there: then the expectation of the weighted sum over batches is the mean
+over all n rows (Horvitz and Thompson), however rare a row is.
 
-Where batches stand for another population than the data (``prevalence: batch``), in which the owner of row i counts for
-m_i samples, the term is the mean over the owners in that population, ``sum_i m_i f_i(g_i(w)) / sum_i m_i``, and row i
-weighs ``n m_i / sum_j m_j`` times as much.
+Where batches represent another population than the data (``prevalence: batch``), in which the owner of row i stands for
+m_i samples, the term is the mean over that population, ``sum_i m_i f_i(g_i(w)) / sum_i m_i``, and the weight of row i
+is multiplied by ``n m_i / sum_j m_j``.
 """
 
 import warnings
@@ -26,39 +26,37 @@ from fcco_lightning.objectives.self_weights import expected_copies
 from fcco_lightning.state import Copies
 
 RARE = 1 / 20
-"""Share of the batches below which a row counts as rarely seen."""
-_NEVER = 1e-9  # below it a probability is 0 but for rounding
-_PRIOR = 16.0  # batches that the assumption of equal probabilities counts for, where they are estimated
-_MOST_SUBSETS = 10  # of a row, for exact probabilities: all 2^c - 1 unions are looked at
-_MOST_PARTS = 8  # the same of subsets and strata, where a ratio can take their place
+"""Fraction of the batches below which a row counts as rare."""
+_NEVER = 1e-9  # a probability below it is 0 up to rounding
+_PRIOR = 16.0  # weight, in batches, of the prior assumption of equal probabilities
+_MOST_SUBSETS = 10  # c of a row, for exact probabilities: all 2^c - 1 unions are visited
+_MOST_PARTS = 8  # the same for subsets by strata, in place of which a ratio can be used
 
 
 class Inclusion(NamedTuple):
-    r"""How likely a batch contains the rows of a term, as far as that is known before training.
+    r"""The inclusion probabilities of the rows of a term, as far as they are known before training.
 
-    *Rows of groups or constraints* have known probabilities p_i, or where these are not known estimates of them, see
-    :func:`estimated`.
+    *Rows of groups or constraints* have known probabilities p_i, or else estimates of them, see :func:`estimated`.
 
     *Rows of samples* weigh ``(n_samples / n_rows) v_i c_i / B`` in a batch of B, which holds the sample c_i times, with
-    v the batch's column ``weight``.  Its expectation is 1/n_rows whatever else is in the batch, also where the weights
-    of a batch do not add up to B (those of groups or queries of different sizes do not).  Where samples are drawn with
-    replacement (column ``replaced``), c_i is its mean over the batches that hold the sample: all of these then count
-    alike, as they do for the remembered row.  Without the column all v are 1, and the different samples of the batch
-    share its weight equally; so do, where every sample owns a row, those that a batch measures.  Elsewhere the number
-    counts all samples and not those with a row only, which differ from batch to batch: the value of a row in a batch
-    may depend on that number (in average precision it does), and a mean over them would then be biased.  Where a batch
-    measures a row only if it also holds another kind of sample, the weight is divided by the probability of that, given
-    that it holds the owner.
+    v the batch's column ``weight``.  Its expectation is 1/n_rows, also where the weights of a batch do not add up to B
+    (as with groups or queries of different sizes).  Where samples are drawn with replacement (column ``replaced``), c_i
+    is replaced by its mean over the batches that hold the sample, so that these batches all have the same weight.
+    Without the column ``weight`` all v are 1, and c_i / B is one over the number of distinct samples in the batch; if
+    every sample owns a row, only those that the batch measures are counted.  Otherwise samples without a row are
+    counted, too: the number of samples with a row varies between batches, the value of a row may depend on it (as in
+    average precision), and dividing by it would be biased.  Where a batch measures a row only if it also holds a sample
+    of another kind, the weight is divided by the probability of that, given the owner.
 
-    Where batches stand for another population than the data, rows of samples have known probabilities like those of
+    Where batches represent another population than the data, rows of samples have known probabilities as those of
     groups.
 
     Attributes:
-        probability: p_i of every row, shape (n,), in (0, 1], or one number; of rows of samples that of a batch which
+        probability: p_i of every row, shape (n,), in (0, 1], or one number; for rows of samples given that the batch
             holds the owner.  None to estimate them.
-        samples_per_row: n_samples / n_rows, where samples own the rows and batches stand for the data; None elsewhere.
-        all_own: whether every sample owns one row, which does not follow from there being as many rows as samples.
-        population: m_i of the owner of every row, shape (n,); None where batches stand for the data.
+        samples_per_row: n_samples / n_rows, where samples own the rows and batches represent the data; None otherwise.
+        all_own: whether every sample owns one row (equal numbers of rows and samples do not imply it).
+        population: m_i of the owner of every row, shape (n,); None where batches represent the data.
     """
 
     probability: Tensor | float | None = None
@@ -67,17 +65,17 @@ class Inclusion(NamedTuple):
     population: Tensor | None = None
 
     def inverse(self, num_rows: int) -> Tensor | float:
-        """The part of ``1/(n p_i)`` that no batch changes, (n,), or one number where all are alike; 1 if estimated."""
+        """The factor of ``1/(n p_i)`` that is the same for all batches, (n,), or one number; 1 if it is estimated."""
         if self.probability is None:
             return 1.0
         among = num_rows if self.samples_per_row is None else 1
         if not isinstance(self.probability, Tensor):
             return 1 / (self.probability * among)
-        inverse = 1 / (among * torch.where(self.probability > 0, self.probability, 1.0))  # finite for what never comes
+        inverse = 1 / (among * torch.where(self.probability > 0, self.probability, 1.0))  # finite for p = 0
         return float(inverse[0]) if bool((inverse == inverse[0]).all()) else inverse
 
     def relevance(self) -> Tensor | None:
-        """What each row counts in the mean over all, shape (n,), of mean 1; None where all count alike."""
+        """The weight of each row in the mean over all rows, shape (n,), with mean 1; None if all weights are equal."""
         counted = self.population
         alike = counted is None or bool((counted == counted[0]).all())
         return None if counted is None or alike else counted / counted.mean()
@@ -87,10 +85,10 @@ def of_samples(columns: Columns, known: Inclusion, share: Tensor, again: Copies 
     """``1/(n p)`` of the entries that the samples of a batch own, shape (r,), or one number, see :class:`Inclusion`.
 
     Args:
-        columns: of the samples.
-        known: of the term, with ``samples_per_row``.
-        share: how much of its row an entry is, shape (r,); 0 where the batch does not measure it.
-        again: how the entries repeat; None if they do not.
+        columns: the columns of the samples.
+        known: the term's inclusion probabilities, with ``samples_per_row``.
+        share: 1/c for each of c copies of a row, shape (r,); 0 where the batch does not measure it.
+        again: which entries are copies of each other; None if no row occurs twice.
     """
     assert known.samples_per_row is not None  # noqa: S101 - the caller has seen to it
     size = len(columns["index"])
@@ -102,35 +100,35 @@ def of_samples(columns: Columns, known: Inclusion, share: Tensor, again: Copies 
     weight, times = columns["weight"].to(share.dtype), len(share) // size
     if "replaced" in columns:
         weight = weight * expected_copies(columns).to(share.dtype)
-    weight = weight.repeat(times) if times > 1 else weight  # of all samples for one label after the other
+    weight = weight.repeat(times) if times > 1 else weight  # all samples for label 0, then for label 1, ...
     if again is not None and "replaced" not in columns:
         weight = weight * again.count
     return weight * (known.samples_per_row / size)
 
 
 def estimated(counted: Tensor, rows: Tensor | None, share: Tensor) -> Tensor:
-    """``1/(n p_i)`` of the entries of a batch, shape (r,), by how often batches have measured the rows.
+    """``1/(n p_i)`` of the entries of a batch, shape (r,), estimated from how often batches have measured the rows.
 
-    ``p_i = (c_i + 16 b/n) / (T + 16)`` after T batches, this one among them, c_i of which measured row i, with b of the
-    n rows in a batch on average, so that at first all rows count as equally likely.
+    ``p_i = (c_i + 16 b/n) / (T + 16)`` after T batches, including this one, of which c_i measured row i; a batch
+    contains b of the n rows on average.  At first all rows are thus taken to be equally likely.
 
     Args:
-        counted: the c_i before this batch and behind them T, shape (n + 1,), float64.
-        rows: of the entries, shape (r,); None for all rows.
-        share: as of :func:`of_samples`.
+        counted: the c_i before this batch, followed by T, shape (n + 1,), float64.
+        rows: the row numbers of the entries, shape (r,); None for all rows.
+        share: see :func:`of_samples`.
     """
     row_counts = counted[:-1]
     batches = counted[-1] + 1
     n = len(counted) - 1
     seen = (row_counts if rows is None else row_counts.index_select(0, rows)) + (share > 0)
     average = (row_counts.sum() + share.sum()) / (n * batches)
-    # it is 1 or more where the batch measures a row, and may be 0 elsewhere, before anything has been seen
+    # at least 1 where the batch measures a row; it may be 0 elsewhere, at the beginning
     often = (seen + _PRIOR * average).clamp(min=1)
     return ((batches + _PRIOR) / (n * often)).to(share.dtype)
 
 
 def count(counted: Tensor, rows: Tensor | None, share: Tensor) -> None:
-    """Take note of the rows that a batch has measured; arguments as of :func:`estimated`."""
+    """Count the rows that a batch has measured; arguments as for :func:`estimated`."""
     counted[-1].add_(1)
     if rows is None:
         counted[:-1].add_(share)
@@ -139,7 +137,7 @@ def count(counted: Tensor, rows: Tensor | None, share: Tensor) -> None:
 
 
 def that_count(drawn: Drawn) -> Tensor | None:
-    """Which samples count in means over batches, shape (n_samples,), bool: those of a weight above 0; None for all."""
+    """The samples with a weight above 0, a mask (n_samples,), bool; None if these are all."""
     weight = drawn.plan.weights()
     return None if weight is None or bool((weight > 0).all()) else weight > 0
 
@@ -156,10 +154,9 @@ def presence(
     Args:
         rows: for every row its subsets, each a mask (n_samples,) of the training samples.
         drawn: the training samples and how batches are drawn.
-        names: of the rows, for messages.
-        share: part of a batch that the gradient is taken on.
-        counting: which samples count in means, without which a batch measures nothing (see :func:`that_count`); None
-            where any sample will do.
+        names: names of the rows, for messages.
+        share: fraction of a batch on which the gradient is computed.
+        counting: the samples that count, see :func:`that_count`; None for all.
 
     Raises:
         DataError: if a subset has no sample.
@@ -175,8 +172,8 @@ def presence(
         return drawn.plan.absence(counts, share)
 
     probability: list[float] = []
-    row_probability: dict[int, float] = {}  # thresholds of one class share their subsets
-    subset_absence: dict[int, float] = {}  # and some of them one of these
+    row_probability: dict[int, float] = {}  # thresholds of a class have the same subsets
+    subset_absence: dict[int, float] = {}  # some rows have one subset in common
     for name, subsets in zip(names, rows, strict=True):
         if id(subsets) not in row_probability:
             for position, subset in enumerate(subsets):
@@ -197,7 +194,7 @@ def presence(
 def _presence_in_partition(
     rows: Partition, drawn: Drawn, names: Sequence[str], share: float, counting: Tensor | None
 ) -> Tensor:
-    """The same in time linear in rows and samples: rows that lie alike in the strata share one computation."""
+    """The same in linear time: rows with the same numbers of samples in the strata share one computation."""
     filled, probability = torch.zeros(len(rows), dtype=torch.bool), torch.zeros(len(rows), dtype=torch.float64)
     filled[rows.of[(rows.of >= 0) & (rows.of < len(rows))]] = True
     if not bool(filled.all()):
@@ -227,15 +224,15 @@ def _presence_in_partition(
 
 
 class _Cells(NamedTuple):
-    """How the rows of a partition lie in the strata: a cell for every row and stratum that have samples in common.
+    """The rows of a partition by strata: one cell for every row and stratum with common samples.
 
     Attributes:
-        row: of every cell, in increasing order, shape (c,), int64.
-        stratum: likewise.
-        count: number of common samples.
-        sign: number of what a batch can tell of it: kind of the stratum, count, and partners of the row in the stratum;
-            in increasing order within a row.
-        partners: numbers of each set of partners in every stratum, shape (S,) each.
+        row: row of every cell, in increasing order, shape (c,), int64.
+        stratum: stratum of every cell, shape (c,).
+        count: number of common samples, shape (c,).
+        sign: a number that is equal for cells with the same kind of stratum, count and partners in the stratum, shape
+            (c,); in increasing order within a row.
+        partners: for each set of partners its number of samples in every stratum, shape (S,).
         num_strata: S.
     """
 
@@ -273,7 +270,7 @@ def _empty(name: str, position: int) -> str:
 
 
 def most_in_a_batch(kinds: Sequence[Tensor], drawn: Drawn) -> tuple[int, ...]:
-    """The largest number of samples of each kind in a batch; empty where the plan does not say.
+    """The largest number of samples of each kind in a batch; empty where the plan does not determine it.
 
     Args:
         kinds: masks of the training samples, shape (n_samples,), bool.
@@ -287,16 +284,16 @@ def most_in_a_batch(kinds: Sequence[Tensor], drawn: Drawn) -> tuple[int, ...]:
 
 
 def partner_presence(owners: Tensor, partners: Tensor, drawn: Drawn, name: str, share: float = 1.0) -> Tensor | float:
-    """Probability that a batch which holds an owner holds a partner too: one number, or (n_rows,) where it differs.
+    """Probability that a batch with an owner also holds a partner: one number, or (n_rows,) where it differs.
 
-    Where batches have several sizes it is the mean over them, as each batch is a mean over its own samples.
+    If batches have several sizes, it is the mean over the sizes, as each batch is a mean over its own samples.
 
     Args:
-        owners: the samples that own rows, shape (n_samples,), bool.
-        partners: those of which a batch must hold one, likewise; none of them is an owner.
+        owners: the samples that own rows, a mask (n_samples,), bool.
+        partners: the samples of which a batch must hold one, a mask (n_samples,), bool; none of them is an owner.
         drawn: the training samples and how batches are drawn.
-        name: of the term, for messages.
-        share: part of a batch that the gradient is taken on.
+        name: name of the term, for messages.
+        share: fraction of a batch on which the gradient is computed.
 
     Raises:
         DataError: if no batch holds both.
@@ -325,9 +322,9 @@ def owner_presence(owners: Tensor, drawn: Drawn, share: float = 1.0) -> Tensor:
     """Probability that a batch holds the owner of each row, shape (n_rows,), float64.
 
     Args:
-        owners: the samples that own rows, shape (n_samples,), bool, or (n_samples, T) where they do for T labels.
+        owners: the samples that own rows, shape (n_samples,), bool, or (n_samples, T) for rows of samples and T labels.
         drawn: the training samples and how batches are drawn.
-        share: part of a batch that the gradient is taken on.
+        share: fraction of a batch on which the gradient is computed.
     """
     strata = drawn.plan.strata
     strata = torch.zeros(len(owners), dtype=torch.int64) if strata is None else strata
@@ -343,14 +340,14 @@ def of_rows(values: Tensor, owners: Tensor) -> Tensor:
 
 
 def require_company(probability: float, name: str) -> None:
-    """Refuse batches of which none holds what a term compares.
+    """Refuse a sampling whose batches never hold both kinds of samples that a term compares.
 
     Args:
-        probability: that a batch does.
-        name: of the term.
+        probability: the probability that a batch holds both.
+        name: name of the term.
 
     Raises:
-        DataError: if it is 0, up to rounding.
+        DataError: if the probability is 0, up to rounding.
     """
     if probability < 1e-6:
         raise DataError(
@@ -360,13 +357,13 @@ def require_company(probability: float, name: str) -> None:
 
 
 def within_strata(subsets: Sequence[Sequence[Tensor]], strata: Tensor) -> list[list[Tensor]] | None:
-    """For every row the parts of its subsets in the strata in which they have samples.
+    """For every row the intersections of its subsets with the strata, without the empty ones.
 
     Args:
-        subsets: of every row, masks (n,) of the samples.
-        strata: of the samples, shape (n,); -1 for those that are never drawn.
+        subsets: for every row its subsets, masks (n,) of the samples.
+        strata: stratum of every sample, shape (n,); -1 for samples that are never drawn.
 
-    Returns: likewise; None if a row has more parts than is bearable for exact probabilities.
+    Returns: for every row the masks (n,); None if a row has too many for exact probabilities.
     """
     parts, rows = dict[int, list[Tensor]](), dict[int, list[Tensor]]()  # many rows have the same subsets
     for row in subsets:
@@ -383,16 +380,16 @@ def within_strata(subsets: Sequence[Sequence[Tensor]], strata: Tensor) -> list[l
 
 
 def can_know(subsets: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether the probabilities of rows with these subsets can be computed exactly at a bearable cost."""
+    """Whether the probabilities of rows with these subsets can be computed exactly at an acceptable cost."""
     return isinstance(subsets, Partition) or all(len(row) <= _MOST_SUBSETS for row in subsets)
 
 
 def warn_of_rare_rows(probability: Tensor, names: Sequence[str]) -> None:
-    """Warn where a row is seen in fewer than one of twenty batches, and one such batch then moves it too far.
+    """Warn of rows in fewer than one of twenty batches whose gradient is therefore large and noisy.
 
-    That is where its weight 1/(n p_i) is more than the whole mean, or more than three times that of a row on average.
-    Of many rows that are drawn alike each is rare, and nothing is wrong: a batch that holds 16 of 1,000 groups
-    gives each of them 1/16 of the mean.  So are the bags of the frequent class, where both classes are drawn alike.
+    These are rows whose weight 1/(n p_i) is above 1, or above three times that at the average probability.  Many rows
+    that are drawn alike are all rare without harm: in a batch of 16 of 1,000 groups each group has the weight 1/16.
+    The same holds for bags of the more frequent class in class-balanced batches.
     """
     uneven = probability < torch.maximum(1 / torch.tensor(len(probability)), probability.mean() / 3)
     never = (probability < _NEVER).nonzero().flatten().tolist()

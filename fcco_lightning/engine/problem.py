@@ -1,4 +1,4 @@
-"""The problem: all terms together."""
+"""The problem: the objective and the constraints as a sum of terms, with their rows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -36,42 +36,42 @@ from fcco_lightning.objectives import Measurable, Objective, RowDomain
 from fcco_lightning.state import DualState, Layout, checked_index
 from fcco_lightning.state.processes import Processes
 
-_OFTEN = 1 / 4  # of the batches that hold samples of all sides, how many must hold some of all their strata
+_OFTEN = 1 / 4  # fraction of the batches with samples of all sides that must also hold some of every stratum
 
 
 class Problem(nn.Module):
     r"""``min_w g_0(w) + (1/n) sum_i f_i(g_i(w))``, and ``(1/m) sum_j phi_rho(h_j(w))`` or ``sum_j L_j(h_j(w))``.
 
-    The last summand is that of the constraints: of a fixed penalty the mean over them, of multipliers the sum.
+    The last summand is that of the constraints: with a fixed penalty their mean, with multipliers their sum.
 
-    It holds what is remembered of every term and nothing else: its ``state_dict`` is what must survive.  An algorithm
-    makes it (:meth:`~fcco_lightning.algorithms.Algorithm.pose`).
+    It holds the remembered rows of every term and nothing else; its ``state_dict`` must be saved in checkpoints.  It is
+    made by an algorithm (:meth:`~fcco_lightning.algorithms.Algorithm.pose`).
 
     Args:
         objective: the objective.
-        constraints: the constraints that are enforced; their rows together are the m of a penalty.  Neighbours of one
-            kind are kept together, as one term.
+        constraints: the constraints to enforce, with m rows in all.  Neighbours of the same kind form one term.
         penalty: how they are enforced; an :class:`~fcco_lightning.AdaptivePenalty` by default.
         num_samples: size of the training split.
-        sampling: by part of a batch the columns of its training samples and how they are drawn, from which the weights
-            of rows in a batch are computed.  None for loaders of which nothing is known: the weights of the rows of
-            groups and constraints are then estimated from how often they come.
-        objective_share: the part of a batch on which the objective's gradient is taken (1/2 with half-batches).
-        constraint_share: the part on which the gradient of the constraints is taken.
-        dtype: of the rows.
-        processes: of the job; this one alone by default.
-        layout: of the rows of samples, see :class:`DualState`; constraints follow "auto".
+        sampling: for every part of a batch the columns of its training samples and how they are drawn, from which the
+            inclusion probabilities of rows are computed.  None for unknown loaders: the probabilities of rows of groups
+            and constraints are then estimated from how often the rows occur.
+        objective_share: the fraction of a batch on which the objective's gradient is computed (1/2 with half-batches).
+        constraint_share: the same for the constraints.
+        dtype: type of the rows.
+        processes: the processes of the job; this one alone by default.
+        layout: where the rows of samples are stored, see :class:`DualState`; for constraints it is "auto".
 
     Raises:
-        ConfigError: if ``sampling`` is of another number of samples, or of samples with weights that the
-            objective or a constraint cannot take.
+        ConfigError: if ``sampling`` describes another number of samples, or samples with weights that the objective or
+            a constraint does not support.
 
     Attributes:
-        direct_weight: what a batch's estimate of g_0 is multiplied by: more than 1 where some batches have none.
-        may_lack_direct: whether batches may have no samples for g_0, whose estimate is 0 there, or what stands beside.
+        direct_weight: factor on a batch's estimate of g_0: more than 1 where some batches lack the samples for it.
+        may_lack_direct: whether a batch may lack the samples for g_0, whose estimate is then 0, or only the part of g_0
+            that every batch measures.
         num_samples: n, size of the training split.
-        declared: the ``sampling``, with which the first batches are compared.
-        compositional: whether the objective has inner functions, and with them the first of the terms.
+        declared: ``sampling``, with which the first batches are compared.
+        compositional: whether the objective has inner functions, which then form the first term.
         most: the largest numbers of samples in a batch of the plan, see :attr:`Objective.most`.
         terms: the objective's, if it has inner functions, then one of each constraint.
         multipliers_of_terms: the multipliers of every constraint, as they are remembered; none with a penalty.
@@ -100,15 +100,15 @@ class Problem(nn.Module):
     ) -> None:
         super().__init__()
         self.processes, self.penalty = processes or Processes(), penalty or AdaptivePenalty()
-        self.__dict__["objective"] = objective  # no submodule: its parameters are not the problem's
+        self.__dict__["objective"] = objective  # not a submodule: its parameters are not the problem's
         self.constraints = kept_together(constraints) if self.penalty.acts else []
         self.num_samples, self._dtype = num_samples, dtype
         self.declared = {name: _as_read(drawn) for name, drawn in (sampling or {}).items()}
         self._require_one_size(objective)
         for measurable in (objective, *self.constraints):
             self._require_weighing(measurable)
-        self._strata: dict[str | None, Known] = {}  # by part, of whose samples constraints must know the strata
-        self._sides: list[tuple[Constraint, Any]] = []  # how those that they compare are spread over them
+        self._strata: dict[str | None, Known] = {}  # by part, where constraints use the strata of samples
+        self._sides: list[tuple[Constraint, Any]] = []  # constraints and the strata of their sides
         objective.num_samples = num_samples
         objective.join(self.processes)
         terms: list[Term] = []
@@ -140,24 +140,24 @@ class Problem(nn.Module):
         for number, term in enumerate(terms):
             term.number = number
         self._noted = {k: v for k, v in vars(objective).items() if k not in vars(nn.Module())}
-        self._noted["_posed_by"] = object()  # that of a deep copy is another one
+        self._noted["_posed_by"] = object()  # a deep copy has another one
         self.own()
 
     def own(self) -> None:
-        """Let the objective know the numbers of this problem's data, if another problem has it in common."""
+        """Give the objective the values that this problem set, if another problem that shares it has set its own."""
         objective = vars(self.objective)  # torch looks through all of a module's members to set one
         if objective.get("_posed_by") is not self._noted["_posed_by"]:
             objective.update(self._noted)
 
     def numbered_states(self) -> list[DualState]:
-        """All dual states, those of multipliers and of samples' parameters among them, which know their numbers."""
+        """All dual states, numbered, including those of multipliers and of samples' parameters."""
         states = [m for m in self.modules() if isinstance(m, DualState)]
         for number, state in enumerate(states):
             state.number = number
         return states
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """The objective, which is no submodule, moves along with the rows; f is of the parameters it has then."""
+        """Also move the objective, which is no submodule, and rebuild f with its moved parameters."""
         self.objective._apply(fn, recurse)  # type: ignore[no-untyped-call]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.own()
@@ -172,32 +172,32 @@ class Problem(nn.Module):
 
     @property
     def needs_index(self) -> bool:
-        """Whether single samples find rows by their index."""
+        """Whether rows are looked up by the samples' ``index``."""
         rows = self.row_parameters is not None or any(term.per_sample and term.state for term in self.all_terms)
         return rows or bool(self._strata)
 
     def attach(self, batch: Batch) -> Batch:
-        """The batch with columns of its samples' parameters, and of the strata that constraints weigh."""
+        """The batch with the columns of its samples' parameters, and of the strata that constraints use."""
         if self.objective.__dict__.get("_posed_by") is not self._noted["_posed_by"]:
             self.own()
         if self.row_parameters is not None:
             batch = self.row_parameters.attach(batch)
-        for constraint in self.constraints:  # which another problem may have in common
+        for constraint in self.constraints:  # another problem may share it
             constraint.strata = None
         for constraint, sides in self._sides:
             constraint.strata = sides
         for name, strata in list(self._stratified(batch)) if self._strata else ():
             index, table = batch[name]["index"], strata.like(batch[name]["index"])
-            if index.device.type != "cpu":  # a device cannot refuse an index: the first batch is looked at
+            if index.device.type != "cpu":  # a GPU cannot raise for an index; `check_index` does
                 index = index.clamp(0, len(table) - 1)
             batch = {**batch, name: {**batch[name], KNOWN_STRATUM: table.index_select(0, index)}}
         return batch
 
     def check_index(self, batch: Batch) -> None:
-        """Look at the index of the samples to which :meth:`attach` adds something.
+        """Check the index of the samples to which :meth:`attach` adds columns.
 
         Raises:
-            StateIndexError: naming one that is none of a training sample.
+            StateIndexError: naming an index that is not that of a training sample.
         """
         if self.row_parameters is not None:
             self.row_parameters.state.checked_index(next(iter(batch.values()))["index"])
@@ -205,46 +205,46 @@ class Problem(nn.Module):
             checked_index(batch[name]["index"], len(strata.values))
 
     def _stratified(self, batch: Batch) -> Iterator[tuple[str, Known]]:
-        """The parts whose samples have strata that constraints weigh, and their independent draws; with the strata."""
+        """The parts, and their independent draws, in which constraints use strata; each with the strata."""
         first = next(iter(batch))
         for part, strata in self._strata.items():
             name = part or first
             yield from ((draw, strata) for draw in (name, dual_of(name, first)) if draw in batch)
 
     def follow(self, optimizer: Optimizer) -> None:
-        """Let the dual steps of multipliers follow the schedule of the learning rate, before a batch is measured."""
+        """Scale the dual step sizes of multipliers with the learning rate; called before a batch is measured."""
         for multipliers in self.multipliers_of_terms:
             multipliers.follow(optimizer)
 
     def settle(self) -> None:
-        """Move parameters of the objective's outer function to the best ones for its rows."""
+        """Set parameters of the objective's outer function to the best values for its rows."""
         term = self.all_terms[0]
         assert term.state is not None  # noqa: S101 - of estimators that remember, see `settles`
         self.objective.settle(term.state.gather(None), term.smoothed)
 
     def committed(self) -> None:
-        """Take note that a step with what was proposed is being taken."""
+        """Record that the step is being taken; called when the new rows are written."""
         for multipliers in self.multipliers_of_terms:
             multipliers.note_rate()
         if self.row_parameters is not None:
             self.row_parameters.committed()
 
     def have_units(self) -> Tensor:
-        """Whether all multipliers have their unit, as a tensor."""
+        """Whether all multipliers have their unit, as a bool tensor."""
         return torch.stack([~multipliers.unit.isnan() for multipliers in self.multipliers_of_terms]).all()
 
     def take_units(self, estimates: Mapping[str, Tensor], *, known: bool) -> None:
-        """Let the multipliers take their unit from the first batch that measures the objective.
+        """Set the unit of the multipliers from the first batch that measures the objective.
 
         Args:
-            estimates: of the summands of F on a batch.
-            known: whether the units were known before it, as :meth:`have_units` says.
+            estimates: the summands of F as estimated on a batch.
+            known: the value of :meth:`have_units` before that batch.
         """
         if known:
             self.units_known = True
         elif "objective" in estimates:
-            # of g_0 in the batches that measure it, to which a weight gives what they are on average; cross-entropy
-            # beside it is measured by all batches, and of its size
+            # the value of g_0 in the batches that measure it, without the weight for the batches that do not; a
+            # cross-entropy beside g_0 is measured by all batches
             weight = 1.0 if self.objective.always_measured else self.direct_weight
             for multipliers in self.multipliers_of_terms:
                 multipliers.measure(estimates["objective"] / weight, zero_is_none=weight != 1)
@@ -255,23 +255,23 @@ class Problem(nn.Module):
         self.units_known = not self.multipliers_of_terms  # the units are those of the checkpoint, if it knows them
 
     def multipliers(self) -> dict[str, float]:
-        """The multiplier of every row of the constraints by its name, see :meth:`Term.multiplier_values`.
+        """The multiplier of every constraint row by name, see :meth:`Term.multiplier_values`.
 
-        Empty where constraints are enforced otherwise.  Where two constraints have one name, the later one gets an
-        apostrophe.  All processes call it.
+        Empty without multipliers.  Where two constraints have the same name, the later one gets an apostrophe.  All
+        processes must call it.
         """
         values = torch.cat([term.multiplier_values() for term in self.all_terms]) if self.all_terms else torch.empty(0)
         names = unique_names(self.constraints)
         return dict(zip(names, values.tolist(), strict=True)) if len(values) else {}
 
     def take_constraints(self, other: "Problem") -> None:
-        """Go on with the rows and multipliers of another problem's constraints, which are the same as these."""
+        """Take over the rows and multipliers of another problem with the same constraints."""
         terms, other_terms = (problem.all_terms[problem.compositional :] for problem in (self, other))
         for term, before in zip(terms, other_terms, strict=True):
             term.load_state_dict(before.state_dict())
 
     def begin_epoch(self, epoch: int) -> None:
-        """Let rho follow its schedule."""
+        """Set the penalty weight rho to its scheduled value."""
         if not isinstance(self.penalty, Penalty):
             return
         rho = self.penalty.weight(epoch)
@@ -353,7 +353,7 @@ class Problem(nn.Module):
         )
 
     def _shares_of_samples(self, num_samples: int) -> Tensor | None:
-        """What a sample counts in a batch that holds it, (n,), where batches stand for another population."""
+        """Weight of every sample in a batch that holds it, (n,); None where batches stand for the data themselves."""
         drawn = self._drawn_first(self.objective.part)
         population = None if drawn is None else drawn.plan.population()
         if drawn is None or population is None:
@@ -384,7 +384,7 @@ class Problem(nn.Module):
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """What identifies the training split: its number of rows, and digests of the columns that are known of it."""
+        """A description that identifies the training split: its number of rows, and digests of its known columns."""
         several = len(self.declared) > 1
         contents: dict[str, str] = {}
         for part, drawn in self.declared.items():
@@ -393,11 +393,11 @@ class Problem(nn.Module):
         return {"rows": self.num_samples, "contents": contents}
 
     def require_same_data(self, stored: Mapping[str, Any] | None, *, allow_changed: bool = False) -> None:
-        """Refuse rows of other samples.
+        """Refuse a state whose rows belong to another training split.
 
         Args:
-            stored: what :attr:`data` was when they were; None if that is not known.
-            allow_changed: whether a difference is only warned of.
+            stored: :attr:`data` of the problem that wrote the state; None if it is not known.
+            allow_changed: whether a difference only causes a warning.
 
         Raises:
             DataError: naming what differs.
@@ -423,7 +423,7 @@ class Problem(nn.Module):
             )
 
     def _drawn_first(self, part: str | tuple[str, ...] | None) -> Drawn | None:
-        """The samples of the part that own the rows, which is the first where there are several."""
+        """The samples of the part that owns the rows: the first one, where a term has several."""
         return self._drawn(part[0] if isinstance(part, tuple) else part)
 
     def _inclusion_by_subsets(self, measurable: Measurable, num_rows: int, batch_share: float) -> Inclusion:
@@ -453,21 +453,21 @@ class Problem(nn.Module):
         batch_share: float,
         probability: Tensor,
     ) -> Tensor:
-        """Probabilities of the rows of a constraint, measured by strata if it can be and batches often hold them all.
+        """Probabilities of a constraint's rows, measured by strata where batches often hold samples of all strata.
 
-        Constraints that were joined decide each for itself (:attr:`Constraint.together`).
+        For joined constraints this is decided for each of them (:attr:`Constraint.together`).
 
         Args:
             constraint: the constraint.
             subsets: see :meth:`Measurable.subsets`.
             drawn: the samples of its part.
-            batch_share: part of a batch on which the gradient is taken.
-            probability: of the rows where strata play no role, shape (m,).
+            batch_share: fraction of a batch on which the gradient is computed.
+            probability: inclusion probabilities of the rows without strata, shape (m,).
         """
         strata = drawn.plan.strata
         weight = drawn.plan.weights()
         weighted = SAMPLE_WEIGHT in drawn.columns
-        if weight is None or (strata is None and not weighted):  # else means are those over the samples as drawn
+        if weight is None or (strata is None and not weighted):  # otherwise all samples weigh alike
             return probability
         strata = torch.zeros(len(weight), dtype=torch.int64) if strata is None else strata
         strata = torch.where(weight > 0, strata, -1)
@@ -475,10 +475,10 @@ class Problem(nn.Module):
         for first in range(0, len(subsets), constraint.together):
             rows = slice(first, first + constraint.together)
             cells = within_strata(subsets[rows], strata)
-            if cells is None or not bool(probability[rows].all()):  # too many, or of a row nothing counts
+            if cells is None or not bool(probability[rows].all()):  # too many strata, or an empty row
                 continue
             undivided = all(len(parts) == len(row) for parts, row in zip(cells, subsets[rows], strict=True))
-            if undivided and not weighted:  # of samples that weigh alike, whose mean is no ratio
+            if undivided and not weighted:  # its samples weigh alike: the plain mean is unbiased
                 continue
             within = presence(cells, drawn, constraint.names[rows], batch_share)
             if bool((within >= _OFTEN * probability[rows]).all()):
@@ -492,7 +492,7 @@ class Problem(nn.Module):
 
 
 def _of_population(drawn: Drawn, share: float = 1.0) -> Columns:
-    """The columns of the training samples with :data:`POPULATION`, where that is not the data."""
+    """The columns of the training samples, with :data:`POPULATION` where batches stand for another population."""
     population = drawn.plan.population(share)
     return drawn.columns if population is None else {**drawn.columns, POPULATION: population}
 

@@ -1,4 +1,4 @@
-"""Parameters that belong to single samples, trained beside the weights at the cost of the batch alone."""
+"""Parameters of single samples, trained with the weights at a cost that depends on the batch size alone."""
 
 import torch
 from torch import Tensor, nn
@@ -16,25 +16,26 @@ class RowParameters(nn.Module):
     r"""Row i holds parameters theta_i of sample i, on which only the i-th term of F depends.
 
     ``theta_i <- clamp(theta_i - lr dF_i/d theta_i, least, most)`` for the sampled i: projected gradient descent by
-    blocks.  That is the mean over the batches which hold sample i, however samples are drawn.  The rows are kept as
-    dual states are: sharded if large, part of every checkpoint.
+    blocks.  dF_i is averaged over the batches that hold sample i, however samples are drawn.  The rows are stored as
+    dual states are: sharded if large, and part of every checkpoint.
 
-    With the previous weights go the parameters from before the step that led away from these.  They differ from the
-    present ones in the samples of one batch, which is kept for that.
+    The previous weights are used with the parameters from before the last step.  These differ from the present ones
+    only for the samples of one batch, which are stored for this purpose.
 
     Args:
-        spec: what the objective asks for.
+        spec: the parameters that the objective asks for.
         num_rows: n.
-        processes: that share the rows.
-        layout: of the rows, see :class:`DualState`.
-        dtype: of the rows.
+        processes: the processes that share the rows.
+        layout: where rows are stored, see :class:`DualState`.
+        dtype: type of the rows.
         repeats: whether a batch may hold a sample twice.
-        shares: what a sample counts in the mean over a batch that holds it, shape (n,), on average over these; None
-            where the columns of the batch say it.
+        shares: average weight of every sample in a batch that holds it, shape (n,); None if it follows from the columns
+            of the batch.
 
     Attributes:
-        with_previous: whether batches are measured at the previous weights, too.
-        before: the samples that the last committed step moved (``index``), and their parameters before it (``values``).
+        with_previous: whether batches are also measured at the previous weights.
+        before: the samples that the last committed step changed (``index``), and their parameters before it
+            (``values``).
     """
 
     def __init__(
@@ -53,14 +54,14 @@ class RowParameters(nn.Module):
         self._known = None if shares is None else Known(shares)
         self.state = DualState(num_rows, spec.width, dtype, processes, layout)
         self.leaf: Tensor | None = None
-        """The parameters attached last, by which F is differentiated, until :meth:`step` has been taken."""
+        """The parameters attached last, with respect to which F is differentiated; None after :meth:`step`."""
         self.with_previous = False
         self._columns: Columns = {}
         self.before: dict[str, Tensor] = {}
-        self._next: dict[str, Tensor] = {}  # the same of a step that is not committed yet
+        self._next: dict[str, Tensor] = {}  # `before` of a step that is not committed yet
 
     def attach(self, batch: Batch) -> Batch:
-        """The batch with the samples' parameters as one more column of its first part, and of an independent draw."""
+        """The batch with the samples' parameters as a column of its first part, and of that part's independent draw."""
         name, columns = next(iter(batch.items()))
         self._columns = columns
         self.leaf = self._held(columns).requires_grad_()
@@ -71,12 +72,12 @@ class RowParameters(nn.Module):
         return attached
 
     def at_previous(self, batch: Batch) -> Batch:
-        """A batch to which parameters are attached, with those from before the last step in their place."""
+        """A batch with attached parameters, which are replaced by those from before the last step."""
         name, before = self.spec.name, f"{self.spec.name} before"
         return {part: {**c, name: c[before]} if before in c else c for part, c in batch.items()}
 
     def committed(self) -> None:
-        """Take note that the step of :meth:`step` is being committed."""
+        """Record that the step of :meth:`step` is being committed."""
         self.before, self._next = self._next, {}
 
     def _with(self, columns: Columns, rows: Tensor) -> Columns:
@@ -91,10 +92,10 @@ class RowParameters(nn.Module):
         return torch.where(held.isnan(), self.spec.start, held)
 
     def step(self, gradient: Tensor | None) -> list[NewRows]:
-        """What the parameters attached last become.
+        """The new values of the parameters attached last.
 
         Args:
-            gradient: of F with respect to them, (b, k), in true units; None where it does not depend on them.
+            gradient: gradient of F with respect to them, (b, k), unscaled; None if F does not depend on them.
         """
         leaf, self.leaf = self.leaf, None
         if leaf is None or gradient is None:
@@ -103,12 +104,12 @@ class RowParameters(nn.Module):
         self._next = {"index": index, "values": rows}
         again = copies(index) if self.repeats else None
         gradient = gradient if again is None else again.total(gradient)
-        shares = self._shares(again, rows).clamp(min=torch.finfo(rows.dtype).tiny)  # of weight 0 the gradient is 0, too
+        shares = self._shares(again, rows).clamp(min=torch.finfo(rows.dtype).tiny)  # where it is 0, so is the gradient
         moved = torch.addcdiv(rows, gradient.detach(), shares, value=-self.spec.lr)
         return [NewRows(self.state, index, moved.clamp(self.spec.least, self.spec.most))]
 
     def _shares(self, again: Copies | None, leaf: Tensor) -> Tensor:
-        """What a sample, all its copies together, counts in F, a mean over samples; (b, 1), or a scalar."""
+        """The weight of a sample with all of its copies in F, a mean over samples; (b, 1), or a scalar."""
         index, weight = self._columns["index"], self._columns.get("weight")
         if self._known is not None:
             return self._known.like(leaf, leaf.dtype).index_select(0, index).unsqueeze(1)

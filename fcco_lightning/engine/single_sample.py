@@ -1,4 +1,4 @@
-"""A batch of one sample, which an epoch may end with."""
+"""Check of a batch of one sample, with which an epoch may end."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ def require_single(engine: Engine, outputs: Outputs) -> None:
     Rows, buffers and random streams stay as they are.
 
     Raises:
-        ConfigError: if the network, a part or the algorithm cannot do with it.
+        ConfigError: if the network, the objective, a constraint or the algorithm cannot process it.
     """
     cut = partial(pytree.tree_map_only, Tensor, lambda leaf: leaf[:1])
     with torch.no_grad(), engine.functions.elsewhere([p.data for p in engine.params]):

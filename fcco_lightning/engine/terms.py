@@ -1,4 +1,4 @@
-"""One compositional term: its rows, its outer function, and what a batch contains of it."""
+"""A compositional term: its rows, its outer function, and what a batch contains of it."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -19,23 +19,25 @@ from fcco_lightning.state.processes import Processes
 
 
 class Seen(NamedTuple):
-    """What a batch contains of one term, in r entries; several entries may be copies of one row, with equal values.
+    """The part of one term that a batch contains, as r entries; entries of the same row are copies with equal values.
 
     Attributes:
         term: the term.
-        rows: which row each entry is, shape (r,), int64; None for all n rows, in their order.
-        g: the inner values g_i(w; batch), shape (r, k), with graph; any finite numbers where the batch has no g_i.
+        rows: number of the row of each entry, shape (r,), int64; None for all n rows in order.
+        g: the inner values g_i(w; batch), shape (r, k), with graph; arbitrary finite numbers where the batch lacks the
+            row.
         before: the same at the previous weights, without graph, or None.
-        held: the remembered rows, shape (r, k), NaN where never written; None where the term keeps none.
+        held: the remembered rows, shape (r, k), NaN where never written; None if the term keeps no rows.
         present: whether the batch contains the row, shape (r,), bool.
-        share: how much of its row an entry is, shape (r,): 1, or 1/c of c copies; 0 of a row that is not present.
-        weight: of f_i(u_i) in the estimate of F, shape (r,): the term's share in F times what the row counts in the
-            mean over all rows; 0 of a row that is not present.
+        share: 1/c for each of c copies of a row, shape (r,); 0 for a row that is not present.
+        weight: weight of f_i(u_i) in the estimate of F, shape (r,): the term's share in F times the weight of the row
+            in the mean over all rows; 0 for a row that is not present.
         of_mean: ``1/(n p_i)``, the inverse inclusion probability over n, shape (r,), or one number.
-        relevance: what each row counts in the mean over all rows, shape (r,), is part of ``weight``; None for 1.
+        relevance: the row's own weight in the mean over all rows, shape (r,), a factor of ``weight``; None for 1.
         f: the outer function with its known parameters at their present values, as the algorithm smooths it.
-        decided: the values on decisions, shape (r, k), without graph; None where multipliers do not follow them.
-        gap: remembered means of the gap between these and the values, shape (r, k), NaN where never written, or None.
+        decided: the inner values measured on decisions in place of smooth rates, shape (r, k), without graph; None
+            where multipliers do not use them.
+        gap: running averages of ``decided`` minus the smooth values, shape (r, k), NaN where never written, or None.
     """
 
     term: "Term"
@@ -63,25 +65,27 @@ class Term(nn.Module):
     r"""``share * (1/n) sum_i f(g_i(w))``.
 
     Args:
-        name: in logs and checkpoints.
+        name: its name in logs and checkpoints.
         measurable: the objective or constraint that measures the g_i.
-        outer: f; where it has parameters of its own in every row, such as thresholds, batches bring f with them.
+        outer: f; where every row has its own parameters, such as thresholds, the f of a batch comes with
+            :attr:`Rows.outer`.
         domain: the rows, which samples own them, and the interval in which the inner values are known to lie.
-        inclusion: how likely a batch contains the rows.
+        inclusion: the inclusion probabilities of the rows.
         share: weight of the term in F.
-        dtype: of the rows.
-        repeats: whether a batch may name one row twice.
-        processes: that share the rows.
-        layout: of the rows of single samples, see :class:`DualState`.
-        multipliers: of the rows of a constraint, which then say what f is.
+        dtype: type of the rows.
+        repeats: whether a batch may contain a row twice.
+        processes: the processes that share the rows.
+        layout: where the rows of single samples are stored, see :class:`DualState`.
+        multipliers: the multipliers of a constraint's rows, which then determine f; None without.
         growth: how many times the row an inner value may be for an outer gradient taken at the row, > 1; None for any.
 
     Attributes:
         state: the rows; None until :meth:`remember`, for algorithms that keep none.
-        smoothing: what the algorithm makes of f.
-        smoothed: f so made.
-        corrected: whether inner values are wanted at the previous weights, too, where batches are measured there.
-        number: of the term in the problem.
+        smoothing: the algorithm's smoothing of outer functions.
+        smoothed: f after smoothing.
+        corrected: whether inner values are also measured at the previous weights, if the algorithm evaluates batches
+            there.
+        number: position of the term in the problem.
         counts: how many batches have contained each row, and behind these the number of batches, shape (n + 1,),
             float64; None where the probabilities are known.
     """
@@ -108,9 +112,7 @@ class Term(nn.Module):
     ) -> None:
         super().__init__()
         self.multipliers = multipliers
-        self.__dict__["measurable"] = (
-            measurable  # no module of this one: its parameters belong to whoever owns the network
-        )
+        self.__dict__["measurable"] = measurable  # not a submodule: its parameters are not the term's
         owners, num_rows = domain.owners, domain.num_rows if domain.owners is None else int(domain.owners.sum())
         self.name, self.num_rows, self.width = name, num_rows, measurable.width
         self.share, self.dtype, self.range, self.growth = share, dtype, domain.range, growth
@@ -133,45 +135,45 @@ class Term(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         kept = self.counts
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if kept is not None and self.counts is not None:  # they need their digits, whatever the module's precision
+        if kept is not None and self.counts is not None:  # they stay float64, whatever the module's precision
             self.counts = kept.to(self.counts.device)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if (old := f"{prefix}weights.counts") in state_dict:  # as checkpoints of earlier versions call them
+        if (old := f"{prefix}weights.counts") in state_dict:  # the name in checkpoints of earlier versions
             state_dict[f"{prefix}counts"] = state_dict.pop(old)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def take(self, outer: OuterFunction) -> None:
-        """Let f be another function from now on."""
+        """Replace f."""
         self.outer, self.smoothed = outer, self.smoothing(outer)
 
     def smooth(self, smoothing: Callable[[OuterFunction], OuterFunction]) -> None:
-        """Let f be smoothed so from now on."""
+        """Set the smoothing of f."""
         self.smoothing = smoothing
         self.take(self.outer)
 
     def remember(self) -> None:
-        """Allocate the rows, unless they are there."""
+        """Allocate the rows, unless they exist."""
         if self.state is None:
             sink = self._row_of is not None
             self.state = DualState(self.num_rows, self.width, self.dtype, self._processes, self._layout, sink=sink)
 
     @property
     def never_measured(self) -> Tensor:
-        """Which rows no batch can measure, (n,), bool, as far as that is known: all that they are made of weighs 0."""
+        """Which rows are known never to be in a batch, since all of their samples weigh 0; shape (n,), bool."""
         probability = torch.as_tensor(1.0 if self._inclusion.probability is None else self._inclusion.probability)
         return (probability == 0).expand(self.num_rows)
 
     @property
     def present_outer(self) -> OuterFunction:
-        """The outer function of all rows, as it is smoothed, with their multipliers at the present values."""
+        """The smoothed outer function of all rows, with their present multipliers."""
         return self.smoothed if self.multipliers is None else self.smoothing(self.multipliers.outer())
 
     def multiplier_values(self) -> Tensor:
         """The multiplier nu_i of every row of a constraint, shape (n,), float64 on the CPU; empty without multipliers.
 
-        They are those that the gradient is taken with: at a solution ``grad F + sum_i nu_i grad h_i = 0``.
+        They weigh the constraints in the gradient: at a solution ``grad F + sum_i nu_i grad h_i = 0``.
         """
         if self.multipliers is None:
             return torch.empty(0, dtype=torch.float64)
@@ -186,10 +188,10 @@ class Term(nn.Module):
         """What a batch contains of the term.
 
         Args:
-            now: as measured at the present weights.
-            before: at the previous weights; None where there are none.
-            outputs: of the network, that the term's part was given.
-            columns: likewise.
+            now: the measurement at the present weights.
+            before: the measurement at the previous weights, or None.
+            outputs: the network's outputs for the term's part of the batch.
+            columns: the columns of that part.
 
         Raises:
             IndexError: on the host, if the batch names a row that does not exist.
@@ -203,7 +205,7 @@ class Term(nn.Module):
         present = now.weight if alike else now.weight != 0
         share = present.to(widest(g))  # as outer functions are
         relevance = None if alike and self._relevance is None else self._relevant(rows, now.weight, share)
-        if self.repeats and names is not None:  # copies of a row are one entry: each holds the mean over all
+        if self.repeats and names is not None:  # every copy of a row holds the mean over all copies
             again = copies(names)
             share = share / again.total(share).clamp(min=1)
             g = _mean(g, share, again)
@@ -221,26 +223,26 @@ class Term(nn.Module):
         return seen._replace(decided=decided, gap=self.multipliers.decisions.gather(None))
 
     def count(self, rows: Tensor | None, share: Tensor) -> None:
-        """Take note of the rows that a batch has contained, where their probabilities are estimated."""
+        """Count the rows that a batch has contained, where inclusion probabilities are estimated."""
         if self.counts is not None:
             count(self.counts, rows, share)
 
     def check_index(self, columns: Any) -> None:
-        """Look at the ``index`` of the samples of a batch, where these own the rows.
+        """Check the ``index`` of the samples of a batch, where samples own the rows.
 
         Raises:
-            StateIndexError: if one of them is none of a training sample, naming it and its position in the batch.
+            StateIndexError: naming an index that is not that of a training sample, and its position in the batch.
         """
         if self.per_sample:
             self._require_named(_sample_index(self.measurable, columns), self.num_samples)
 
     def check(self, outputs: Any, columns: Any) -> None:
-        """Look at the rows that a batch names.
+        """Check the row numbers of a batch.
 
         Raises:
             StateIndexError: if one does not exist.
-            ConfigError: if the part names another number of rows than it measures.
-            DataError: if a sample owns a row by the columns of the batch, and had none when the rows were given out.
+            ConfigError: if the objective or constraint returns another number of row numbers than of rows.
+            DataError: if a sample owns a row according to the columns of the batch, but not of the training split.
         """
         self.check_index(columns)
         rows = self.measurable.measure(outputs, columns)[1]
@@ -263,13 +265,13 @@ class Term(nn.Module):
             )
 
     def mean_weight(self, rows: Tensor | None, columns: Any, share: Tensor, again: Copies | None) -> Tensor | float:
-        """``1/(n p_i)`` of the entries of a batch, shape (r,), or one number.
+        """``1/(n p_i)`` of the entries of a batch, with inclusion probability p_i; shape (r,), or one number.
 
         Args:
-            rows: of the entries, shape (r,); None for all rows.
-            columns: that the term's part was given.
-            share: how much of its row an entry is, shape (r,); 0 where the batch does not contain it.
-            again: how the entries repeat; None if they do not.
+            rows: row numbers of the entries, shape (r,); None for all rows.
+            columns: the columns of the term's part of the batch.
+            share: see :attr:`Seen.share`.
+            again: which entries are copies of each other; None if no row occurs twice.
         """
         if self.counts is not None:
             return estimated(self.counts, rows, share)
@@ -281,7 +283,7 @@ class Term(nn.Module):
         return inverse if self._of_mean == 1 else known * inverse
 
     def _names(self, measured: Rows, columns: Any) -> Tensor | None:
-        """Which row each of those measured is, shape (r,); None for all, in their order."""
+        """Names of the measured rows as the batch gives them, shape (r,); None for all rows in order."""
         if measured.index is not None or not self.per_sample:
             return measured.index
         return _sample_index(self.measurable, columns)
@@ -296,20 +298,20 @@ class Term(nn.Module):
             )
 
     def _relevant(self, rows: Tensor | None, weight: Tensor, share: Tensor) -> Tensor:
-        """What each entry counts in the mean over all rows, (r,), by what the part says of it, and by its owner."""
+        """Weight of each entry in the mean over all rows, (r,): the measured weight times that of the row's owner."""
         if self._relevance is None:
             return weight
         counted = _at(self._relevance, rows, share)
         return counted if weight.dtype == torch.bool else weight * counted
 
     def _known(self, numbers: Tensor) -> Known:
-        """Numbers (n,) of the rows, with one more for the row that is none, where samples without a row name this."""
+        """Numbers (n,) of the rows, with one more entry for samples without a row, if there are any."""
         return Known(numbers if self._row_of is None else torch.cat([numbers, numbers[:1]]))
 
     def _row(self, names: Tensor) -> Tensor:
         assert self._row_of is not None  # noqa: S101 - the caller has seen to it
         table = self._row_of.like(names)
-        if names.device.type != "cpu":  # a device cannot refuse an index: n + 1 is no row, which the state makes known
+        if names.device.type != "cpu":  # a GPU cannot raise: the state reads NaN at n + 1
             names = torch.where((names < 0) | (names >= len(table)), len(table) - 1, names)
         return table.index_select(0, names).long()
 
@@ -339,7 +341,7 @@ class Term(nn.Module):
 
 
 def _sample_index(measurable: Measurable, columns: Any) -> Tensor:
-    """The column ``index`` of the samples that own the rows, of the first part of several."""
+    """The column ``index`` of the samples that own the rows; of the first part, if there are several."""
     return required_column(
         columns[measurable.part[0]] if isinstance(measurable.part, tuple) else columns, "index", measurable
     )
@@ -351,15 +353,15 @@ def _mean(values: Tensor, share: Tensor, again: Copies) -> Tensor:
 
 
 def _at(known: Known, rows: Tensor | None, share: Tensor) -> Tensor:
-    """Numbers of the rows of a batch, in the type and on the device of their shares."""
+    """The numbers that belong to the rows of a batch, with the type and device of ``share``."""
     values = known.like(share, share.dtype)
     return values if rows is None else values.index_select(0, rows)
 
 
 def _numbered(owners: Tensor) -> Tensor:
-    """The row of every sample, or label of a sample, and n for those that own none, shape (N + 1,), int32.
+    """The row number of every sample (or label of a sample), n for those without a row, shape (N + 1,), int32 or int64.
 
-    They are numbered 0, 1, ... in their order.  The last entry is n + 1, which is no row: that of what does not exist.
+    Rows are numbered 0, 1, ... in the order of their owners.  The last entry, n + 1, stands for an invalid index.
     """
     owners = owners.flatten().cpu()
     rows, number = owners.cumsum(0) - owners.long(), int(owners.sum())
