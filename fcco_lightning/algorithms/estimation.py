@@ -145,12 +145,12 @@ class Estimation(Algorithm, ABC):
         return estimator.estimate(seen.f, point, seen.g, inner)
 
     def recall(self, seen: Seen) -> Tensor:
-        """f of every remembered row with graph, (r,); a row never visited is replaced by its fresh value."""
+        """The f(u_i) of remembered rows with graph, (r,); a row never visited is replaced by its fresh value."""
         rows, inner, _ = self.held(seen, self.estimator_of(seen.term))
         return self.at_rows(seen, rows, inner)
 
     def at_rows(self, seen: Seen, rows: Tensor, inner: Tensor) -> Tensor:
-        """f of given rows with graph, (r,); shifted by the remembered gap, if multipliers follow decisions."""
+        """The f(u_i) of given rows with graph, (r,); shifted by the remembered gap, if multipliers follow decisions."""
         point = rows if seen.gap is None else rows + self._gap(seen, inner)
         return self.estimator_of(seen.term).estimate(seen.f, point, seen.g, inner)
 

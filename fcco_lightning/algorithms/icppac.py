@@ -164,7 +164,7 @@ class ICPPAC(Algorithm):
         estimate.log(seen, seen.term.outer(seen.g.detach()))
 
     def _linearised(self, engine: Engine, seen: Seen, s: Tensor, held: Tensor, step: Sequence[Tensor]) -> Tensor:
-        """l at the next z, (m, sides); unchanged for rows that the batch does not contain."""
+        """The l at the next z, (m, sides); unchanged for rows that the batch does not contain."""
         return _contained(seen, _sides(seen, s.detach() + along(engine, s, step)), held)
 
     def state_dict(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _contained(seen: Seen, values: Tensor, other: Tensor | float) -> Tensor:
 
 
 def _sides(seen: Seen, s: Tensor) -> Tensor:
-    """h of every side, (m, sides)."""
+    """The values h of every side, (m, sides)."""
     constraint = seen.term.measurable
     assert isinstance(constraint, Constraint)  # noqa: S101 - the objective has no rows
     return excess(s, constraint.limit, constraint.sides)

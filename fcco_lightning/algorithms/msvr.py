@@ -116,7 +116,7 @@ class MSVR(Estimation):
         )
 
     def _recalled(self, seen: Seen) -> Tensor:
-        """f of every row with graph, (r,), at the rows before the previous step."""
+        """The f(u_i) of the rows before the previous step, with graph, (r,)."""
         before = self._before.get(seen.term.number)
         if before is not None and before.multipliers is not None and seen.term.multipliers is not None:
             seen = seen._replace(f=seen.term.multipliers.outer_of(before.multipliers), gap=before.gap)

@@ -1,4 +1,4 @@
-"""What is remembered of inner values, the outer gradients that follow, and how weights move along a gradient."""
+"""Estimators of inner functions and their outer gradients, and optimizers of the weights."""
 
 from fcco_lightning.estimators.base import (
     Average,

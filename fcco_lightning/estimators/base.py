@@ -1,6 +1,6 @@
-"""What an estimator is, a pure map from remembered rows and fresh inner values to new rows.
+"""Estimators: pure maps from remembered rows and fresh inner values to new rows.
 
-Behind it are the estimators that remember u_i, a running estimate of g_i(w).
+Here are the interface and the estimators that keep u_i, a running estimate of g_i(w).
 """
 
 from abc import ABC, abstractmethod
@@ -18,18 +18,18 @@ _ANY = Range()
 
 
 class Estimator(ABC):
-    r"""Follows inner values from mini-batches.
+    r"""An update rule for the rows, given mini-batch estimates of the inner functions.
 
-    Rows have shape (b, k) and carry no graph.
+    Rows have shape (b, k), for b rows and k inner values per row, and carry no graph.
 
     Attributes:
-        remembers: whether the estimator keeps rows; without, no state is allocated.
+        remembers: whether the estimator keeps rows; otherwise no state is allocated.
         convex_only: whether it takes dual steps, for which f must be convex.
-        follows_values: whether a row stands for an inner value u_i, and not for a dual variable.
+        follows_values: whether a row is an inner value u_i, and not a dual variable.
         decay: factor on ALL rows before those of the batch are written; 1 for every estimator but MOAP's.
         by_inclusion: whether the update divides by the inclusion probabilities of the rows.
         gamma: weight of a new value in a running mean.
-        fresh: whether f is taken at the new rows, or at those from before the step, which do not depend on the batch.
+        fresh: whether f is taken at the new rows, or at the rows before the step, which do not depend on the batch.
     """
 
     remembers: ClassVar[bool] = True
@@ -47,37 +47,36 @@ class Estimator(ABC):
 
     @property
     def estimates_values(self) -> bool:
-        """Whether every row, of a batch or not, is an estimate of its inner value at all times."""
+        """Whether every row is at all times an estimate of its inner value."""
         return self.remembers and self.follows_values and self.decay == 1
 
     @abstractmethod
     def update(
         self, rows: Tensor, inner: Tensor, previous: Tensor | None, outer: OuterFunction, inverse: Tensor | float
     ) -> Tensor:
-        """The new rows.
-
-        What all have in common is in :func:`moved`: first visits, and the range in which rows stay.
+        """The new rows; first visits and the projection to the range of g_i are left to :func:`moved`.
 
         Args:
-            rows: remembered rows; for an index never visited the fresh value, or 0 of dual ones.
+            rows: remembered rows; for a row never visited its fresh value, or 0 for a dual variable.
             inner: g_i(w_t; batch).
-            previous: g_i(w_{t-1}; batch) on the same samples, or None if there is no previous point (then it counts as
-                equal to ``inner``); of rows of inner values that were never written, ``inner``.
+            previous: g_i(w_{t-1}; batch) on the same samples, or None if there is no previous point (it then counts as
+                equal to ``inner``); for inner values never written before it is ``inner``.
             outer: f, smoothed if the algorithm smooths.
             inverse: 1/p_i, the inverse inclusion probability of the rows: n/B1 where B1 of n rows are drawn alike;
                 shape (b, 1), or one number for all.
         """
 
     def estimate(self, outer: OuterFunction, rows: Tensor, g: Tensor, inner: Tensor) -> Tensor:
-        r"""``f(u_i)`` at remembered rows u_i, whose slope in the weights is that of ``<grad f(u_i), g_i(w)>``.
+        r"""``f(u_i)`` at remembered rows u_i, with the gradient of ``<grad f(u_i), g_i(w)>`` in the weights.
 
-        It is ``f(stop_gradient(u_i) + g_i(w) - stop_gradient(g_i(w)))``, with the slope in the parameters of f.
+        It is ``f(stop_gradient(u_i) + g_i(w) - stop_gradient(g_i(w)))``, so that parameters of f get their gradient,
+        too.
 
         Args:
             outer: f, smoothed if the algorithm smooths.
-            rows: shape (b, k).
-            g: the inner values of a batch, shape (b, k), with graph; of rows that it lacks any finite numbers.
-            inner: the same without graph; 1 for rows that it lacks.
+            rows: the u_i, shape (b, k).
+            g: the inner values of a batch, shape (b, k), with graph; arbitrary finite numbers for rows that it lacks.
+            inner: the same without graph; 1 for rows that the batch lacks.
 
         Returns: shape (b,), with graph.
         """
@@ -94,14 +93,14 @@ def moved(
     unseen: Tensor | None = None,
     within: Range = _ANY,
 ) -> Tensor:
-    """The new rows by an estimator, shape (b, k), with what is the same for all of them.
+    """The new rows of an estimator, shape (b, k), including the rules common to all estimators.
 
-    Rows of inner values become the fresh value at their first visit, and where they are corrected by the previous
-    weights they stay in the interval in which the g_i lie.
+    At its first visit a row of inner values becomes the fresh value; rows that are corrected with the values at the
+    previous weights are projected to the interval in which the g_i lie.
 
     Args:
-        estimator: how rows follow inner values.
-        rows: as of :meth:`Estimator.update`, and so are the next four.
+        estimator: the estimator.
+        rows: see :meth:`Estimator.update`, also for the next four arguments.
         inner: g_i(w_t; batch).
         previous: g_i(w_{t-1}; batch), or None.
         outer: f.
@@ -114,7 +113,7 @@ def moved(
     if previous is not None and unseen is not None:
         previous = torch.where(unseen, inner, previous)
     new = estimator.update(rows, inner, previous, outer, inverse)
-    if previous is not None:  # others may leave the interval on purpose
+    if previous is not None:  # ScaledAverage leaves the interval on purpose
         new = within.project(new)
     return torch.where(unseen, inner, new) if unseen is not None and estimator.by_inclusion else new
 
@@ -122,21 +121,21 @@ def moved(
 def trusted(rows: Tensor, inner: Tensor, growth: float | None) -> Tensor:
     """The rows at which outer gradients are taken: no less than ``inner / growth``.
 
-    Where ``grad f(u)`` is of the order of 1/u, as of a logarithm, the share ``<grad f(u), g>`` of a row in the gradient
-    is then no more than ``growth`` times that at ``u = g``.  A row from before a step may say that an inner value which
-    spans 200 orders of magnitude is small when it has become large.
+    If ``grad f(u)`` is of the order of 1/u, as for a logarithm, the contribution ``<grad f(u), g>`` of a row to the
+    gradient is then at most ``growth`` times that at ``u = g``.  Without this bound it can explode, where an inner
+    value has grown by orders of magnitude since its row was updated.
 
     Args:
-        rows: shape (b, k).
+        rows: the remembered rows, shape (b, k).
         inner: g_i(w; batch), shape (b, k).
-        growth: how many times the row an inner value may be, > 1; None for any.
+        growth: largest ratio of an inner value to its row, > 1; None for no bound.
     """
     return rows if growth is None else torch.maximum(rows, (inner / growth).to(rows.dtype))
 
 
 @dataclass(frozen=True)
 class Minibatch(Estimator):
-    r"""``u_i = g_i(w; batch)``: nothing is remembered, so the gradient is biased (BSGD, SOX paper, section 2.1)."""
+    r"""``u_i = g_i(w; batch)`` without averaging, so that the gradient is biased (BSGD, SOX paper, section 2.1)."""
 
     remembers = False
 
@@ -155,18 +154,18 @@ class Average(Estimator):
     can carry a row out of the interval in which g_i lies (a mean of exponentials that includes the pair itself is never
     below 1/n); the row is then projected back.
 
-    At the new rows it is also a dual step, extrapolated and in u-form with ``psi = f*`` (ALEXR paper, eq. (3)):
-    ``u_i <- (tau u_i + g~_i) / (1 + tau)`` and ``y_i = grad f(u_i)``, with ``gamma = 1/(1 + tau)``.  For hinges it
-    carries u_i outside [kappa, kappa + lam rho], which the y-form forgets (erratum SONEX-7).
+    With ``fresh`` it is also an extrapolated dual step in u-form, with ``psi = f*`` (ALEXR paper, eq. (3)): ``u_i <-
+    (tau u_i + g~_i) / (1 + tau)`` and ``y_i = grad f(u_i)``, with ``gamma = 1/(1 + tau)``.  For hinges it carries u_i
+    outside [kappa, kappa + lam rho], which the y-form forgets (erratum SONEX-7).
 
     Args:
         gamma: weight of the new value, in (0, 1].
-        gamma_prime: weight of the correction, >= 0, or ``"theory"``: ``1 - gamma + (n - B1) / (B1 (1 - gamma))`` of
-            Thm 4.7 of the SONEX paper, with 1/p_i for n/B1 where rows are not drawn alike.  At 0 the second forward
-            pass is not made.
+        gamma_prime: weight of the correction, >= 0, or ``"theory"``: ``1 - gamma + (n - B1) / (B1 (1 - gamma))`` of Thm
+            4.7 of the SONEX paper, with 1/p_i in place of n/B1 where rows are not drawn alike. 0 saves the second
+            forward pass.
         fresh: whether f is taken at the new u_i (SOAP) instead of the u_i before this step (SOX; SONEX paper, Alg. 1
             line 9).
-        convex_only: whether it is meant as a dual step, for which f must be convex.
+        convex_only: whether it is used as a dual step, for which f must be convex.
     """
 
     gamma: float = 0.9
@@ -207,8 +206,8 @@ class ScaledAverage(Estimator):
 
     p_i is the probability that row i is in a batch, B1/n where rows are drawn alike.
 
-    This is the only estimator that touches all n rows at every step.  A first visit sets u_i = g_i.  Rows are estimates
-    of g_i only on average over the draws of the batch, so they are not projected to the range of g_i.
+    This is the only estimator that changes all n rows in every step.  A first visit sets u_i = g_i.  Rows estimate g_i
+    only on average over the draws of batches, so they are not projected to the range of g_i.
 
     Args:
         gamma: weight of the new value, in (0, 1].

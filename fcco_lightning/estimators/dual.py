@@ -1,4 +1,4 @@
-"""Estimators that take dual steps of other kinds than an average: proximal, in y_i, and entropic."""
+"""Estimators with dual steps that are no plain averages: proximal steps in y_i, and entropic steps."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class DualProx(Estimator):
 
     Args:
         tau: inverse dual step size, > 0.
-        theta: extrapolation, >= 0; at 0 the second forward pass is not made.
+        theta: extrapolation, >= 0; 0 saves the second forward pass.
     """
 
     tau: float = 1.0
@@ -43,7 +43,7 @@ class DualProx(Estimator):
         return slopes(outer.smoothed(self.tau), ahead + self.tau * rows)
 
     def estimate(self, outer: OuterFunction, rows: Tensor, g: Tensor, inner: Tensor) -> Tensor:
-        """``f(g_i)`` of the batch alone, with the slope of the saddle function ``<y_i, g_i> - f*(y_i)``."""
+        """``f(g_i)`` of the batch alone, with the gradient of the saddle function ``<y_i, g_i> - f*(y_i)``."""
         slope = outer.paired(rows.to(widest(rows)), g.to(widest(g)))
         with torch.no_grad():
             value = outer(inner.to(widest(inner)))
@@ -54,22 +54,22 @@ class DualProx(Estimator):
 class EntropicMirror(Estimator):
     r"""``u_i <- u_i (1 + alpha g_i) / (1 + alpha u_i)``: a mirror step for the logarithm nu_i = log u_i of a row.
 
-    For f = log the term is a minimum, ``log g_i = min over nu of e^-nu g_i + nu - 1``, attained at nu = log g_i.  A
-    proximal step on an estimate of g_i from a batch, with the Bregman divergence
-    ``D(nu, nu') = e^-nu - e^-nu' + e^-nu' (nu - nu')`` of the same exponential,
+    For f = log the term can be written as a minimum, ``log g_i = min over nu of e^-nu g_i + nu - 1``, attained at nu =
+    log g_i.  A proximal step on an estimate of g_i from a batch, with the Bregman divergence ``D(nu, nu') = e^-nu -
+    e^-nu' + e^-nu' (nu - nu')`` of the same exponential,
 
     ``nu_i <- argmin over nu of e^-nu g_i + nu + D(nu, nu_i) / alpha``,
 
     has the condition ``-e^-nu g_i + 1 + (e^-nu_i - e^-nu) / alpha = 0``, hence the update above, in closed form.  It is
     an average ``(1 - gamma_i) u_i + gamma_i g_i`` whose weight ``gamma_i = alpha u_i / (1 + alpha u_i)`` is small where
-    u_i is small, and close to 1 where it is large.  In nu a row so falls by at most log(1 + alpha u_i) in a step, and
-    one large value of a batch cannot spoil a small row.  The outer gradient is ``f'(u_i) = e^-nu_i``.
+    u_i is small, and close to 1 where it is large.  A step thus lowers nu_i by at most log(1 + alpha u_i), and one
+    large value in a batch cannot spoil a small row.  The outer gradient is ``f'(u_i) = e^-nu_i``.
 
     Args:
         alpha: step size in nu, > 0, in units of 1/u.
-        fresh: whether f is taken at the new u_i.  The weight ``g_i / u_i`` of a fresh value is then at most
-            ``1 + 1 / (alpha u_i)``, but correlated with it.  With the u_i from before the step the gradient estimate is
-            unbiased given exact rows, and the weight has no bound.  An objective's ``growth`` bounds both
+        fresh: whether f is taken at the new u_i.  The factor ``g_i / u_i`` is then at most ``1 + 1 / (alpha u_i)`` with
+            the old u_i, but u_i is correlated with the Jacobian.  With the u_i before the step the gradient estimate is
+            unbiased given exact rows, and the factor is unbounded.  An objective's ``growth`` bounds both
             (:attr:`~fcco_lightning.Objective.growth`).
     """
 

@@ -1,4 +1,4 @@
-"""How weights move along a gradient: optimizers in the papers' notation, inner iterations, variance reduction."""
+"""Optimizers in the papers' notation, inner iterations of double loops, and variance reduction."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ class HeavyBall(SGD):
     r"""Momentum type: ``v <- (1 - beta) v + beta G``, ``w <- w - lr v`` (SOX paper, Alg. 1; SONEX paper, Alg. 1).
 
     ``torch.optim.SGD`` with momentum and dampening ``1 - beta``.  v starts at the first gradient; with ``zero_start``
-    it starts at 0, as the papers have it, so that the first step is only beta times the gradient.
+    it starts at 0, as in the papers, so that the first step is only beta times the gradient.
 
     Weight decay acts on the gradient: ``weight_decay * w`` is added to G before the average v is taken, so the pull
     towards 0 is averaged with the gradients.  It is the gradient of the regulariser ``(weight_decay / 2) |w|^2``.
@@ -48,11 +48,11 @@ class HeavyBall(SGD):
             weight_decay=non_negative("weight_decay", weight_decay),
         )
         self.defaults["zero_start"] = zero_start
-        for group in self.param_groups:  # where it is saved with the optimizer's state
+        for group in self.param_groups:  # saved with the optimizer's state
             group.setdefault("zero_start", zero_start)
 
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
-        """Give v = 0 to parameters that have no v yet, for which SGD would take the gradient itself."""
+        """Set v = 0 for parameters without v, which SGD would set to the gradient."""
         if group.get("zero_start") and group["momentum"]:
             for p in group["params"]:
                 if p.grad is not None and self.state[p].get("momentum_buffer") is None:
@@ -76,7 +76,7 @@ class AdamType(Adam):
         beta: weight of the new gradient, in (0, 1].
         beta_prime: weight of the new squared gradient, in (0, 1].
         eps: added to the denominator, > 0.
-        weight_decay: the share ``lr weight_decay`` of w is taken off in every step, >= 0.
+        weight_decay: every step multiplies w by ``1 - lr weight_decay``, >= 0.
     """
 
     def __init__(
@@ -103,15 +103,14 @@ class ProximalSGD(Optimizer):
 
     Minimises ``<G, v> + (mu/2)|v|^2 + |v - w|^2 / (2 lr)`` over v, then projects onto ``|v| <= radius``.
 
-    There is no argument ``weight_decay``, since mu is one: the regulariser ``(mu/2)|w|^2`` acts on the new weights, by
-    the division by ``1 + lr mu``, instead of through the gradient at the old ones.  A parameter without a gradient is
-    not shrunk by it.
+    mu takes the place of weight decay: the regulariser ``(mu/2)|w|^2`` acts on the new weights, through the division by
+    ``1 + lr mu``, instead of through the gradient at the old ones.  A parameter without a gradient is not divided.
 
     Args:
         params: parameters or parameter groups (the ball holds all parameters of a group together).
         lr: step size, > 0.
         mu: strong convexity of r, >= 0.
-        radius: of X, > 0; None for the whole space.
+        radius: radius of X, > 0; None for the whole space.
     Source: ALEXR paper, Alg. 1; SOX paper, section 3.4.
     """
 
@@ -143,7 +142,7 @@ class ProximalDescent(Optimizer):
 
     Source: SONEX paper, Alg. 2 line 11.
 
-    It is the minimiser over v of ``<G, v> + |v - w|^2 / (2 nu) + |v - z|^2 / (2 eta)``.
+    The new z is the minimiser over v of ``<G, v> + |v - w|^2 / (2 nu) + |v - z|^2 / (2 eta)``.
 
     With a radius, every tensor of parameters is then projected onto its ball ``|v| <= radius``, which gives the
     minimiser over that ball (PG-SMD paper, Alg. 1 line 5 with g the indicator of a ball).
@@ -152,7 +151,7 @@ class ProximalDescent(Optimizer):
         params: parameters that hold z.
         eta: inner step size, > 0.
         nu: smoothing of the whole objective, > 0.
-        radius: of the ball that holds each tensor, > 0; None for no ball.
+        radius: radius of the ball around 0 that holds each tensor, > 0; None for no ball.
 
     Attributes:
         centre: w, in the order of ``params``; to be set before the first step.
@@ -187,8 +186,7 @@ class Storm:
 
     Args:
         b: weight of the plain gradient, in (0, 1]; 1 is no variance reduction.
-    Source: the papers name STORM (ALEXR paper, section 3.2; SONEX paper, section 4.1); the formula is general
-    knowledge.
+    Source: the papers name STORM without its formula (ALEXR paper, section 3.2; SONEX paper, section 4.1).
     """
 
     def __init__(self, b: float = 0.1) -> None:

@@ -1,4 +1,4 @@
-"""Copies of the trainable parameters: at an earlier point, and at the point z of an inner loop."""
+"""Copies of the trainable parameters: at an earlier step, and at the point z of an inner loop."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from fcco_lightning.state.divided import divided_as, exchange, parts_of
 
 @torch.no_grad()
 def copied(params: Sequence[Tensor], into: Sequence[Tensor] = ()) -> list[Tensor]:
-    """The present values of parameters, in the memory of an earlier copy, if there is one."""
+    """A copy of the parameters, written into the tensors of an earlier copy, if there is one."""
     if not into:
         return [p.detach().clone() for p in params]
     torch._foreach_copy_(parts_of(into), parts_of(params))
@@ -20,9 +20,9 @@ def copied(params: Sequence[Tensor], into: Sequence[Tensor] = ()) -> list[Tensor
 
 
 class InnerPoint:
-    """Weights z of an inner loop around w: the parameters hold z inside :meth:`held`, and w whenever else.
+    """The weights z of an inner loop around w: the parameters are z inside :meth:`held`, and w otherwise.
 
-    Costs one copy of the trainable parameters, made at the first :meth:`restart`.
+    It needs one copy of the trainable parameters, made at the first :meth:`restart`.
 
     Args:
         params: the trainable parameters.
@@ -34,12 +34,12 @@ class InnerPoint:
         """z outside :meth:`held`, and w inside; empty before the first :meth:`restart`."""
 
     def restart(self) -> None:
-        """Let z start at w."""
+        """Set z to w."""
         self.tensors = copied(self._params, self.tensors)
 
     @contextmanager
     def held(self) -> Iterator[list[Tensor]]:
-        """Let the parameters hold z; gives w."""
+        """A context in which the parameters are z; it yields w."""
         self._swap()
         try:
             yield self.tensors
@@ -47,7 +47,7 @@ class InnerPoint:
             self._swap()
 
     def load(self, tensors: Sequence[Tensor]) -> None:
-        """Take stored values of z; none if the next inner loop starts anew."""
+        """Restore stored values of z; empty if the next inner loop begins with :meth:`restart`."""
         self.tensors = like_parameters(tensors, self._params)
 
     def _swap(self) -> None:
@@ -55,7 +55,7 @@ class InnerPoint:
 
 
 def like_parameters(stored: Sequence[Tensor], params: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Stored tensors as copies on the devices of ``params``, divided over the processes where these are.
+    """Copies of stored tensors on the devices of ``params``, sharded over the processes where the parameters are.
 
     Raises:
         CheckpointError: if the shapes are not those of the parameters.

@@ -1,4 +1,4 @@
-"""What an objective measures: a direct part g_0(w) and/or inner functions g_i(w) under an outer function."""
+"""The interface of objectives, which measure a direct part g_0(w) and/or inner functions g_i(w)."""
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ T = TypeVar("T", bound=tuple[Tensor, ...])
 
 
 class SampleParameters(NamedTuple):
-    """Parameters of which every sample has its own, trained beside the network (temperatures of pairs).
+    """Parameters of single samples, such as temperatures of pairs, which are trained with the network.
 
     Attributes:
-        name: of the column (b, k) in which a batch brings them to the objective.
-        width: k, parameters of a sample.
-        start: where they begin.
+        name: name of the column (b, k) in which a batch passes them to the objective.
+        width: k, the number of parameters per sample.
+        start: initial value.
         least: lower bound.
         most: upper bound.
         lr: step size of their projected gradient descent, > 0.
@@ -37,18 +37,18 @@ class SampleParameters(NamedTuple):
 
 
 class RowDomain(NamedTuple):
-    """Which rows a compositional part has.
+    """The rows of the compositional part of an objective.
 
     Attributes:
         num_rows: n, the number of rows; ignored where ``owners`` is given.
-        per_sample: whether single samples own the rows (and not groups, tasks or constraints).
-        owners: with ``per_sample``: which training samples own a row, shape (num_samples,), bool; None for all.  The
-            rows are numbered 0, 1, ... in the order of their owners, but a batch names them by the samples' ``index``.
-            Where a sample owns a row for each of some of T labels, shape (num_samples, T), and a row is named by ``T
-            index + label`` (:attr:`~fcco_lightning.objectives.measurable.Rows.index`).
-        range: the interval in which the inner values are known to lie, whatever the weights.
-        partners: with ``owners``: samples of which a batch must hold one to measure any row, shape (num_samples,),
-            bool, none of them an owner; None if a batch measures the row of every owner that it holds.
+        per_sample: whether rows belong to single samples (and not to groups, tasks or constraints).
+        owners: with ``per_sample``: the training samples that own a row, shape (num_samples,), bool; None for all.
+            Rows are numbered 0, 1, ... in the order of their owners, but a batch identifies them by the samples'
+            ``index``.  If a sample owns rows for some of T labels, the shape is (num_samples, T), and a row is
+            identified by ``T index + label`` (:attr:`~fcco_lightning.objectives.measurable.Rows.index`).
+        range: an interval that contains the inner values for all weights.
+        partners: with ``owners``: samples of which a batch must hold at least one to measure any row, shape
+            (num_samples,), bool, none of them an owner; None if a batch measures the row of every owner that it holds.
     """
 
     num_rows: int
@@ -59,16 +59,17 @@ class RowDomain(NamedTuple):
 
 
 class Partition(Sequence[Sequence[Tensor]]):
-    """Subsets of many rows of which every sample belongs to one at most: a sample of row i, and one of its partners.
+    """The subsets of many rows, where every sample belongs to at most one row: the row's samples, and its partners.
 
-    It is a list of the masks of every row, (n_samples,) bool each, which are formed where they are asked for only: n
-    rows of n samples would take n^2 numbers.
+    It is a sequence with a list of masks (n_samples,), bool, for every row, see :meth:`Measurable.subsets`.  Masks are
+    computed on access, as all of them would take n * n_samples numbers.
 
     Args:
-        of: row of every sample, shape (n_samples,), int64; another number than 0..num_rows - 1 for none.
+        of: row of every sample, shape (n_samples,), int64; a number outside 0..num_rows - 1 for no row.
         num_rows: n.
-        partners: sets of samples, masks (n_samples,), bool, of which a batch must hold one too; none for just the row.
-        partner_of: which of them is a row's, shape (n,), int64; none of its own samples are among them.
+        partners: sets of samples, masks (n_samples,), bool, of one of which a batch must also hold a sample.
+        partner_of: the position in ``partners`` of every row's set, shape (n,), int64, -1 for none; the set must not
+            contain samples of the row.  None if no row has partners.
 
     Example:
         >>> [[mask.tolist() for mask in row] for row in Partition(torch.tensor([0, 1, 0]), 2)]
@@ -93,37 +94,36 @@ class Partition(Sequence[Sequence[Tensor]]):
 
 
 class Objective(nn.Module, Measurable, ABC):
-    r"""``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``; a subclass offers either part or both.
+    r"""``F(w) = g_0(w) + (1/n) sum_i f_i(g_i(w))``; a subclass defines either part or both.
 
-    An objective is a module, so it may own parameters that are trained with the network (a temperature, a CVaR
-    threshold).  It never sees the dual state.  ``outputs`` is what the network returned for the samples of its part of
-    the batch.  By default every training sample owns a row.
+    An objective is a module and may own parameters that are trained with the network (a temperature, a CVaR threshold).
+    It has no access to the remembered rows.  By default every training sample owns a row.
 
     Attributes:
-        outer: f, or None where there is no compositional part.
-        dtype: of the rows, unless a wider one is asked for.
-        sample_parameters: parameters that every sample has of its own, or None.
-        growth: how many times a remembered row an inner value may be for an outer gradient taken at the row, > 1; None
-            for any.
-        against_overflow: what to change where gradients overflow, a sentence.
+        outer: f, or None without a compositional part.
+        dtype: minimum type of the rows.
+        sample_parameters: parameters of single samples, or None.
+        growth: largest ratio of an inner value to the row at which the outer gradient is taken, > 1; None for no bound.
+        against_overflow: a sentence for messages that says what to change if gradients overflow.
         by_blocks: whether samples are compared with each other block by block, in memory that grows with the number of
             samples and not with its square.
-        most: the largest numbers of samples of its :meth:`kinds` in a batch, while it is trained on batches of a plan
-            that knows them; empty elsewhere, where batches may hold any number.
-        recommended_start: the share of the epochs, in (0, 1), that are better spent on another objective before this
-            one, as measured, and that objective or None for cross-entropy; :class:`~fcco_lightning.FCCOModule` does so
-            unless it is told otherwise.  None for no such start.
-        recommended: whether it is trained as it recommends, which that module sets and leaves so; False for an
-            objective that no such module was given, which is that of its paper.  Give another loop one of its own.
+        most: the largest numbers of samples of its :meth:`kinds` in a batch, during training with a plan that
+            determines them; otherwise empty.
+        recommended_start: a fraction of the epochs, in (0, 1), for which pretraining on another objective gave better
+            results, and that objective, or None for cross-entropy; :class:`~fcco_lightning.FCCOModule` does so by
+            default.  None for no pretraining.
+        recommended: whether it is trained as recommended, which FCCOModule sets permanently; False, the paper's
+            objective, for objectives outside an FCCOModule.  Do not share one object between both.
         num_samples: n, the size of the training split; None before the problem is posed, which sets it.
-        needs_partner: whether rows are compared with samples of another class only, without which a batch measures
-            none of them.
-        direct_weight: what the engine multiplies g_0 by, since some batches lack a sample of :meth:`direct_subsets`.
-        recommended_lam: the outer smoothing of f that SONEX then takes where it is told none, > 0, in squared units of
-            g per unit of f; None for the same as elsewhere.
-        scores_classes: whether one output per sample is a score of its class, of which decisions and probabilities are
-            made; else it means something else, such as a log risk or a place in a list.
-        settles: whether parameters of f then follow their best values given all rows, see :meth:`settle`.
+        needs_partner: whether rows are compared with samples of another class only, so that a batch of one class
+            measures none of them.
+        direct_weight: the engine's factor on g_0, for batches that lack a sample of :meth:`direct_subsets`.
+        recommended_lam: outer smoothing of f that SONEX uses by default if the objective is trained as recommended, >
+            0, in squared units of g per unit of f; None for SONEX's own default.
+        scores_classes: whether one output per sample is a score of its class, from which decisions and probabilities
+            follow; otherwise it is something else, such as a log risk or a ranking score.
+        settles: whether parameters of f are set to their best values given all rows, see :meth:`settle`, if the
+            objective is trained as recommended.
     """
 
     against_overflow: str = "Scale the scores or the features down."
@@ -143,25 +143,25 @@ class Objective(nn.Module, Measurable, ABC):
     settles: bool = False
 
     def settle(self, rows: Tensor, f: OuterFunction) -> None:
-        """Move parameters of f to the values that are best for the rows as they are remembered.
+        """Set parameters of f to the best values for the remembered rows.
 
-        The engine asks for it after every update where training is as recommended, if :attr:`settles` says so and the
-        rows are running estimates of the inner values.  Elsewhere the parameters are trained beside the network.
+        The engine calls it after every update if the objective is trained as recommended, :attr:`settles` is true, and
+        the rows are running estimates of the inner values.  Otherwise the parameters are trained with the network.
 
         Args:
             rows: all rows, shape (n, k), without graph; NaN where never written.
-            f: the outer function as the algorithm smooths it.
+            f: the outer function after the algorithm's smoothing.
         """
 
     def join(self, processes: Processes) -> None:
-        """Take the processes that share every batch, before the first one.
+        """Receive the processes that share every batch, before the first batch.
 
-        All of them measure the samples of all.  An objective that compares these with each other divides that among
-        the processes here; which samples are a process's own the column ``here`` says.
+        Every process measures the samples of all processes.  An objective that compares all pairs of samples can divide
+        this work among the processes; the column ``here`` marks a process's own samples.
         """
 
     def kinds(self, columns: Columns) -> Sequence[Tensor]:  # noqa: ARG002
-        """Kinds of samples of which fewer need be measured where batches hold few: masks of the training samples."""
+        """Sets of samples, masks (num_samples,), for which :attr:`most` saves computation."""
         return ()
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
@@ -169,55 +169,56 @@ class Objective(nn.Module, Measurable, ABC):
 
         Args:
             num_samples: size of the training split.
-            columns: of the whole training split, without the network's input; None where only batches are known.  They
-                have :data:`~fcco_lightning.models.batch.POPULATION` where batches stand for another population.
+            columns: the columns of the whole training split, without the network's input; None if only batches are
+                known.  They contain :data:`~fcco_lightning.models.batch.POPULATION` if batches represent another
+                population.
         """
         return RowDomain(num_samples, per_sample=True)
 
     @property
     def classifies(self) -> bool:
-        """Whether a score above 0, or the largest of several, is what the objective gives to the class of a sample."""
+        """Whether the loss favours a score above 0, or the largest of several scores, for the class of a sample."""
         return bool(getattr(getattr(self, "loss", None), "classifies", False))
 
     @property
     def proper(self) -> bool:
-        """Whether one score per sample is the log-odds of a positive where the loss is least, as with cross-entropy."""
+        """Whether a single score per sample is the log-odds of a positive at the minimum, as with cross-entropy."""
         return bool(getattr(getattr(self, "loss", None), "proper", False))
 
     @property
     def in_words(self) -> str:
-        """What is minimised, as the first lines of a run say it."""
+        """The objective's name in the first lines of a run."""
         return type(self).__name__
 
     @property
     def instead(self) -> str | None:
-        """What to compare it with, and why: a sentence for the end of a run, if it was seen not to pay; else None."""
+        """A sentence for the end of a run on an alternative that was better in benchmarks; None if there is none."""
         return None
 
     def know_presence(self, probability: Tensor) -> None:
-        """Learn how likely a batch is to measure each row, shape (n,), where that follows from :meth:`subsets`.
+        """Receive the inclusion probability of each row, shape (n,), if it follows from :meth:`subsets`.
 
-        Each row's weight makes up for it.  An objective whose rows also depend on one another says here if that is not
+        The weights of rows correct for it.  An objective whose rows depend on one another can warn here if that is not
         enough.
         """
 
     def direct_subsets(self, columns: Columns) -> Sequence[Tensor] | None:  # noqa: ARG002
-        """Of which samples a batch must hold one each for g_0 to be measured, as masks (num_samples,); None for any.
+        """Masks (num_samples,) of sets of each of which a batch must hold a sample to measure g_0; None for any batch.
 
-        In a batch that lacks one of them g_0 is 0; the others weigh the more.
+        In a batch that lacks one of them g_0 is 0; other batches get a larger weight instead.
         """
         return None
 
     @property
     def always_measured(self) -> bool:
-        """Whether every batch measures a part of g_0, also one that lacks a sample of :meth:`direct_subsets`."""
+        """Whether every batch measures a part of g_0, even without the samples of :meth:`direct_subsets`."""
         return False
 
     def max_form(self) -> "Objective":
         """The same objective as a maximum over weights q, for algorithms that keep q (OOA, SMD).
 
         Raises:
-            ConfigError: if it has none.
+            ConfigError: if the objective has no such form.
         """
         raise ConfigError(
             f"{type(self).__name__} is not a maximum over weights of groups, as OOA and SMD need. Use CVaRGroupDRO or "
@@ -226,10 +227,10 @@ class Objective(nn.Module, Measurable, ABC):
 
 
 def whole_numbers(columns: Columns, name: str, needed_by: object, remedy: str, *, look: bool = True) -> Tensor:
-    """A column of one whole number per sample, shape (n,), in the type that it has.
+    """A column of one whole number per sample, shape (n,), in its own type.
 
     Raises:
-        DataError: if the column is missing, has another shape or, where one looks at the numbers, holds another number.
+        DataError: if the column is missing, has another shape, or, with ``look``, holds a number that is not whole.
     """
     values = one_label_each(columns, needed_by, name)
     if look and values.is_floating_point():
@@ -297,7 +298,7 @@ def require_binary_labels(batch: Columns, needed_by: object, column: str = "y") 
 
 
 def require(right: Tensor, values: Tensor, rule: str, remedy: str) -> None:
-    """Refuse the values (n, ...) of a column where not all are right, naming the first that is not.
+    """Refuse the values (n, ...) of a column unless all are right; the message names the first wrong one.
 
     Raises:
         DataError: "<rule>, got <value> at position <sample>. <remedy>"
@@ -308,7 +309,7 @@ def require(right: Tensor, values: Tensor, rule: str, remedy: str) -> None:
 
 
 def vectors(outputs: Any, part: str, kind: type[T], needed_by: object, network: str) -> T:
-    """What a network that returns a named tuple of vectors (B, d) returned for a part of the batch.
+    """The outputs for a part of the batch of a network that returns a named tuple of vectors (B, d).
 
     Raises:
         DataError: if the outputs are something else, naming the class of ``needed_by`` and the network to use.
@@ -323,10 +324,10 @@ def vectors(outputs: Any, part: str, kind: type[T], needed_by: object, network: 
 
 
 def agreed(name: str, argument: int | None, datamodule: Any, needed_by: object) -> int | None:
-    """A number that an argument gives, or else the attribute of that name of the datamodule (or None).
+    """The number given by an argument or by the datamodule's attribute of the same name; None if neither is given.
 
     Raises:
-        ConfigError: if they differ.
+        ConfigError: if both are given and differ.
     """
     data_value = getattr(datamodule, name, None)
     if argument is not None and data_value is not None and argument != data_value:
@@ -337,10 +338,10 @@ def agreed(name: str, argument: int | None, datamodule: Any, needed_by: object) 
 
 
 def whole_split(columns: Columns | None, needed_by: object, what: str) -> Columns:
-    """The columns that :meth:`Objective.row_domain` gets, of the whole training split, on which rows depend.
+    """The ``columns`` of :meth:`Objective.row_domain`, for an objective that needs the whole training split.
 
     Raises:
-        ConfigError: if only batches are known, naming the class of ``needed_by`` and what of the split it must know.
+        ConfigError: if only batches are known, naming the class of ``needed_by`` and the information it needs.
     """
     if columns is None:
         raise ConfigError(
@@ -352,9 +353,9 @@ def whole_split(columns: Columns | None, needed_by: object, what: str) -> Column
 
 
 def mean_over_data(values: Tensor, batch: Columns) -> Tensor:
-    """Estimate of the mean of a quantity over the data from its values (B,) in a batch, a scalar.
+    """An unbiased estimate of the mean of a quantity over the data from its values (B,) in a batch, a scalar.
 
-    The mean over the batch, weighted by its column ``weight`` where samples are not drawn uniformly.
+    It is the mean over the batch, weighted by the column ``weight`` if samples are not drawn uniformly.
     """
     weight = batch.get("weight")
     return values.mean() if weight is None else (weight.to(values.dtype) * values).sum() / len(values)

@@ -1,4 +1,4 @@
-"""Objectives of labels that are 0 or 1, perhaps with the cross-entropy of the same outputs beside them."""
+"""Objectives for binary labels, optionally with an additional cross-entropy."""
 
 from abc import ABC
 from typing import Any, ClassVar
@@ -13,29 +13,28 @@ from fcco_lightning.objectives.quantities import LogisticLoss
 
 
 class BinaryObjective(Objective, ABC):
-    r"""An objective of scores s_i of samples whose labels are 0 or 1: the network's outputs, or their sigmoids.
+    r"""An objective of scores s_i of samples with labels 0 or 1; scores are the network's outputs or their sigmoids.
 
-    Outputs are one for each sample, of shape (B,) or (B, 1), unless an objective of several labels says otherwise.
+    There is one output per sample, shape (B,) or (B, 1), except for objectives with several labels.
 
-    A loss of differences of scores pulls at the positives as long as some negative is near, however high they stand, so
-    that few positives are soon learnt by heart.  The sigmoid is flat where they stand high, which leaves them alone; it
-    is what LibAUC's losses are given.  With some hundred positives it hardly matters.
+    A loss of score differences has a gradient for a positive as long as some negative is near, however high both scores
+    are, so that a few positives are soon overfitted.  The sigmoid saturates for high scores, which prevents this;
+    LibAUC's losses also take sigmoids.  With some hundred positives it makes little difference.
 
-    Cross-entropy learns from every sample, and may stand beside the objective: ``F = c CE + F_own`` with the mean
-    cross-entropy CE of the outputs.  Where :class:`~fcco_lightning.FCCOModule` trains as is recommended, it does so by
-    the weights that were found best (:attr:`recommended_mixture`), if nothing is said of c; elsewhere F is F_own.  The
-    papers' objectives are those of ``sigmoid=False, cross_entropy=0``.
+    Cross-entropy uses every sample and can be added: ``F = c CE + F_own`` with the mean cross-entropy CE of the
+    outputs.  If c is not given, :class:`~fcco_lightning.FCCOModule` uses the weights that were best in benchmarks
+    (:attr:`recommended_mixture`) when it trains as recommended; otherwise F = F_own.  The papers' objectives have
+    ``sigmoid=False, cross_entropy=0``.
 
     Args:
-        sigmoid: whether s_i is the sigmoid of the output, in (0, 1), in the place of the output itself.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the objective; None for 0, or where training is
-            as recommended for :attr:`recommended_mixture`.
+        sigmoid: whether s_i is the sigmoid of the output, in (0, 1), instead of the output itself.
+        cross_entropy: c, the weight of the additional cross-entropy, >= 0; None for 0, or for
+            :attr:`recommended_mixture` if the objective is trained as recommended.
 
     Attributes:
-        recommended_mixture: the weights of the cross-entropy and of the objective in F that are recommended.
-        of_sigmoids: whether that is so where scores are sigmoids only; of others the objective alone is recommended.
-        seen_alone: what came out without cross-entropy beside the objective, if that did not pay: a sentence, for
-            :attr:`instead`.
+        recommended_mixture: the recommended weights of the cross-entropy and of F_own in F.
+        of_sigmoids: whether this recommendation is for ``sigmoid=True`` only.
+        seen_alone: a sentence for :attr:`instead` on the results without cross-entropy, if they were worse.
 
     Raises:
         ConfigError: if ``cross_entropy`` is negative or not finite.
@@ -52,7 +51,7 @@ class BinaryObjective(Objective, ABC):
 
     @property
     def mixture(self) -> tuple[float, float]:
-        """The weights of the cross-entropy and of the objective in F, as they are now."""
+        """The present weights of the cross-entropy and of F_own in F."""
         if self.cross_entropy is not None:
             return self.cross_entropy, 1.0
         mixed = self.recommended and (self.sigmoid or not self.of_sigmoids)
@@ -60,7 +59,7 @@ class BinaryObjective(Objective, ABC):
 
     @property
     def always_measured(self) -> bool:
-        """Where cross-entropy stands beside the objective."""
+        """True with an additional cross-entropy."""
         return self.mixture[0] > 0
 
     @property
@@ -87,7 +86,7 @@ class BinaryObjective(Objective, ABC):
         return mean_over_data(LogisticLoss()(outputs, batch), batch)
 
     def with_cross_entropy(self, g0: Tensor | None, outputs: Any, batch: Columns) -> Tensor | None:
-        """The direct part of F, given that of F_own: every batch measures the cross-entropy, which counts as it is."""
+        """The direct part of F, given that of F_own, g0; the cross-entropy is not multiplied by ``direct_weight``."""
         entropy_weight, own_weight = self.mixture
         if g0 is not None and own_weight != 1:
             g0 = own_weight * g0
@@ -97,6 +96,6 @@ class BinaryObjective(Objective, ABC):
         return entropy if g0 is None else entropy + g0
 
     def row_weights(self, owners: Tensor, dtype: torch.dtype) -> Tensor:
-        """The weights of the rows of F_own in F, from whether samples own one or what its row counts, shape (B,)."""
+        """The weights of the rows of F_own in F, (B,), given which samples own a row, or the weights of their rows."""
         own_weight = self.mixture[1]
         return owners if own_weight == 1 else own_weight * owners.to(dtype)

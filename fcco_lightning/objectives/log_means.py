@@ -1,4 +1,4 @@
-"""Means of exponentials of similarities, every pair of a batch against all others, in memory that a batch needs."""
+"""Means of exponentials of similarities of all pairs in a batch, in memory linear in the batch size."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,19 +9,19 @@ from torch.autograd.function import once_differentiable
 
 from fcco_lightning.state.processes import Processes
 
-BLOCK = 2**22  # similarities that are in memory at once
+BLOCK = 2**22  # similarities in memory at a time
 _ALONE = Processes(alone=True)
 
 
 class Weigh(Protocol):
-    """Weights of what anchors are compared with."""
+    """Weights of the samples that anchors are compared with."""
 
     def __call__(self, logits: Tensor, anchors: slice, others: slice) -> None:
         """Add to ``logits`` (m, k), in place, the logarithms of the weights of ``others`` for ``anchors``."""
 
 
 def on_diagonal(log_weight: float) -> Weigh:
-    """All others weigh 1, the anchor itself has another weight, of which ``log_weight`` is the logarithm."""
+    """The weight of the anchor itself is exp(log_weight), that of all others is 1."""
 
     def weigh(logits: Tensor, anchors: slice, others: slice) -> None:
         logits.diagonal(anchors.start - others.start).add_(log_weight)
@@ -30,7 +30,7 @@ def on_diagonal(log_weight: float) -> Weigh:
 
 
 def by_table(logs: Callable[[slice, slice], Tensor], size: int) -> Weigh:
-    """Any weights, given the logarithms (m, k) of some; those of a batch that fits into a block are formed once."""
+    """Any weights, given a function for blocks (m, k) of their logarithms; one block is computed only once."""
     everyone = slice(0, size)
     table = logs(everyone, everyone) if size**2 <= BLOCK else None
 
@@ -48,30 +48,30 @@ def log_means(
     local: slice | None = None,
     processes: Processes = _ALONE,
 ) -> Tensor:
-    r"""``log g_i1`` and ``log g_i2`` for all pairs of a batch, up to rounding as if all similarities were in memory.
+    r"""``log g_i1`` and ``log g_i2`` for all pairs of a batch, without keeping all similarities in memory.
 
     With ``s_ij = <I_i, T_j>``, weights W and temperatures tau_i1, tau_i2:
 
     ``g_i1 = sum_j W_ij exp((s_ij - s_ii) / tau_i1)`` and ``g_i2 = sum_j W_ij exp((s_ji - s_ii) / tau_i2)``.
 
-    Or, of views v in the place of images, where v_2i and v_2i+1 = v_p(2i) are those of one sample:
+    Or, for views v in place of images, where the views v_2i and v_2i+1 = v_p(2i) belong to the same sample:
 
     ``g_i = sum_j W_ij exp((<v_i, v_j> - <v_i, v_p(i)>) / tau_i)``.
 
-    A process forms the similarities of its own b images with all B texts and of its own b texts with all images, block
-    by block, and once more in the backward pass unless one block holds them: time O(b B d), memory O(B d + 2^22).  One
-    exchange of a few numbers a pair makes the values of all pairs known everywhere, from which every process has the
-    exact gradient of a function of all values: that by its own embeddings, and that by all temperatures.
+    A process computes the similarities of its own b images with all B texts and of its own b texts with all images,
+    block by block, and again in the backward pass unless one block holds them: time O(b B d), memory O(B d + 2^22).
+    One exchange of a few numbers per pair gives every process the values of all pairs, and thus the exact gradients
+    with respect to its own embeddings and to all temperatures.
 
     Args:
         image: embeddings of images, or of views, (B, d), at least in float32.
-        text: those of texts, likewise; None for views.
-        tau: temperatures > 0, shape (B, 2), or (B, 1) of views.
+        text: embeddings of texts, (B, d); None for views.
+        tau: temperatures, > 0, shape (B, 2), or (B, 1) for views.
         weigh: weights of the negatives.
-        local: the samples of this process, consecutive ones; None where the batch is this process's alone.
-        processes: that share the batch.
+        local: this process's samples, which are consecutive; None if the batch belongs to this process alone.
+        processes: the processes that share the batch.
 
-    Returns: shape of ``tau``.  It can be differentiated once.
+    Returns: the logarithms, with the shape of ``tau``; they can be differentiated once.
     """
     with torch.autocast(image.device.type, enabled=False):
         if local is None and len(image) ** 2 <= BLOCK:
@@ -83,14 +83,14 @@ def log_means(
 
 
 class _AtOnce(torch.autograd.Function):
-    """Where all similarities fit into a block: the weights of all terms, which add up to 1, are kept."""
+    """The case that all similarities fit into a block: the normalised weights of all terms are kept."""
 
     @staticmethod
     def forward(ctx: Any, image: Tensor, text: Tensor | None, tau: Tensor, weigh: Weigh) -> Tensor:
         similarity, everyone = image @ (image if text is None else text).T, slice(0, len(image))
         kept, masses, means = [], [], []
         for side in range(tau.shape[1]):
-            along = 1 - side  # the negatives of an image are in its row, those of a text in its column
+            along = 1 - side  # negatives of an image are in its row, negatives of a text in its column
             logits = similarity / tau[:, side].unsqueeze(along)
             weigh(logits if along else logits.T, everyone, everyone)
             shares = logits.softmax(along)
@@ -118,7 +118,7 @@ class _AtOnce(torch.autograd.Function):
 
 
 class _ByBlocks(torch.autograd.Function):
-    """Where a block of similarities at a time is in memory."""
+    """The case that one block of similarities at a time is in memory."""
 
     @staticmethod
     def forward(
@@ -144,7 +144,7 @@ class _ByBlocks(torch.autograd.Function):
 
 
 class _Blocks:
-    """Similarities of this process's own samples with all, of which a block at a time is in memory.
+    """Similarities of this process's samples with all samples, one block at a time.
 
     Args: see :func:`log_means`.
     """
@@ -159,11 +159,11 @@ class _Blocks:
         self.rows = [slice(start, min(start + step, local.stop)) for start in range(local.start, local.stop, step)]
 
     def anchors(self, side: int, *, learnt: bool) -> tuple[Tensor, Tensor | None]:
-        """What a process knows of its own anchors of one side.
+        """Statistics of this process's anchors of one side (images or texts).
 
-        Returns: the similarity of an anchor with its partner, ``log sum_j W_ij exp(s_ij / tau_i)``, and the mean of
-            s_ij under these weights, or 0, shape (b, 3); and the similarities with all, (b, B), if one block holds
-            them.
+        Returns: for every anchor the similarity with its partner, ``log sum_j W_ij exp(s_ij / tau_i)``, and the mean of
+        s_ij under these weights, or 0 if not ``learnt``, shape (b, 3); and the similarities with all samples, (b, B),
+        if one block holds them.
         """
         (x, y), parts, similarity = self.sides[side], [self.tau.new_empty(0, 3)], None
         for rows in self.rows:
@@ -176,13 +176,13 @@ class _Blocks:
         return torch.cat(parts), similarity if len(self.rows) == 1 else None
 
     def gradient(self, side: int, known: Tensor | None, mass: Tensor, scaled: Tensor) -> Tensor:
-        """The gradient by one's own images, texts or views, 0 for all others, (B, d).
+        """The gradient with respect to this process's images, texts or views, (B, d); 0 for all others.
 
         Args:
             side: 0 for images or views, 1 for texts.
             known: the similarities, if they were kept.
-            mass: of all anchors, shape of tau.
-            scaled: derivatives by log g, divided by tau, likewise.
+            mass: ``log sum_j W_ij exp(s_ij / tau_i)`` of all anchors, with the shape of tau.
+            scaled: derivatives with respect to log g, divided by tau, with the shape of tau.
         """
         x, y = self.sides[side]
         gradient = torch.zeros_like(x)
@@ -192,9 +192,9 @@ class _Blocks:
         return gradient
 
     def _slopes(self, similarity: Tensor, rows: slice, side: int, mass: Tensor, scaled: Tensor) -> Tensor:
-        """Derivatives by similarities (m, B).
+        """Derivatives with respect to similarities (m, B).
 
-        A sample is an anchor itself, and it is among the negatives of every anchor of the other side.
+        A sample is an anchor itself, and a negative of every anchor of the other side.
         """
         partners = self.partners[rows]
         everyone = self.everyone
@@ -204,13 +204,13 @@ class _Blocks:
         return slope.scatter_add_(1, partners, -scaled[rows, side : side + 1] - scaled[partners, other])
 
     def _weights(self, similarity: Tensor, anchors: slice, others: slice, side: int, mass: Tensor) -> Tensor:
-        """Weights of the terms of anchors, which add up to 1 over all others, shape (m, k) of the similarities."""
+        """Normalised weights of the terms of anchors, with the shape (m, k) of the similarities."""
         logits = similarity / self.tau[anchors, side : side + 1]
         self.weigh(logits, anchors, others)
         return logits.sub_(mass[anchors, side : side + 1]).exp_()
 
 
 def _partners(image: Tensor, text: Tensor | None) -> Tensor:
-    """The number of an anchor's own text, or other view, shape (B, 1)."""
+    """The position of each anchor's own text, or other view, shape (B, 1)."""
     positions = torch.arange(len(image), device=image.device).unsqueeze(1)
     return positions ^ 1 if text is None else positions

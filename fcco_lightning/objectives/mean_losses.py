@@ -10,8 +10,8 @@ from fcco_lightning.objectives.quantities import CrossEntropyLoss, Quantity, Squ
 class CrossEntropy(Objective):
     r"""``g_0(w) = mean_i l(scores_i, y_i)``: logistic loss for one score per sample, softmax for (B, C) outputs.
 
-    Where samples are not drawn uniformly (class-balanced batches), the batch's weights make it an unbiased estimate of
-    the mean over the data.
+    If samples are not drawn uniformly (class-balanced batches), the batch's weights make the estimate of the mean over
+    the data unbiased.
     """
 
     loss: Quantity = CrossEntropyLoss()
@@ -26,7 +26,7 @@ class CrossEntropy(Objective):
 class SquaredError(Objective):
     r"""``g_0(w) = mean_i (output_i - y_i)^2``, summed over the outputs of a sample, for labels that are numbers.
 
-    Where samples are not drawn uniformly, the batch's weights make it an unbiased estimate of the mean over the data.
+    If samples are not drawn uniformly, the batch's weights make the estimate of the mean over the data unbiased.
     """
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, None]:

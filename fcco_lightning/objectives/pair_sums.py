@@ -13,27 +13,27 @@ from torch.nn.functional import pad
 from fcco_lightning.objectives.measurable import nan_where
 
 FEW_PAIRS = 2**17
-"""Number of pairs up to which they are formed all at once, which is then fastest."""
-_MOST_KEPT = 2**21  # pairs up to which their slopes are kept for the backward pass, and not computed again
-_BLOCK = 2**16  # pairs that are formed at a time: what fits into a core's cache
-_BLOCK_OF_TABLE = 2**20  # the same where weights come in tables, which cost much however few they are
+"""Number of pairs up to which all are computed at once, which is then fastest."""
+_MOST_KEPT = 2**21  # pairs up to which derivatives are kept for the backward pass
+_BLOCK = 2**16  # pairs computed at a time: they fit into a core's cache
+_BLOCK_OF_TABLE = 2**20  # the same with tables of weights, each of which is costly
 _MOST_COMPILED = 16  # blocks, where they are compiled
 _ALL = slice(None)
 
 Table: TypeAlias = Callable[[slice], Tensor]
-"""Weights of the pairs of all samples j with some of the owners i, shape (B, m'), without graph."""
+"""A function that returns the weights of the pairs of all samples j with some owners i, (B, m'), without graph."""
 
 
 class Few:
-    """Samples of a batch that are at most q, in shapes that do not depend on their number.
+    """At most q samples of a batch, in shapes that do not depend on their number.
 
     Args:
-        marked: which samples, shape (B,), bool.
+        marked: a mask of the samples, shape (B,), bool.
         most: q.
 
     Attributes:
-        places: their positions, then B for those missing, shape (q,), int64.
-        beyond: whether they are more than q.
+        places: positions of the samples, padded with B, shape (q,), int64.
+        beyond: whether more than q samples are marked.
     """
 
     def __init__(self, marked: Tensor, most: int) -> None:
@@ -42,20 +42,20 @@ class Few:
         self.beyond = marked.sum() > most
 
     def of(self, values: Tensor) -> Tensor:
-        """Theirs among the values (..., B) of all samples, 0 for those missing, shape (..., q)."""
+        """Select their values from the values (..., B) of all samples, padded with 0, shape (..., q)."""
         return pad(values, (0, 1)).index_select(-1, self.places)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Their values (q, k) among zeros for the other samples, shape (B, k); NaN if they are too many."""
+        """Scatter their values (q, k) into zeros for all samples, shape (B, k); NaN if more than q are marked."""
         padded = values.new_zeros(self.size + 1, values.shape[1]).index_copy(0, self.places, values)
         return nan_where(self.beyond, padded[: self.size])
 
 
 class Strata:
-    """Weights ``a_j + m_i [j is in the stratum of i]`` of pairs, a table that is not formed where losses are squares.
+    """Weights ``a_j + m_i [j is in the stratum of i]`` of pairs: a :data:`Table` that squared losses need not evaluate.
 
     Args:
-        stratum: of the samples, shape (B,).
+        stratum: stratum of every sample, shape (B,).
         owners: the samples i; None for all.
     """
 
@@ -68,14 +68,14 @@ class Strata:
         self._same = self._table(_ALL) if owners is None and len(stratum) ** 2 <= FEW_PAIRS else None
 
     def held(self) -> Tensor:
-        """How many samples the stratum of every sample has in the batch, shape (B,)."""
+        """The number of samples of every sample's stratum in the batch, shape (B,)."""
         if self._same is not None:
             return self._same.sum(0)
         ordered = self.stratum.sort().values
         return torch.searchsorted(ordered, self.stratum, right=True) - torch.searchsorted(ordered, self.stratum)
 
     def weighted(self, across: Tensor, more: Tensor) -> "Strata":
-        """The strata with weights a and m, shape (B,) each."""
+        """Set the weights a and m, shape (B,) each, and return the table."""
         self.across, self.more = across, more if self.owners is None else self.owners.of(more)
         return self
 
@@ -88,12 +88,12 @@ class Strata:
 
 
 class PairLoss(ABC):
-    """A loss of the difference d (any shape, unit: score) that falls as d grows; elementwise.
+    """An elementwise loss of a score difference d (any shape) that decreases with d.
 
     Attributes:
-        square: whether it is ``(margin - d)^2`` everywhere, or for ``d < margin`` and 0 beyond ("hinge").  Then sums
-            over many pairs do not form them.
-        margin: of a square.
+        square: "everywhere" if it is ``(margin - d)^2``, "hinge" if it is that for ``d < margin`` and 0 beyond, else
+            "no".  Sums of squared losses over many pairs are computed without forming the pairs.
+        margin: margin of a squared loss.
     """
 
     square: ClassVar[Literal["no", "everywhere", "hinge"]] = "no"
@@ -106,7 +106,7 @@ class PairLoss(ABC):
     def with_slope(self, d: Tensor) -> tuple[Tensor, Tensor]:
         """l(d) and its derivative l'(d), both without graph.
 
-        By autograd, unless a subclass knows a formula, which then costs less.
+        The default uses autograd; a subclass may use a formula, which is cheaper.
         """
         with torch.enable_grad():
             d = d.detach().requires_grad_()
@@ -116,7 +116,7 @@ class PairLoss(ABC):
 
 
 class _Pairs(NamedTuple):
-    """What :func:`pair_sums` is given: scores of the samples (..., B) and of the owners (m,), thresholds (m,)."""
+    """Arguments of :func:`pair_sums`: scores of the samples (..., B) and of the owners (m,), thresholds (m,)."""
 
     loss: PairLoss
     table: Table | None
@@ -132,14 +132,14 @@ class _Pairs(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return self.mine.numel() * self.scores.shape[-1]
 
     def blocks(self) -> list[slice]:
-        """The owners, as many at a time as make a block."""
+        """Slices of the owners, one per block of pairs."""
         cheap, m = self.table is None or isinstance(self.table, Strata), self.mine.shape[-1]
         size = max(1, (_BLOCK if cheap else _BLOCK_OF_TABLE) // self.scores.shape[-1])
-        if torch.compiler.is_compiling():  # every block becomes code of its own
+        if torch.compiler.is_compiling():  # every block is compiled separately
             size = max(size, -(-m // _MOST_COMPILED))
         if m <= size or self.scores.dim() > 1:
             return [_ALL]
@@ -150,7 +150,7 @@ class _Pairs(NamedTuple):
         return _part(self.mine, some).unsqueeze(-2) - self.scores.unsqueeze(-1)
 
     def sums(self) -> Tensor:
-        """The sums (..., k, m), by operators that autograd differentiates."""
+        """The sums (..., k, m), computed with differentiable operators."""
         parts = []
         for some in self.blocks():
             losses = self.loss(self.differences(some))
@@ -162,7 +162,7 @@ class _Pairs(NamedTuple):
         return _joined(parts)
 
     def with_slopes(self, some: slice) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Sums of some owners (..., k, m'), slopes (..., B, m'), less derivatives by thresholds (k, m'); no graph."""
+        """Sums of some owners (..., k, m'), derivatives (..., B, m'), minus those by thresholds (k, m'); no graph."""
         losses, slopes = self.loss.with_slope(self.differences(some))
         table, above = None if self.table is None else self.table(some), None
         if self.thresholds is not None:
@@ -193,20 +193,20 @@ def pair_sums(
     table: Table | None = None,
     thresholds: Tensor | None = None,
 ) -> Tensor:
-    r"""``v_ik = sum_j W_kj T_ji l(s_i - s_j)`` over all samples j; with thresholds ``[l - t_i]_+`` in the place of l.
+    r"""``v_ik = sum_j W_kj T_ji l(s_i - s_j)`` over all samples j; with thresholds ``[l - t_i]_+`` in place of l.
 
-    Autograd would keep and pass every step from the scores to the values; here the derivative by the pairs
-    ``dv_ik = sum_j W_kj T_ji l'_ij (ds_i - ds_j)`` is one product of matrices.  Which pairs are formed at a time the
-    shapes decide: few all at once; of many, squared losses take sorting and prefix sums, O(B log B), and others go
-    block by block, in memory O(B), for the derivative once more.  The result can be differentiated as often as the loss
-    can; from the second time on autograd does so, and keeps all pairs.
+    Autograd would store every intermediate result from the scores to the sums; here the derivative ``dv_ik = sum_j W_kj
+    T_ji l'_ij (ds_i - ds_j)`` is one matrix product.  Few pairs are computed all at once; for many pairs, squared
+    losses use sorting and prefix sums, O(B log B), and other losses are computed block by block in O(B) memory, and
+    again for the derivative.  The result can be differentiated as often as the loss; for second and higher derivatives
+    autograd is used, which keeps all pairs.
 
     Args:
         loss: l.
-        scores: s, shape (B,), or (T, B) for T sets of scores of which each has sums of its own.
+        scores: s, shape (B,), or (T, B) for T separate sets of scores.
         weights: W, shape (k, B), or (T, k, B), without graph; the sums have its dtype.
-        owners: the samples i; the others' sums are 0.  None for all.
-        partners: the samples j, without a table; all others have W = 0.  None where they are not known.
+        owners: the samples i; the sums of other samples are 0.  None for all.
+        partners: the samples j with W > 0, if they are known and there is no table; otherwise None.
         table: T; None for 1.
         thresholds: t, shape (B,); None for sums of l itself.
 
@@ -225,14 +225,14 @@ def pair_sums(
 
 
 def pair_mean(loss: PairLoss, scores: Tensor, v: Tensor, w: Tensor, owners: Few | None = None) -> Tensor:
-    """``sum_ij v_i w_j l(s_i - s_j)`` over all pairs of samples, a scalar, by the same ways as :func:`pair_sums`.
+    """``sum_ij v_i w_j l(s_i - s_j)`` over all pairs of samples, a scalar, computed as in :func:`pair_sums`.
 
     Args:
         loss: l.
         scores: s, shape (B,).
         v: weights of the i, shape (B,), without graph.
         w: weights of the j, shape (B,), without graph.
-        owners: samples of which all others have v = 0; None where they are not known.
+        owners: the samples i with v > 0, if they are known; otherwise None.
     """
     mine, v = (None, v) if owners is None else (owners.of(scores), owners.of(v))
     pairs = _Pairs(loss, None, scores, w, mine)
@@ -247,7 +247,7 @@ def pair_mean(loss: PairLoss, scores: Tensor, v: Tensor, w: Tensor, owners: Few 
 
 
 def _sums(pairs: _Pairs) -> Tensor:
-    """The sums (..., m, k) by the fastest way."""
+    """The sums (..., m, k), computed in the fastest way."""
     few = pairs.number <= FEW_PAIRS or pairs.scores.dim() > 1
     sums = None if few else _sorted_sums(pairs)
     if sums is None:
@@ -256,11 +256,11 @@ def _sums(pairs: _Pairs) -> Tensor:
 
 
 def _sorted_sums(pairs: _Pairs) -> Tensor | None:
-    """The sums (k, m) of squared losses by sorting and prefix sums; None where that cannot be done."""
+    """The sums (k, m) of squared losses by sorting and prefix sums; None where this is impossible."""
     square, table, thresholds = pairs.loss.square, pairs.table, pairs.thresholds
     if square == "no" or (table and not isinstance(table, Strata)) or (square != "hinge" and thresholds is not None):
         return None
-    middle, weights = pairs.scores.detach().double().mean(), pairs.weights.double()  # sums of squares differ by little
+    middle, weights = pairs.scores.detach().double().mean(), pairs.weights.double()  # limits cancellation
     x, c = middle - pairs.scores.double(), pairs.loss.margin - (pairs.mine.double() - middle)
     if table is None:
         return _squares(pairs, c, x, weights)
@@ -280,7 +280,7 @@ def _squares(pairs: _Pairs, c: Tensor, x: Tensor, weights: Tensor, within: "Stra
 
 
 def _moments(x: Tensor, weights: Tensor, reach: Tensor, strata: Strata | None) -> Tensor:
-    """Sums of W, W x and W x^2 over the j with ``x_j < reach_i``, of the stratum of i if given, shape (3, k, m)."""
+    """Sums of W, W x and W x^2 over j with ``x_j < reach_i`` (and in the stratum of i, if given), shape (3, k, m)."""
     order = x.detach().argsort()
     if strata is not None:
         order = order[strata.stratum[order].argsort(stable=True)]
@@ -290,13 +290,13 @@ def _moments(x: Tensor, weights: Tensor, reach: Tensor, strata: Strata | None) -
         return before.index_select(-1, torch.searchsorted(place, reach))
     stratum = strata.stratum[order]
     first, last = (torch.searchsorted(stratum, strata.of_owners, right=right) for right in (False, True))
-    offset = 2 * (place.amax() - place.amin()) + 1  # moves the strata away from each other, for one search in all
+    offset = 2 * (place.amax() - place.amin()) + 1  # separates the strata, so that one search serves all
     end = torch.searchsorted(place + offset * torch.searchsorted(stratum, stratum), reach + offset * first)
     return before.index_select(-1, end.clamp(first, last)) - before.index_select(-1, first)
 
 
 def _by_formula() -> bool:
-    """Whether there may be a gradient, and not that of a functional transform, which differentiates operators."""
+    """Whether to use the custom autograd functions: gradients are enabled, and no functorch transform is active."""
     return torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 
@@ -310,7 +310,7 @@ def _plain_mean(v: Tensor, *fields: Any) -> Tensor:
 
 
 def _exact(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The backward pass with autocast off, as the forward pass has it; the caller of backward may have it on."""
+    """Run a backward pass with autocast off, as in the forward pass, even if it is on for the caller."""
 
     @wraps(backward)
     def run(ctx: Any, gradient: Tensor) -> Any:
@@ -322,9 +322,9 @@ def _exact(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_autograd(function: Callable[..., Tensor], arguments: tuple[Any, ...], gradient: Tensor) -> tuple[Any, ...]:
-    """Gradients by the arguments that have one, with graph."""
+    """Gradients with respect to the arguments that require them, with graph."""
     needed = [isinstance(one, Tensor) and one.requires_grad for one in arguments]
-    # each by itself: some may be functions of others
+    # separate leaves: some arguments may be functions of others
     views = [one.view_as(one) if need else one for one, need in zip(arguments, needed, strict=True)]
     leaves = [one for one, need in zip(views, needed, strict=True) if need]
     gradients = iter(torch.autograd.grad(function(*views), leaves, gradient, create_graph=True))

@@ -1,4 +1,4 @@
-"""Quantities of single samples, whose means are objectives, group risks and constraints."""
+"""Quantities of single samples; objectives, group risks and constraints are means of them."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ from fcco_lightning.objectives.base import (
 )
 from fcco_lightning.outer import Range
 
-_ROUNDED = 0.01  # by what probabilities of classes may miss the sum 1
+_ROUNDED = 0.01  # tolerance for the sum of class probabilities
 
 MOST_ROWS = 4
-"""Rows for every sample of a batch up to which all are gone through at each step."""
+"""Number of rows per sample of a batch up to which every step processes all rows."""
 
 
 class Quantity(ABC):
     """A per-sample quantity q(outputs, batch) of shape (B,), with graph.
 
     Attributes:
-        range: the interval in which it lies, whatever the outputs; so do its means.
-        smooths: whether it is a smoothed decision, 0 or 1, which :meth:`decided` gives itself.
-        all_tasks: whether it has a value for every one of n tasks, (B, n): a column ``task`` is then ignored.
-        classifies: whether it is a loss that asks for a score above 0, or the largest of several, for the class.
+        range: an interval that contains its values, and thus their means, for all outputs.
+        smooths: whether it smooths a decision of 0 or 1, which :meth:`decided` returns.
+        all_tasks: whether it has a value for each of n tasks, (B, n); a column ``task`` is then ignored.
+        classifies: whether it is a loss that favours a score above 0, or the largest of several scores, for the class.
     """
 
     range: ClassVar[Range] = Range()
@@ -45,7 +45,7 @@ class Quantity(ABC):
 
     @property
     def proper(self) -> bool:
-        """Whether it is a loss whose mean is least where one score per sample is the log-odds of a positive."""
+        """Whether it is a loss whose mean is minimal if the score of a sample is the log-odds of a positive."""
         return False
 
     @abstractmethod
@@ -53,15 +53,15 @@ class Quantity(ABC):
         """One value per sample."""
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """The decision that the quantity smooths, 0 or 1 for every sample, shape (B,); of use where :attr:`smooths`.
+        """The decision, 0 or 1 for every sample, shape (B,), that a quantity with :attr:`smooths` smooths.
 
-        It is positive where the quantity is more than 1/2.
+        By default it is 1 where the quantity exceeds 1/2.
         """
         values = self(outputs, batch)
         return (values > 0.5).to(values.dtype)
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: B027 - most quantities need not look
-        """Look at a batch and refuse labels that the quantity would misread; see :meth:`Measurable.check`."""
+        """Refuse a batch with labels that the quantity would misread; see :meth:`Measurable.check`."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class SoftRate(Quantity):
     Over the positives it is the true positive rate, over the negatives the false positive rate.
 
     Args:
-        threshold: decision threshold on the score; None for 0, or for what decisions are for where these are a budget
-            or a least rate (:class:`~fcco_lightning.Decisions`).
-        temperature: unit of the score, > 0; the smaller, the closer to the hard rate.  At 1 the mean of the logistic
-            model's probabilities is a fifth where nobody is decided positive; so the default is .4
-            (``examples/benchmarks/results/decisions.md``).
+        threshold: decision threshold on the score; None for 0, or for the threshold of the module's decisions, if these
+            follow a budget or a least rate (:class:`~fcco_lightning.Decisions`).
+        temperature: width of the sigmoid, > 0, in units of the score; the smaller, the closer to the hard rate.  At 1
+            the smooth rate of a logistic model can be a fifth although no decision is positive; the default is
+            therefore .4 (``examples/benchmarks/results/decisions.md``).
     """
 
     threshold: float | None = None
@@ -95,7 +95,7 @@ class SoftRate(Quantity):
 
 @dataclass(frozen=True)
 class LogisticLoss(Quantity):
-    """Logistic loss of the score against the label (nats), which is 0, 1 or a probability."""
+    """Logistic loss of the score (nats); labels are 0, 1 or a probability."""
 
     range = Range(least=0.0)
     classifies = True
@@ -124,7 +124,7 @@ class HingeLoss(Quantity):
     """``max(margin - b s, 0)`` with s the score and b = 1 or -1 for the labels 1 and 0 (PG-SMD paper, eq. (16)).
 
     Args:
-        margin: > 0.
+        margin: score beyond which a correctly classified sample has no loss, > 0.
     """
 
     margin: float = 1.0
@@ -148,7 +148,7 @@ class CrossEntropyLoss(Quantity):
     """Logistic loss for one score per sample, (B,) or (B, 1), softmax cross-entropy for (B, C) (nats).
 
     Args:
-        label_smoothing: share of the target that is spread over the classes, in [0, 1); for (B, C) only.
+        label_smoothing: fraction of the target that is spread uniformly over the classes, in [0, 1); for (B, C) only.
     """
 
     label_smoothing: float = 0.0
@@ -188,8 +188,8 @@ class CostedLoss(Quantity):
     """``c_y l``: a loss in which mistakes on some classes cost more than on others.
 
     Args:
-        loss: l, of labels ``y`` that are classes 0..C-1; for two classes also probabilities of class 1.
-        costs: c, shape (C,), > 0.
+        loss: l, with labels ``y`` of 0..C-1; for two classes also probabilities of class 1.
+        costs: c, the cost of each class, shape (C,), > 0.
     """
 
     range = Range(least=0.0)
@@ -200,7 +200,7 @@ class CostedLoss(Quantity):
 
     @property
     def proper(self) -> bool:
-        """As of the loss without costs, which are known and can be taken back."""
+        """As for the loss without costs, which are known and can be divided out."""
         return self.loss.proper
 
     def check(self, outputs: Tensor, batch: Columns) -> None:
@@ -216,15 +216,15 @@ class CostedLoss(Quantity):
 
 @dataclass(frozen=True)
 class ErrorProbability(Quantity):
-    r"""``1 - p_y``, the probability that the model gives to classes that are wrong: a smoothed error rate.
+    r"""``1 - p_y``, the probability that the model gives to wrong classes: a smoothed error rate.
 
     p is ``softmax(outputs / temperature)`` for outputs (B, C) and classes y of 0..C-1, and ``sigmoid(s / temperature)``
     for one score per sample, (B,) or (B, 1), with labels of 0, 1 or a probability in between.  Unlike the cross-entropy
-    ``-log p_y`` it is bounded: a sample that is hopelessly wrong counts as one error, and no more can be gained from
-    one that is right.
+    ``-log p_y`` it is bounded: a badly misclassified sample counts as one error, and a correctly classified one has
+    almost no gradient.
 
     Args:
-        temperature: unit of the outputs, > 0; the smaller, the closer to the error rate of decisions for the largest.
+        temperature: divisor of the outputs, > 0; the smaller, the closer to the error rate of the largest output.
     """
 
     temperature: float = 1.0
@@ -247,7 +247,7 @@ class ErrorProbability(Quantity):
         return y * torch.sigmoid(-scores) + (1 - y) * torch.sigmoid(scores)
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """Whether the decision is wrong: that for the largest output, or for the sign of a single one."""
+        """1 where the decision (the largest output, or the sign of a single one) is wrong, else 0; shape (B,)."""
         y = one_label_each(batch, self)
         wrong = outputs.argmax(1) != y if _of_classes(outputs) else (binary_scores(outputs) > 0) != (y > 0.5)
         return wrong.to(outputs.dtype)
@@ -275,7 +275,7 @@ class MultiLabelLoss(Quantity):
     """Logistic losses of T tasks, (B, T): outputs (B, T) against 0/1 labels ``batch[column]`` of that shape.
 
     Args:
-        column: of the labels.
+        column: name of the column of labels.
     """
 
     column: str = "y"
@@ -301,7 +301,7 @@ def one_number_each(quantity: Quantity, outputs: Any, batch: Columns, needed_by:
     """The values of a quantity, shape (B,), with graph.
 
     Raises:
-        DataError: if it has several for every sample, naming the class of ``needed_by``.
+        DataError: if it has several values per sample, naming the class of ``needed_by``.
     """
     values = quantity(outputs, batch)
     if values.dim() != 1:
@@ -313,7 +313,7 @@ def one_number_each(quantity: Quantity, outputs: Any, batch: Columns, needed_by:
 
 
 def _of_classes(outputs: Any) -> bool:
-    """Whether the outputs are a score for each of several classes, (B, C), and not one score per sample."""
+    """Whether the outputs are scores of several classes, (B, C), and not one score per sample."""
     scores = one_tensor(outputs)
     return scores.dim() == 2 and scores.shape[1] > 1
 
@@ -322,12 +322,12 @@ def means_by_part(part: Tensor, num_parts: int, weighted: Tensor, weight: Tensor
     """Weighted means of a quantity over the parts of a batch.
 
     Args:
-        part: of every sample, in 0..num_parts - 1, shape (b,), int64.
+        part: part of every sample, in 0..num_parts - 1, shape (b,), int64.
         num_parts: m.
         weighted: weight times value of every sample, shape (b,) or (b, k), with graph.
-        weight: of every sample, >= 0, shape (b,), without graph; NaN makes the mean of its part NaN.
+        weight: weight of every sample, >= 0, shape (b,), without graph; NaN makes the mean of its part NaN.
 
-    Returns: the means, shape (m,) or (m, k), 0 for a part without samples, and the sum of the weights of a part, (m,).
+    Returns: the means, shape (m,) or (m, k), 0 for a part without samples, and the sum of weights of every part, (m,).
     """
     total = weight.new_zeros(num_parts).index_add_(0, part, weight)
     sums = weighted.new_zeros(num_parts, *weighted.shape[1:]).index_add_(0, part, weighted)
@@ -336,10 +336,10 @@ def means_by_part(part: Tensor, num_parts: int, weighted: Tensor, weight: Tensor
 
 
 def parts_of(row: Tensor, num_rows: int) -> tuple[Tensor, int]:
-    """The samples of a batch by row: the rows themselves, or the first sample of each where there are far more rows.
+    """A numbering of the groups of samples with the same row: by row, or by first sample if there are far more rows.
 
     Args:
-        row: of every sample, in 0..num_rows - 1, shape (b,), int64.
+        row: row of every sample, in 0..num_rows - 1, shape (b,), int64.
         num_rows: n.
 
     Returns: the part of every sample, shape (b,), int64; and the number of parts.

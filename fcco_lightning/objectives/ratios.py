@@ -1,4 +1,4 @@
-"""Means over sets of samples, which may be drawn with different probabilities."""
+"""Means over sets of samples, as ratios of weighted sums."""
 
 import warnings
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 from fcco_lightning.models.batch import SAMPLE_WEIGHT, Columns
 
-_FEW = 30  # samples, below which the bias of a ratio is worth a warning
+_FEW = 30  # samples; below, the bias of a ratio causes a warning
 
 
 def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What every sample of a batch counts in the mean over each subset, and how much of each subset the batch has.
+    """The weights of a batch's samples in the mean over each subset, and the total weight of each subset.
 
-    Samples count alike, or by the column ``weight`` where they are not drawn uniformly.
+    Samples have equal weights, or those of the column ``weight`` if they are not drawn uniformly.
 
     Args:
-        member: which samples belong to each subset, shape (..., B), bool.
+        member: the samples of each subset, masks (..., B), bool.
         batch: columns.
-        dtype: of the shares.
+        dtype: type of the result.
 
-    Returns: shares of sum 1, or 0 where there is no sample, shape (..., B), and the numbers of samples or sums of their
-    weights, (..., 1), 0 where there is none.
+    Returns: the shares, which sum to 1, or to 0 for an empty subset, shape (..., B); and the number of samples or sum
+    of weights of each subset, (..., 1).
     """
     counts = member * batch["weight"].to(dtype) if "weight" in batch else member.to(dtype)
     totals = counts.sum(-1, keepdim=True)
@@ -29,29 +29,29 @@ def shares_of(member: Tensor, batch: Columns, dtype: torch.dtype) -> tuple[Tenso
 
 
 def only_of(shares: Tensor, values: Tensor) -> Tensor:
-    """The values of the samples that count somewhere, and 0 in the place of the others.
+    """The values of the samples with a share above 0 in some subset, and 0 for the others.
 
-    A share of 0 alone would make NaN of an infinite value.  So whatever the network makes of a sample that counts
-    nowhere, the means and their gradients stay as they are.
+    The product of a share of 0 and an infinite value would be NaN.  With this, outputs for samples that belong to no
+    subset never affect means or gradients.
 
     Args:
-        shares: what the samples count, shape (..., B).
-        values: theirs, shape (B, ...).
+        shares: the shares of the samples, shape (..., B).
+        values: the values of the samples, shape (B, ...).
     """
     nowhere = shares.sum(list(range(shares.dim() - 1))) == 0
     return values.masked_fill(nowhere.view(-1, *(1 for _ in values.shape[1:])), 0.0)
 
 
 def warn_of_ratios(sets: Tensor, batch: Columns, name: str) -> None:
-    """Warn where few samples of a set weigh differently, whose mean is then a ratio of two random sums.
+    """Warn if a batch has few samples of a set, with different weights: its mean is then a biased ratio of random sums.
 
-    The mean of a set of whole strata is no such ratio, as every batch holds equally many samples of these, unless they
+    The mean over whole strata is no such ratio, as every batch holds equally many samples of a stratum, unless samples
     have weights of their own.
 
     Args:
-        sets: which samples belong to each of the sets over which means are taken, shape (s, B), bool.
+        sets: the samples of each set over which a mean is taken, masks (s, B), bool.
         batch: columns.
-        name: of what takes the means, as the message begins.
+        name: name of the class that takes the means, with which the message begins.
     """
     if "weight" not in batch:
         return

@@ -1,4 +1,4 @@
-"""How much a sample weighs among those that it is compared with, when a batch stands for the whole data."""
+"""Weights of the samples that an anchor is compared with, for unbiased estimates of means over the whole data."""
 
 from typing import Literal, TypeAlias, get_args
 
@@ -10,7 +10,7 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import counts
 
 SelfWeight: TypeAlias = Literal["dataset", "batch", "none"]
-"""Weight of a sample among the n samples that it is compared with, itself included: 1/n, 1/B, or 0."""
+"""Weight of an anchor itself among the n samples that it is compared with: 1/n, 1/B, or 0."""
 
 SELF_WEIGHTS: tuple[SelfWeight, ...] = get_args(SelfWeight)
 Some: TypeAlias = slice | Tensor
@@ -22,13 +22,13 @@ def self_and_others(kind: SelfWeight, size: int, num_samples: int | None) -> tup
     r"""Weights with which a uniform batch of B samples estimates a mean over n samples that contains the anchor.
 
     For an anchor i of the batch, ``self_weight q(i, i) + others sum over j != i in the batch of q(i, j)`` estimates
-    ``(1/n) sum_j q(i, j)``.  The anchor is in the batch for certain and each other sample by chance only, so the
-    estimate is unbiased with ``self_weight = 1/n`` and ``others = (1 - 1/n) / (B - 1)``, which is "dataset".  With
-    "batch" both are 1/B, as mini-batch losses have it, which is biased towards q(i, i); with "none" the mean is over
-    the n - 1 other samples, and its estimate is unbiased too.
+    ``(1/n) sum_j q(i, j)``.  The anchor is always in the batch, and each other sample only with some probability, so
+    the estimate is unbiased with ``self_weight = 1/n`` and ``others = (1 - 1/n) / (B - 1)`` ("dataset").  With "batch"
+    both are 1/B, as in mini-batch losses, which is biased towards q(i, i); with "none" the mean is over the n - 1 other
+    samples, and its estimate is also unbiased.
 
     Args:
-        kind: which of them.
+        kind: "dataset", "batch" or "none".
         size: number of samples in the batch B, >= 2.
         num_samples: number of samples n; needed for "dataset" only.
 
@@ -59,21 +59,21 @@ def comparison_weights(
     anchors: Some = _EVERY,
     others: Some = _EVERY,
 ) -> Tensor:
-    r"""Weights of the samples of a batch for the anchors among them, however the samples are drawn.
+    r"""Weights of the samples of a batch for the anchors among them, for any way of drawing samples.
 
-    With them a sum over the batch is an unbiased estimate of the mean over n samples, given that the anchor is drawn.
-    With "dataset" the anchor has 1/n, another sample the n-th part of the number of samples that it stands for
-    (:class:`Comparisons`).  With "none" the anchor is left out, and the others have the (n - 1)-th part; "batch" is
-    ``v / B`` for all, with v the column ``weight``.
+    The sum over the batch with these weights is an unbiased estimate of the mean over n samples, given that the anchor
+    is drawn.  With "dataset" the anchor has the weight 1/n, and another sample 1/n times the number of samples that it
+    represents (:class:`Comparisons`).  With "none" the anchor has the weight 0, and the factor is 1/(n - 1); with
+    "batch" the weight is ``v / B`` for all, with v the column ``weight``.
 
     Args:
-        kind: which weights.
+        kind: "dataset", "batch" or "none".
         batch: columns with ``index``; shape (B,) each, B >= 2.
-        num_samples: number of samples n; needed for "dataset", and for "none" where samples are not drawn uniformly.
-        dtype: of the result.
-        owners: which samples own a row, see :class:`Comparisons`.
-        anchors: which samples are compared with others.
-        others: with which; all by default.
+        num_samples: number of samples n; needed for "dataset", and for "none" if samples are not drawn uniformly.
+        dtype: type of the result.
+        owners: the samples that own a row, see :class:`Comparisons`.
+        anchors: the anchors; all samples by default.
+        others: the samples that they are compared with; all by default.
 
     Returns: shape (m, k) for m anchors and k others.
 
@@ -97,36 +97,35 @@ def comparison_weights(
 
 
 def by_strata(batch: Columns) -> bool:
-    """Whether not all pairs of samples are equally likely in a batch."""
+    """Whether some pairs of samples are more likely in a batch than others."""
     return "weight" in batch or "stratum" in batch
 
 
 class Comparisons:
-    r"""How many samples of the data each other sample of a batch stands for, seen from the anchors in the batch.
+    r"""The number of samples of the data that each sample of a batch represents, given an anchor in the batch.
 
     With the weights W of :meth:`table`, ``sum_j W_aj x_j`` over the batch is an unbiased estimate of the sum of x over
-    all samples but the anchor a, given that a is in the batch.  The anchor itself has W = 0, also where the batch holds
-    it twice.
+    all samples but the anchor a, given that a is in the batch.  The anchor and its copies have W = 0.
 
-    Where batches have the columns ``stratum`` (whose members are drawn alike) and ``stratum_size`` (their number N_s),
-    of which the batch holds m_s each, then ``W = (N_s - 1) / (m_s - c)`` within the anchor's own stratum, c being the
-    anchor's copies, and ``W = N_s / m_s`` elsewhere.  With the column ``replaced`` the rows of a stratum are drawn
-    independently, and c is how many copies of a sample that is there a batch holds on average
-    (:func:`expected_copies`): it says how many of the others there are when the anchor is there, however often.
+    Let batches have the columns ``stratum`` (its members are drawn alike) and ``stratum_size`` (their number N_s), and
+    hold m_s samples of stratum s.  Then ``W = (N_s - 1) / (m_s - c)`` within the anchor's stratum, with c the number of
+    copies of the anchor, and ``W = N_s / m_s`` elsewhere.  With the column ``replaced`` samples are drawn with
+    replacement, and c is the expected number of copies of a sample in the batches that hold it
+    (:func:`expected_copies`), which gives the expected number of other samples.
 
-    Batches hold all strata, or with the column ``strata`` some of S strata, any as likely as any other.  Of these a
-    batch with the anchor's has one less for the others: if it holds S_1, the weight elsewhere is multiplied by
-    ``(S - 1) / (S_1 - 1)``.
+    Batches hold all strata, or, with the column ``strata``, some of S equally likely strata.  The anchor's stratum is
+    always one of them: if a batch holds S_1 strata, the weight elsewhere is multiplied by ``(S - 1) / (S_1 - 1)``.
 
-    With the column ``weight`` alone, ``v = N_s B / (n m_s)``, samples of one weight are a stratum; without it all are.
+    With the column ``weight`` alone, ``v = N_s B / (n m_s)``, samples with equal weights form a stratum; without it all
+    samples form one stratum.
 
     Args:
         batch: columns with ``index``; shape (B,) each, B >= 2.
         num_samples: n.
-        owners: which samples own a row, so that the others may be the only one of their stratum, shape (B,), bool; None
-            for all.
-        within: which samples are compared with which anchors, shape (B, B), bool; None for all.  Where whole lists are
-            drawn (:class:`QuerySampling`) only samples of the anchor's list can be, as it makes sure of its own.
+        owners: the samples that own a row, shape (B,), bool; None for all.  Only these must not be the only one of
+            their stratum in the batch.
+        within: the samples that each anchor is compared with, shape (B, B), bool; None for all.  If whole lists are
+            drawn (:class:`QuerySampling`), only samples of the anchor's list are possible.
 
     Raises:
         ConfigError: if n is not known.
@@ -144,10 +143,10 @@ class Comparisons:
         copies = batch["replaced"] if independent else counts(batch["index"])
         single = held == copies
         met = held - (expected_copies(batch) if independent else copies)
-        # how many samples another one stands for: of its own stratum, and seen from another one
+        # samples represented by one of the anchor's stratum, and by one of another stratum
         self.in_stratum = torch.where(single, 0.0, (self.size - 1) / torch.where(single, 1.0, met))
         self.elsewhere, unknown = self.size / held, None
-        if "strata" in batch:  # some of all strata, of which the anchor's is one for certain
+        if "strata" in batch:  # some of all strata, always including the anchor's
             strata, drawn = batch["strata"][0], (1 / held.double()).sum().round()
             self.elsewhere = self.elsewhere * ((strata - 1) / (drawn - 1).clamp(min=1))
             unknown = (drawn == 1) & (strata > 1)
@@ -161,9 +160,9 @@ class Comparisons:
     def table(
         self, anchors: Some = _EVERY, others: Some = _EVERY, share: float = 1.0, dtype: torch.dtype = torch.float64
     ) -> Tensor:
-        """W of m anchors and k others, times what every sample counts, shape (m, k); all of them by default.
+        """W of m anchors and k others, times ``share``, shape (m, k); of all samples by default.
 
-        It is NaN for an anchor of which the batch does not say enough; :meth:`check` names the cause.
+        It is NaN for an anchor without enough other samples in the batch; :meth:`check` names the cause.
         """
         index, lost = self.batch["index"], self.lonely | self.elsewhere.isnan()
         within = torch.where(lost, torch.nan, share * self.in_stratum).to(dtype)
@@ -174,11 +173,11 @@ class Comparisons:
         return table.masked_fill(hidden & ~lost[anchors].unsqueeze(1), 0.0)
 
     def check(self) -> None:
-        """Refuse batches without a sample for some of those with which others are compared.
+        """Refuse batches that lack samples to represent some of the others.
 
         Raises:
-            DataError: if the batch holds one sample of a stratum that has more, or not all strata (without ``within``)
-                and does not say how they are drawn, or one of several.
+            DataError: if the batch holds one sample of a larger stratum; or one of several strata; or, without
+                ``within`` and the column ``strata``, not all strata.
         """
         if bool(self.lonely.any()):
             first = int(self.lonely.nonzero()[0])
@@ -205,10 +204,10 @@ class Comparisons:
 
 
 def expected_copies(batch: Columns) -> Tensor:
-    r"""How often a batch that holds a sample holds it on average, where strata are drawn with replacement.
+    r"""Expected number of copies of a sample in a batch that holds it, for draws with replacement from strata.
 
-    That is ``m_s / (N_s p)`` of m_s rows, r copies of every draw, from a stratum of N_s; the sample is among them with
-    probability ``p = 1 - (1 - 1/N_s)^(m_s / r)``.
+    It is ``m_s / (N_s p)`` for m_s samples in the batch from a stratum of N_s samples, in r copies of every draw; ``p =
+    1 - (1 - 1/N_s)^(m_s / r)`` is the probability that a batch holds the sample.
 
     Args:
         batch: columns ``stratum``, ``stratum_size`` and ``replaced``, which is r; shape (B,) each.

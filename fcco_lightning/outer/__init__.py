@@ -1,4 +1,4 @@
-"""Outer functions f: formulas, which autograd differentiates, with their smoothings."""
+"""Outer functions f, written as formulas that autograd differentiates, and their smoothings."""
 
 from fcco_lightning.outer.base import MoreauEnvelope, OuterFunction, Range, not_below, slopes, widest
 from fcco_lightning.outer.composed import Absolute, Linear, RatioDifference, Shifted

@@ -1,4 +1,4 @@
-"""What an outer function f is: a formula, which autograd differentiates."""
+"""The interface of outer functions f, which are formulas that autograd differentiates."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fcco_lightning.errors import ConfigError
 
 
 class Range(NamedTuple):
-    """The interval in which every coordinate of a row is known to lie; None where there is no bound."""
+    """An interval that is known to contain every coordinate of a row; None where it has no bound."""
 
     least: float | None = None
     most: float | None = None
@@ -27,20 +27,21 @@ class Range(NamedTuple):
 class OuterFunction(ABC):
     r"""An outer function f: R^k -> R, applied to every row of a (B, k) tensor.
 
-    A class writes the formula, and autograd finds the slope, that of a kink included: ``relu`` and ``abs`` have the
-    slope 0 there.  A minimum or a maximum inside f is written at its detached optimum; by Danskin's theorem the slope
-    is then right.  Rows are inner values u, in the unit of the inner function, and in float64: differences such as
-    ``u - kappa`` would keep few of the digits of float32.
+    A subclass writes the formula, and autograd computes the gradient, also at a kink: ``relu`` and ``abs`` have the
+    slope 0 there.  A minimum or maximum inside f is evaluated at its detached optimum, which gives the correct gradient
+    by Danskin's theorem.  Rows are inner values u, in the unit of the inner function, and in float64, since differences
+    such as ``u - kappa`` lose digits in float32.
 
-    A class also states what holds of f, so that an algorithm that needs more can refuse it by name; what it does not
-    state counts as false.
+    A subclass also states the properties of f that hold, so that an algorithm can refuse an f without the properties it
+    needs; the default is False.
 
     Attributes:
         convex: f is convex, as dual steps need.
         smooth: f has a Lipschitz gradient where it is used, so it needs no smoothing.
-        coupled: f acts on all n rows together, so only an estimator that keeps all of them (``dense``) can use it.
+        coupled: f acts on all n rows together, so only primal-dual methods
+            (:class:`~fcco_lightning.algorithms.MaxForm`) can use it.
         above_zero: names of the arguments that must be finite numbers > 0.
-        known_at_present: names of the arguments that are known parameters, tensors at their present value.
+        known_at_present: names of the arguments that are parameters of f, tensors used at their present value.
     """
 
     convex: ClassVar[bool] = False
@@ -64,11 +65,11 @@ class OuterFunction(ABC):
 
     @property
     def lipschitz(self) -> float:
-        """C_f, the Lipschitz constant of f; ``inf`` where it has none.  For a sum over coordinates: of one of them."""
+        """C_f, the Lipschitz constant of f (per coordinate, if f is a sum over coordinates); ``inf`` without one."""
         return float("inf")
 
     def parameters(self) -> tuple[Tensor, ...]:
-        """The known parameters of f, with respect to which it can be differentiated, too; most have none."""
+        """The parameters of f, with respect to which it can be differentiated, too; most functions have none."""
         return tuple(getattr(self, name) for name in self.known_at_present)
 
     @abstractmethod
@@ -90,7 +91,7 @@ class OuterFunction(ABC):
         return MoreauEnvelope(self, lam)
 
     def averaged(self, sigma: float) -> "OuterFunction":  # noqa: ARG002 - overridden where f has one
-        r"""The average ``E f(u + sigma z)`` over z of independent standard normal numbers.
+        r"""The average ``E f(u + sigma z)`` over a vector z of independent standard normal numbers.
 
         Args:
             sigma: standard deviation of the noise, > 0, in units of u.
@@ -106,8 +107,8 @@ class OuterFunction(ABC):
     def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - overridden where f has one
         r"""``v = argmin_v f(v) + |v - u|^2 / (2 lam)`` for every row, and ``(u - v) / lam``, without graph.
 
-        It is what :class:`MoreauEnvelope` asks for; a function that passes its smoothing on to another one needs none.
-        Where f has a gradient the second is that at v, which is the same number without the cancellation.
+        :class:`MoreauEnvelope` needs it; a function that passes its smoothing on to another function does not.  ``(u -
+        v) / lam`` is best computed as the gradient of f at v, where there is one: the same number without cancellation.
 
         Args:
             u: rows, shape (B, k).
@@ -125,13 +126,14 @@ class OuterFunction(ABC):
         )
 
     def paired(self, y: Tensor, u: Tensor) -> Tensor:
-        r"""``<y, u> - f*(y)``, but for a constant: (B, k), (B, k) -> (B,).
+        r"""``<y, u> - f*(y)`` up to a constant: (B, k), (B, k) -> (B,).
 
-        It has the slope y in u, and in the known parameters of f that of f where its slope is y.
+        Its gradient with respect to u is y; with respect to the parameters of f it is that of f at a point with slope
+        y.
 
         Args:
-            y: dual variables, without graph.
-            u: rows.
+            y: dual variables, shape (B, k), without graph.
+            u: rows, shape (B, k).
         """
         return (y * u).sum(-1)
 
@@ -146,7 +148,7 @@ class OuterFunction(ABC):
 
 
 class Composed(OuterFunction):
-    """A function made of another one, phi, whose properties it has unless it says otherwise."""
+    """A function composed of another one, phi, whose properties it has by default."""
 
     phi: OuterFunction
 
@@ -192,33 +194,33 @@ class MoreauEnvelope(Composed):
         return self.phi.paired(y, u)
 
     def smoothed(self, lam: float) -> OuterFunction:
-        """``f_{lam + self.lam}``: two smoothings are one of their sum."""
+        """``f_{lam + self.lam}``: smoothing twice is smoothing once with the sum."""
         return self.phi.smoothed(positive("lam", lam) + self.lam)
 
 
 def slopes(f: OuterFunction, u: Tensor) -> Tensor:
     """The gradient of f at rows, one element of the subdifferential at a kink: (B, k) -> (B, k), without graph."""
     with torch.inference_mode(False), torch.enable_grad():
-        point = u.detach().to(widest(u), copy=True).requires_grad_()  # what inference gave has no derivatives
+        point = u.detach().to(widest(u), copy=True).requires_grad_()  # inference tensors have no gradients
         (gradient,) = torch.autograd.grad(
             f(point).sum(), point, retain_graph=True
-        )  # that of parameters of f is the caller's
+        )  # the caller owns the graph of f's parameters
     return gradient.to(u.dtype)
 
 
 def widest(u: Tensor) -> torch.dtype:
-    """The dtype in which outer functions are computed: float64, which Apple's GPUs have not."""
+    """The dtype in which outer functions are computed: float64, except on Apple's GPUs, which do not support it."""
     return u.dtype if u.device.type == "mps" else torch.float64
 
 
 def exp_minus_one(x: Tensor) -> Tensor:
-    """``exp(x) - 1``, with all digits of the value near 0, and of the slope where x is very negative."""
+    """``exp(x) - 1``, accurate in its value near 0, and in its slope for very negative x."""
     fixed = x.detach()
     return fixed.expm1() + fixed.exp() * (x - fixed)
 
 
 def not_below(u: Tensor, floor: float) -> Tensor:
-    """``max(u, floor)`` with the slope of u everywhere, so that a row below the floor is not forgotten."""
+    """``max(u, floor)`` with the slope of u everywhere, so that a row below the floor still has a gradient."""
     fixed = u.detach()
     return u + (fixed.clamp(min=floor) - fixed)
 
@@ -234,7 +236,7 @@ def require_known(name: str, value: Tensor) -> None:
 
 
 def known_at(known: Tensor, u: Tensor) -> Tensor:
-    """A known parameter in the dtype of the rows u, to which it broadcasts.
+    """A parameter of f in the dtype of the rows u, with which it broadcasts.
 
     Raises:
         ConfigError: if the parameter has one value per row, for another number of rows.
@@ -244,4 +246,4 @@ def known_at(known: Tensor, u: Tensor) -> Tensor:
             f"a known parameter of {len(known)} rows does not belong to {len(u)} rows of inner values. Give it one row "
             "for each of them, or one for all."
         )
-    return known.to(u, non_blocking=known.device.type == "cpu")  # few numbers, for which nothing has to wait
+    return known.to(u, non_blocking=known.device.type == "cpu")  # a few numbers, copied without waiting

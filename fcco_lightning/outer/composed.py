@@ -1,7 +1,7 @@
-"""Outer functions ``phi(z(u))`` of something made of the inner values: moved, summed with weights, a size, ratios.
+"""Outer functions ``phi(z(u))`` where z is a weighted sum, an absolute value, a shift, or ratios of inner values.
 
-Where ``dz/du (dz/du)^T = c`` times the identity, smoothing passes on to phi: ``f_lam(u) = phi_{c lam}(z(u))``; and if z
-is affine, noise in u of deviation sigma is noise in z of deviation ``sqrt(c) sigma``.
+If ``dz/du (dz/du)^T = c`` times the identity, smoothing passes on to phi: ``f_lam(u) = phi_{c lam}(z(u))``; and if z
+is affine, noise in u of standard deviation sigma is noise in z of standard deviation ``sqrt(c) sigma``.
 """
 
 import math
@@ -68,15 +68,15 @@ class Linear(Composed):
 
 @dataclass(frozen=True)
 class Absolute(Composed):
-    r"""``f(u) = phi(|u|)`` for rows of width 1: penalises a number of either sign that is not near 0.
+    r"""``f(u) = phi(|u|)`` for rows of width 1: penalises numbers of either sign.
 
-    Of a difference of two rates, as ``Linear(Absolute(Hinge(rho, kappa)), (1, -1))``, it is the fairness function
-    ``rho [|u_1 - u_2| - kappa]_+`` (SONEX paper, F.2), whose envelope is ``phi_{2 lam}(|u_1 - u_2|)``.  Convex because
-    phi is convex and has slope 0 at 0, hence does not fall after it; as smooth as phi.
+    ``Linear(Absolute(Hinge(rho, kappa)), (1, -1))`` is the fairness function ``rho [|u_1 - u_2| - kappa]_+`` of two
+    rates (SONEX paper, F.2), whose envelope is ``phi_{2 lam}(|u_1 - u_2|)``.  Convex, because phi is convex with slope
+    0 at 0 and thus increasing for positive arguments; as smooth as phi.
 
     Args:
         phi: convex function of one variable with slope 0 at 0.
-        known: whether phi is known to be such a function, as a smoothed one of such is.
+        known: whether phi is known to be such a function, as after smoothing one.
 
     Raises:
         ConfigError: if phi is not such a function.
@@ -99,7 +99,7 @@ class Absolute(Composed):
         hinge = self.phi
         while isinstance(hinge, Shifted) or (isinstance(hinge, Linear) and min(hinge.weights) >= 0):
             hinge = hinge.phi
-        if not isinstance(hinge, Hinge):  # one that is flat at 0 is 0 below it
+        if not isinstance(hinge, Hinge):  # a hinge with slope 0 at 0 is 0 below 0
             raise ConfigError(
                 f"{self!r} has no closed form of its average under Gaussian noise, as {self.phi!r} is no hinge. "
                 "Use MoreauSmoothing, or a hinge."
@@ -111,7 +111,7 @@ class Absolute(Composed):
 
 
 def _require_flat(phi: OuterFunction) -> None:
-    """Refuse a function of one variable that is not convex, or has another slope than 0 at 0."""
+    """Refuse a function of one variable that is not convex, or whose slope at 0 is not 0."""
     phi.require_convex("Absolute")
     known = phi.parameters()
     rows = max((len(p) for p in known if p.dim()), default=1)
@@ -141,10 +141,10 @@ class _BothSides(Composed):
 class RatioDifference(Composed):
     r"""``f(u) = phi(u_1 / u_2 - u_3 / u_4)`` for rows of width 4: a function of the difference of two ratios of means.
 
-    With u = (mean of q y, mean of q) on two sides it compares precisions (predictive parity); ``Absolute`` as phi
-    penalises ratios that differ.  Denominators below ``floor`` count as ``floor``.  Neither convex nor monotone, and
-    smooth only if phi is; its prox has no closed form, so algorithms that smooth need a smooth phi (a smoothed or
-    squared hinge); SONX takes the subgradient of any.
+    With u = (mean of q y, mean of q) on two sides, q being the decisions and y the labels, it compares precisions
+    (predictive parity); ``Absolute`` as phi penalises differences of the ratios.  Denominators below ``floor`` are
+    replaced by ``floor``.  Neither convex nor monotone, and smooth only if phi is; its prox has no closed form, so
+    algorithms that smooth need a smooth phi (a smoothed or squared hinge); SONX takes a subgradient for any phi.
 
     Args:
         phi: function of one variable.
@@ -182,13 +182,12 @@ class RatioDifference(Composed):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Shifted(Composed):
-    r"""``f(u) = phi((u - s) / c)`` for an outer function phi, a known parameter s and a positive number c.
+    r"""``f(u) = phi((u - s) / c)`` for an outer function phi, a parameter s and a positive number c.
 
-    What is sampled (a loss u) is remembered in the rows; what is known (the threshold s) is applied at its present
-    value, here: a parameter that is trained is kept, not copied, so that one such function serves for all steps.  With
-    ``phi = Hinge(1/r)`` it is the outer function of the conditional value at risk of threshold s, with
-    ``phi = ChiSquare(lam0)`` or ``KullbackLeibler(lam0)`` and ``c = lam0`` the dual of a divergence.  Convex and
-    smooth as phi.
+    Rows remember sampled values (a loss u) only, while the threshold s is applied at its present value: a trained
+    parameter is referenced, not copied, so that one such function serves for all steps.  With ``phi = Hinge(1/r)`` it
+    is the outer function of the conditional value at risk of threshold s, with ``phi = ChiSquare(lam0)`` or
+    ``KullbackLeibler(lam0)`` and ``c = lam0`` the dual of a divergence.  Convex and smooth as phi.
 
     It can be differentiated with respect to s.
 

@@ -74,7 +74,7 @@ class KullbackLeibler(_Divergence):
 class Maximum(OuterFunction):
     r"""``f(u) = max_j u_j`` over the k coordinates of a row: multi-task group DRO (ALEXR paper, App. B).
 
-    The slope puts weight one on the first maximal coordinate.
+    At ties the subgradient is that of the first maximal coordinate.
     """
 
     convex = True
@@ -91,9 +91,9 @@ class Maximum(OuterFunction):
 
 @dataclass(frozen=True)
 class WorstCase(OuterFunction):
-    r"""``max_{q in Q} sum_i q_i u_i`` over all n rows together, for primal-dual methods that remember q.
+    r"""``max_{q in Q} sum_i q_i u_i`` over all n rows together, for primal-dual methods that keep q.
 
-    What stands for a row is ``n q_i u_i``, so that the mean over rows is the value.
+    A row u holds ``n q_i u_i``, so that the mean over rows is the value.
 
     Args:
         ambiguity: Q.

@@ -1,4 +1,4 @@
-"""Outer functions of one variable made of pieces of degree one and two, summed over the k coordinates."""
+"""Piecewise linear and quadratic outer functions of one variable, summed over the k coordinates."""
 
 import math
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Square(OuterFunction):
 
 @dataclass(frozen=True)
 class _AboveKappa(OuterFunction):
-    """A penalty of what exceeds a tolerance."""
+    """A penalty on the excess over a tolerance kappa."""
 
     rho: float = 1.0
     kappa: float = 0.0
@@ -46,7 +46,7 @@ class _AboveKappa(OuterFunction):
 
     @property
     def lipschitz(self) -> float:
-        """C_f = rho, per coordinate: the slope far above the tolerance, which is nowhere larger."""
+        """C_f = rho, per coordinate: the slope far above the tolerance, which is the largest."""
         return self.rho
 
 
@@ -124,8 +124,8 @@ class AveragedHinge(_AboveKappa):
 class SquaredHinge(_AboveKappa):
     r"""``f(u) = (rho/2) sum_j [u_j - kappa]_+^2``, so that ``f'(u) = rho [u - kappa]_+``.
 
-    The penalty that SOX minimises in the baseline of section 6 of the SONEX paper; the papers do not print whether the
-    factor 1/2 is there, this project has it.
+    The penalty that SOX minimises in the baseline of section 6 of the SONEX paper.  The papers do not say whether there
+    is a factor 1/2; here it is included.
 
     Args:
         rho: penalty weight, > 0.
@@ -137,7 +137,7 @@ class SquaredHinge(_AboveKappa):
 
     def __call__(self, u: Tensor) -> Tensor:
         above = u - self.kappa
-        over = above.detach().relu()  # a square would take more steps back
+        over = above.detach().relu()  # cheaper to differentiate than a square
         return (self.rho * over * torch.sub(above, over, alpha=0.5)).sum(-1)
 
     def smoothed(self, lam: float) -> "SquaredHinge":

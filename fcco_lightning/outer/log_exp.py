@@ -10,12 +10,12 @@ from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import increasing_root
 from fcco_lightning.outer.base import OuterFunction, exp_minus_one, known_at, not_below
 
-_MOST_EXPONENT = 500.0  # of an exponential in float64, which overflows at 709
+_MOST_EXPONENT = 500.0  # float64 overflows at exp(709)
 
 
 @dataclass(frozen=True)
 class _OfLog(OuterFunction):
-    """A function of logarithms of inner values, with a weight tau."""
+    """A function of logarithms of inner values with a weight tau."""
 
     tau: float = 1.0
     floor: float = 1e-12
@@ -28,8 +28,7 @@ class Log(_OfLog):
 
     Source: SOX paper; SONEX paper, F.3.
 
-    Concave and ``tau / u_min^2``-weakly convex; the inner values are bounded below by ``floor``, where the function
-    counts as smooth.
+    Concave and ``tau / u_min^2``-weakly convex for u >= u_min; smooth for u above ``floor``.
 
     Args:
         tau: weight (the temperature of a contrastive loss), > 0.
@@ -47,14 +46,14 @@ class Log(_OfLog):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LogWithTemperature(OuterFunction):
-    r"""``f(u) = sum_j tau_j (log u_j + rho)`` for u > 0: a contrastive loss whose temperature tau is learnt.
+    r"""``f(u) = sum_j tau_j (log u_j + rho)`` for u > 0: a contrastive loss with a learnt temperature tau.
 
     Concave; smooth for u above ``floor``.  It can be differentiated with respect to tau, at its present value: the
     slope is ``log u_j + rho``.
 
     Args:
         tau: the temperature, > 0, a scalar tensor or rows of shape (B, k); it may require a gradient.
-        rho: margin, > 0: minimised over tau_j it bounds the KL divergence of the negatives' weights.
+        rho: margin, > 0; minimising over tau_j bounds the KL divergence of the negatives' weights by rho.
         floor: inner values below it count as ``floor``, > 0.
 
     Raises:
@@ -84,8 +83,9 @@ class KullbackLeiblerOfLog(OuterFunction):
     With u_i = mean_j exp(l_ij / lam) the minimum over c of ``c + mean_i f(u_i)`` is ``tau log mean_i exp(L_i / tau)``
     with L_i = lam log u_i: a worst case over i of worst cases over j, both softened by a KL divergence.
 
-    It can be differentiated with respect to c, at its present value.  Convex for lam >= tau only, so it
-    counts as not convex; smooth for u above ``floor``.  Exponents above 500 are continued by a tangent.
+    It can be differentiated with respect to c, at its present value.  Convex for lam >= tau only, so that it is
+    declared as not convex; smooth for u above ``floor``.  Above the exponent 500 the exponential is continued by its
+    tangent.
 
     Args:
         lam: weight of the divergence within the logarithm, > 0.
@@ -124,7 +124,7 @@ class NegativeLog(_OfLog):
     convex = True
 
     def __call__(self, u: Tensor) -> Tensor:
-        outside = torch.where(u.detach() > 0, 0.0, torch.inf)  # added, so that the slope stays that at the floor
+        outside = torch.where(u.detach() > 0, 0.0, torch.inf)  # added to keep the slope at the floor
         return (outside - self.tau * not_below(u, self.floor).log()).sum(-1)
 
     def prox(self, u: Tensor, lam: float) -> tuple[Tensor, Tensor]:
@@ -171,7 +171,7 @@ class Power(OuterFunction):
 
     @property
     def smooth(self) -> bool:  # type: ignore[override]
-        """For p >= 2 on bounded inner values."""
+        """True for p >= 2, where f is smooth on bounded inner values."""
         return self.p >= 2
 
     def __call__(self, u: Tensor) -> Tensor:
@@ -244,8 +244,8 @@ class Ratio(OuterFunction):
 class LogSumExp(OuterFunction):
     r"""``f(u) = theta log sum_j exp(u_j / theta)``: soft maximum over the k coordinates of a row.
 
-    It is the multi-task objective of App. B of the ALEXR paper, and but for ``theta log k`` the value of KL-regularised
-    DRO, ``max_q <q, u> - theta KL(q, 1/k)`` (PG-SMD paper, section 2).
+    It is the multi-task objective of App. B of the ALEXR paper, and, up to the constant ``theta log k``, the value of
+    KL-regularised DRO, ``max_q <q, u> - theta KL(q, 1/k)`` (PG-SMD paper, section 2).
 
     Args:
         theta: temperature, > 0.

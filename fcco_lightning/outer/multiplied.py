@@ -1,4 +1,4 @@
-"""The outer function of a constraint with a multiplier of its own: the Lagrangian, augmented or not, capped or not."""
+"""The outer function of a constraint with a multiplier: plain or augmented Lagrangian, with or without a cap."""
 
 from dataclasses import dataclass
 
@@ -18,14 +18,13 @@ class Multiplied(OuterFunction):
     and without a cap rho it is the augmented Lagrangian ``([nu + c x]_+^2 - nu^2) / (2 c)``; with nu = 0 and a cap it
     is the Moreau envelope of the exact penalty ``rho [x]_+`` for lam = 1/c.
 
-    With two columns of nu the function belongs to ``|t| <= kappa``, which is two constraints: f is the sum of two such
-    functions, of ``x_1 = t - kappa`` and of ``x_2 = -t - kappa``.  It has no kink at t = 0, so that noise in t which
-    changes its sign averages out.
+    Two columns of nu are for ``|t| <= kappa``, which is two constraints: f is the sum of two such functions, of ``x_1 =
+    t - kappa`` and of ``x_2 = -t - kappa``.  It has no kink at t = 0, so that noise around t = 0 averages out.
 
     Args:
         multiplier: nu, shape (b, s) with one value per row and side, or (1, s) for all rows; s is 1 or 2; in units of f
             per unit of t.
-        kappa: tolerance, in units of t, a number or a tensor without dimensions, or of shape (b, 1).
+        kappa: tolerance, in units of t; a number, a scalar tensor, or a tensor of shape (b, 1).
         curvature: c, >= 0, a number or as ``multiplier``.
         cap: rho, as ``multiplier``; None for no cap.
 
@@ -56,11 +55,11 @@ class Multiplied(OuterFunction):
         nu = known_at(self.multiplier, u)
         c = self._curvature(u)
         y = self._bounded(nu + c * x.detach())
-        tiny = torch.finfo(u.dtype).tiny  # at c = 0 the multiplier is nu, and nothing is divided
+        tiny = torch.finfo(u.dtype).tiny  # at c = 0 y = nu, so the quotient is 0
         return (y * x - (y - nu).square() / (2 * c).clamp(min=tiny)).sum(-1)
 
     def pressure(self, u: Tensor) -> Tensor:
-        """The multipliers ``y = clamp(nu + c x, 0, rho)`` of every side, which multiply its gradient: (b, 1) -> (b, s).
+        """The multipliers ``y = clamp(nu + c x, 0, rho)`` of all sides, the weights of gradients: (b, 1) -> (b, s).
 
         Args:
             u: t, shape (b, 1).
@@ -68,7 +67,7 @@ class Multiplied(OuterFunction):
         return self._bounded(known_at(self.multiplier, u) + self._curvature(u) * self._excess(u))
 
     def _bounded(self, y: Tensor) -> Tensor:
-        """The nearest multipliers of 0 to rho."""
+        """The multipliers clamped to [0, rho]."""
         y = y.clamp(min=0)
         return y if self.cap is None else torch.minimum(y, known_at(self.cap, y))
 
@@ -81,6 +80,6 @@ class Multiplied(OuterFunction):
 
 
 def excess(t: Tensor, kappa: Tensor | float, sides: int) -> Tensor:
-    """``t - kappa``, and of two sides also ``-t - kappa``, which are to be <= 0: (b, 1) -> (b, sides)."""
+    """``t - kappa``, and for two sides also ``-t - kappa``; a constraint requires both <= 0: (b, 1) -> (b, sides)."""
     kappa = known_at(kappa, t) if isinstance(kappa, Tensor) else kappa
     return t - kappa if sides == 1 else torch.cat([t - kappa, -t - kappa], dim=-1)

@@ -1,4 +1,4 @@
-"""Smoothing as a map from outer function to outer function."""
+"""Smoothings of outer functions."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Smoothing(ABC):
 
     @abstractmethod
     def __call__(self, outer: OuterFunction) -> OuterFunction:
-        """Return the smoothed function; a function that is smooth already passes unchanged."""
+        """Return the smoothed function; a smooth function is returned unchanged."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class RandomizedSmoothing(Smoothing):
     r"""Replace a non-smooth f by its average under Gaussian noise, ``E f(u + sigma z)``.
 
     For convex f with Lipschitz constant C_f, ``f <= f_sigma <= f + C_f sigma sqrt(k)``, and the gradient is
-    ``C_f/sigma``-Lipschitz.  Unlike the Moreau envelope it lies above f, and its slope is nowhere 0 or C_f exactly: a
-    constraint that holds is pushed a little, too.  It has a closed form for hinges of a value, a weighted sum, a
-    distance or a difference, moved or not.  It has no envelope of its own, so that algorithms which need one refuse it.
+    ``C_f/sigma``-Lipschitz.  Unlike the Moreau envelope it lies above f, and its slope is never exactly 0 or C_f: a
+    constraint that holds also has a small gradient.  There is a closed form for (shifted) hinges of a value, a weighted
+    sum, or an absolute value or difference.  The result has no Moreau envelope, so that algorithms which need one
+    refuse it.
 
     Args:
         sigma: standard deviation of the noise, > 0, in units of u.
