@@ -56,12 +56,12 @@ class Backend:
 
 
 def require_own(optimizer: Optimizer, params: Sequence[Tensor], objective: nn.Module) -> None:
-    """Refuse an optimizer that evaluates a batch several times, or leaves as it is what is to be trained.
+    """Refuse an optimizer that evaluates a batch several times, or lacks parameters that must be trained.
 
     Args:
-        optimizer: of the user.
-        params: all that is trained.
-        objective: whose own parameters (a CVaR threshold, a temperature) the optimizer must hold.
+        optimizer: the user's optimizer.
+        params: the trained parameters, of which it must hold some.
+        objective: the objective, all of whose parameters (a CVaR threshold, a temperature) it must hold.
 
     Raises:
         ConfigError: naming it.

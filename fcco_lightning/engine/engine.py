@@ -281,8 +281,9 @@ class Engine:
 
         Raises:
             NonFiniteError, DataError, StateIndexError: before any row or weight has changed.
-            ConfigError: if no weight could change: all are frozen, the optimizer has others, or gradients are off; or
-                if the optimizer moves weights that are not trained here, or leaves out parameters of the objective.
+            ConfigError: if no weight could change: all are frozen, the optimizer has none of them, or gradients are
+                disabled; or if the optimizer holds weights that are not trained here, or lacks parameters of the
+                objective.
         """
         if not any(p.requires_grad for p in self.params):
             raise ConfigError("nothing is trained: all parameters are frozen. Unfreeze some layers of the network.")
@@ -318,11 +319,11 @@ class Engine:
         return self._estimates
 
     def _admit(self, optimizer: Optimizer) -> None:
-        """Look at the optimizer, and at what was loaded since the last batch.
+        """Check a new optimizer, and a state that was loaded since the last batch.
 
         Raises:
-            ConfigError: if it leaves out parameters of the objective, or moves weights that are not trained here, whose
-                gradients nobody sets back.
+            ConfigError: if the optimizer lacks parameters of the objective, or holds weights that are not trained here,
+                whose gradients would not be reset.
             CheckpointError: if the state was loaded without the rows.
         """
         if optimizer is not vars(self).get("optimizer"):
@@ -660,13 +661,13 @@ class Engine:
         return self.processes.size == 1 and self.functions.micro_batch is None
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered of earlier weights and batches, and the parameters of the objective.
+        """The state besides the rows, with the parameters of the objective; tensors and primitives only.
 
-        It holds tensors and primitives only.  The problem has the rows, and the optimizer a state of its own.
+        The rows are in the problem's state, and the optimizer has its own state.
         """
         samples = self.problem.row_parameters
         before = {} if samples is None else {name: column.clone() for name, column in samples.before.items()}
-        estimates = {name: value.cpu() for name, value in self._estimates.items()}  # of batches that make none
+        estimates = {name: value.cpu() for name, value in self._estimates.items()}  # for batches without an estimate
         optimizer = vars(self).get("optimizer") if self._stored is None else None
         mover = type(optimizer).__name__ if optimizer is not None and optimizer.state else None
         state = {

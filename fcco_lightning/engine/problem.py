@@ -73,10 +73,10 @@ class Problem(nn.Module):
         declared: ``sampling``, with which the first batches are compared.
         compositional: whether the objective has inner functions, which then form the first term.
         most: the largest numbers of samples in a batch of the plan, see :attr:`Objective.most`.
-        terms: the objective's, if it has inner functions, then one of each constraint.
-        multipliers_of_terms: the multipliers of every constraint, as they are remembered; none with a penalty.
-        units_known: whether these have their unit, as far as the engine has looked.
-        settles: whether parameters of the objective's outer function follow the best ones for its rows.
+        terms: the objective's, if it has inner functions, then one for each constraint.
+        multipliers_of_terms: the stored multipliers of every constraint; empty with a penalty.
+        units_known: whether the multipliers are known to have their unit.
+        settles: whether parameters of the objective's outer function are set to the best values for its rows.
         loaded: whether a state was loaded since a batch was trained on.
     """
 
