@@ -64,7 +64,7 @@ def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -
     Of files these are their names from the folder that they are read from, ``root`` or that of the images, their sizes
     and the times they were modified last; of pixels in memory all; of other data sets the contents of 64 images.
     """
-    files = _files(FilesIn(images, root))
+    files = files_of(FilesIn(images, root))
     if files is not None:
         facts = [_stat(path) for _, path in files]
         return {
@@ -178,16 +178,16 @@ def _short(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def _files(images: Any) -> list[tuple[str, Path]] | None:
-    """Names and paths, if the images are files; None if they are anything else, or reading their names takes long."""
+def files_of(images: Any) -> list[tuple[str, Path]] | None:
+    """Return names and paths of images that are files; None of anything else, or where reading names takes long."""
     if isinstance(images, ConcatDataset):
-        parts = [_files(part) for part in images.datasets]
+        parts = [files_of(part) for part in images.datasets]
         return None if None in parts else [file for part in parts if part is not None for file in part]
     if isinstance(images, Subset):
-        files = _files(images.dataset)
+        files = files_of(images.dataset)
         return None if files is None else [files[row] for row in images.indices]
     if isinstance(images, FilesIn):
-        inside = _files(images.images)
+        inside = files_of(images.images)
         return None if inside is None else [(name, images.folder / path) for name, path in inside]
     if isinstance(images, list) and all(isinstance(file, str | Path) for file in images):
         return [(str(file), Path(file)) for file in images]

@@ -7,6 +7,7 @@ from fcco_lightning.evaluation.decided import decision_details
 from fcco_lightning.evaluation.default import default_evaluation
 from fcco_lightning.evaluation.groups import GroupEvaluation, TaskEvaluation
 from fcco_lightning.evaluation.numbers import NumberEvaluation, ValueEvaluation
+from fcco_lightning.evaluation.pairs import PairEvaluation
 from fcco_lightning.evaluation.ranking import BagEvaluation, BinaryEvaluation, RankingEvaluation
 from fcco_lightning.evaluation.retrieval import RetrievalEvaluation
 from fcco_lightning.evaluation.split import Split, concatenate, constraint_values, summarise
@@ -22,6 +23,7 @@ __all__ = [
     "GroupEvaluation",
     "NeighbourEvaluation",
     "NumberEvaluation",
+    "PairEvaluation",
     "RankingEvaluation",
     "RetrievalEvaluation",
     "Split",

@@ -11,6 +11,7 @@ from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, correct_and_loss, require_columns
 from fcco_lightning.evaluation.metrics.ranking import same_rows
+from fcco_lightning.evaluation.pairs import PairEvaluation
 from fcco_lightning.evaluation.pictures import History, plot_continual
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import require
@@ -40,6 +41,9 @@ class ContinualEvaluation(Evaluation):
     - ``satisfied_loss``: the share of protected tasks with h_k <= tolerance_loss;
     - ``change/NAME``, ``loss_change/NAME``: a_k - a_k(w_old) and h_k of each protected task.
 
+    A split of image-text pairs, of which the outputs are embeddings instead of class scores, has the figures of
+    :class:`PairEvaluation`.
+
     Accuracies lie in [0, 1] and losses are in nats.  ``report.json`` contains a table ``tasks``: first the target, then
     the protected tasks, the one with the worst change first.
 
@@ -53,12 +57,19 @@ class ContinualEvaluation(Evaluation):
         ConfigError: if a tolerance is negative or not finite.
     """
 
-    bar = ("target_accuracy", "worst_change")
     merit = "target_accuracy"
 
     def __init__(self, tolerance: float = 0.0, tolerance_loss: float = 0.0) -> None:
+        self._of_pairs = PairEvaluation()
+        self.bar = ("target_accuracy", "worst_change", *self._of_pairs.bar)
         self.tolerance = non_negative("tolerance", tolerance)
         self.tolerance_loss = non_negative("tolerance_loss", tolerance_loss)
+
+    def take_names(self, datamodule: Any) -> None:
+        """Take over the names of tasks; pairs without classes have another figure of merit."""
+        super().take_names(datamodule)
+        if hasattr(datamodule, "pairs") and not self.class_names:
+            self.merit = self._of_pairs.merit
 
     def reference(self, outputs: Tensor, batch: Columns) -> dict[str, Tensor]:
         """Return ``old_loss`` (n,), float32, and ``old_correct`` (n,), int64 with values 0 or 1, of the old model.
@@ -70,7 +81,9 @@ class ContinualEvaluation(Evaluation):
         correct, losses = correct_and_loss(outputs, batch["y"])
         return {"old_loss": losses.float(), "old_correct": correct.long()}
 
-    def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
+    def __call__(self, outputs: Any, batch: Columns) -> dict[str, float]:
+        if not isinstance(outputs, Tensor):
+            return self._of_pairs(outputs, batch)
         samples = _samples(outputs, batch)
         tasks = _by_task(samples)
         target, protected = tasks.reindex([TARGET]).iloc[0], tasks.drop(index=TARGET, errors="ignore")
@@ -93,12 +106,14 @@ class ContinualEvaluation(Evaluation):
                 figures |= {f"change/{name}": gain, f"loss_change/{name}": h}
         return {name: float(value) for name, value in figures.items()}
 
-    def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
+    def details(self, outputs: Any, batch: Columns) -> dict[str, Any]:
         """Return ``tasks``: name, size, accuracy and loss of each present task, now, before, and their change.
 
         The target comes first, then the protected task whose accuracy fell most.  Without an old model the protected
         task with the lowest accuracy is the first.
         """
+        if not isinstance(outputs, Tensor):
+            return self._of_pairs.details(outputs, batch)
         tasks = _by_task(_samples(outputs, batch))
         tasks["name"] = ["target" if number == TARGET else self.group_name(number) for number in tasks.index]
         tasks["protected"] = tasks.index != TARGET

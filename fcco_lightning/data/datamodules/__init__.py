@@ -3,6 +3,7 @@
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule
 from fcco_lightning.data.datamodules.digits_clip import DigitImages, DigitsCLIPDataModule
+from fcco_lightning.data.datamodules.image_text import PairDataModule
 from fcco_lightning.data.datamodules.images import GroupedImageDataModule
 from fcco_lightning.data.datamodules.labelled import LabelledImages, LabelledTexts
 from fcco_lightning.data.datamodules.synthetic import (
@@ -25,6 +26,7 @@ __all__ = [
     "ImageSplits",
     "LabelledImages",
     "LabelledTexts",
+    "PairDataModule",
     "Pairs",
     "SyntheticDataModule",
     "SyntheticTensorDataModule",

@@ -1,18 +1,29 @@
-"""Settings of a datamodule of image-text pairs and protected tasks: its classes, and its pairs."""
+"""Settings of datamodules of image-text pairs: classes, pairs, and the network that both are prepared for."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import torch
 
 from fcco_lightning.checks import at_least, fraction, list_of, one_of
+from fcco_lightning.data.batches import BatchPlan, UniformBatches
 from fcco_lightning.data.columns import listed
-from fcco_lightning.data.images import MOST_PIXELS, Images, augmentation
+from fcco_lightning.data.images import MOST_PIXELS, Images, augmentation, image_transform
 from fcco_lightning.data.pairs import read_pairs
 from fcco_lightning.errors import ConfigError, DataError
+from fcco_lightning.models.clip_config import CLIPConfig, clip_config
+
+_AUGMENT = {"scale": (0.9, 1.0), "hflip": 0.0, "color_jitter": None}  # what open_clip trains with
+_CROP_MODES: dict[str, Literal["center", "squash", "border"]] = {
+    "shortest": "center",
+    "squash": "squash",
+    "longest": "border",
+}
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,25 @@ class Architecture:
     name: str = "ViT-B-16"
     pretrained: str | None = None
 
+    @cached_property
+    def config(self) -> CLIPConfig:
+        """What the network expects of images and texts."""
+        return clip_config(self.name, self.pretrained)
+
+    def transform(self, *, augment: bool | dict[str, Any]) -> Any:
+        """Return what makes tensors of images, which are cropped at random as :class:`Pairs` says of ``augment``."""
+        random = augment if augment is False else _AUGMENT | (augment if isinstance(augment, dict) else {})
+        config = self.config
+        return image_transform(
+            config.image_size,
+            config.mean,
+            config.std,
+            augment=random,
+            crop_pct=1.0,
+            interpolation=config.interpolation,
+            crop_mode=_CROP_MODES[config.resize_mode],
+        )
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -177,9 +207,27 @@ class Pairs:
         shards = [isinstance(source, (str, Path)) and str(source).endswith(".tar") for source in pairs]
         return [list(pairs)] if shards and all(shards) else list(pairs)
 
+    def drawn(self, size: int, seed: int) -> list[int] | None:
+        """Return which of ``size`` pairs ``limit`` leaves, in order; None for all."""
+        if self.limit is None or self.limit >= size:
+            return None
+        order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+        rows: list[int] = order[: self.limit].sort().values.tolist()
+        return rows
+
     def read(self, source: Any) -> tuple[Images, Any]:
         """Return the images and the captions of one source."""
         return read_pairs(source, self.image_column, self.caption_column, allow_outside=self.allow_outside)
+
+
+def require_two(plan: BatchPlan) -> None:
+    """Raise :class:`DataError` if a batch of pairs would hold a single one."""
+    if isinstance(plan, UniformBatches) and plan.smallest == 1 < plan.batch_size:
+        raise DataError(
+            f"batches.drop_last=false leaves a last batch of one pair, {plan.num_rows} pairs being drawn "
+            f"{plan.batch_size} at a time (by all processes): there is nothing to contrast it with. Set "
+            "batches.drop_last=true, or another batches.batch_size."
+        )
 
 
 def _check_templates(argument: str, templates: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
@@ -14,30 +14,23 @@ from fcco_lightning.data.batches import (
     BatchPlan,
     GroupSampling,
     Sampling,
-    UniformBatches,
     UniformSampling,
     with_num_batches,
 )
 from fcco_lightning.data.columns import ROW, listed, listed_in_order, places, require_columns, require_filled, text_of
 from fcco_lightning.data.datamodules.base import SplitDataModule
-from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
+from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs, require_two
 from fcco_lightning.data.datamodules.labelled import LabelledImages
 from fcco_lightning.data.datamodules.samples import values_of
 from fcco_lightning.data.fingerprint import contents_of_images, digest_of, identity_of
-from fcco_lightning.data.images import FilesIn, ImageTable, image_transform
+from fcco_lightning.data.images import FilesIn, ImageTable
 from fcco_lightning.data.pairs import PairTable
 from fcco_lightning.data.splits import PARTS, ImageSplits, stratified_split, whole_split
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError
-from fcco_lightning.models.clip_config import clip_config, tokenizer
+from fcco_lightning.models.clip_config import tokenizer
 
 _PAIRS = "pairs"  # the table that is trained on and never evaluated
-_AUGMENT = {"scale": (0.9, 1.0), "hflip": 0.0, "color_jitter": None}  # what open_clip trains with
-_CROP_MODES: dict[str, Literal["center", "squash", "border"]] = {
-    "shortest": "center",
-    "squash": "squash",
-    "longest": "border",
-}
 _LOOKED_AT = 64  # images whose contents tell a data set without file names from others
 
 
@@ -115,14 +108,14 @@ class ContinualCLIPDataModule(SplitDataModule):
         self.eval_workers = self.num_workers
         self.origin, self.classes, self.pairs, self.splits = images, classes, pairs, splits
         self.task_batches, self.target_names = task_batches, classes.target
-        self.config = clip_config(model.name, model.pretrained)
+        self.config = model.config
         self.image_size, self.vocab_size = self.config.image_size, self.config.vocab_size
         self.mean, self.std = self.config.mean, self.config.std
         self.interpolation, self.resize_mode = self.config.interpolation, self.config.resize_mode
         self.context_length = self.config.context_length
-        self._eval_transform = self._transform(augment=False)
-        self._train_transform = self._transform(augment=pairs.augment)
-        self._crops = self._transform(augment=classes.augment)  # of protected images
+        self._eval_transform = model.transform(augment=False)
+        self._train_transform = model.transform(augment=pairs.augment)
+        self._crops = model.transform(augment=classes.augment)  # of protected images
         self._tokenizer = tokenizer(self.config)
         self.task_names: list[str] = []
         self.left_out: dict[str, int] = {}
@@ -347,11 +340,9 @@ class ContinualCLIPDataModule(SplitDataModule):
             self._look_at(pictures, f"the images of pairs.sources[{number}]")
             images.append(pictures)
             captions.append(texts)
-        size = sum(map(len, captions))
-        if self.pairs.limit is None or self.pairs.limit >= size:
+        rows = self.pairs.drawn(sum(map(len, captions)), self.splits.seed)
+        if rows is None:
             return images, captions
-        order = torch.randperm(size, generator=torch.Generator().manual_seed(self.splits.seed))
-        rows = order[: self.pairs.limit].sort().values.tolist()
         return [Subset(ConcatDataset(images), rows)], [Subset(ConcatDataset(captions), rows)]
 
     def _remember_captions(self, captions: Sequence[Any]) -> None:
@@ -388,12 +379,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
         plan = self.batches.plan(self._table(_PAIRS).columns, self.seed, world_size)
-        if isinstance(plan, UniformBatches) and plan.smallest == 1 < plan.batch_size:
-            raise DataError(
-                f"batches.drop_last=false leaves a last batch of one pair, {plan.num_rows} pairs being drawn "
-                f"{plan.batch_size} at a time (by all processes): there is nothing to contrast it with. Set "
-                "batches.drop_last=true, or another batches.batch_size."
-            )
+        require_two(plan)
         parts = self._plans_of("target", _PAIRS, self.batches, plan)
         if not self.task_names:
             return parts
@@ -431,19 +417,6 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     def _splits(self) -> list[str]:
         return [name for name in super()._splits() if name != _PAIRS]
-
-    def _transform(self, *, augment: bool | dict[str, Any]) -> Any:
-        random = augment if augment is False else _AUGMENT | (augment if isinstance(augment, dict) else {})
-        config = self.config
-        return image_transform(
-            config.image_size,
-            config.mean,
-            config.std,
-            augment=random,
-            crop_pct=1.0,
-            interpolation=config.interpolation,
-            crop_mode=_CROP_MODES[config.resize_mode],
-        )
 
     def _image_format(self) -> tuple[Any, ...]:
         """Return what the images of evaluation look like."""
