@@ -1,6 +1,6 @@
-"""Data floor: tables of tensors, batch plans, resumable loaders, encoders and readers.  No Lightning here.
+"""Tables of tensors, batch plans, resumable loaders, encoders and readers, without Lightning.
 
-The names are imported on first use, so that a table can be read, and its faults be named, before torch is loaded.
+The names are imported on first use, so that a table can be read and checked before torch is loaded.
 """
 
 import importlib

@@ -1,7 +1,7 @@
-"""How training batches are drawn: a :class:`Sampling` that a user chooses becomes a :class:`BatchPlan` of a table.
+"""How mini-batches are drawn: the user chooses a :class:`Sampling`, which makes a :class:`BatchPlan` for a table.
 
-The batches of an epoch are a pure function of (seed, epoch).  Nothing is drawn from a global random generator, so an
-epoch can be replayed, skipped into, or divided among processes and always holds the same batches.
+The batches of an epoch are a pure function of (seed, epoch), independent of global random generators.  An epoch
+can therefore be repeated, resumed at any batch, or divided among processes, and always has the same batches.
 """
 
 import copy
@@ -30,17 +30,17 @@ Prevalence = Literal["data", "batch"]
 Weighting = Literal["always", "if they differ", "never"]
 Telling = Literal["nothing", "strata", "if needed", "choice"]
 
-_FEW_GROUPS = 8  # of a batch, if nothing else is said
+_FEW_GROUPS = 8  # groups in a batch, if groups_per_batch is "auto"
 
 
 class BatchDraws(ABC):
-    """What is known of batches before any is drawn, from which follows how likely one contains a row.
+    """Properties of mini-batches that are known before any is drawn; inclusion probabilities follow from them.
 
-    :class:`BatchPlan` knows all of it.  Batches that are drawn in another way are described by a subclass: it must know
-    :meth:`absence`, and what it does not override is not known.  Samples are those of the training split, n in number.
+    :class:`BatchPlan` knows them all.  Batches that are drawn in another way are described by a subclass, which must
+    define :meth:`absence`; properties that it does not override are unknown.  n is the size of the training split.
 
     Attributes:
-        certain: False of batches that another loader draws, of which only nearly is known what they hold.
+        certain: False for batches of another loader, whose contents are known only approximately.
     """
 
     certain: bool = True
@@ -52,17 +52,17 @@ class BatchDraws(ABC):
 
     @property
     def strata(self) -> Tensor | None:
-        """Stratum of every sample, shape (n,), int64 in 0..S-1; None where all samples are drawn alike (S = 1)."""
+        """Stratum of every sample, shape (n,), int64 in 0..S-1; None for one stratum of all samples (S = 1)."""
         return None
 
     @property
     def stratum_kinds(self) -> Tensor | None:
-        """Kind of every stratum, shape (S,), int64: exchanging strata of one kind changes no probability."""
+        """Kind of every stratum, shape (S,), int64; strata of one kind are exchangeable: they are drawn alike."""
         return None
 
     @property
     def distinct(self) -> bool:
-        """Whether no batch holds a sample twice; False where that is not certain."""
+        """Whether no batch can hold a sample twice; False if that is not certain."""
         return False
 
     @property
@@ -72,40 +72,43 @@ class BatchDraws(ABC):
 
     @abstractmethod
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
-        """Return the probability that ``share`` of a batch holds none of some samples, ``counts`` (S,) by stratum."""
+        """Return the probability that a batch holds no marked sample, as :meth:`BatchPlan.absence` defines it.
+
+        ``counts`` (S,) are the numbers of marked samples by stratum; ``share`` is 1 for batches, 1/2 for second halves.
+        """
 
     def most(self, counts: Tensor) -> int | None:  # noqa: ARG002
-        """Return how many of some samples, ``counts`` (S,) by stratum, a batch holds at most."""
+        """Return the largest number of marked samples in a batch, of which there are ``counts`` (S,) by stratum."""
         return None
 
     def weights(self) -> Tensor | None:
-        """Return the samples' weights in means over the data, (n,); None where means are over the samples as drawn."""
+        """Return the weights (n,) with which means over batches estimate means over the data; None if all are 1."""
         return None
 
     def population(self, share: float = 1.0) -> Tensor | None:  # noqa: ARG002
-        """Return how often each sample counts in the population that ``share`` of a batch stands for, shape (n,).
+        """Return the multiplicity of every sample in the population that batches represent, shape (n,).
 
-        It is None where that is the data.
+        It is None if that population is the data.  ``share`` is 1 for batches, 1/2 for their second halves.
         """
         return None
 
     def by_size(self) -> Sequence[tuple[float, Self]]:
-        """Return the sizes that batches have: the share of an epoch's batches, and how those are drawn."""
+        """Return for every size of batches their share of an epoch's batches, and how those batches are drawn."""
         return [(1.0, self)]
 
 
 class BatchPlan(BatchDraws):
     r"""The batches of every epoch: each holds some units, with the same number of rows of each.
 
-    *Strata* 0..S-1 divide the rows of a table; rows of one stratum are drawn alike.  A *unit* is what is chosen for a
-    batch as a whole, such as a group, a label, a query or a bag: one stratum, or two of which one holds the positives.
-    Units are of *kinds*, such as positive and negative bags, and a *choice* says how many units of a kind a batch
-    holds.  A batch is laid out in *slots*: first a row of every chosen unit, then the next row of every one in the same
-    order, and so on, with the positives of each spread evenly over the slots.  Contiguous parts of it (one per process)
-    therefore hold about equal shares of every unit.
+    *Strata* 0..S-1 partition the rows of a table; rows of one stratum are drawn alike.  A *unit*, such as a group, a
+    label, a query or a bag, is chosen for a batch as a whole; it is one stratum, or two, of which one holds the
+    positives.  Units have *kinds*, such as positive and negative bags, and a *choice* is the number of units of a kind
+    in a batch.  A batch is ordered in *slots*: first one row of every chosen unit, then the next row of every unit in
+    the same order, and so on, with the positives of each unit spread evenly over the slots.  Contiguous parts of a
+    batch (one per process) therefore hold about equal shares of every unit.
 
-    Take two queries: rows 0 to 4 are items of the first, 0 and 1 of them relevant, and rows 5 to 9 of the second, 5
-    and 6 relevant.  A batch is to hold one query, with one relevant and two other items:
+    Example: rows 0 to 4 are the items of a first query, of which rows 0 and 1 are relevant, and rows 5 to 9 those of a
+    second query, of which 5 and 6 are relevant.  A batch is to hold one query, with one relevant and two other items:
 
     ======================  ============================  ======================================
     relevant items of 0     stratum 1, rows 0 and 1       one row drawn
@@ -114,46 +117,45 @@ class BatchPlan(BatchDraws):
     other items of 1        stratum 2, rows 7, 8 and 9    two rows drawn
     ======================  ============================  ======================================
 
-    The units are the queries, of the strata (0, 1) and (2, 3); there is one kind, with the choice "1 of the units 0 and
-    1"; and there are three slots, of which the last is that of the positive.  Weights make means over batches those of
-    the data: a row of a stratum of N_s rows, of which B_s are drawn where its unit is one of c chosen among U, is in
-    a batch p = c B_s / (U N_s) times on average and weighs B / (n p).  Relevant items weigh 3 * 2 * 2 / (10 * 1 * 1)
-    = 1.2 here, others 3 * 3 * 2 / (10 * 1 * 2) = 0.9.
+    The units are the queries, with the strata (0, 1) and (2, 3); there is one kind, with the choice "1 of the units 0
+    and 1", and there are three slots, of which the last has the positive.  Weights make means over batches estimate
+    means over the data.  Consider a row in a stratum of N_s rows, B_s of which are drawn if its unit is among the c
+    chosen of U units: it occurs p = c B_s / (U N_s) times per batch on average and has weight B / (n p).  Here relevant
+    items have weight 3 * 2 * 2 / (10 * 1 * 1) = 1.2, others 3 * 3 * 2 / (10 * 1 * 2) = 0.9.
 
-    Within a stratum rows are drawn in turn: it is gone through in a random order and shuffled anew when exhausted; or
-    they are drawn with replacement.  Where a stratum has fewer rows than a batch asks for, all are there and some occur
-    twice or more.
+    The rows of a stratum are drawn in random order, which is shuffled anew when exhausted, or with replacement.  If a
+    stratum has fewer rows than a batch needs, the batch holds all of them, some more than once.
 
     Samplings such as :class:`GroupSampling` make plans; :meth:`repeated`, :meth:`of_rows`, :meth:`of_weighted_samples`
-    and :meth:`second_draw` make others of them.
+    and :meth:`second_draw` derive plans from a plan.
 
     Args:
         strata: stratum of every row, shape (n,), int64, every number of 0..S-1 at least once.
         units: the strata of every unit 0..U-1, in the order in which their rows are drawn, shape (U, 1) or (U, 2),
-            int64; -1 stands for a second one that is missing.  None where every stratum is a unit.
+            int64; -1 for no second stratum.  None if every stratum is a unit.
         drawn: number of rows of every stratum in a batch that holds its unit, shape (S,), int64, or one number for all.
-            Every unit has the same number R of them, and every unit of two strata the same number of positives.
-        choices: for every kind its members, numbers of units, and how many of them a batch holds, which are chosen
-            independently of other kinds.  None for one kind, of which a batch holds all.
-        choose: members, number of them, generator -> the members of every batch; any set of a kind's members must be as
-            likely as any other.  None for all members, in their order.
+            Its sum R over the strata of a unit must be the same for all units, and so must the number of positives for
+            all units of two strata.
+        choices: for every kind the numbers of its units (the members), and how many of them are in a batch; kinds are
+            chosen independently.  None for one kind, all units of which are in a batch.
+        choose: a function from members, their number in a batch and a generator to an iterator over the members in
+            every batch; all subsets of that size must be equally likely.  None for all members, in their order.
         num_batches: number of batches in an epoch.
         seed: whole number >= 0.
-        ahead: whether all units of an epoch are chosen before any row is drawn, or those of a batch just before its
-            rows, which gives other batches of the same kind.
-        positive: whether a stratum holds the positives of its unit, shape (S,), bool; None where units are strata.
-        replacement: whether rows are drawn with replacement, which takes units of one stratum.
+        ahead: whether all units of an epoch are chosen before any row is drawn, or the units of a batch just before its
+            rows; this changes the batches, but not their distribution.
+        positive: whether a stratum holds the positives of its unit, shape (S,), bool; None if units are strata.
+        replacement: whether rows are drawn with replacement; every unit must then be one stratum.
         weights: "always" weights rows so that weighted means over batches estimate means over the data; "if they
             differ" does so unless all weights are 1; "never" does not.
-        tells: what the columns of a batch say beside the weights: nothing; the "strata"; the strata "if needed", where
-            weights do not tell them apart or a row may come twice; or the strata with their number, because they are
-            what is chosen ("choice").
+        tells: further columns of a batch: "nothing"; the "strata"; the strata "if needed", that is, if weights do not
+            identify them or a row may occur twice; or "choice", the strata and their number, if not all are drawn.
 
     Attributes:
         num_batches: number of batches in an epoch, the same in every epoch.
         num_rows: number of rows n of the table.
-        sample_weight: how often each row counts in the data, (n,); None for once.
-        certain: False of batches that another loader draws, see :class:`BatchDraws`.
+        sample_weight: weight of every row in the data, (n,); None if all are 1.
+        certain: False for batches of another loader, see :class:`BatchDraws`.
 
     Example:
         >>> strata, units = torch.tensor([1, 1, 0, 0, 0, 3, 3, 2, 2, 2]), torch.tensor([[0, 1], [2, 3]])
@@ -192,10 +194,10 @@ class BatchPlan(BatchDraws):
             units = torch.arange(len(drawn)).unsqueeze(1)
         self.drawn, self.replacement, self.certain = drawn, replacement, True
         self.sample_weight: Tensor | None = None
-        self._stream = 0  # of random numbers: 1 for the second draw
+        self._stream = 0  # number of the stream of random numbers: 1 for the second draw
         self._copies = 1
-        self._num_drawn = self.num_rows  # of the table, without those that are never drawn
-        self._last = 0  # rows of an epoch's last batch where it is short
+        self._num_drawn = self.num_rows  # number of rows that can be drawn
+        self._last = 0  # rows of an epoch's last batch, if it is short
         self._strata, self._units = strata, units
         self._choices = [(torch.arange(len(units)), len(units))] if choices is None else choices
         self._choose, self._ahead, self._weights, self._telling = choose or all_of_them, ahead, weights, tells
@@ -206,7 +208,7 @@ class BatchPlan(BatchDraws):
         # The rows stratum by stratum: stratum s owns self._sorted[first : first + size].
         self._sorted = torch.argsort(strata, stable=True) if len(self._sizes) > 1 else torch.arange(len(strata))
         self._firsts = self._sizes.cumsum(0) - self._sizes
-        self._even = spread_evenly(int(drawn[self._positive].min()), self._slots)  # where the positives of pairs go
+        self._even = spread_evenly(int(drawn[self._positive].min()), self._slots)  # slots of positives
 
     @property
     def batch_size(self) -> int:
@@ -224,30 +226,30 @@ class BatchPlan(BatchDraws):
 
     @property
     def _slots(self) -> int:
-        """Number of rows R of each of them."""
+        """Number of slots, which is the number of rows R of a unit."""
         first = self._units[0]
         return int(self.drawn[first[first >= 0]].sum())
 
-    # Other plans made of this one
+    # Plans derived from this one
 
     def second_draw(self) -> Self:
-        """Return the plan of batches of the same kind that are drawn independently of these, for the same table.
+        """Return a plan of batches for the same table with the same distribution, drawn independently of these.
 
-        Batch t of both has the same composition: as many rows of every class, and the same groups where groups are
-        drawn.  The seed stays the same; what differs is the stream of random numbers.
+        Batch t of both plans has the same composition: equally many rows of every class, and the same groups if groups
+        are drawn.  The plans share the seed and differ in the stream of random numbers.
         """
         return self._with(_stream=self._stream + 1)
 
     def repeated(self, copies: int) -> Self:
-        """Return the plan of the same batches, each of them ``copies`` times in a row: samples x perturbations.
+        """Return a plan whose batches are those of this plan, each concatenated ``copies`` times.
 
-        For objectives whose inner function is an expectation over perturbations of a sample: every copy is perturbed
-        independently by the network or the data set, and the copies of a sample have one row, which is given the mean
-        of their inner values.  The two halves of a batch hold the same samples with independent perturbations (for an
-        even number of copies), as methods need that move dual and primal variables by independent draws.
+        It is for objectives whose inner function is an expectation over perturbations of a sample: every copy is
+        perturbed independently by the network or the data set, and the row of a sample is updated with the mean over
+        its copies.  If the number of copies is even, the halves of a batch hold the same samples with independent
+        perturbations, as methods need that update dual and primal variables by independent draws.
 
         Args:
-            copies: how often a sample comes in its batch, >= 2.
+            copies: number of copies of a sample in its batch, >= 2.
 
         Example:
             >>> batch = next(UniformBatches(8, batch_size=2).repeated(3).batches(epoch=0)).tolist()
@@ -257,17 +259,17 @@ class BatchPlan(BatchDraws):
         return self._with(_copies=self._copies * at_least("copies", copies, 2))
 
     def of_rows(self, rows: Tensor, num_rows: int | None = None) -> Self:
-        """Return the plan of the same batches as rows of a larger table.
+        """Return a plan of the same batches as rows of a larger table.
 
-        The rows of that table which are never drawn are a stratum of their own, the last one.  "The data" of
-        :meth:`weights` are the rows that are drawn; the others have weight 0.
+        The rows of that table that are never drawn form a further stratum, the last one.  In :meth:`weights` the
+        data are the rows that can be drawn; the others have weight 0.
 
         Args:
-            rows: different rows of the table, shape (r,), int64: the first is what is row 0 here, and so on.
-            num_rows: number of rows of the table; None for no more than ``rows`` names.
+            rows: different rows of the larger table, shape (n,), int64: row i of this plan is ``rows[i]`` there.
+            num_rows: number of rows of the larger table; None for the largest of ``rows`` plus 1.
 
         Raises:
-            DataError: if ``rows`` are not as many as are drawn, not different, or not rows of that table.
+            DataError: if ``rows`` are not n different rows of that table.
 
         Example:
             >>> plan = UniformBatches(2, batch_size=2).of_rows(torch.tensor([40, 70]))
@@ -293,15 +295,15 @@ class BatchPlan(BatchDraws):
         plan = self._with(num_rows=len(strata), _strata=strata, _sorted=in_order)
         if not len(never):
             return plan
-        # As if a batch held 0 rows of a stratum of the first unit.
+        # the new stratum belongs to the first unit, and 0 of its rows are drawn
         others = {"drawn": 0, "_sizes": len(never), "_firsts": len(rows), "_unit": 0, "_positive": True}
         return plan._with(**{name: pad(getattr(self, name), (0, 1), value=value) for name, value in others.items()})
 
     def of_weighted_samples(self, sample_weight: Tensor) -> Self:
-        """Return the plan of the same batches, of samples that count differently in the data.
+        """Return a plan of the same batches for weighted samples.
 
-        The population that they stand for is that of this plan with the row i taken s_i times: means over the data are
-        ``sum_i s_i x_i / sum_i s_i``.
+        Means over the data are then ``sum_i s_i x_i / sum_i s_i``, where s_i is the weight of row i; the population
+        that batches represent is reweighted likewise.
 
         Args:
             sample_weight: s_i, shape (n,), >= 0 and not all 0.
@@ -314,9 +316,9 @@ class BatchPlan(BatchDraws):
         return self._with(sample_weight=sample_weight)
 
     def by_size(self) -> list[tuple[float, Self]]:
-        """Return for every size of batches their share of an epoch, and a copy whose :meth:`absence` is that of these.
+        """Return for every size of batches their share of an epoch, and a plan with the :meth:`absence` of these.
 
-        What a batch holds besides a certain row has another probability in each of them.
+        A short last batch holds a given row, and other rows beside it, with other probabilities.
         """
         if not self._last:
             return [(1.0, self)]
@@ -333,7 +335,7 @@ class BatchPlan(BatchDraws):
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield the ``num_batches`` batches of ``epoch`` as int64 index tensors of shape (B,).
 
-        Entry j belongs to the batch's unit number j mod (their number).
+        With c units in a batch, entry j belongs to unit j mod c of the batch.
         """
         for batch in self._drawn_batches(epoch):
             yield batch if self._copies == 1 else torch.tile(batch, (self._copies,))
@@ -348,7 +350,7 @@ class BatchPlan(BatchDraws):
     def _drawn_batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield the batches without copies."""
         generator = self.generator(epoch)
-        if self._last:  # all rows are of one stratum, which is gone through once
+        if self._last:  # one pass through the only stratum
             yield from torch.split(self._sorted[torch.randperm(self._num_drawn, generator=generator)], self._slots)
             return
         cycles: dict[int, Iterator[Tensor]] = {}
@@ -360,7 +362,7 @@ class BatchPlan(BatchDraws):
                 yield torch.stack(rows, dim=1).flatten()
 
     def _chosen_units(self, epoch: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield the units of every batch: those of the first draw, whichever draw this is."""
+        """Yield the units of every batch; a second draw has the units of the first one."""
         first = self._with(_stream=0)
         if self._stream and not self._ahead:
             for batch in first._drawn_batches(epoch):
@@ -377,7 +379,7 @@ class BatchPlan(BatchDraws):
         return self._sorted[self._firsts[units] + places].flatten()
 
     def _in_turn(self, unit: Sequence[int], cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Tensor:
-        """Return the rows of a unit of these strata, shape (R,)."""
+        """Return the next rows of a unit with these strata, shape (R,), drawn without replacement."""
         rows_of = {stratum: next(self._cycle(stratum, cycles, generator)) for stratum in unit if stratum >= 0}
         if len(rows_of) == 1:
             return rows_of[unit[0]]
@@ -387,24 +389,24 @@ class BatchPlan(BatchDraws):
         return rows
 
     def _cycle(self, stratum: int, cycles: dict[int, Iterator[Tensor]], generator: torch.Generator) -> Iterator[Tensor]:
-        """Return the passes through a stratum, which is shuffled when first drawn: those that are not cost nothing."""
+        """Return the iterator over the rows of a stratum; a stratum is shuffled only when it is first drawn."""
         if stratum not in cycles:
             first, size = int(self._firsts[stratum]), int(self._sizes[stratum])
             cycles[stratum] = cycle(self._sorted[first : first + size], int(self.drawn[stratum]), generator)
         return cycles[stratum]
 
-    # What batches carry along
+    # Further columns of batches
 
     def weights(self) -> Tensor | None:
-        r"""Return the weight w_i of every row with which a mean over a batch estimates the mean over the data.
+        r"""Return the weight w_i of every row, with which the mean over a batch is unbiased for the mean over the data.
 
         .. math:: E \frac{1}{B} \sum_{i \in \text{batch}} w_i x_i = \frac{1}{n} \sum_{i=1}^n x_i, \qquad
                   w_i = \frac{N_s U B}{n c B_s}
 
         for a row of a stratum of N_s rows, B_s of which are drawn if its unit is one of the c chosen among the U units
-        of its kind.  Where samples count differently, they are multiplied by how often each of them does.
+        of its kind.  If samples are weighted, w_i is multiplied by the weight of the sample.
 
-        Returns: shape (n,), float32; None where every weight is 1, or none are wanted.
+        Returns: shape (n,), float32; None if every weight is 1, or the plan has no weights.
         """
         stratum_weights = self._weights_of_strata()
         row_weights = None if stratum_weights is None else stratum_weights[self._strata]
@@ -414,11 +416,11 @@ class BatchPlan(BatchDraws):
         return (times if row_weights is None else row_weights * times).float()
 
     def population(self, share: float = 1.0) -> Tensor | None:
-        r"""Return for how many rows m_i of the population that a batch stands for a row of the data counts.
+        r"""Return the multiplicity m_i of every row of the data in the population that batches represent.
 
         .. math:: E \frac{1}{B} \sum_{i \in \text{batch}} w_i x_i = \frac{1}{n} \sum_{i=1}^n m_i x_i
 
-        with the :meth:`weights` w_i, or 1 where there are none.  They add up to n.
+        with the :meth:`weights` w_i, or 1 if there are none.  The sum of the m_i is n.
 
         Args:
             share: 1 for whole batches, 1/2 for their second halves.
@@ -431,14 +433,15 @@ class BatchPlan(BatchDraws):
         return self._times() if counts is None else counts * self._times()
 
     def columns(self) -> dict[str, Tensor]:
-        """Return the columns, each (n,), that training batches carry for the sake of how they are drawn.
+        """Return the columns, each (n,), that describe in a training batch how it was drawn.
 
-        ``weight`` (float32), if there are :meth:`weights`.  Where not all pairs of rows are equally likely, ``stratum``
-        and ``stratum_size`` (int64), the stratum of a row and its number of rows: with them a batch says how many rows
-        each of its rows stands for.  Where batches hold some of S strata, any set of them as likely as any other,
-        ``strata`` (int64), S everywhere.  Where the rows of a stratum are drawn with replacement ``replaced`` (int64),
-        too: how often a batch holds each draw.  Where strata have other shares in halves of batches than in batches
-        ``weight_in_halves`` (n, 2), the factors of the weight in the first and in the second half.
+        - ``weight`` (float32), if there are :meth:`weights`;
+        - ``stratum`` and ``stratum_size`` (int64), the stratum of a row and its number of rows, if not all pairs of
+          rows are equally likely; from them follows how many rows of the data each row of a batch represents;
+        - ``strata`` (int64), the number S of strata, if a batch holds only some, all sets of them being equally likely;
+        - ``replaced`` (int64), how often a batch holds each draw, if the rows of a stratum are drawn with replacement;
+        - ``weight_in_halves`` (n, 2), factors on the weight in the first and second half of a batch, if the shares of
+          strata in halves differ from those in the batch.
         """
         weights, single = self._weights_of_strata(), self._copies == 1
         factors = self._factors_in_halves() if single and self._weights != "never" else None
@@ -448,7 +451,7 @@ class BatchPlan(BatchDraws):
         if factors is not None:
             columns[IN_HALVES] = factors[self._strata]
         if informative or not single:
-            # The pairs of a sample with itself are more likely than others: without weights as of uniform batches.
+            # copies of a sample form pairs more often than others; without weights one stratum suffices
             columns |= _strata_columns(
                 self._strata if informative or columns else (self.drawn == 0).long()[self._strata]
             )
@@ -459,25 +462,25 @@ class BatchPlan(BatchDraws):
         own_weights = None if self.sample_weight is None else self.weights()
         if own_weights is None:
             return columns
-        # Weights of samples do not tell strata apart.
+        # weights of samples do not identify strata
         strata = self._strata if "weight" in columns else torch.zeros_like(self._strata)
         return columns | {"weight": own_weights} | ({} if "stratum" in columns else _strata_columns(strata))
 
     def _times(self) -> Tensor:
-        """How often every row counts in the data, (n,), float64, so that as many as before are drawn of it."""
+        """The weights of samples, (n,), float64, scaled so that the population that batches represent has size n."""
         assert self.sample_weight is not None  # noqa: S101 - called only where there are some
         counts, weight = self._drawn_population(1.0), self.sample_weight.double()
         return weight * (len(weight) / (weight if counts is None else weight * counts).sum())
 
     def _drawn_population(self, share: float) -> Tensor | None:
-        """The :meth:`population` of samples that count alike."""
-        halved = share != 1 and self._copies == 1  # halves hold whole copies
+        """The :meth:`population` without the weights of samples."""
+        halved = share != 1 and self._copies == 1  # with copies, halves hold the same samples as batches
         in_data, in_batch = (self._second_half() if halved else self)._shares()
         ratio = in_batch / in_data if self._weights == "never" else (self.drawn > 0).double()
         return None if bool((ratio == 1).all()) else (self.num_rows / self._num_drawn * ratio)[self._strata]
 
     def _weights_of_strata(self) -> Tensor | None:
-        """The weights of the rows of every stratum, as of samples that count alike, shape (S,), float32."""
+        """The weights of the rows of every stratum without the weights of samples, shape (S,), float32."""
         if self._weights == "never":
             return None
         in_data, in_batch = self._shares()
@@ -485,17 +488,17 @@ class BatchPlan(BatchDraws):
         return None if self._weights == "if they differ" and bool((weights[in_batch > 0] == 1).all()) else weights
 
     def _shares(self) -> tuple[Tensor, Tensor]:
-        """N_s U B and n c B_s of every stratum, shape (S,) each: whole numbers, whose products are exact."""
+        """N_s U B and n c B_s of every stratum, shape (S,) each; they are whole numbers and computed exactly."""
         sizes = torch.empty(len(self._units), 2, dtype=torch.float64)
         for members, count in self._choices:
             sizes[members] = torch.tensor([len(members), count], dtype=torch.float64)
-        share, size = sizes[self._unit], self._units_per_batch * self._slots  # of the batch, or of its half
+        share, size = sizes[self._unit], self._units_per_batch * self._slots  # size of the batch, or of its half
         return self._sizes * share[:, 0] * size, self._num_drawn * share[:, 1] * self.drawn
 
     def _factors_in_halves(self) -> Tensor | None:
-        """How much larger the share of every stratum is in a batch than in its first and its second half, (S, 2).
+        """Ratios of the share of every stratum in a batch to that in its first and in its second half, (S, 2).
 
-        None where they are the same, or differ from batch to batch, as a half ends between the units of a slot.
+        None if all are 1, or if they differ from batch to batch because a half ends within a slot.
         """
         second, slots = self._second_half().drawn, self._slots - self._slots // 2
         if bool((self._slots * second == slots * self.drawn).all()) or (self._slots % 2 and self._units_per_batch > 1):
@@ -505,13 +508,13 @@ class BatchPlan(BatchDraws):
         return (self.drawn.unsqueeze(1) * sizes / (self._slots * counts.clamp(min=1))).float()
 
     def _second_half(self) -> Self:
-        """The later rows of every unit, exactly so for an even number of them."""
+        """A plan of the second halves of batches; it is exact if the number of slots is even."""
         slots, first = self._slots, self._slots // 2
-        # Of the first j slots floor(j c / R) are those of c positives, see spread_evenly.
+        # the first j of R slots hold floor(j c / R) of a unit's c positives, see spread_evenly
         before = torch.where(self._positive, first * self.drawn, first * self.drawn + slots - 1) // slots
         return self._with(drawn=self.drawn - before)
 
-    # What is known before a batch is drawn
+    # Properties that are known before a batch is drawn
 
     @property
     def strata(self) -> Tensor | None:
@@ -524,10 +527,10 @@ class BatchPlan(BatchDraws):
 
     @property
     def stratum_kinds(self) -> Tensor:
-        """As of :class:`BatchDraws`.
+        """Kind of every stratum, see :class:`BatchDraws`; strata of one kind share computations if S is large.
 
-        Where S is large, few kinds spare the same computations for many groups or bags.  Where units are strata, those
-        of one kind of units and one size are drawn alike; else no two strata are.
+        If units are strata, two strata have one kind if their units have one kind and their sizes agree; else every
+        stratum is a kind.
         """
         if len(self._units) != len(self._sizes) or len(self._sizes) == 1:
             return torch.arange(self.num_strata)
@@ -542,14 +545,14 @@ class BatchPlan(BatchDraws):
 
     @property
     def _never_twice(self) -> bool:
-        """Whether strata have as many rows as a batch asks for, or one row is drawn of each with replacement."""
+        """Whether no row is drawn twice: strata have enough rows, or one row of each is drawn with replacement."""
         return self._slots == 1 if self.replacement else bool((self._sizes >= self.drawn).all())
 
     @property
     def halves_known(self) -> bool:
         """Whether :meth:`absence` is exact for second halves of batches, too.
 
-        It is not where rows come twice in turn, nor where a half ends between the units of a slot.
+        It is not if a row may occur twice in a batch without replacement, or if a half ends within a slot.
         """
         whole_slots = self._slots % 2 == 0 or self._units_per_batch == 1
         return self._copies > 1 or (whole_slots and (self.replacement or self._never_twice))
@@ -557,14 +560,14 @@ class BatchPlan(BatchDraws):
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
         r"""Return the probability that a batch holds none of a set of marked rows, averaged over an epoch's batches.
 
-        It is exact (for second halves, where :attr:`halves_known`), not an estimate, and 0 if no batch can be without a
-        marked row.  With it the expectation of a mean that is defined on batches with a marked row only can be told
-        from that of one over all batches: the probability that a batch includes some of them is 1 minus it.
+        1 minus it is the inclusion probability: that a batch contains at least one marked row, so that a mean over
+        marked rows is defined.  It is exact (for second halves, if :attr:`halves_known`), not an estimate, and 0 if
+        every batch holds a marked row.
 
-        Of a stratum of N rows, k of them marked, m are drawn without one with probability C(N - k, m) / C(N, m), with
-        replacement (1 - k / N)^m.  The probabilities of a chosen unit's strata are multiplied, and those of the chosen
-        units; the mean over all choices of each kind is taken, and the kinds are multiplied.  Two of five rows, three
-        of them marked, are drawn without one with probability 1 / 10: one pair of ten.
+        If m rows are drawn from a stratum of N rows, of which k are marked, none of them is marked with probability
+        C(N - k, m) / C(N, m), or (1 - k / N)^m with replacement.  These probabilities are multiplied over the strata of
+        the chosen units, averaged over all choices of each kind, and multiplied over the kinds.  For example, if two of
+        five rows are drawn and three rows are marked, it is 1 / 10: one pair of ten has no marked row.
 
         Args:
             counts: number of marked rows in every stratum, shape (S,), int64.
@@ -579,16 +582,15 @@ class BatchPlan(BatchDraws):
             >>> round(plan.absence(torch.tensor([3])), 12)
             0.1
         """
-        half = one_of("share", share, (1.0, 0.5)) != 1 and self._copies == 1  # a half of copies holds whole ones
+        half = one_of("share", share, (1.0, 0.5)) != 1 and self._copies == 1  # halves of copies hold the same samples
         inner = self._checked(counts)
         plans = [(part, plan._second_half() if half else plan) for part, plan in self.by_size()]
         return min(max(float(sum(part * plan._absence(inner) for part, plan in plans)), 0.0), 1.0)
 
     def most(self, counts: Tensor) -> int:
-        """Return a number of marked rows that no batch of any epoch exceeds; a row that comes twice counts twice.
+        """Return an upper bound on the number of marked rows in a batch; a row that occurs twice counts twice.
 
-        It is the least such number unless a stratum has fewer rows than are drawn from it.  ``batch_size`` says no more
-        than that a batch is not larger, which is all that is known of some plans.
+        It is the least upper bound unless a stratum has fewer rows than are drawn from it.
 
         Args:
             counts: number of marked rows in every stratum, shape (S,), int64.
@@ -597,7 +599,7 @@ class BatchPlan(BatchDraws):
             DataError: if ``counts`` has another shape, or counts more rows than a stratum has.
         """
         counts = self._checked(counts)
-        at_most = self.drawn * (counts > 0)  # where rows may come twice, all draws may be of one that is marked
+        at_most = self.drawn * (counts > 0)  # with repeats all draws may be marked
         if self.certain and not self.replacement:
             at_most = torch.where(self.drawn <= self._sizes, torch.minimum(self.drawn, counts), at_most)
         most_by_unit = torch.zeros(len(self._units), dtype=torch.int64).index_add(0, self._unit, at_most)
@@ -605,7 +607,7 @@ class BatchPlan(BatchDraws):
         return min(self._copies * sum(most_by_kind), self.batch_size)
 
     def _absence(self, counts: Tensor) -> float:
-        """Product over the kinds of units of the mean over all choices of the product of the chosen ones' absences."""
+        """Product over kinds of the mean, over all choices of units, of the product of the chosen units' absences."""
         if self.replacement:
             none = ((1 - counts / self._sizes.double()) ** self.drawn).numpy()
         else:
@@ -615,7 +617,7 @@ class BatchPlan(BatchDraws):
         return float(np.prod([mean_product(absences[members.numpy()], count) for members, count in self._choices]))
 
     def _checked(self, counts: Tensor) -> Tensor:
-        """Return the numbers of marked rows as they are used here, if they can be such."""
+        """Return ``counts`` on the CPU as int64; raise :class:`DataError` unless they are between 0 and the sizes."""
         sizes, counts = self._sizes, counts.cpu().long()
         if counts.shape != sizes.shape or bool(((counts < 0) | (counts > sizes)).any()):
             raise DataError(
@@ -626,19 +628,19 @@ class BatchPlan(BatchDraws):
 
 
 class UniformBatches(BatchPlan):
-    """Every epoch is a permutation of 0..num_rows-1, cut into batches: one stratum, of which all are drawn alike.
+    """Every epoch is a random permutation of 0..num_rows-1, cut into batches; all rows are one stratum.
 
     Args:
-        num_rows: rows n of the data set.
-        batch_size: rows in a batch, <= n.
+        num_rows: number of rows n of the data set.
+        batch_size: number of rows in a batch, <= n.
         seed: whole number >= 0.
-        drop_last: leave out the last batch when it would be short (the n mod batch_size rows left out differ from
-            epoch to epoch).
-        num_batches: batches of an epoch, all of ``batch_size`` rows: fewer than a permutation has cut it short, more
-            start another one.  None for one permutation.
-        certain: False for the batches of another loader that shuffles, which are nearly of this kind: where processes
-            are to be given equally many samples, torch's ``DistributedSampler`` fills up an epoch with samples that it
-            has given before, perhaps in the same batch.
+        drop_last: whether an epoch's last batch is left out if it is short (the n mod batch_size rows that are left out
+            differ from epoch to epoch).
+        num_batches: number of batches in an epoch, all of ``batch_size`` rows: fewer than in a permutation cut it
+            short, more start another permutation.  None for one permutation.
+        certain: False for the batches of another loader that shuffles, of which this plan is an approximation: to give
+            processes equally many samples, torch's ``DistributedSampler`` repeats samples at the end of an epoch,
+            possibly within a batch.
 
     Raises:
         DataError: if ``batch_size`` > ``num_rows``.
@@ -670,13 +672,13 @@ class UniformBatches(BatchPlan):
 
 
 class Drawn(NamedTuple):
-    """What a part of the training batches is drawn from, and how.
+    """The table from which one part of the training batches is drawn, and how it is drawn.
 
     Attributes:
         columns: columns of the training table without the network's input, such as ``y``, ``group`` or ``task``, and
             ``index``, each with first dimension n.
-        plan: union batches of all processes.
-        shorter: whether batches lack samples of the plan that cannot be read.
+        plan: union batches, that is, those of all processes together.
+        shorter: whether samples that cannot be read are left out of batches.
     """
 
     columns: Mapping[str, Tensor]
@@ -700,13 +702,13 @@ def _enough_rows(num_rows: int, batch_size: int) -> int:
 
 
 def cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield ``size`` of ``rows`` at a time for ever, one shuffled pass after another."""
+    """Yield ``size`` of ``rows`` at a time, without end, in one random permutation after another."""
     unused = rows[:0]
     while True:
         take, unused = unused[:size], unused[size:]
         while len(take) < size:
             fresh = rows[torch.randperm(len(rows), generator=generator)]
-            if len(take):  # rows that this batch already holds go to the end of the pass: none loses its turn
+            if len(take):  # rows that are in this batch already move to the end of the permutation
                 repeated = torch.isin(fresh, take)
                 fresh = torch.cat([fresh[~repeated], fresh[repeated]])
             missing = size - len(take)
@@ -715,11 +717,11 @@ def cycle(rows: Tensor, size: int, generator: torch.Generator) -> Iterator[Tenso
 
 
 def none_drawn(sizes: NDArray[Any], marked: NDArray[Any], drawn: NDArray[Any]) -> NDArray[np.float64]:
-    r"""Return the probability that none of ``marked`` rows is among ``drawn`` of ``sizes`` rows, without replacement.
+    r"""Return the probability that m rows, drawn without replacement from N, include none of k marked rows.
 
     .. math:: \binom{N - k}{m} \Big/ \binom{N}{m}
 
-    Each argument has a number for every stratum, shape (S,), or one for all.  More draws than rows (m > N) mean that
+    ``sizes`` N, ``marked`` k and ``drawn`` m have a number for every stratum, shape (S,), or one for all.  If m > N,
     every row is drawn.
     """
     unmarked = sizes - marked
@@ -730,14 +732,15 @@ def none_drawn(sizes: NDArray[Any], marked: NDArray[Any], drawn: NDArray[Any]) -
 
 
 def mean_product(factors: NDArray[np.float64], count: int) -> float:
-    r"""Return the mean over all choices of ``count`` of m numbers a_1..a_m in [0, 1] of the product of those chosen.
+    r"""Return the mean of the products of all subsets of size ``count`` of the numbers a_1..a_m in [0, 1].
 
-    That is the elementary symmetric polynomial e_count(a_1..a_m) divided by its number of terms.  Divided so at every
-    step, the recurrence over the numbers is a convex combination, which neither overflows nor cancels:
+    This is the elementary symmetric polynomial e_count(a_1..a_m) divided by its number of terms.  The recurrence for
+    the divided polynomials E_j is a convex combination, so that it neither overflows nor cancels:
 
     .. math:: E_j^{(m)} = \frac{m - j}{m} E_j^{(m-1)} + \frac{j}{m}\, a_m E_{j-1}^{(m-1)}
 
-    Numbers that are 0 leave the mean over the choices among the others, times the probability of such a choice.
+    Subsets with a number 0 contribute nothing: the result is the mean over subsets of the other numbers, times the
+    probability that a subset has no 0.
     """
     total, factors = len(factors), factors[factors > 0.0]
     if len(factors) < count:
@@ -746,7 +749,7 @@ def mean_product(factors: NDArray[np.float64], count: int) -> float:
     without_zeros = float(np.prod((len(factors) - j) / (total - j)))
     j = np.arange(count + 1)
     ones = int(np.count_nonzero(factors == 1.0))
-    means = (j <= ones).astype(np.float64)  # products of ones
+    means = (j <= ones).astype(np.float64)  # E_j of the numbers that are 1
     for m, a in enumerate(factors[factors != 1.0].tolist(), start=ones + 1):
         before = np.concatenate([[0.0], means[:-1]])
         means = np.where(j <= m, (m - j) / m * means + j / m * a * before, 0.0)
@@ -765,7 +768,7 @@ def all_of_them(members: Tensor, count: int, generator: torch.Generator) -> Iter
 
 
 def spread_evenly(count: int, size: int) -> Tensor:
-    """Return a mask (size,) with ``count`` places evenly spread: where floor(j count / size) steps up, in integers."""
+    """Return a mask (size,) with ``count`` True entries, evenly spread: where floor(j count / size) increases."""
     return (torch.arange(size + 1) * count // size).diff().bool()
 
 
@@ -774,7 +777,7 @@ class Sampling(ABC):
 
     @abstractmethod
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return the union batches of ``world_size`` processes.
+        """Return the plan of the union batches, that is, the batches of all processes together.
 
         Args:
             columns: columns of the training table with ``index``, each with first dimension n.
@@ -782,17 +785,18 @@ class Sampling(ABC):
             world_size: number of processes P.
 
         Raises:
-            ConfigError: if the table has no column that these batches are drawn by, or less than they choose from.
-            DataError: if it does not have enough rows, or the column holds something else.
+            ConfigError: if the table lacks a column by which these batches are drawn, or has too few groups, labels or
+                queries.
+            DataError: if the table does not have enough rows, or the column has invalid values.
         """
 
     def in_parts(self, parts: int) -> tuple["Sampling", int]:
-        """Return batches of ``parts`` times as many samples, and the number of samples of a part of one process.
+        """Return a sampling with batches ``parts`` times as large, and the present batch size of one process.
 
-        An epoch has as many samples as before.
+        The number of samples in an epoch stays the same.
 
         Raises:
-            ConfigError: if the batches are not of a given number of samples.
+            ConfigError: if the sampling has no ``batch_size``.
         """
         raise ConfigError(
             f"{type(self).__name__} draws no given number of samples, of which {parts} parts could be made. Raise its "
@@ -800,22 +804,22 @@ class Sampling(ABC):
         )
 
     def table(self, table: TensorTable) -> TensorTable | LabelTable:
-        """Return the table whose rows are drawn: that of the training split, unless another view of it is needed."""
+        """Return the table whose rows are drawn: the training table, or another view of it."""
         return table
 
     @property
     def single(self) -> "Sampling":
-        """How each of two draws is drawn; the sampling itself where there is one."""
+        """The sampling of each draw, if batches consist of two draws; otherwise the sampling itself."""
         return self
 
     @property
     def drawn_by(self) -> Sequence[str]:
-        """Columns that rows are drawn by which a table may have beside those of its batches."""
+        """Columns by which rows are drawn and that need not be columns of the batches."""
         return ()
 
 
 def _required_column(columns: Mapping[str, Tensor], name: str, criterion: str) -> Tensor:
-    """Return the column ``name`` of whole numbers, by which rows are drawn; :class:`ConfigError` if there is none."""
+    """Return the column ``name`` by which rows are drawn; :class:`ConfigError` if it is absent or has no integers."""
     if name not in columns or columns[name].is_floating_point():
         what_to_do = "Convert it, if its values are whole (.long())" if name in columns else "Name what defines them"
         raise ConfigError(
@@ -826,7 +830,7 @@ def _required_column(columns: Mapping[str, Tensor], name: str, criterion: str) -
 
 
 def _require_counts(sampling: Sampling, *arguments: str, or_none: Sequence[str] = ()) -> None:
-    """Raise :class:`ConfigError` unless ``arguments`` are whole numbers >= 1, and those of ``or_none`` that or None."""
+    """Raise :class:`ConfigError` unless ``arguments``, and those ``or_none`` that are not None, are integers >= 1."""
     for name in (*arguments, *or_none):
         count = getattr(sampling, name)
         if count is not None or name not in or_none:
@@ -854,33 +858,33 @@ class UniformSampling(Sampling):
         _require_counts(self, "batch_size", or_none=["num_batches"])
 
     def in_parts(self, parts: int) -> tuple["UniformSampling", int]:
-        """Return larger batches, as many fewer."""
+        """Return larger and fewer batches, see :meth:`Sampling.in_parts`."""
         fewer = None if self.num_batches is None else -(-self.num_batches // parts)
         return replace(self, batch_size=parts * self.batch_size, num_batches=fewer), self.batch_size
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> UniformBatches:
-        """Return uniform union batches of ``batch_size`` rows of each process."""
+        """Return uniform union batches with ``batch_size`` rows for each process."""
         size, rows = self.batch_size * world_size, len(columns["index"])
         return UniformBatches(rows, size, seed, drop_last=self.drop_last, num_batches=self.num_batches)
 
 
 @dataclass(frozen=True)
 class BalancedSampling(Sampling):
-    """Every batch holds the same number of positives, by the column ``y``, as losses over pairs of both classes need.
+    """Every batch holds the same number of positives (``y`` = 1), as losses over pairs of both classes need.
 
-    Each class is gone through in a random order and shuffled anew when exhausted, so within an epoch the counts of any
-    two rows of a class differ by one at most.  An epoch of n rows has n // B batches of B.  Positives are spread evenly
-    over the positions of a batch, so that contiguous parts of it (one per process) are balanced too.
+    The rows of each class are drawn in random order, which is shuffled anew when exhausted, so that within an epoch any
+    two rows of a class are drawn equally often up to one.  An epoch of n rows has n // B batches of B rows.  Positives
+    are spread evenly over a batch, so that contiguous parts of it (one per process) are balanced, too.
 
     Args:
         batch_size: number of rows in a training batch of one process.
         positive_fraction: share of positives in every batch, in (0, 1); rounded to whole rows.
-        allow_repeats: whether a row may occur twice in a batch that asks for more rows of a class than there are.
+        allow_repeats: whether a row may occur twice in a batch if its class has fewer rows than a batch needs.
         prevalence: "data" gives batches a column ``weight``, N_s B / (n B_s) for a class of N_s rows of which a batch
-            holds B_s, with which means over batches estimate means over the data without bias; "batch" gives none, and
-            means over batches are those of a population with this share of positives, in which the classes are as in
-            the data: a mean over one class, or over pairs of both, is the same.  Scores are then the log-odds of such
-            a population, and decisions at 0 are for it; probabilities are still those of the data.
+            holds B_s, with which means over batches are unbiased for means over the data.  "batch" gives no weights:
+            means over batches then estimate those of a population with the batch's share of positives, while means over
+            one class, or over pairs of both, are unaffected.  Scores are then log-odds of that population, and
+            decisions at 0 refer to it; probabilities are still those of the data.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -900,7 +904,7 @@ class BalancedSampling(Sampling):
         return replace(self, batch_size=parts * self.batch_size), self.batch_size
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return balanced union batches of ``batch_size`` rows of each process; negatives are the first stratum."""
+        """Return balanced union batches with ``batch_size`` rows for each process; negatives are stratum 0."""
         size = self.batch_size * world_size
         positives = self._positives(size)
         return _two_class_plan(
@@ -928,17 +932,17 @@ class BalancedSampling(Sampling):
 class CellSampling(Sampling):
     """Every batch holds equally many samples of every combination of some columns, such as class and group.
 
-    That is for constraints on the rates of a class in groups of which one is small: of 1 positive in 400 samples a
-    uniform batch of 128 holds one in every third batch.  Rows are weighted, so that means over batches estimate means
-    over the data.  Each combination is gone through in a random order and shuffled anew when exhausted; of one with
-    fewer samples than a batch asks for, all are there and some occur twice or more.  An epoch has as many batches as
-    hold n samples.
+    This is for constraints on rates of a class in groups, one of which is small: if 1 of 400 samples is a positive of
+    that group, only every third uniform batch of 128 holds one.  Rows are weighted, so that means over batches estimate
+    means over the data.  The rows of each combination are drawn in random order, which is shuffled anew when exhausted;
+    if one has fewer rows than a batch needs, the batch holds all of them, some more than once.  An epoch has about n
+    samples.
 
     Args:
-        batch_size: number of rows in a training batch of one process, of which every combination has the same part,
-            rounded down, and at least one row.
-        columns: whose combinations are meant: of the batches, of whole numbers, or any others of the table, of which
-            an empty cell is a value, too; those that neither has are left out.
+        batch_size: number of rows in a training batch of one process, divided equally among the combinations, rounded
+            down, but at least one row each.
+        columns: the columns whose combinations are drawn: columns of integers in the batches, or any other columns of
+            the table, in which an empty cell is a value, too; names that occur in neither are ignored.
 
     Raises:
         ConfigError: if a number is out of range, or the table has none of the columns.
@@ -966,7 +970,7 @@ class CellSampling(Sampling):
         return self.columns
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches of ``batch_size`` rows of each process."""
+        """Return union batches with ``batch_size`` rows for each process."""
         names = [name for name in self.columns if name in columns] or list(self.columns[:1])
         values = [_required_column(columns, name, "cells") for name in names]
         for name, column in zip(names, values, strict=True):
@@ -992,15 +996,15 @@ class CellSampling(Sampling):
 
 @dataclass(frozen=True)
 class EventSampling(Sampling):
-    """Every batch holds the same number of events and of censored samples, for survival times.
+    """Every batch holds fixed numbers of samples with an event and of censored samples, for survival times.
 
-    They are balanced batches by the event: rows are weighted, and the strata (censored, event) come along, so that sums
-    over a risk set can be estimated from the samples of a batch.  An epoch of n rows has n // B batches of B.
+    Rows are weighted, and batches have the strata (censored, event) as a column, so that sums over a risk set can be
+    estimated from the samples of a batch.  An epoch of n rows has n // B batches of B rows.
 
     Args:
         events_per_batch: number of rows with an event in a training batch of one process.
         censored_per_batch: number of censored rows in it.
-        allow_repeats: whether a row may occur twice in a batch that asks for more rows of a kind than there are.
+        allow_repeats: whether a row may occur twice in a batch if there are fewer rows of a kind than a batch needs.
         column: column of the events, 1 for an event and 0 for a censored sample.
 
     Raises:
@@ -1017,7 +1021,7 @@ class EventSampling(Sampling):
         at_least("censored_per_batch", self.censored_per_batch, 2)
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches with the rows of each process; censored samples are the first stratum."""
+        """Return union batches with these numbers of rows for each process; censored samples are stratum 0."""
         rows_per_class = self.censored_per_batch * world_size, self.events_per_batch * world_size
         return _two_class_plan(
             columns,
@@ -1040,7 +1044,7 @@ def _two_class_plan(
     weights: Weighting,
     tells: Telling,
 ) -> BatchPlan:
-    """Return batches with fixed numbers of rows with 0 and with 1 in a column; an epoch has as many as hold n rows."""
+    """Return batches with fixed numbers of rows with 0 and with 1 in a column; an epoch has about n rows."""
     labels, size = _required_column(columns, column, "classes"), sum(rows_per_class)
     if labels.ndim != 1 or not bool(((labels == 0) | (labels == 1)).all()):
         raise DataError(
@@ -1075,23 +1079,23 @@ def _two_class_plan(
 
 @dataclass(frozen=True)
 class GroupSampling(Sampling):
-    """Every batch holds equally many samples of a few groups, by the column ``group``, as group-wise estimates need.
+    """Every batch holds equally many samples of a few groups (column ``group``), as group-wise estimates need.
 
-    A batch is different groups, drawn uniformly, with as many samples of each, laid out sample by sample.  For an even
-    number of samples its two contiguous halves are therefore two draws per group, of the same groups.  With replacement
-    they are independent; without, the covariance of means over them is that of samples without replacement, O(1 / N_g)
-    for a group of N_g rows.
+    The groups of a batch are drawn uniformly and without replacement; their samples are ordered in slots, one sample of
+    every group after the other.  If the number of samples per group is even, the two contiguous halves of a batch are
+    therefore two draws of the same groups.  They are independent if samples are drawn with replacement; without, means
+    over them have a covariance of O(1 / N_g) for a group of N_g rows.
 
     Args:
         groups_per_batch: number of groups in a training batch (B1), the same groups on all processes; None for all,
-            "auto" for 8, or all where there are fewer.
-        samples_per_group: number of samples of each of them in a training batch of one process (B2).
-        replacement: whether the samples of a group are drawn with replacement; otherwise each group is gone through in
-            a random order and shuffled anew when exhausted, and no sample occurs twice in a batch.
-        num_batches: number of batches of an epoch; None for as many as hold n samples.
-        prevalence: "batch" gives batches no weights, as objectives over groups need none, and means over batches are
-            those of a population of equally large groups; "data" gives rows of a group of N_g of n rows the ``weight``
-            N_g G / n, with which means over batches estimate means over the data.
+            "auto" for 8, or all if there are fewer.
+        samples_per_group: number of samples of each of these groups in a training batch of one process (B2).
+        replacement: whether the samples of a group are drawn with replacement; otherwise they are drawn in random
+            order, which is shuffled anew when exhausted, and no sample occurs twice in a batch.
+        num_batches: number of batches in an epoch; None for about n samples in an epoch.
+        prevalence: "batch" gives batches no weights, since objectives over groups need none; means over batches then
+            estimate those of a population with equally large groups.  "data" gives rows of a group of N_g of n rows the
+            ``weight`` N_g G / n, where G is the number of groups; means over batches then estimate those of the data.
         column: column of the groups.
 
     Raises:
@@ -1117,7 +1121,7 @@ class GroupSampling(Sampling):
         one_of("prevalence", self.prevalence, ("data", "batch"))
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches of ``groups_per_batch`` groups with ``samples_per_group`` rows of each process."""
+        """Return union batches of ``groups_per_batch`` groups with ``samples_per_group`` rows each for each process."""
         groups = _required_column(columns, self.column, "groups")
         sizes, rows_per_group = _group_sizes(groups), self.samples_per_group * world_size
         num_groups = self.chosen(len(sizes))
@@ -1138,7 +1142,7 @@ class GroupSampling(Sampling):
         )
 
     def chosen(self, groups: int) -> int:
-        """Return how many of ``groups`` groups a batch holds."""
+        """Return the number of groups in a batch if there are ``groups``."""
         if self.groups_per_batch == "auto":
             return min(groups, _FEW_GROUPS)
         return groups if self.groups_per_batch is None else self.groups_per_batch
@@ -1157,19 +1161,19 @@ class GroupSampling(Sampling):
 
 @dataclass(frozen=True)
 class LabelSampling(Sampling):
-    """Every batch holds positives and negatives of a few of several labels, by ``y`` (n, T), as means over labels need.
+    """Every batch holds positives and negatives of a few of T labels ``y`` (n, T), as means over labels need.
 
-    Training batches then have one label of every sample: ``task`` (B,) names it, ``y`` (B,) is its value.  Labels are
-    drawn uniformly; both classes of each are gone through in a random order and shuffled anew when exhausted, so that
-    no row occurs twice in a batch.  Rows are weighted so that means over batches estimate means over all rows.
+    Training batches then have one label of every sample: ``task`` (B,) is its number, ``y`` (B,) its value.  Labels are
+    drawn uniformly; the rows of both classes of each are drawn in random order, which is shuffled anew when exhausted,
+    so that no row occurs twice in a batch.  Rows are weighted so that means over batches estimate means over all rows.
 
     Args:
         labels_per_batch: number of labels in a training batch, the same labels on all processes; None for all.
-        positives_per_label: number of positives of each of them in a training batch of one process; mean average
-            precision needs two or more over all processes.
-        negatives_per_label: number of negatives of each of them in a training batch of one process.
-        num_batches: number of batches of an epoch; None for as many as hold, on average, every positive once.
-        missing: value of ``y`` for labels that are not known, such as -1; None if all are.
+        positives_per_label: number of positives of each of these labels in a training batch of one process; mean
+            average precision needs at least two over all processes.
+        negatives_per_label: number of negatives of each of these labels in a training batch of one process.
+        num_batches: number of batches in an epoch; None for so many that each positive is drawn once on average.
+        missing: value of ``y`` for labels that are not known, such as -1; None if all are known.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -1185,13 +1189,13 @@ class LabelSampling(Sampling):
         _require_counts(self, "positives_per_label", "negatives_per_label", or_none=["labels_per_batch", "num_batches"])
 
     def table(self, table: TensorTable) -> LabelTable:
-        """Return one row for every sample and label."""
+        """Return a table with one row for every sample and label."""
         return LabelTable(table, self.missing)
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches of ``labels_per_batch`` labels with as many rows of each process.
+        """Return union batches of ``labels_per_batch`` labels with equally many rows for each process.
 
-        Strata are ``2 t + y`` of the rows of a :class:`~fcco_lightning.data.table.LabelTable`.
+        The stratum of a row of a :class:`~fcco_lightning.data.table.LabelTable` is ``2 task + y``.
         """
         task, y = (_required_column(columns, name, "labels") for name in ("task", "y"))
         _check_labels(task, y)
@@ -1234,18 +1238,18 @@ class LabelSampling(Sampling):
 class QuerySampling(Sampling):
     """Every batch holds a few queries with the same number of relevant and irrelevant items of each.
 
-    Queries are those of the column ``query``, and items with ``y`` > 0 are relevant.  The queries are gone through in a
-    random order.  Where one has fewer items of a kind than asked for, all are there and some occur twice or more; where
-    it has none, items of the other kind take their places.  So all batches are of one size.
+    Queries are the values of the column ``query``, and items with ``y`` > 0 are relevant.  Queries are drawn in random
+    order.  If a query has fewer items of a kind than a batch needs, the batch holds all of them, some more than once;
+    if it has none, items of the other kind take their places, so that all batches have the same size.
 
-    Rows are weighted so that means over batches estimate means over all rows, and the strata (relevant and irrelevant
-    items of every query) come along, so that sums over the items of a query can be estimated from those of a batch.
+    Rows are weighted so that means over batches estimate means over all rows, and batches have the strata (relevant and
+    irrelevant items of every query) as a column, from which sums over the items of a query can be estimated.
 
     Args:
         queries_per_batch: number of queries in a training batch, the same queries on all processes.
-        positives_per_query: number of relevant items of each of them in a training batch of one process.
-        negatives_per_query: number of other items of each of them, likewise.
-        num_batches: number of batches of an epoch; None for as many as go through all queries once.
+        positives_per_query: number of relevant items of each of these queries in a training batch of one process.
+        negatives_per_query: number of irrelevant items of each of these queries in a training batch of one process.
+        num_batches: number of batches in an epoch; None for so many that every query is drawn about once.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -1261,12 +1265,12 @@ class QuerySampling(Sampling):
         _require_counts(self, *counts, or_none=["num_batches"])
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches of ``queries_per_batch`` queries with items of each process.
+        """Return union batches of ``queries_per_batch`` queries with these numbers of items for each process.
 
         Raises:
-            ConfigError: as of every sampling, or if there are fewer queries.
-            DataError: also if one item of a kind is drawn of queries that have several: a batch would then never hold
-                two of them, and could not say how they compare.
+            ConfigError: if a column is absent, or there are fewer queries.
+            DataError: if a column has invalid values, or if only one item of a kind is drawn from queries that have
+                several: no batch would then hold two of them, so that they could not be compared.
         """
         queries = _required_column(columns, "query", "queries")
         if "y" not in columns:
@@ -1279,7 +1283,7 @@ class QuerySampling(Sampling):
             raise ConfigError(
                 f"queries_per_batch={self.queries_per_batch} exceeds the {num_queries} queries. Lower it."
             )
-        # Stratum 2 q + 1 would be the relevant items of query q; those that have rows are numbered anew.
+        # 2 q + 1 stands for the relevant items of query q; only numbers that occur become strata
         present, strata = torch.unique(2 * query + relevant.long(), return_inverse=True)
         query_of_stratum, positive = present // 2, present % 2 == 1
         is_single = torch.bincount(query_of_stratum)[query_of_stratum] == 1
@@ -1311,19 +1315,20 @@ class QuerySampling(Sampling):
 
 @dataclass(frozen=True)
 class BagSampling(Sampling):
-    """Every batch holds the same number of positive and of negative bags, with as many instances of each.
+    """Every batch holds fixed numbers of positive and of negative bags, with equally many instances of each bag.
 
-    Bags are those of the column ``bag``, and a bag is positive if one of its instances has ``y`` = 1.  The bags of each
-    class are gone through in a random order and shuffled anew when exhausted, and so are the instances of every bag.
-    Where a bag has fewer instances than asked for, all are there and some occur twice or more.
+    Bags are the values of the column ``bag``; a bag is positive if one of its instances has ``y`` = 1.  The bags of
+    each class are drawn in random order, which is shuffled anew when exhausted, and so are the instances of a bag.  If
+    it has fewer instances than a batch needs, the batch holds all of them, some more than once.
 
-    Rows are weighted so that means over batches estimate means over all rows, and the strata (the bags) come along.
+    Rows are weighted so that means over batches estimate means over all rows; batches have the strata (the bags) as a
+    column.
 
     Args:
         positive_bags: number of positive bags in a training batch, the same bags on all processes.
-        negative_bags: number of negative bags in it, likewise.
-        instances_per_bag: number of instances of each of them in a training batch of one process.
-        num_batches: number of batches of an epoch; None for as many as go through all bags once.
+        negative_bags: number of negative bags in a training batch, the same bags on all processes.
+        instances_per_bag: number of instances of each of these bags in a training batch of one process.
+        num_batches: number of batches in an epoch; None for so many that every bag is drawn at least once.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -1338,7 +1343,7 @@ class BagSampling(Sampling):
         _require_counts(self, "positive_bags", "negative_bags", "instances_per_bag", or_none=["num_batches"])
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return union batches of these numbers of bags, the positive ones first, with instances of each process."""
+        """Return union batches of these bags, positive ones first, with ``instances_per_bag`` for each process."""
         bags = _required_column(columns, "bag", "bags")
         labels = _required_column(columns, "y", "labels of bags")
         _require_keyed(bags, labels, "bags", "labels")
@@ -1357,7 +1362,7 @@ class BagSampling(Sampling):
         )
 
     def _choices(self, positive: Tensor) -> list[tuple[Tensor, int]]:
-        """The positive and the negative bags, each with how many of them are chosen."""
+        """The positive and the negative bags, each with their number in a batch."""
         kinds = (("positive", positive, self.positive_bags), ("negative", ~positive, self.negative_bags))
         for kind, members, count in kinds:
             if int(members.sum()) < count:
@@ -1380,7 +1385,7 @@ def _group_sizes(groups: Tensor) -> Tensor:
             f"groups must be numbers 0..G-1, but {int((groups < 0).sum())} rows are negative (first: row "
             f"{int((groups < 0).int().argmax())}). Leave out rows of no group."
         )
-    # n rows leave one of the groups 0..n empty: clamping hides no gap, and an absurd number allocates no more than n.
+    # With n rows one of the groups 0..n is empty, so clamping hides no gap; it bounds memory if a number is huge.
     sizes = torch.bincount(groups.clamp(max=len(groups)))
     if not sizes.all():
         raise DataError(
@@ -1402,7 +1407,7 @@ def _check_labels(task: Tensor, y: Tensor) -> None:
 
 
 def _require_keyed(keys: Tensor, values: Tensor, name: str, of_values: str) -> None:
-    """Raise :class:`DataError` unless ``keys`` are of shape (n,), n >= 1, and ``values`` are as many."""
+    """Raise :class:`DataError` unless ``keys`` and ``values`` have the same shape (n,) with n >= 1."""
     if keys.dim() != 1 or values.shape != keys.shape or not len(keys):
         raise DataError(
             f"{name} must be whole numbers of shape (n,) with n >= 1 and {of_values} of the same shape, got "
@@ -1412,7 +1417,7 @@ def _require_keyed(keys: Tensor, values: Tensor, name: str, of_values: str) -> N
 
 @dataclass(frozen=True)
 class _Derived(Sampling):
-    """Batches that are made of those of another sampling, which are single draws."""
+    """A sampling that is derived from another one, ``batches``, which must not be :class:`TwoDraws`."""
 
     batches: Sampling
     way_out: ClassVar[str]
@@ -1426,11 +1431,11 @@ class _Derived(Sampling):
         return replace(self, batches=batches), size
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return the union batches of ``batches``; a second draw is their :meth:`~BatchPlan.second_draw`."""
+        """Return the plan of ``batches``; a second draw is its :meth:`~BatchPlan.second_draw`."""
         return self.batches.plan(columns, seed, world_size)
 
     def table(self, table: TensorTable) -> TensorTable | LabelTable:
-        """Return what ``batches`` are drawn from."""
+        """Return the table from which ``batches`` are drawn."""
         return self.batches.table(table)
 
     @property
@@ -1440,11 +1445,11 @@ class _Derived(Sampling):
 
 @dataclass(frozen=True)
 class RepeatedSampling(_Derived):
-    """Every sample of a batch comes several times, to be perturbed anew each time.
+    """Every sample occurs several times in its batch, and each copy is perturbed independently.
 
     Args:
-        batches: how the samples are drawn; its ``batch_size`` counts each of them once.
-        copies: how often a sample comes in its batch, >= 2.
+        batches: how the samples are drawn; its ``batch_size`` counts each sample once.
+        copies: number of copies of a sample in its batch, >= 2.
 
     Raises:
         ConfigError: if ``copies`` is out of range, or ``batches`` are not single draws.
@@ -1462,19 +1467,19 @@ class RepeatedSampling(_Derived):
         return larger, self.copies * size
 
     def plan(self, columns: Mapping[str, Tensor], seed: int = 0, world_size: int = 1) -> BatchPlan:
-        """Return the union batches of ``batches``, repeated."""
+        """Return the plan of ``batches`` with every batch repeated ``copies`` times."""
         return super().plan(columns, seed, world_size).repeated(self.copies)
 
 
 @dataclass(frozen=True)
 class TwoDraws(_Derived):
-    """Two independent draws in every batch, as methods need that move dual and primal variables by different samples.
+    """Every batch has two independent draws, for methods that update dual and primal variables by different samples.
 
-    Training batches then have the parts "target" and "dual".  Both have the same composition: as many rows of every
-    class, and the same groups in the same order.
+    The draws are the parts "target" and "dual" of a training batch.  Both have the same composition: equally many rows
+    of every class, and the same groups in the same order.
 
     Args:
-        batches: how each of them is drawn.
+        batches: how each of the two is drawn.
 
     Raises:
         ConfigError: if ``batches`` is itself a pair of draws.
@@ -1488,10 +1493,10 @@ class TwoDraws(_Derived):
 
 
 def with_num_batches(sampling: Sampling, num_batches: int) -> Sampling:
-    """Return ``sampling`` with epochs of ``num_batches`` batches, so that it keeps pace with another part.
+    """Return ``sampling`` with ``num_batches`` batches in an epoch, as many as another part of the batches has.
 
     Raises:
-        ConfigError: if it is of a kind whose epochs have a length of their own, or was given another length.
+        ConfigError: if the length of its epochs cannot be chosen, or was chosen differently.
     """
     if isinstance(sampling, _Derived):
         return replace(sampling, batches=with_num_batches(sampling.batches, num_batches))

@@ -1,4 +1,4 @@
-"""Looking up columns and the values in them, with messages that name the way out."""
+"""Look-up of columns and of their values, with error messages that say what to do."""
 
 import difflib
 import math
@@ -15,7 +15,7 @@ from fcco_lightning.data.conditions import Condition, comparisons, holds, values
 from fcco_lightning.data.text_files import read_csv, separator
 from fcco_lightning.errors import DataError
 
-if TYPE_CHECKING:  # a table is read, and its faults are named, without loading torch
+if TYPE_CHECKING:  # tables are read and checked without loading torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -25,8 +25,8 @@ MOST_ARE_NUMBERS = 0.9
 """Share of numbers among the filled cells from which on a column of text is taken for numbers with mistakes in it."""
 _DECIMAL_COMMA, _THOUSANDS = r"[+-]?\d+,\d+", r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?"
 _TRUTH_VALUES = frozenset({"True", "False"})
-_SPELT = {True: ("yes", "on"), False: ("no", "off")}  # what YAML reads as truth values, beside "true" and "false"
-_VALUES = frozenset({"integer", "floating", "mixed-integer-float", "boolean", "empty"})  # kinds of pandas
+_SPELT = {True: ("yes", "on"), False: ("no", "off")}  # further truth values in YAML
+_VALUES = frozenset({"integer", "floating", "mixed-integer-float", "boolean", "empty"})  # results of infer_dtype
 
 
 _MOST_SHOWN = 80  # characters of a value in a message
@@ -35,7 +35,7 @@ MOST_LOST = 0.1
 
 
 def require_few_lost(lost: int, total: int, description: str, way_out: str) -> None:
-    """Raise :class:`DataError` if more than a tenth, and more than one, of ``description`` is unreadable."""
+    """Raise :class:`DataError` if more than one, and more than a tenth, of the ``description`` cannot be read."""
     if lost > max(1, MOST_LOST * total):
         raise DataError(
             f"{lost} of {total} {description}, more than a tenth, which nothing can take the place of. {way_out}"
@@ -49,24 +49,23 @@ def text_of(column: pd.Series) -> pd.Series:
 
 
 def distinct_texts(column: pd.Series) -> "tuple[NDArray[np.intp], list[str]]":
-    """Return for every cell, (n,), which of some texts it is, -1 of a missing one; and these texts.
+    """Return for every cell its position among the distinct texts, (n,), -1 for a missing cell; and these texts.
 
-    What is done for every distinct cell, not for every cell, costs nothing: a column of a million rows may have a
-    dozen.
+    It saves time to process the distinct texts only: a column of a million rows may have a dozen.
     """
     codes, values = pd.factorize(column)
     return codes, [_text(value) for value in values]
 
 
 def _cells(column: pd.Series, codes: "NDArray[np.intp]", texts: Sequence[str]) -> pd.Series:
-    """The column with a text in every cell, see :func:`distinct_texts`; missing cells stay missing."""
+    """The column made of the results of :func:`distinct_texts`; missing cells stay missing."""
     cells = np.array([*texts, np.nan], dtype=object)
     return pd.Series(cells[codes], column.index, name=column.name)
 
 
 def stripped(column: pd.Series) -> pd.Series:
-    """Return a column whose texts are without blanks around them; other cells are as they are."""
-    if column.dtype != "str" or column.isna().all():  # other types keep what pandas infers of them
+    """Return a column without the blanks around its texts; other cells are not changed."""
+    if column.dtype != "str" or column.isna().all():  # other types are kept as pandas infers them
         return column.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
     codes, texts = pd.factorize(column)
     blanks = any(text != text.strip() for text in texts)
@@ -74,14 +73,14 @@ def stripped(column: pd.Series) -> pd.Series:
 
 
 def is_number(kind: Any) -> bool:
-    """Tell whether a type of cells is one of numbers, of which bools are none."""
+    """Tell whether a type of cells is numeric; bools are not."""
     return pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind)
 
 
 def require_columns(frame: pd.DataFrame, required: Mapping[str, Iterable[str]], where: str) -> None:
-    """Raise :class:`DataError` unless ``frame``, the table ``where``, has the columns that every argument names.
+    """Raise :class:`DataError` unless ``frame`` has all columns of ``required``, a mapping from argument to columns.
 
-    The message names the argument, a key of ``required``, the columns there are, and the closest one.
+    The message names the argument, the table ``where``, its columns and the most similar one.
     """
     available = [str(name) for name in frame.columns if name != ROW]
     present = set(available)
@@ -96,7 +95,7 @@ def require_columns(frame: pd.DataFrame, required: Mapping[str, Iterable[str]], 
 
 
 def with_columns(frame: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a table with other cells in some columns, whatever their names are: ``assign`` takes none called self."""
+    """Return a table with other cells in some columns; unlike ``assign`` it accepts every name, such as self."""
     changed = frame.copy(deep=False)
     for name, cells in columns.items():
         changed[name] = cells
@@ -104,14 +103,14 @@ def with_columns(frame: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFram
 
 
 def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.DataFrame:
-    """Return the rows of a .csv or .tsv with the cells of some columns as texts as they stand there, as "NA" and "007".
+    """Return the rows of a .csv or .tsv with the literal texts of the file, such as "NA" and "007", in some columns.
 
-    Of another file they are returned as they are.
+    The rows of another file are not changed.
 
     Args:
         frame: the rows as pandas reads them, which takes "NA" for a missing cell and "007" for a number.
-        path: of the file.
-        names: of columns.
+        path: path of the file.
+        names: names of the columns.
     """
     present = [name for name in names if name in frame.columns]
     if not present or separator(path) is None:
@@ -121,20 +120,20 @@ def as_written(frame: pd.DataFrame, path: Path, names: Sequence[str]) -> pd.Data
 
 
 def holds_texts(column: pd.Series) -> bool:
-    """Whether not all filled cells are numbers, or all truth values."""
+    """Whether the filled cells are neither all numbers nor all truth values."""
     return pd.api.types.infer_dtype(column) not in _VALUES
 
 
 def as_texts(frame: pd.DataFrame, source: object, names: Iterable[str]) -> pd.DataFrame:
-    """Return the rows of a .csv with some columns as texts, as which another table has them.
+    """Return the rows of a .csv with literal texts in columns that hold texts in another table.
 
-    pandas takes a column for numbers, or for truth values, if every filled cell of *this* table looks like one.  Here
-    its cells are as they are written, missing ones still missing.
+    pandas reads a column as numbers or truth values if every filled cell of *this* table looks like one.  Missing cells
+    stay missing.
 
     Args:
         frame: the rows as pandas reads them.
-        source: a path; of anything else the rows are returned as they are.
-        names: of the columns; those that the table lacks do not matter.
+        source: the path of the file; rows of another source are not changed.
+        names: names of the columns; names that the table lacks are ignored.
     """
     if not isinstance(source, (str, os.PathLike)):
         return frame
@@ -144,9 +143,9 @@ def as_texts(frame: pd.DataFrame, source: object, names: Iterable[str]) -> pd.Da
 
 
 def with_commas(column: pd.Series) -> str:
-    """Return the message on a column of text whose numbers have commas in them; empty for any other.
+    """Return a message about a text column of numbers with commas; empty for any other column.
 
-    Nearly all of its filled cells (:data:`MOST_ARE_NUMBERS`) are then numbers with or without a comma, and some with.
+    Of such a column a share of at least :data:`MOST_ARE_NUMBERS` of the filled cells are numbers, some with commas.
     """
     if not holds_texts(column):
         return ""
@@ -176,7 +175,7 @@ def require_filled(column: pd.Series, argument: str, where: str, remedy: str = "
 
 
 def places(values: Iterable[str], cells: pd.Series) -> "Tensor":
-    """Return the place of every cell, as text, among ``values``, or -1, shape (n,), int64."""
+    """Return the position of every cell, as text, among ``values``, or -1, shape (n,), int64."""
     import torch  # noqa: PLC0415
 
     codes = pd.Index(list(values), dtype=object).get_indexer(pd.Index(text_of(cells), dtype=object))
@@ -200,10 +199,10 @@ def marked(column: pd.Series, values: Iterable[object]) -> "Tensor":
 
 
 def indicator(column: pd.Series, value: object, argument: str, where: str) -> "Tensor":
-    """Mark the cells equal to ``value`` as :func:`marked` does, of which there must be one.
+    """Mark the cells equal to ``value`` as :func:`marked` does; there must be at least one.
 
     Raises:
-        DataError: naming the ``argument`` and the table ``where``, and listing the values there are.
+        DataError: if there is none; it names the ``argument`` and the table ``where``, and lists the column's values.
     """
     equal = marked(column, [value])
     if not bool(equal.any()):
@@ -215,10 +214,10 @@ def indicator(column: pd.Series, value: object, argument: str, where: str) -> "T
 
 
 def condition_on(column: pd.Series, condition: Condition) -> "Callable[[pd.Series], Tensor]":
-    """Return the test whether cells meet a condition, as it is to be understood of this column of the training split.
+    """Return the function that tests whether cells of any split meet a condition, interpreted by the training split.
 
-    A text that is one of the column's values means that value; else it must be a comparison with numbers.  A missing
-    cell meets no condition.  The test takes a column of any split, n cells, and returns 0 or 1 of each, int64.
+    A text that is one of the values of ``column``, of the training split, stands for that value; else it must be a
+    comparison with numbers.  A missing cell meets no condition.  The function maps n cells to 0 or 1 each, int64.
 
     Raises:
         DataError: if no cell of ``column`` has one of the values or meets the comparison.
@@ -260,18 +259,18 @@ def _require_comparison(value: object, column: pd.Series, values: str) -> None:
 
 
 def listed(values: Iterable[object]) -> str:
-    """Return the values as sorted text, cut after a dozen."""
+    """Return the first twelve values, sorted as texts, as one text."""
     texts = map(str, values)
     return listed_in_order(sorted(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..." for text in texts))
 
 
 def listed_in_order(values: Sequence[object]) -> str:
-    """Return the values as text, cut after a dozen."""
+    """Return the first twelve values as one text."""
     return f"{list(values[:12])}{and_more(values, 12)}"
 
 
 def and_more(values: Sized, shown: int) -> str:
-    """Return what follows the first values that a message shows: how many more there are, or nothing."""
+    """Return " and K more" for a message that shows the first ``shown`` values; empty if there are no more."""
     return f" and {len(values) - shown} more" if len(values) > shown else ""
 
 
@@ -282,34 +281,34 @@ def _text(value: object) -> str:
 
 
 def _meanings(value: object) -> set[str | float]:
-    """What a cell's :func:`number_or_text` is where it is equal to a value that a person has written."""
+    """All values of :func:`number_or_text` of cells that are equal to a value in a configuration."""
     spellings = _SPELT[bool(value)] if isinstance(value, bool | np.bool_) else ()
     spelt = {way for spelling in spellings for way in (spelling, spelling.capitalize(), spelling.upper())}
     return {number_or_text(_text(value))} | spelt
 
 
 def is_value(text: str) -> bool:
-    """Whether :func:`text_of` calls a number or a truth value so, as which it was read; '007' and '1.0' are texts."""
+    """Whether :func:`text_of` gives this text for a number or truth value; it never gives '007' or '1.0'."""
     value = number_or_text(text)
     return text in _TRUTH_VALUES or (not isinstance(value, str) and _text(value) == text)
 
 
 def as_value(text: str) -> str:
-    """What :func:`text_of` calls the number that a text is; other texts as they are."""
+    """The text that :func:`text_of` gives for the number or truth value in ``text``; other texts are not changed."""
     value = number_or_text(text)
     if text.capitalize() in _TRUTH_VALUES:
-        return text.capitalize()  # as pandas reads them
+        return text.capitalize()  # as pandas spells them
     return text if isinstance(value, str) else _text(value)
 
 
 def number_or_text(text: str) -> str | float:
-    """What two texts are compared by: their number if they are one, so that '1', '1.0', 'True' and 'true' agree."""
+    """The value by which texts are compared: their number if they are one, so that '1', '1.0' and 'true' agree."""
     if text.capitalize() in _TRUTH_VALUES:
         return float(text.capitalize() == "True")
-    if "_" in text:  # "1_1" is a name, though int() makes 11 of it
+    if "_" in text:  # int() would read "1_1" as 11
         return text
     with suppress(ValueError):
-        return int(text)  # beyond 2^53 two neighbours are one float
+        return int(text)  # not float: it is inexact beyond 2^53
     with suppress(ValueError):
         number = float(text)
         return number if math.isfinite(number) else text

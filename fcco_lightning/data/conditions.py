@@ -1,4 +1,4 @@
-"""Conditions on the values of a column, as a person writes them: a value, some values, or a comparison."""
+"""Conditions on the values of a column in a configuration: a value, a list of values, or a comparison."""
 
 import operator
 import re
@@ -11,7 +11,7 @@ from fcco_lightning.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-Value = str | bool | int | float  # first a text: as another one a configuration would read "no" and "007"
+Value = str | bool | int | float  # str first: else a configuration would convert "no" and "007"
 """A value of a column, or a text of comparisons such as "<25" or ">=18 and <65"."""
 
 Condition = Value | list[Value]
@@ -30,7 +30,7 @@ _COMPARISON = re.compile(r"\s*(<=|>=|<|>)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]
 
 
 def comparisons(value: object) -> list[tuple[Callable[[Any, float], Any], float]]:
-    """Return the comparisons that a text such as ">=18 and <65" stands for; none if it is no such text.
+    """Return the comparisons in a text such as ">=18 and <65"; empty for any other value.
 
     Example:
         >>> [(operate.__name__, bound) for operate, bound in comparisons(">=18 and <65")]
@@ -45,7 +45,7 @@ def comparisons(value: object) -> list[tuple[Callable[[Any, float], Any], float]
 
 
 def values_of(condition: object, column: str) -> list[Value]:
-    """Return the values of which a column must have one.
+    """Return the values of a condition, one of which a cell must have.
 
     Raises:
         ConfigError: if there are none, or one is neither a number nor a text.
@@ -61,7 +61,7 @@ def values_of(condition: object, column: str) -> list[Value]:
 
 
 def described(where: Mapping[str, Condition]) -> str:
-    """Return a subset in words, for names and messages.
+    """Return the description of a subset, given its conditions by column, for names and messages.
 
     Example:
         >>> described({"race": "Black", "age": ">=18 and <65", "job": ["cook", "smith"]})
@@ -76,7 +76,7 @@ def _described(condition: Condition, column: str) -> str:
 
 
 def holds(column: "Tensor", condition: Condition, name: str) -> "Tensor":
-    """Return the mask (B,) of the entries of a column of numbers, called ``name`` in messages, that meet a condition.
+    """Return the mask (B,) of the entries of a numeric column, called ``name`` in messages, that meet a condition.
 
     Raises:
         DataError: if the condition names a text, which a column of numbers cannot contain.

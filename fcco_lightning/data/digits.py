@@ -20,7 +20,7 @@ TEMPLATES = [
 ]
 SIZE = 16
 _HELD_OUT = 0.3
-_NUMBERS = {"train": 0, "test": 1, "val": 2}  # of the random streams
+_NUMBERS = {"train": 0, "test": 1, "val": 2}  # numbers of the random streams
 
 
 class Digits(NamedTuple):
@@ -43,16 +43,16 @@ def digits(num_train: int = 6000, num_test: int = 3000, seed: int = 0, num_val: 
     Every image is one of the digits, enlarged to 16 x 16 pixels, turned by up to 15 degrees, scaled by 0.85 to 1.15,
     shifted by up to 1.5 pixels, changed in contrast (0.6 to 1) and covered with noise of standard deviation 0.06.  The
     test images are made from 30 % of the digits of every class, validation images, if any, from 30 % of the others, and
-    the training images from what is left, so that no handwriting is in two splits.
+    the training images from the rest, so that no handwriting is in two splits.
 
     Args:
-        num_train: training images, split as evenly as can be among the ten classes.
-        num_test: test images, the same.
+        num_train: number of training images, divided as evenly as possible among the ten classes.
+        num_test: number of test images, divided likewise.
         seed: equal seeds give equal images.
-        num_val: validation images, the same; 0 for none.
+        num_val: number of validation images, divided likewise; 0 for none.
 
     Returns:
-        "train", "val" if there are any, and "test", the classes in turn.
+        The images of "train", "val" (if there are any) and "test", whose classes alternate 0, 1, ..., 9, 0, ....
 
     Source:
         E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
@@ -96,7 +96,7 @@ def _varied(shapes: Tensor, generator: torch.Generator) -> Tensor:
         return low + (high - low) * torch.rand(n, generator=generator)
 
     angle, scale = uniform(-math.pi / 12, math.pi / 12), uniform(0.85, 1.15)
-    reach = 2 * 1.5 / SIZE  # an image is two units wide
+    reach = 2 * 1.5 / SIZE  # in the coordinates of affine_grid an image has width 2
     shift = torch.stack([uniform(-reach, reach), uniform(-reach, reach)], dim=1)
     rotation = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], dim=1).reshape(n, 2, 2)
     places = torch.cat([rotation / scale[:, None, None], shift[:, :, None]], dim=2)

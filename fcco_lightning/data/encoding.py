@@ -1,4 +1,4 @@
-"""From a table of numbers and words to float features, fitted on the training split only."""
+"""Encoding of a table of numbers and words as float features, fitted on the training split only."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -33,19 +33,19 @@ Features = npt.NDArray[np.float32]
 Places = npt.NDArray[np.int32]
 MISSING = "(missing)"
 _YEAR = 365.2425  # days
-_MOST_IN_MEMORY = 1 << 28  # bytes of features
-_ROWS_AT_ONCE = 1 << 14  # whose features are made together: those of a whole table would take twice its memory
+_MOST_IN_MEMORY = 1 << 28  # bytes of features above which they may be computed for every batch
+_ROWS_AT_ONCE = 1 << 14  # rows that are encoded together; a whole table would need twice its memory
 _STARTS_AS_DATE = r"\s*\d"
-_DATE = r"\s*\d{4}-\d\d-\d\d([T ].*)?"  # without which a number of eight digits is a date of ISO 8601
+_DATE = r"\s*\d{4}-\d\d-\d\d([T ].*)?"  # ISO 8601 without eight digits in a row
 
 
 @dataclass(frozen=True)
 class NumericColumn:
-    """A column that is standardised: (x - mean) / std, or 0 throughout if it was constant (std = 0).
+    """A numeric column, which becomes (x - mean) / std, or 0 if it is constant in the training split (std = 0).
 
-    Where it has ``ends`` (k,), there is beside it how much of every piece between them lies below the value, see
-    :class:`~fcco_lightning.data.features.PiecewiseFeatures`; and for every one of its ``periods``, sine and cosine of
-    2 pi value / period.
+    With ``ends`` (k,) of pieces it also becomes k - 1 piecewise linear features, see
+    :class:`~fcco_lightning.data.features.PiecewiseFeatures`, and for every one of its ``periods`` sine and cosine of
+    2 pi x / period.
     """
 
     name: str
@@ -64,10 +64,10 @@ class NumericColumn:
 
     @classmethod
     def fit(cls, names: Sequence[str], values: FloatArray) -> list["NumericColumn"]:
-        """Measure k columns at once, ``values`` (k, n); entries that are not finite are left out."""
-        if not np.isfinite(values).all():  # each has gaps of its own
+        """Fit k columns at once, ``values`` (k, n); entries that are not finite are ignored."""
+        if not np.isfinite(values).all():  # columns differ in their missing entries: one by one
             return [cls.fit([name], _finite(name, row)[None])[0] for name, row in zip(names, values, strict=True)]
-        # Whether it is constant is asked of the values: the std of equal floats may be 1e-17 instead of 0.
+        # a constant column is recognised by its values: the std of equal floats may be 1e-17 instead of 0
         with np.errstate(over="ignore", invalid="ignore"):
             std = np.where(values.min(axis=1) < values.max(axis=1), values.std(axis=1), 0.0)
             mean = values.mean(axis=1)
@@ -83,17 +83,17 @@ class NumericColumn:
 
     @staticmethod
     def filled(columns: Sequence["NumericColumn"], values: FloatArray) -> FloatArray:
-        """Return the ``values`` (k, n) of k columns at once, those that are not finite being the medians."""
+        """Return the ``values`` (k, n) of k columns, with medians in place of values that are not finite."""
         return np.where(np.isfinite(values), values, np.array([column.median for column in columns])[:, None])
 
     @staticmethod
     def standardised(columns: Sequence["NumericColumn"], values: FloatArray) -> FloatArray:
-        """Return the standardised features of k columns at once, (k, n), of their :meth:`filled` ``values``."""
+        """Return the standardised features (k, n) of k columns from their :meth:`filled` ``values`` (k, n)."""
         mean, std = np.array([(column.mean, column.std) for column in columns]).T[:, :, None]
         return np.where(std > 0, (values - mean) / np.where(std > 0, std, 1.0), 0.0)
 
     def beside(self, values: FloatArray) -> list[FloatArray]:
-        """Return the features of pieces and of periods, of filled ``values`` (n,), shape (n, their number) each."""
+        """Return the features of pieces (n, k - 1) and of periods (n, 2 * periods) from filled ``values`` (n,)."""
         features = [shares_below(values, np.array(self.ends))] if self.ends else []
         if self.periods:
             turns = 2 * np.pi * values[:, None] / np.array(self.periods)
@@ -103,7 +103,7 @@ class NumericColumn:
 
 @dataclass(frozen=True)
 class BinnedColumn:
-    """A column of numbers that becomes one 0/1 feature per bin; the bins end at ``edges``, see :func:`bin_names`."""
+    """A numeric column that becomes one 0/1 feature per bin; ``edges`` separate the bins, see :func:`bin_names`."""
 
     name: str
     edges: list[float]
@@ -115,9 +115,9 @@ class BinnedColumn:
 
     @classmethod
     def fit(cls, name: str, values: FloatArray, quantiles: int) -> "BinnedColumn":
-        """Cut ``values`` (n,) at their quantiles k / quantiles; equal edges are one, and no bin is empty."""
+        """Cut ``values`` (n,) at their quantiles k / quantiles, without repeated edges or empty bins."""
         values = _finite(name, values)
-        # Edges are values that occur, so every bin that ends at one holds it; above the largest value lies no bin.
+        # edges are values of the column, so that no bin is empty; the largest value is no edge
         edges = np.unique(np.quantile(values, np.arange(1, quantiles) / quantiles, method="inverted_cdf"))
         return cls(name, edges[edges < values.max()].tolist(), float(np.median(values)))
 
@@ -143,13 +143,13 @@ def bin_names(edges: Sequence[float]) -> list[str]:
 
 
 def bin_of(values: FloatArray, edges: Sequence[float]) -> npt.NDArray[np.intp]:
-    """Return for ``values`` (n,) the position in :func:`bin_names` of the bin each lies in; an edge ends its bin."""
+    """Return for ``values`` (n,) the positions of their bins in :func:`bin_names`; an edge belongs to the bin below."""
     return np.searchsorted(np.asarray(edges, dtype=np.float64), values, side="left")
 
 
 @dataclass(frozen=True)
 class CategoricalColumn:
-    """A column that becomes one 0/1 feature per category of the training split; an unknown one is all zeros."""
+    """A column that becomes one 0/1 feature per category of the training split; all are 0 for an unknown category."""
 
     name: str
     categories: list[str]
@@ -160,16 +160,16 @@ class CategoricalColumn:
 
     @property
     def of_texts(self) -> bool:
-        """Whether the training split has a text in it that is neither a number nor a truth value."""
+        """Whether a category is a text that is neither a number nor a truth value."""
         return not all(category == MISSING or is_value(category) for category in self.categories)
 
     def places(self, texts: Sequence[str]) -> Places:
-        """Return the position of every one of some words among the categories, int32; -1 of unknown ones."""
+        """Return the positions of ``texts`` among the categories, int32; -1 for unknown ones."""
         codes = pd.Index(self.categories, dtype=object).get_indexer(pd.Index(texts, dtype=object))
         return codes.astype(np.int32)
 
     def transform(self, places: Places) -> Features:
-        """Return the features, shape (n, number of categories), of cells by their :meth:`places` (n,)."""
+        """Return the features, shape (n, number of categories), of cells given by their :meth:`places` (n,)."""
         known_rows = (places >= 0).nonzero()[0]
         hot = np.zeros((len(places), len(self.categories)), dtype=np.float32)
         hot[known_rows, places[known_rows]] = 1.0
@@ -188,13 +188,13 @@ Column = NumericColumn | BinnedColumn | CategoricalColumn
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of n rows that features are made of, in the order of the encoder's columns of each kind.
+    """The cells of n rows from which features are computed, in the order of the encoder's columns of each kind.
 
-    A number or a word takes 8 or 4 bytes here; as features a number with 72 pieces takes 292.
+    A number takes 8 bytes and a category 4; the features of a number with 72 pieces take 292 bytes.
 
     Attributes:
-        numbers: of the k columns of numbers, shape (k, n), float64; what is missing is not finite.
-        places: of the c columns of categories, shape (c, n), see :meth:`CategoricalColumn.places`.
+        numbers: cells of the k numeric columns, shape (k, n), float64; missing cells are not finite.
+        places: cells of the c categorical columns, shape (c, n), see :meth:`CategoricalColumn.places`.
     """
 
     numbers: FloatArray
@@ -210,22 +210,22 @@ class Cells:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the columns of a table become features; :class:`TabularEncoder` does it.
+    """How the columns of a table become features; applied by :class:`TabularEncoder`.
 
     Args:
-        categorical: columns that are categories.  Of the others, columns of numbers are numbers; columns of dates, such
-            as 2026-01-31 or 2026-01-31 18:30 (ISO 8601), are days since 1970, with sine and cosine of the year
-            (365.2425 days) and of the week, and of the day if some have a time; and columns of text, bool or any other
-            type are categories, but a column of text most of which are numbers is refused, see
+        categorical: columns that are categories.  Other columns are treated by their type: numbers are numbers; dates,
+            such as 2026-01-31 or 2026-01-31 18:30 (ISO 8601), become days since 1970, with sine and cosine for the year
+            (365.2425 days), the week and, if some have a time, the day; text, bool and any other type are categories,
+            except that a text column of mostly numbers is refused, see
             :func:`fcco_lightning.data.schema.settle_types`.
-        missing: "error" refuses feature cells that are missing or infinite, "impute" takes the training split's median
-            for numbers and a category of their own for the rest, and counts them.
-        quantiles: number >= 2 of bins between the training split's quantiles that columns of numbers are cut into, so
-            that all features are 0 or 1 (fewer where quantiles coincide); None standardises them.
-        numeric: columns that are numbers; cells that are none are missing ones, of which there may be a tenth.  Dates
-            count in days since 1970, without sine and cosine, and durations in days.
-        pieces: number of pieces that the range of every column of numbers is cut into, each of which is a feature
-            beside the number, so that a perceptron learns steps and bends; 1 for none; "auto" for one for every 500
+        missing: "error" refuses feature cells that are missing or infinite; "impute" replaces them by the training
+            split's median of numbers, or a category of their own, and counts them.
+        quantiles: number >= 2 of bins, between quantiles of the training split, into which numeric columns are cut, so
+            that all features are 0 or 1 (fewer if quantiles coincide); None standardises these columns.
+        numeric: columns that are numbers; up to a tenth of their cells may be no numbers and count as missing.  Dates
+            become days since 1970, without sine and cosine, and durations days.
+        pieces: number of pieces into which the range of every numeric column is divided, each of which becomes an
+            additional feature, so that a perceptron can learn steps and bends; 1 for none; "auto" for one per 500
             rows of the training split, at most 48, see :class:`~fcco_lightning.data.features.PiecewiseFeatures`.
 
     Raises:
@@ -258,14 +258,14 @@ class TabularEncoder:
     """Standardises numbers and one-hot encodes the rest, in the column order of the frame it was fitted on.
 
     Args:
-        encoding: which columns are categories, and what becomes of numbers and of missing cells.
+        encoding: which columns are categories, and how numbers and missing cells are encoded.
 
     Attributes:
         columns: how every column is encoded.
-        dates: the columns that were found to be dates.
-        unknown_counts: column -> cells of the latest :meth:`transform` whose category was never seen in fitting.
-        imputed: positions of its rows that have a missing cell, in whose place something stands.
-        empty: columns of which it has no value at all.
+        dates: the columns that were recognised as dates.
+        unknown_counts: column -> number of cells in the latest :meth:`transform` whose category is not in the fit.
+        imputed: positions of the rows in the latest :meth:`transform` that had missing cells, which were imputed.
+        empty: columns without any value in the latest :meth:`transform`.
 
     Example:
         >>> encoder = TabularEncoder().fit(pd.DataFrame({"age": [20, 40], "job": ["cook", "smith"]}))
@@ -291,7 +291,7 @@ class TabularEncoder:
 
     @property
     def texts(self) -> list[str]:
-        """The columns of categories that held texts in the training split."""
+        """The categorical columns that held texts in the training split."""
         return [c.name for c in self.columns if isinstance(c, CategoricalColumn) and c.of_texts]
 
     def fit(self, frame: pd.DataFrame, where: str = "the training split") -> "TabularEncoder":
@@ -322,10 +322,10 @@ class TabularEncoder:
         return self.features(self.cells(frame, where))
 
     def cells(self, frame: pd.DataFrame, where: str = "the table") -> Cells:
-        """Return what :meth:`features` are made of, of n rows, and note which cells are unknown or missing.
+        """Return the cells of n rows for :meth:`features`, and record which are unknown or missing.
 
         Raises:
-            DataError: as of :meth:`transform`.
+            DataError: as :meth:`transform`.
         """
         if not self.columns:
             raise DataError("TabularEncoder is not fitted: call fit(training_frame) or load_state_dict first.")
@@ -336,7 +336,7 @@ class TabularEncoder:
         places = np.empty((len(self._categorical_columns), len(frame)), dtype=np.int32)
         for column, positions in zip(self._categorical_columns, places, strict=True):
             texts, codes = self._distinct_cells(frame[column.name], where)
-            if not column.of_texts:  # a text among its numbers has made texts of all
+            if not column.of_texts:  # pandas reads all cells as texts if one is
                 texts = [as_value(text) for text in texts]
             positions[:] = column.places(texts)[codes]
             if unknown := int((positions < 0).sum()):
@@ -358,9 +358,9 @@ class TabularEncoder:
 
     def _features(self, cells: Cells) -> Features:
         features: dict[str, list[npt.NDArray[Any]]] = {}
-        # Columns to be standardised all at once: a table may have 100,000 of them.
+        # columns are standardised together: a table may have 100,000 of them
         columns = [column for column in self._numeric_columns if isinstance(column, NumericColumn)]
-        if columns:  # either none of the numbers is cut into bins, or all are
+        if columns:  # either all numeric columns are cut into bins, or none
             values = NumericColumn.filled(columns, cells.numbers)
             standard = NumericColumn.standardised(columns, values)[:, :, None]
             for column, row, feature in zip(columns, values, standard, strict=True):
@@ -382,10 +382,10 @@ class TabularEncoder:
         return [column for column in self.columns if isinstance(column, CategoricalColumn)]
 
     def table(self, cells: Cells, columns: Mapping[str, Tensor]) -> TensorTable:
-        """Return a table with the features ``x`` (n, d) beside other ``columns``, from which batches are gathered.
+        """Return a table with the features ``x`` (n, d) and the other ``columns``, from which batches are gathered.
 
-        Features that would take more than 256 MiB, and four times as much as the cells, are made anew for every batch:
-        a million rows with a thousand pieces of numbers take 4 GB, their cells 0.1 GB.
+        Features that would take more than 256 MiB, and more than four times the memory of the cells, are computed for
+        every batch: a million rows with a thousand features of pieces take 4 GB, their cells 0.1 GB.
         """
         size = 4 * len(cells) * len(self.feature_names)
         if size > max(_MOST_IN_MEMORY, 4 * (cells.numbers.nbytes + cells.places.nbytes)):
@@ -393,21 +393,21 @@ class TabularEncoder:
         return TensorTable({"x": self.features(cells), **columns})
 
     def inputs(self, cells: Cells, rows: Tensor) -> dict[str, Tensor]:
-        """Return the features ``x`` (B, d) of the ``rows`` (B,) of some cells.
+        """Return the features ``x`` (B, d) of the given ``rows`` (B,).
 
         Raises:
-            DataError: if a feature is too large a number for float32.
+            DataError: if a feature is too large for float32.
         """
         x = self.features(cells.take(rows.numpy()))
         require_finite("x", x)
         return {"x": x}
 
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
-        """Yield the features x (B, d) of ``size`` rows after the other, see :meth:`transform`, of a table as read."""
+        """Yield the features x (B, d) of successive blocks of ``size`` rows of a table, see :meth:`transform`."""
         yield from torch.split(self.transform(frame), size)
 
     def remarks(self, rows: int) -> list[str]:
-        """Warnings on the latest table, of ``rows`` rows: what is unknown, unreadable or missing."""
+        """Warnings about unknown, unreadable and missing cells in the latest table, which has ``rows`` rows."""
         unknown = [
             f"{count} of {rows} rows ({count / rows:.0%}) have a value of the column {name!r} that the training split "
             "does not have: they count as of none of its categories"
@@ -429,7 +429,7 @@ class TabularEncoder:
         return [*unknown, *unread, *empty, *(missing if self.imputed and not empty else [])]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything learnt, as lists, dicts, texts and numbers only."""
+        """Return the fitted state as lists, dicts, texts and numbers only."""
         return {
             "missing": self.encoding.missing,
             "quantiles": self.encoding.quantiles,
@@ -441,15 +441,15 @@ class TabularEncoder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another encoder has learnt."""
-        arguments = ("categorical", "missing", "quantiles", "numeric", "pieces")  # older files do not have all
+        """Restore a fitted state."""
+        arguments = ("categorical", "missing", "quantiles", "numeric", "pieces")  # older files lack some
         self.encoding = Encoding(**{name: state[name] for name in arguments if name in state})
         self.columns, self.dates = [_column(column) for column in state["columns"]], list(state.get("dates", ()))
 
     def _with_numbers(self, frame: pd.DataFrame, where: str) -> pd.DataFrame:
-        """Return a table in which dates, and what was said to be numbers, are numbers; note which cells are none."""
+        """Return a table with dates and ``encoding.numeric`` columns as numbers; record cells that are not numbers."""
         for name in self.dates:
-            if is_number(frame[name].dtype) and frame[name].notna().any():  # 20260131 is no day since 1970
+            if is_number(frame[name].dtype) and frame[name].notna().any():  # such as 20260131, which is not in days
                 raise DataError(
                     f"Column {name!r} held dates in the training split but is {frame[name].dtype} in {where}, with "
                     f"cells such as {frame[name].dropna().iloc[0]}. Write dates as 2026-01-31."
@@ -461,7 +461,7 @@ class TabularEncoder:
         return table
 
     def _standardised(self, names: Sequence[str], values: FloatArray) -> list[NumericColumn]:
-        """Columns of numbers, ``values`` (k, n), cut into pieces where ``pieces`` is more than 1."""
+        """Fit numeric columns, ``values`` (k, n), with pieces and, for dates, periods."""
         finite = [row[np.isfinite(row)] for row in values]
         ends = ends_of_pieces(finite, self.encoding.pieces, values.shape[1])
         columns = zip(NumericColumn.fit(names, values), ends, finite, strict=True)
@@ -471,7 +471,7 @@ class TabularEncoder:
         ]
 
     def _numbers(self, frame: pd.DataFrame, names: list[str], where: str) -> FloatArray:
-        """Return columns of numbers, shape (k, n): each is contiguous, and its mean the same in any company."""
+        """Return numeric columns (k, n); each is contiguous, so that its mean does not depend on the other columns."""
         cells = frame[names]
         for name, kind in zip(names, cells.dtypes, strict=True):
             if not is_number(kind):
@@ -490,14 +490,14 @@ class TabularEncoder:
         return values
 
     def _distinct_cells(self, column: pd.Series, where: str) -> tuple[list[str], npt.NDArray[np.intp]]:
-        """Return the distinct cells as text, and which of them stands in every row, (n,)."""
+        """Return the distinct cells as texts, and for every row the position of its cell among them, (n,)."""
         codes, texts = distinct_texts(column)
         missing = codes < 0
         self._refuse(pd.DataFrame({column.name: missing}, column.index), "missing", "a category of their own", where)
-        return ([*texts, MISSING] if missing.any() else texts), codes  # of a missing cell -1: the last one
+        return ([*texts, MISSING] if missing.any() else texts), codes  # the code -1 of a missing cell is the last text
 
     def _refuse(self, marked: pd.DataFrame, fault: str, cure: str, where: str) -> None:
-        """Refuse the first column in which a cell is marked, or note what is imputed."""
+        """Refuse the first column with a marked cell or, with ``missing="impute"``, record the rows."""
         if not marked.any(axis=None):
             return
         if self.encoding.missing == "impute":
@@ -517,17 +517,18 @@ class TabularEncoder:
 def with_numbers(
     frame: pd.DataFrame, numeric: Sequence[str], encoding: Encoding, where: str = "the table"
 ) -> pd.DataFrame:
-    """Return a table in which the columns ``numeric`` are numbers, whatever type they were read as.
+    """Return a table in which the columns ``numeric`` are converted to numbers.
 
     Raises:
-        DataError: if a cell is no number, and missing cells are refused, or more than a tenth of them are no numbers.
+        DataError: if a cell is no number and missing cells are refused, or if more than a tenth of a column's cells are
+            no numbers.
     """
     others = [name for name in numeric if not pd.api.types.is_numeric_dtype(frame[name].dtype)]
     return with_columns(frame, {name: _as_numbers(frame[name], encoding, where) for name in others})
 
 
 def dates_of(frame: pd.DataFrame, others: Collection[str] = ()) -> list[str]:
-    """Return the columns, beside ``others`` ones, of that type, or of texts most of which are dates of ISO 8601."""
+    """Return the columns, except ``others``, of dates or of texts that are mostly dates of ISO 8601."""
     return [str(name) for name in frame.columns if name not in others and _are_dates(frame[name])]
 
 
@@ -536,7 +537,7 @@ def _are_dates(column: pd.Series) -> bool:
         return True
     if is_number(column.dtype):
         return False
-    counts = column.value_counts(sort=False)  # of the distinct cells, in order: a million cells may be a dozen words
+    counts = column.value_counts(sort=False)  # distinct cells: a million cells may be a dozen words
     cells = counts.index.to_series()
     if not len(cells) or not isinstance(cells.iloc[0], str | date):
         return False
@@ -548,12 +549,12 @@ def _are_dates(column: pd.Series) -> bool:
 
 
 def _periods(days: FloatArray) -> list[float]:
-    """What dates, in days since 1970, may come back in: the year, the week, and with times the day."""
+    """Periods, in days, of dates in days since 1970: the year, the week and, if there are times, the day."""
     return [_YEAR, 7.0, *([1.0] if (days % 1 != 0).any() else [])]
 
 
 def unread(frame: pd.DataFrame, converted: pd.DataFrame, numeric: Sequence[str]) -> dict[str, list[int]]:
-    """Return the positions of the filled cells of each of the columns ``numeric`` that :func:`with_numbers` lost."""
+    """Return for each column ``numeric`` the positions of filled cells that :func:`with_numbers` could not convert."""
     lost = {name: (converted[name].isna() & frame[name].notna()).to_numpy().nonzero()[0].tolist() for name in numeric}
     return {name: rows for name, rows in lost.items() if rows}
 
@@ -563,7 +564,7 @@ def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
         return _days(column)
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         return _days(_since_1970(column))
-    column = column.astype(object)  # categories, too
+    column = column.astype(object)  # also for pandas' categories
     kind = "numbers" if str(column.name) in encoding.numeric else "dates"
     numbers = pd.to_numeric(column, errors="coerce").astype(np.float64)
     if kind == "dates" or numbers.isna().all():
@@ -584,9 +585,9 @@ def _as_numbers(column: pd.Series, encoding: Encoding, where: str) -> pd.Series:
 
 
 def _since_1970(dates: pd.Series) -> pd.Series:
-    """Durations since then; missing of what is no date."""
+    """Durations since 1970; missing for cells that are no date."""
     if not pd.api.types.is_datetime64_any_dtype(dates.dtype):
-        dates = dates.where(dates.astype(str).str.match(_STARTS_AS_DATE))  # pandas knows "now" and "today", too
+        dates = dates.where(dates.astype(str).str.match(_STARTS_AS_DATE))  # pandas accepts "now" and "today", too
     parsed = pd.to_datetime(dates, utc=True, format="ISO8601", errors="coerce")
     since: pd.Series = parsed - pd.Timestamp(0, tz="UTC").as_unit(parsed.dt.unit)  # 9999-12-31 has no nanoseconds
     return since
@@ -604,7 +605,7 @@ def cells_of(column: pd.Series, marked: pd.Series) -> str:
 
 
 def _column(state: Mapping[str, Any]) -> Column:
-    """Rebuild a column from its fields, of which each kind has one of its own, but for that which is standardised."""
+    """Rebuild a column from its fields; ``categories`` and ``edges`` identify their kinds, others are standardised."""
     if "edges" in state:
         return BinnedColumn(**state)
     return CategoricalColumn(**state) if "categories" in state else NumericColumn(**state)

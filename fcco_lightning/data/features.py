@@ -1,4 +1,4 @@
-"""Features of columns of numbers for a network, fitted on the training split only."""
+"""Features of numeric columns for a network, fitted on the training split only."""
 
 from typing import Any, Self
 
@@ -12,22 +12,23 @@ from fcco_lightning.errors import ConfigError
 
 
 class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    r"""Columns of numbers, each followed by how much of every piece of its range lies below the value.
+    r"""Standardises numeric columns and adds piecewise linear features for the pieces of their ranges.
 
-    A column that is constant becomes 0, so that another value, of which nothing was learnt, changes no score.  One of 0
-    and 1 keeps its size: divided by its small deviation, that of a rare category would outweigh all others.  Any other
-    becomes ``(x - mean) / deviation``, and, where there are pieces ``[a_k, a_{k+1}]``, beside it
+    A constant column becomes 0, so that values that were not seen in training do not change the score.  A column of 0
+    and 1 is centred but not scaled: divided by its small deviation, a rare category would outweigh all others.  Any
+    other becomes ``(x - mean) / deviation`` and, for every piece ``[a_k, a_{k+1}]`` of its range, the share of the
+    piece below x,
 
     .. math:: \min\{1, \max\{0, (x - a_k) / (a_{k+1} - a_k)\}\},
 
-    so that a layer of weights is any function of the column that is linear on each piece: perceptrons learn steps and
+    so that a linear layer can represent every function that is linear on each piece; perceptrons learn steps and
     bends badly from the number alone (Gorishniy, Rubachev and Babenko, *On Embeddings for Numerical Features in Tabular
-    Deep Learning*, NeurIPS 2022, Section 3.2).  The ends a_k are
-    those of :func:`~fcco_lightning.data.pieces.ends_of_pieces`.
+    Deep Learning*, NeurIPS 2022, Section 3.2).  The ends a_k are computed by
+    :func:`~fcco_lightning.data.pieces.ends_of_pieces`.
 
     Args:
-        pieces: number of pieces for each of the two kinds of quantiles; 1 for none; "auto" for one piece for every 500
-            samples, at most 48, and about 512 of all columns together.  A sparse matrix has none.
+        pieces: number of pieces for each of the two kinds of quantiles; 1 for none; "auto" for one piece per 500
+            samples, at most 48, and about 512 in all columns together.  A sparse matrix has none.
 
     Attributes:
         ends_: the ends a_k of the pieces, in increasing order, for every column that has some.
@@ -60,12 +61,12 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def columns(self) -> list[int]:
-        """The number of the column of X that each feature is made of."""
+        """For every feature the number of its column of X."""
         pieces = [j for j, ends in self.ends_.items() for _ in ends[1:]]
         return [*range(len(self._scaler.scale_)), *pieces]
 
     def transform(self, X: Any) -> FloatArray:
-        """Return the features of ``X`` (n, d): an array, of as many columns again as there are pieces."""
+        """Return the features of ``X`` (n, d), an array or a sparse matrix, as an array (n, d + number of pieces)."""
         if sparse.issparse(X) and not self._scaler.with_mean:
             return np.asarray(self._scaler.transform(X).toarray(), dtype=np.float64)
         X = np.asarray(X.toarray() if sparse.issparse(X) else X, dtype=np.float64)
@@ -74,7 +75,7 @@ class PiecewiseFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _indicators(X: Any) -> Any:
-    """Which columns hold 0 and 1 only, shape (d,)."""
+    """Whether a column holds only 0 and 1, shape (d,)."""
     if not sparse.issparse(X):
         return ((X == 0) | (X == 1)).all(0)
     others = X.indices[(X.data != 0) & (X.data != 1)]
@@ -82,6 +83,6 @@ def _indicators(X: Any) -> Any:
 
 
 def _constant(X: Any) -> Any:
-    """Which columns hold one number only, shape (d,)."""
+    """Whether a column holds only one number, shape (d,)."""
     low, high = X.min(0), X.max(0)
     return (low == high) if not sparse.issparse(X) else (low.toarray() == high.toarray())[0]

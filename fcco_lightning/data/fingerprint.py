@@ -1,4 +1,4 @@
-"""What identifies a training split, so that a checkpoint is never continued on other rows."""
+"""Fingerprints of a training split, by which a checkpoint is never resumed on other data."""
 
 import hashlib
 import warnings
@@ -22,27 +22,27 @@ from fcco_lightning.errors import DataError
 
 _TIMES = "modification times"
 _AT_ONCE = 256  # columns that are copied together
-_LOOKED_AT = 64  # images whose contents stand for a data set without file names
-_NAMED = 5  # classes or groups of a message
+_LOOKED_AT = 64  # images whose contents identify a data set without file names
+_NAMED = 5  # classes or groups that a message lists
 
 
 def fingerprint(columns: Mapping[str, Tensor], names: Sequence[str], contents: Mapping[str, str]) -> dict[str, Any]:
-    """Return the number of rows, a digest of names and of the order of all labels, groups and further columns (n,).
+    """Return the number of rows n, the ``contents``, and a digest of ``names`` and of all ``columns`` (n,) in order.
 
-    The ``contents`` are digests of the network's inputs by their names, see :func:`contents_of`.
+    The ``contents`` are digests of the network's inputs by name, see :func:`contents_of`.
     """
     digest = hashlib.sha256("\n".join(names).encode())
-    # Labels and groups, not features: integers hash the same on every platform, standardised floats may not.
+    # labels and groups, not features: standardised floats may differ from platform to platform
     for name in sorted(columns.keys() - {"index"}):
         digest.update(name.encode() + bytes(_portable(columns[name])))
     return {"rows": len(columns["index"]), "digest": digest.hexdigest()[:16], "contents": dict(contents)}
 
 
 def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
-    """Return column -> digest of its cells in their order, which takes about a second for each GB.
+    """Return column -> digest of its cells in order, which takes about a second per GB.
 
-    The numbers of a table are not yet standardised, so that they are the same on every platform, and a number is the
-    same as int and as float.  Of tensors the column ``index`` is left out.
+    The numbers of a table must not be standardised, so that digests agree on all platforms; a number has the same
+    digest as int and as float.  The column ``index`` of tensors is left out.
     """
     if isinstance(columns, Mapping):
         return {name: _short(_portable(column)) for name, column in columns.items() if name != "index"}
@@ -59,10 +59,10 @@ def contents_of(columns: pd.DataFrame | Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def contents_of_images(images: Any, what: str, root: str | PathLike[str] = "") -> dict[str, str]:
-    """Return digests that tell images, called ``what``, apart from others without decoding any.
+    """Return digests that identify images, called ``what``, without decoding any.
 
-    Of files these are their names from the folder that they are read from, ``root`` or that of the images, their sizes
-    and the times they were modified last; of pixels in memory all; of other data sets the contents of 64 images.
+    For files they cover the names relative to ``root`` (or to their common folder), the sizes and the times of the last
+    modification; for pixels in memory, all pixels; for other data sets, the contents of 64 images.
     """
     files = files_of(FilesIn(images, root))
     if files is not None:
@@ -101,14 +101,14 @@ def require_same(
     allow_changed: bool | None = None,
     option: str = "allow_changed (--data.allow_changed true)",
 ) -> None:
-    """Check that a checkpoint was trained on the split that is here, as far as its fingerprint ``stored`` knows.
+    """Require that the fingerprint ``stored`` in a checkpoint agrees with the ``present`` one.
 
-    Files that were modified at another time, but have the same names and sizes, are only warned of: a copy is such.
-    With ``allow_changed`` all differences are only warned of; None says that this is not to choose.  ``option`` is how
-    it is given.
+    Files with the same names and sizes but other times of modification only cause a warning, since copies are such.
+    With ``allow_changed`` all differences only cause a warning; None if there is no such option.  ``option`` is its
+    name in the message.
 
     Raises:
-        DataError: naming what differs, and the arguments that identify a split.
+        DataError: naming the differences, and the arguments that identify a split.
     """
     different = [
         _difference(name, stored[name], present[name])
@@ -136,10 +136,10 @@ def require_same(
 def require_same_where_known(
     stored: Mapping[str, Any], present: Mapping[str, Any], *, allow_changed: bool = False
 ) -> None:
-    """As :func:`require_same`, of data in a user's own loaders, where only what both descriptions hold is compared.
+    """Do the same as :func:`require_same` for the user's own loaders, comparing only keys that both fingerprints have.
 
     Raises:
-        DataError: naming what differs.
+        DataError: naming the differences.
     """
     shared = sorted(stored["contents"].keys() & present["contents"].keys())
     old, new = ({**d, "contents": {n: d["contents"][n] for n in shared}} for d in (stored, present))
@@ -147,7 +147,7 @@ def require_same_where_known(
 
 
 def contents_of_samples(samples: Sequence[Any]) -> str:
-    """Return a digest of samples as a data set gives them, by their tensors, arrays, images, numbers and texts."""
+    """Return a digest of samples of a data set from their tensors, arrays, images, numbers and texts."""
     return digest_of(
         identity_of(_bytes_of(leaf))
         for leaf in pytree.tree_leaves(samples)
@@ -162,14 +162,14 @@ def _bytes_of(leaf: Any) -> Any:
 
 
 def _difference(name: str, stored: Any, present: Any) -> str:
-    if isinstance(present, list):  # of names, which may be hundreds
+    if isinstance(present, list):  # lists of names may be long
         first = next(i for i, (a, b) in enumerate(zip_longest(stored, present)) if a != b)
         name, stored, present = f"{name} from number {first} on", stored[first:][:_NAMED], present[first:][:_NAMED]
     return f"{name}: {stored} there, {present} here"
 
 
 def _portable(column: Tensor) -> NDArray[Any]:
-    """The numbers as they are the same on every platform, in one piece of memory."""
+    """The numbers in a representation that is the same on all platforms, contiguous in memory."""
     kind, order = (torch.float32, "<f4") if column.is_floating_point() else (torch.int64, "<i8")
     return column.contiguous().to(kind).numpy().astype(order, copy=False)
 
@@ -179,7 +179,7 @@ def _short(content: Any) -> str:
 
 
 def files_of(images: Any) -> list[tuple[str, Path]] | None:
-    """Return names and paths of images that are files; None of anything else, or where reading names takes long."""
+    """Return names and paths if the images are files; None if they are not, or if listing them would take long."""
     if isinstance(images, ConcatDataset):
         parts = [files_of(part) for part in images.datasets]
         return None if None in parts else [file for part in parts if part is not None for file in part]
@@ -195,7 +195,7 @@ def files_of(images: Any) -> list[tuple[str, Path]] | None:
 
 
 def _stat(path: Path) -> tuple[int, int]:
-    """Size and time of modification in ns; of a file that is missing -1."""
+    """Size in bytes and time of modification in ns; -1 for a missing file."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""How the rows of a table become groups: by the joint values of some of its columns."""
+"""Groups of the rows of a table, defined by combinations of the values of some columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,13 @@ OTHER = "other"
 
 @dataclass(frozen=True)
 class GroupBy:
-    """A column and the parts its cells are put into; without further arguments every value is a part.
+    """A column and a partition of its values; without further arguments every value is a part.
 
     Args:
-        column: its name.
-        bins: ascending edges that cut a column of numbers: [30, 45] gives the parts "<=30", "(30,45]" and ">45".
-        values: cell -> part; cells that share a part are one.  Whole numbers are written "1", also where the cells are
-            floats.
-        other: part of the cells that ``values`` does not mention; None refuses them.
+        column: name of the column.
+        bins: ascending edges that cut a numeric column: [30, 45] gives the parts "<=30", "(30,45]" and ">45".
+        values: value -> name of its part.  Whole numbers are written "1", even if the cells are floats.
+        other: part of the values that ``values`` does not mention; None refuses them.
 
     Raises:
         ConfigError: if ``bins`` and ``values`` are both given, ``bins`` is empty or not ascending, ``values`` is empty,
@@ -62,10 +61,10 @@ class GroupBy:
 
     @classmethod
     def of(cls, rule: "str | Mapping[str, Any] | GroupBy") -> "GroupBy":
-        """Return ``given`` as it is, or made from a column's name or from the arguments as a mapping.
+        """Return ``rule`` if it is a ``GroupBy``, else one made from a column's name or a mapping of arguments.
 
         Raises:
-            ConfigError: if a mapping lacks ``column`` or holds anything else, or ``given`` is of another type.
+            ConfigError: if a mapping lacks ``column`` or has unknown keys, or ``rule`` is of another type.
         """
         if isinstance(rule, cls):
             return rule
@@ -80,11 +79,11 @@ class GroupBy:
         return cls(**rule)
 
     def read(self, frame: pd.DataFrame, where: str) -> pd.Series:
-        """Return the part of every row of ``frame`` as text, n of them.
+        """Return the part of every row of ``frame`` as text, shape (n,).
 
         Args:
             frame: n rows.
-            where: what it is, for messages.
+            where: name of the table in messages.
 
         Raises:
             DataError: if the column is absent or has missing cells, ``bins`` is given for anything but numbers, or a
@@ -106,7 +105,7 @@ class GroupBy:
         return text if self.values is None else self._renamed(text, where)
 
     def place(self, part: str) -> int | str:
-        """What parts are sorted by: bins from low to high, anything else as text."""
+        """Return the sort key of a part: bins are sorted from low to high, other parts as texts."""
         return part if self.bins is None else bin_names(self.bins).index(part)
 
     def require_values(self, frame: pd.DataFrame, where: str) -> None:
@@ -135,14 +134,14 @@ class GroupBy:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which columns define the groups of a table, and what becomes of small ones; :class:`Grouping` does it.
+    """Which columns define the groups of a table, and how small groups are treated; applied by :class:`Grouping`.
 
     Args:
         by: the columns: names, :class:`GroupBy`, or mappings with its arguments.
-        min_size: number of rows that make a group, counted where groups are decided.
-        small: what becomes of smaller ones: "drop" leaves their rows out, "error" refuses them, "merge" makes one group
-            "other" of them all, whatever its size.
-        as_features: whether the columns of ``by`` other than the label are features of a table too.
+        min_size: smallest number of rows of a group in the table that defines the groups.
+        small: treatment of smaller groups: "drop" leaves their rows out, "error" refuses them, "merge" unites them in
+            one group "other" of any size.
+        as_features: whether the columns of ``by``, except the label, are also features.
 
     Raises:
         ConfigError: if ``by`` is empty, malformed or names a column twice, or another argument is out of range.
@@ -162,23 +161,23 @@ class Groups:
 
     @property
     def parts(self) -> list[GroupBy]:
-        """The columns with the parts that their cells are put into."""
+        """The columns with the partitions of their values."""
         return [GroupBy.of(rule) for rule in list_of("groups.by", self.by)]
 
 
 class Grouping:
-    """Groups of rows: the combinations of the parts of several columns that occur often enough.
+    """Groups of rows: the combinations of parts of several columns that occur at least ``min_size`` times.
 
     Groups are named "income=>50K, sex=Male", and numbered in the order of their parts, the last column fastest.
 
     Args:
-        groups: the columns, and what becomes of small groups.
+        groups: the columns, and the treatment of small groups.
 
     Attributes:
         by: the columns with their parts.
         names: names of the G groups.
         unseen: names of the groups G, G + 1, ... that :meth:`number_unseen` found.
-        left_out: combinations that were too small -> their rows in the table of the fit (merged ones included).
+        left_out: name of a combination that was too small, or merged -> its number of rows in the fit.
 
     Example:
         >>> frame = pd.DataFrame({"sex": ["M", "F", "M"], "age": [20, 50, 60]})
@@ -202,7 +201,7 @@ class Grouping:
         return [part.column for part in self.by]
 
     def fit(self, frame: pd.DataFrame, where: str = "the table") -> "Grouping":
-        """Decide the groups on ``frame``, which is called ``where`` in messages, and return self.
+        """Define the groups by ``frame``, which is called ``where`` in messages, and return self.
 
         Raises:
             DataError: if a column cannot be read (see :meth:`GroupBy.read`), a value to be renamed does not occur, a
@@ -221,19 +220,19 @@ class Grouping:
         return self
 
     def know(self, names: Sequence[str]) -> None:
-        """Take over the names of the groups that were decided on another table."""
+        """Set the names of groups that were defined by another table."""
         self.names, self._merged = [*names], self.small == "merge" and OTHER in names
 
     def number_unseen(self, frames: Mapping[str, pd.DataFrame]) -> None:
-        """Number the combinations that only these tables have, not the one of the fit, from G on, sorted by name."""
-        if self._merged:  # they are of the group "other"
+        """Number the combinations in these tables that the table of the fit lacks, from G on, sorted by name."""
+        if self._merged:  # they belong to the group "other"
             return
         cells = pd.concat([self._cells(frame, where) for where, frame in frames.items()]).drop_duplicates()
         names = {self._name(cell) for cell in cells.itertuples(index=False, name=None)}
         self.unseen = sorted(names - {*self.names, *self.left_out})
 
     def assign(self, frame: pd.DataFrame, where: str = "the table") -> Tensor:
-        """Return the group of every row, shape (n,), int64 in 0..G-1 or a number of ``unseen``; -1 for rows of none.
+        """Return the group of every row, shape (n,), int64 in 0..G-1, or of ``unseen``; -1 for rows without a group.
 
         Raises:
             DataError: if it is not fitted, or a column cannot be read (see :meth:`GroupBy.read`).

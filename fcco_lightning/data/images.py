@@ -1,4 +1,4 @@
-"""Images that are decoded when a batch asks for them."""
+"""Tables of images that are decoded when a batch is drawn."""
 
 import copy
 import io
@@ -41,7 +41,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Images(Protocol):
-    """n images by position: a list of paths, the pixels of all, or anything else with these two methods."""
+    """n images by position: a list of paths, an array of pixels, or any object with these two methods."""
 
     def __len__(self) -> int: ...
 
@@ -53,26 +53,26 @@ class ImageTable(TensorTable):
 
     Args:
         images: n images, each a path, the bytes of a file, a dict with ``bytes`` or ``path`` (as ``datasets`` stores
-            them), a PIL image, or its pixels, grey (H, W) or coloured (H, W, 3), uint8.  They are turned as their EXIF
-            data say and converted to RGB; grey ones of 16 bits are divided by 257, so that 65535 is white.  Only
-            regular files are opened: no pipe or device, which may never end.
+            them), a PIL image, or its pixels, grey (H, W) or coloured (H, W, 3), uint8.  They are rotated by their EXIF
+            data and converted to RGB; grey images of 16 bits are divided by 257, so that 65535 is white.  Only
+            regular files are opened, since reading a pipe or device may never end.
         columns: name -> tensor with first dimension n, for example ``y`` (n,) int64 and ``group`` (n,) int64.
         transform: PIL image in RGB -> float32 tensor of shape (3, H, W), see :func:`image_transform`.
-        seed: what random transforms depend on, together with the epoch and the position; None for transforms that
-            draw nothing.
-        corrupt: "error" refuses images that are missing or unreadable, "blank" puts black ones in their place, "skip"
+        seed: seed of random transforms, which depend on it, the epoch and the position; None for transforms without
+            random numbers.
+        corrupt: "error" refuses images that are missing or unreadable, "blank" replaces them by black images, "skip"
             leaves them out of their batch, which gets shorter.  The latter two count them in :attr:`num_corrupt`, warn
-            at the first, and refuse more than a tenth of all.
+            at the first one, and refuse more than a tenth of all images.
         views: 2 gives a second random view of every image, as the column ``x2``.
-        most_pixels: images of more pixels are not decoded; PIL itself refuses those of more than 179 million.
-        after: what is done to every view of an image after the transform: position, (3, H, W) -> (3, H, W); None for
-            nothing.
-        evaluation: the transform of :meth:`plain`, which draws nothing; None for ``transform``.
-        option: what ``corrupt`` is called where the table is used, for messages.
-        alternatives: what it may be there instead of "error", likewise.
+        most_pixels: largest number of pixels of an image that is decoded; PIL refuses more than 179 million itself.
+        after: function of the position and a view (3, H, W) that is applied after the transform and returns (3, H, W);
+            None for none.
+        evaluation: the transform of :meth:`plain`, without random numbers; None for ``transform``.
+        option: name of ``corrupt`` in messages, where the table is part of something else.
+        alternatives: the values besides "error" that messages recommend.
 
     Raises:
-        ConfigError: if ``corrupt`` is none of these.
+        ConfigError: if ``corrupt`` is another word.
         DataError: if a column does not have n rows.
 
     Example:
@@ -112,32 +112,32 @@ class ImageTable(TensorTable):
         self.views = views
         self.most_pixels = at_least("most_pixels", most_pixels, 1)
         self.after = after
-        # In shared memory: workers that outlive an epoch must see the next one, and report unreadable images back.
+        # in shared memory: persistent workers must see the next epoch, and report unreadable images to this process
         self._epoch = _shared(torch.zeros((), dtype=torch.int64))
         self._corrupt = _shared(torch.zeros(len(images), dtype=torch.bool))
 
     @property
     def epoch(self) -> int:
-        """The epoch that random transforms depend on."""
+        """The epoch on which random transforms depend."""
         return int(self._epoch)
 
     @property
     def num_corrupt(self) -> int:
-        """Images found unreadable and replaced or left out so far, by all workers of this process together."""
+        """Number of images replaced or left out so far as unreadable, by all workers of this process together."""
         return len(self.corrupt_rows)
 
     @property
     def corrupt_rows(self) -> list[int]:
-        """Their positions."""
+        """Positions of the images that were found unreadable."""
         rows: list[int] = self._corrupt.nonzero().flatten().tolist()
         return rows
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that random transforms depend on; ``ResumableLoader`` calls it."""
+        """Set the epoch on which random transforms depend; ``ResumableLoader`` calls this."""
         self._epoch.fill_(at_least("epoch", epoch, 0))
 
     def plain(self) -> Self:
-        """Return a view of the same images and columns as they are evaluated, in epoch 0 always."""
+        """Return a table of the same images and columns with the transform of evaluation, always in epoch 0."""
         view = copy.copy(self)
         view.transform, view.seed, view.views = self.evaluation, None, 1
         view._epoch = _shared(torch.zeros((), dtype=torch.int64))
@@ -146,11 +146,11 @@ class ImageTable(TensorTable):
     def __getitem__(self, i: int) -> dict[str, Tensor]:
         """Return sample ``i``: ``x`` (3, H, W) float32 and every column without its first dimension.
 
-        With a ``seed`` the same (seed, epoch, i) gives the same image, in any worker and after any other samples; the
-        global random states stay as they are.
+        With a ``seed`` the image is a function of (seed, epoch, i), in every worker and in any order of samples; global
+        random states do not change.
 
         Raises:
-            DataError: if the image is missing or unreadable and not to be replaced, naming its row and file.
+            DataError: if the image is missing or unreadable and is not replaced; it names the row and file.
         """
         i = range(len(self))[i]
         batch = self._batch([i])
@@ -179,7 +179,7 @@ class ImageTable(TensorTable):
         if not samples:
             return None
         rows, pixels = zip(*samples, strict=True)
-        # in a worker torch's own function stacks into shared memory, from where no copy is made
+        # in a worker, torch's default_collate stacks into shared memory, which saves a copy
         stacked = zip(("x", "x2"), zip(*pixels, strict=True), strict=False)
         return {name: default_collate(list(view)) for name, view in stacked} | self._columns_of(rows)
 
@@ -201,7 +201,7 @@ class ImageTable(TensorTable):
         stored = self.images[i]
         try:
             return _decoded(stored, self.most_pixels)
-        except Exception as error:  # PIL's decoders raise almost any kind
+        except Exception as error:  # PIL's decoders raise errors of many classes
             unreadable = f"Row {i}: the image {_name_of(stored)} cannot be read ({type(error).__name__}: {error})"
             if self.corrupt == "error":
                 ways = ", or ".join(f"{way!r} to {_FATES[way]}" for way in self.alternatives)
@@ -226,7 +226,7 @@ class ImageTable(TensorTable):
 
 
 class DatasetColumn:
-    """A column of a ``datasets.Dataset`` that is read cell by cell, with images left undecoded.
+    """A column of a ``datasets.Dataset`` that is read cell by cell, without decoding images.
 
     Args:
         dataset: the data set.
@@ -239,7 +239,7 @@ class DatasetColumn:
         column, _, self.field = (name, "", "") if name in dataset.column_names else name.partition(".")
         self.name, self.dataset = column, dataset.select_columns([column])
         if isinstance(dataset.features[column], datasets.Image):
-            # ImageTable decodes all kinds of images the same way, and can then name the file that fails.
+            # left to ImageTable, which decodes all kinds of images alike and names the file that fails
             self.dataset = self.dataset.cast_column(column, datasets.Image(decode=False))
 
     def __len__(self) -> int:
@@ -257,10 +257,10 @@ class DatasetColumn:
 
 
 class FilesIn:
-    """Images whose paths, if they are paths, start from a folder; they may lead out of it only if that is allowed.
+    """Images whose paths are relative to a folder, and lead out of it only with ``allow_outside``.
 
     Raises:
-        DataError: when an image is requested that lies elsewhere and must not.
+        DataError: when an image outside of the folder is requested and not allowed.
     """
 
     def __init__(self, images: Any, folder: str | PathLike[str], *, allow_outside: bool = True) -> None:
@@ -274,7 +274,7 @@ class FilesIn:
     def __getitem__(self, i: int) -> Any:
         stored = self.images[i]
         path = stored
-        if isinstance(stored, Mapping):  # as tables keep images: their bytes, or where they lie
+        if isinstance(stored, Mapping):  # {"bytes": ..., "path": ...}
             path = stored.get("path") if stored.get("bytes") is None else None
         if not isinstance(path, str):
             return stored
@@ -284,11 +284,11 @@ class FilesIn:
 
 
 def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, DatasetColumn]:
-    """Read a data set of the kinds :data:`_ACCEPTED` with an image column, without decoding anything.
+    """Read a data set of one of the kinds :data:`_ACCEPTED` with an image column, without decoding images.
 
     Returns:
-        The other columns, and the images of the same rows.  If the source has several splits they follow each other,
-        and the column ``split`` names them ("validation" as "val").
+        The other columns, and the images of the same rows.  Several splits are concatenated, and named in the column
+        ``split`` ("validation" as "val").
 
     Raises:
         DataError: if the source is missing, unreadable, of another kind, or lacks the column.
@@ -308,13 +308,13 @@ def read_image_dataset(source: Any, image_column: str) -> tuple[pd.DataFrame, Da
 
 
 def _opened(source: str) -> Any:
-    """What ``datasets`` makes of a .parquet file, a folder or a hub id."""
+    """Open a .parquet file, a folder or a hub id with ``datasets``."""
     if not source.endswith(".parquet"):
         return open_dataset(source, "source", _ACCEPTED, None)
     import datasets  # noqa: PLC0415  (slow to import, and only needed here)
     import pyarrow.parquet  # noqa: PLC0415
 
-    try:  # not Dataset.from_parquet, which copies the file to a cache outside the project
+    try:  # Dataset.from_parquet would copy the file to a cache
         return datasets.Dataset(pyarrow.parquet.read_table(source))
     except (OSError, ValueError) as error:
         raise DataError(f"source={source!r} is not a readable .parquet file: {error}.") from error
@@ -325,13 +325,13 @@ class ImageTransform:
     """How images become tensors, by :func:`image_transform`.
 
     Args:
-        size: number of pixels S of a side.
-        mean: what is subtracted of the three channels, with values in [0, 1]; None for ImageNet's.
-        std: what they are divided by; None for ImageNet's.
+        size: side of the resulting images in pixels.
+        mean: means of the three channels, for values in [0, 1], which are subtracted; None for ImageNet's.
+        std: standard deviations of the three channels, which divide; None for ImageNet's.
         crop_pct: side of the centre crop as a share of the shorter side, in (0, 1].
-        augment: random crops, flips and colours in training as timm makes them by default; a mapping changes arguments
-            of ``timm.data.create_transform``, such as ``{"scale": [0.7, 1.0], "color_jitter": 0.0}``; False trains on
-            what is evaluated.
+        augment: whether training images get timm's default random crops, flips and colours; a mapping changes arguments
+            of ``timm.data.create_transform``, such as ``{"scale": [0.7, 1.0], "color_jitter": 0.0}``; with False they
+            are transformed as in evaluation.
         views: 2 gives training batches a second random view of every image, as the column ``x2``, for contrastive
             losses; it needs ``augment``.
 
@@ -352,7 +352,7 @@ class ImageTransform:
             raise ConfigError("transform.views=2 without augmentation: both views would be equal. Set augment: true.")
 
     def made(self, *, random: bool) -> Callable[[Any], Tensor]:
-        """Return what images are trained with, if ``random``, or evaluated with."""
+        """Return the transform of training, if ``random``, or of evaluation."""
         mean, std = self.mean or IMAGENET_MEAN, self.std or IMAGENET_STD
         augment = self.augment if random else False
         return image_transform(self.size, mean, std, crop_pct=self.crop_pct, augment=augment)
@@ -360,22 +360,22 @@ class ImageTransform:
 
 @dataclass(frozen=True)
 class ImageNoise:
-    """Gaussian noise on the pixels whose mean differs from image to image, and is a column that groups can name.
+    """Gaussian noise on pixels whose mean differs from image to image and is a column by which groups can be defined.
 
-    Every image has one of the means, by chance and as evenly as can be, and noise of its own that is the same whenever
-    the image is read, for training or evaluation.  To every number ``mean + sqrt(variance) z`` is added, z standard
-    normal, after resizing and before standardising, where values lie in [0, 1]; they are not cut off there.
+    The means are assigned to the images at random and as evenly as possible; the noise of an image is the same whenever
+    it is read, in training and evaluation.  ``mean + sqrt(variance) z``, z standard normal, is added to every value
+    after resizing and before standardising, where values lie in [0, 1]; the sum is not clipped.
 
     Args:
         means: the means; None for -0.08, -0.06, ..., 0.1.
         variance: >= 0.
         column: name of the column with every image's mean.
-        seed: equal seeds give equal noise, a whole number >= 0.
+        seed: seed of the noise and of the assignment, a whole number >= 0.
 
     Raises:
-        ConfigError: if a number is out of range, or there are no means or equal ones.
+        ConfigError: if a number is out of range, or means are absent or not distinct.
     Source: ALEXR paper, G.1.1, where 10 means times 16 cells make the 160 groups of CelebA; the paper does not say
-        where in the preparation of the images noise is added, and how it is dealt out.
+        at which step noise is added, and how the means are assigned.
     """
 
     means: list[float] | None = None
@@ -397,18 +397,18 @@ class ImageNoise:
         return [(2 * k - 8) / 100 for k in range(10)] if self.means is None else self.means
 
     def kinds(self, count: int) -> NDArray[np.int64]:
-        """Which of the means each of ``count`` images has, (count,)."""
+        """For each of ``count`` images the number of its mean, (count,)."""
         return np.random.default_rng(self.seed).permutation(np.arange(count) % len(self.levels))
 
     def added(
         self, rows: NDArray[np.int64], count: int, std: Sequence[float] | None
     ) -> Callable[[int, Tensor], Tensor]:
-        """Return what adds its noise to image ``i``, (3, H, W), of a table.
+        """Return the function that adds noise to a view (3, H, W) of image ``i`` of a table, see :class:`ImageTable`.
 
         Args:
-            rows: which of all images the table has, (n,).
+            rows: positions of the table's images among all images, (n,).
             count: number of all images.
-            std: what the three channels were divided by; None for ImageNet's.
+            std: standard deviations by which the three channels were divided; None for ImageNet's.
         """
         means = np.array(self.levels)[self.kinds(count)[rows]]
         return partial(self._add, rows, means, torch.tensor(std or IMAGENET_STD)[:, None, None])
@@ -421,7 +421,7 @@ class ImageNoise:
 
 
 def augmentation(name: str, value: bool | dict[str, Any]) -> bool | dict[str, Any]:
-    """Return ``value`` if it says how images are augmented, else raise :class:`ConfigError` naming the argument."""
+    """Return ``value`` if it is a bool or a mapping, else raise :class:`ConfigError` naming the argument."""
     if not isinstance(value, bool | Mapping):
         raise ConfigError(
             f"{name} must be True, False or a mapping of arguments of timm.data.create_transform, got {value!r}."
@@ -443,8 +443,8 @@ def image_transform(
 
     ``size``, ``mean``, ``std``, ``augment`` and ``crop_pct`` are those of :class:`ImageTransform`: without ``augment``
     the shorter side becomes ``size / crop_pct`` pixels, and the centre is cropped.  The ``interpolation`` is
-    "bilinear", "bicubic" or "nearest".  Of images that are not square the ``crop_mode`` "center" cuts off the ends,
-    "squash" squeezes them, and "border" puts them between borders.
+    "bilinear", "bicubic" or "nearest".  If images are not square, the ``crop_mode`` "center" crops the longer side,
+    "squash" changes the aspect ratio, and "border" pads the shorter side.
 
     Raises:
         ConfigError: if an argument is out of range, or timm refuses it.
@@ -490,7 +490,7 @@ def _decoded(stored: Any, most_pixels: int) -> "Image":
     if isinstance(file, Path) and file.exists() and not file.is_file():
         raise ValueError("it is not a regular file")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # an error here
+        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # most_pixels decides
         opened = PIL.Image.open(file)
     with opened as image:
         if image.width * image.height > most_pixels:
@@ -504,7 +504,7 @@ def _decoded(stored: Any, most_pixels: int) -> "Image":
 def _rgb(image: "Image", kind: str | None = None) -> "Image":
     import PIL.Image  # noqa: PLC0415  (only needed where images are)
 
-    # PIL would cut all values above 255 off; what it holds in 32 bits has 16 in files of these kinds
+    # PIL would clip values above 255; its mode "I" has 32 bits, but files of these kinds have 16
     if image.mode.startswith("I;16") or (image.mode == "I" and kind in ("PNG", "PPM")):
         image = PIL.Image.fromarray(np.round(np.asarray(image) / 257).astype(np.uint8))
     elif image.mode.startswith(("I", "F")):
@@ -523,7 +523,7 @@ def _name_of(stored: Any) -> str:
 
 @contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """Give every global generator that a transform may draw from its state back."""
+    """Restore the states of all global generators that a transform may use."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield
@@ -534,9 +534,9 @@ def _random_states_kept() -> Iterator[None]:
 
 
 def _seed_from(*key: int) -> None:
-    """Seed all of these generators."""
+    """Seed all global generators that a transform may use."""
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0])
-    # The CPU's generator only: torch.manual_seed would reach for the GPUs too, and workers must not touch them.
+    # only the CPU's generator: torch.manual_seed would seed the GPUs, too, which workers must not use
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002

@@ -1,4 +1,4 @@
-"""Any map-style data set as one whose samples know their number."""
+"""A wrapper of map-style data sets that adds the ``index`` of every sample."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,26 +24,26 @@ from fcco_lightning.models.batch import SAMPLE_WEIGHT, TARGET
 
 
 class IndexedDataset(Dataset[dict[str, Any]]):
-    """Samples of another data set by name, with their ``index``: what a dual state needs of a batch.
+    """Makes samples of another data set mappings with their ``index``, by which the rows of a dual state are found.
 
-    A sample ``(x, y)`` becomes ``{"x": x, "y": y, "index": i}``, with i its position 0..n-1 in this very data set; a
-    sample that is a mapping keeps its names.  Wrap the training split itself (a ``Subset``, not what it is taken from).
+    A sample ``(x, y)`` becomes ``{"x": x, "y": y, "index": i}``, where i is its position 0..n-1 in this data set; a
+    sample that is a mapping keeps its names.  Wrap the training split itself (the ``Subset``, not the whole data set).
 
     Args:
-        dataset: map-style, with a length.
-        names: of the parts of a sample that is a tuple, in its order.
-        columns: columns of all samples, known without loading these, name -> (n,): the labels ``y``, if objectives
-            such as average precision must know which samples own rows.  By default the ``targets`` of torchvision's
-            data sets, as their ``target_transform`` makes them, and the tensors of a ``TensorDataset``; also of a
-            ``Subset`` and a ``ConcatDataset`` of these.  Where samples count differently, ``sample_weight``: numbers
-            >= 0, which are divided by their mean; samples then carry it, with what objectives need of it.
+        dataset: map-style data set with a length.
+        names: names of the entries of a sample that is a tuple.
+        columns: columns of all samples that are known without loading them, name -> (n,).  Objectives such as average
+            precision need the labels ``y`` to know which samples have rows.  The default are the ``targets`` of
+            torchvision's data sets, after their ``target_transform``, and the tensors of a ``TensorDataset``; also of a
+            ``Subset`` or ``ConcatDataset`` of these.  The column ``sample_weight`` weights samples: numbers >= 0, which
+            are divided by their mean; samples then have it, and the columns that objectives derive from it.
 
     Attributes:
-        columns: as given or found, with ``index``.
+        columns: the given or default columns, with ``index``.
 
     Raises:
-        DataError: if a column has another length than the data set, or a weight is no finite number >= 0; later, if a
-            sample has other parts than ``names``, or a ``weight`` beside ``sample_weight``.
+        DataError: if a column has another length than the data set, or a weight is no finite number >= 0; later, if the
+            entries of a sample do not match ``names``, or a sample has ``weight`` although ``sample_weight`` is given.
 
     Example:
         >>> IndexedDataset(TensorDataset(torch.eye(2), torch.tensor([1, 0])))[1]
@@ -60,7 +60,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
             if len(column) != len(self):
                 raise DataError(f"columns[{name!r}] has {len(column)} rows, the data set has {len(self)} samples.")
         self.columns["index"] = torch.arange(len(self))
-        self._weights: dict[str, Tensor] = {}  # columns of samples that count differently
+        self._weights: dict[str, Tensor] = {}  # columns of weighted samples
         if SAMPLE_WEIGHT in self.columns:
             self.columns[SAMPLE_WEIGHT] = of_mean_one(self.columns[SAMPLE_WEIGHT].flatten(), "the data set")
             weighted = UniformBatches(len(self), 1).of_weighted_samples(self.columns[SAMPLE_WEIGHT])
@@ -85,7 +85,7 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         return self._numbered(dict(zip(self.names, parts, strict=True)), i)
 
     def _numbered(self, sample: Mapping[str, Any], i: int) -> dict[str, Any]:
-        """A sample with its ``index`` i, and where samples count differently with its weights."""
+        """A sample with its ``index`` i and, if samples are weighted, with its weights."""
         if not self._may_have_weight and "weight" in sample:
             raise DataError(
                 f"a sample has a column `weight`, which this data set makes of `{SAMPLE_WEIGHT}`. Leave one of them "
@@ -97,14 +97,14 @@ class IndexedDataset(Dataset[dict[str, Any]]):
         """Return how shuffled batches of these samples are drawn, for ``sampling`` of a problem or a criterion.
 
         Args:
-            batch_size: over all processes together.
+            batch_size: number of samples in a batch of all processes together.
             drop_last: whether an epoch's last batch is left out if it is short.
         """
-        size = batch_size if drop_last else min(batch_size, len(self))  # torch gives one short batch
+        size = batch_size if drop_last else min(batch_size, len(self))  # else torch yields one short batch
         return self.drawn_from(UniformBatches(len(self), size, drop_last=drop_last, certain=False))
 
     def drawn_from(self, plan: BatchPlan) -> dict[str, Drawn]:
-        """Return the same of batches that are drawn by a plan in which all samples count alike."""
+        """Return the same for batches that are drawn by a plan without weights."""
         weight = self.columns.get(SAMPLE_WEIGHT)
         return {TARGET: Drawn(self.columns, plan if weight is None else plan.of_weighted_samples(weight))}
 
@@ -112,8 +112,8 @@ class IndexedDataset(Dataset[dict[str, Any]]):
 def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | None:
     """Return how the batches of one process's loader, of ``world_size``, are drawn; None if that is not known.
 
-    Known are batches of an :class:`IndexedDataset` with columns that are shuffled by torch's own samplers, or drawn by
-    a plan without weights; others may prefer some samples.
+    It is known if the data set is an :class:`IndexedDataset` with columns, and batches are shuffled by torch's own
+    samplers or drawn by a plan without weights; other samplers may prefer some samples.
     """
     data, size, sampler = loader.dataset, loader.batch_size, loader.sampler
     if not isinstance(data, IndexedDataset) or len(data.columns) == 1:
@@ -129,12 +129,12 @@ def drawn_by(loader: DataLoader[Any], world_size: int) -> dict[str, Drawn] | Non
 
 
 def require_own_index(dataset: Any) -> None:
-    """Refuse a data set made of an :class:`IndexedDataset` whose samples do not carry their position in it.
+    """Refuse a data set derived from an :class:`IndexedDataset` in which ``index`` is not the position of a sample.
 
-    A ``ConcatDataset`` of two would let two samples share a row, and a ``Subset`` of one leave rows without a sample.
+    In a ``ConcatDataset`` of two, two samples would share a row; in a ``Subset`` of one, rows would have no sample.
 
     Raises:
-        DataError: with the data set to use.
+        DataError: with the data set to use instead.
     """
     if not isinstance(dataset, ConcatDataset | Subset) or (numbers := _numbers(dataset)) is None:
         return
@@ -151,7 +151,7 @@ def require_own_index(dataset: Any) -> None:
 
 
 def _numbers(dataset: Any) -> Tensor | None:
-    """The ``index`` that every sample carries; None where no :class:`IndexedDataset` gives it."""
+    """The ``index`` of every sample; None if no :class:`IndexedDataset` sets it."""
     if isinstance(dataset, IndexedDataset):
         return torch.arange(len(dataset))
     if isinstance(dataset, Subset):

@@ -1,8 +1,8 @@
-"""Readers of well-known data sets as they lie on disk after unpacking.
+"""Readers of well-known data sets in the files that they are distributed in, after unpacking.
 
-Each returns one row per sample with its ``file`` (relative to the root) or ``text``, labels, what groups are made of,
-and usually ``split``.  Nothing is decoded, and of the images only the first is looked up.  CIFAR and MedMNIST hold
-their images as pixels, which are returned beside the rows.
+Each returns one row per sample with its ``file`` (relative to the root) or ``text``, labels, the columns that define
+groups, and usually ``split``.  Images are not decoded, and only the existence of the first one is checked.  CIFAR and
+MedMNIST store pixels, which are returned separately.
 """
 
 import csv
@@ -64,7 +64,7 @@ _OF_IMAGES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", 
 
 @contextmanager
 def _reading(path: Path, prefix: str = "") -> Iterator[None]:
-    """Say of a file that is damaged, or not there, that it cannot be read."""
+    """Within this context, errors of a missing or damaged file become a :class:`DataError` that names it."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -73,7 +73,7 @@ def _reading(path: Path, prefix: str = "") -> Iterator[None]:
 
 @contextmanager
 def _expecting(layout: str) -> Iterator[None]:
-    """Add to the message of a missing or damaged file what is expected."""
+    """Within this context, add the expected files to the message of a missing or damaged file."""
     try:
         yield
     except DataError as error:
@@ -85,15 +85,15 @@ def celeba(root: Root) -> pd.DataFrame:
     """Read CelebA (from its own site, from Kaggle or from WILDS).
 
     Returns:
-        Columns ``file``, the 40 attributes as 0 or 1, and ``split`` ("train", "val" or "test") if there is a list of
-        the partition.
+        Columns ``file``, the 40 attributes as 0 or 1, and ``split`` ("train", "val" or "test") if the file of the
+        partition is there.
 
     Raises:
-        DataError: if files are missing or hold something else.
+        DataError: if files are missing or have another format.
     """
     root = _folder_at(root)
     path = _first([root / "list_attr_celeba.txt", root / "list_attr_celeba.csv"])
-    marks = _by_image(path, [], skiprows=1)  # where rows have a cell more than the header, the first is the index
+    marks = _by_image(path, [], skiprows=1)  # the header has no name for the first column
     _require_announced(path, marks)
     num_invalid = int((~marks.isin([-1, 1])).to_numpy().sum())
     if marks.empty or num_invalid:
@@ -123,7 +123,7 @@ def camelyon17(root: Root) -> pd.DataFrame:
         "test" for center 2, "val" for center 1, and in the other three centers "train" and "id_val", as WILDS does.
 
     Raises:
-        DataError: if files are missing or hold something else.
+        DataError: if files are missing or have another format.
     """
     root = _folder_at(root)
     path = _first([root / "metadata.csv"])
@@ -148,7 +148,7 @@ def amazon(root: Root) -> pd.DataFrame:
         users: "train", "val" and "test" (new users), "id_val" and "id_test" (users of the training split).
 
     Raises:
-        DataError: if files are missing or hold something else.
+        DataError: if files are missing or have another format.
     """
     root = _folder_at(root)
     path, splits = _first([root / "reviews.csv"]), _first([root / "splits" / "user.csv"])
@@ -160,7 +160,7 @@ def amazon(root: Root) -> pd.DataFrame:
         "category": "category",
         "reviewYear": "year",
     }
-    # An empty review is "" and a review that says "NA" is one: nothing is to be read as missing.
+    # an empty review and the review "NA" are texts, not missing cells
     text = dict.fromkeys(("reviewText", "reviewerID", "asin", "category"), str)
     table = read_file(path, dtype=text, keep_default_na=False, na_values=[], quoting=csv.QUOTE_NONNUMERIC)
     _require_header(table, list(names), path)
@@ -182,9 +182,9 @@ def amazon(root: Root) -> pd.DataFrame:
 def civilcomments(root: Root) -> pd.DataFrame:
     """Read CivilComments as WILDS distributes it, with a row for every identity that a comment mentions.
 
-    WILDS judges a network by the accuracy on each of :data:`IDENTITIES` x toxic or not, groups that overlap: a comment
-    that mentions two identities belongs to both.  With a row for each, the groups by ``identity`` and ``toxic`` are
-    these 16, and two of the comments that mention none.
+    WILDS evaluates the accuracy on 16 groups, each of :data:`IDENTITIES` times toxic or not, which overlap: a comment
+    that mentions two identities belongs to both.  With a row for each identity, the groups by ``identity`` and
+    ``toxic`` are these 16, and two groups of comments that mention none.
 
     Returns:
         Columns ``text``, ``toxic`` (0 or 1: at least half of the annotators said so), ``identity`` (as annotated by at
@@ -192,7 +192,7 @@ def civilcomments(root: Root) -> pd.DataFrame:
         "val" or "test"), in the order of the comments.
 
     Raises:
-        DataError: if files are missing or hold something else.
+        DataError: if files are missing or have another format.
     """
     path = _first([_folder_at(root) / "all_data_with_identities.csv"])
     table = read_file(path, index_col=0, low_memory=False)
@@ -216,14 +216,14 @@ def civilcomments(root: Root) -> pd.DataFrame:
 def bdd100k(root: Root) -> pd.DataFrame:
     """Read the images of BDD100K with the attributes of the whole scene, as it is distributed (or from Kaggle).
 
-    Its test images have no labels and are left out; the official validation images serve for testing.
+    Its test images have no labels and are left out; the official validation images become the test split.
 
     Returns:
-        Columns ``file``, ``weather``, ``scene`` and ``timeofday`` ("undefined" where the annotators could not tell, or
-        said nothing), and ``split``: "train", and "test" for the official validation split.
+        Columns ``file``, ``weather``, ``scene`` and ``timeofday`` ("undefined" if the annotators gave no value), and
+        ``split``: "train", and "test" for the official validation split.
 
     Raises:
-        DataError: if files are missing or hold something else.
+        DataError: if files are missing or have another format.
     """
     root = _folder_at(root)
     nested = [root, root / "bdd100k", root / "bdd100k" / "bdd100k"]
@@ -236,14 +236,14 @@ def bdd100k(root: Root) -> pd.DataFrame:
 
 @_expecting(_CIFAR)
 def cifar(root: Root) -> tuple[pd.DataFrame, Pixels]:
-    """Read CIFAR-10 or CIFAR-100, whichever binary version lies in ``root`` (or in the folder that it unpacks to).
+    """Read the binary version of CIFAR-10 or CIFAR-100 in ``root`` (or in the folder to which it unpacks).
 
-    The version for Python is a pickle, which runs whatever code its maker put into it; the binary version of the same
-    site holds the same images as plain bytes and is the one that is read.
+    The version for Python is a pickle, which can run arbitrary code; the binary version on the same site has the same
+    images as plain bytes.
 
     Returns:
         One row per image: ``label``, the name of its class; for CIFAR-100 also ``coarse``, that of its superclass; and
-        ``split``, "train" or "test".  Beside it the pixels of the same rows, (n, 32, 32, 3).
+        ``split``, "train" or "test".  Second, the pixels of the same rows, (n, 32, 32, 3).
 
     Raises:
         DataError: if files are missing, cut off, or hold a label without a name.
@@ -265,14 +265,14 @@ def cifar(root: Root) -> tuple[pd.DataFrame, Pixels]:
 
 @_expecting(_MEDMNIST)
 def medmnist(path: Root) -> tuple[pd.DataFrame, Pixels]:
-    """Read a two-dimensional data set of MedMNIST, as it is distributed: an .npz file.
+    """Read the .npz file of a two-dimensional data set of MedMNIST.
 
     Returns:
-        One row per image: ``label``, the number of its class, or of ChestMNIST the columns :data:`CHEST` of 0 and 1;
-        and ``split``, "train", "val" or "test".  Beside it the pixels of the same rows, (n, H, W) or (n, H, W, 3).
+        One row per image: ``label``, the number of its class, or for ChestMNIST the columns :data:`CHEST` of 0 and 1;
+        and ``split``, "train", "val" or "test".  Second, the pixels of the same rows, (n, H, W) or (n, H, W, 3).
 
     Raises:
-        DataError: if the file is missing, damaged, or holds something else.
+        DataError: if the file is missing, damaged, or has another format.
     """
     parts = ("train", "val", "test")
     arrays = _arrays(Path(path), [f"{part}_{kind}" for part in parts for kind in ("images", "labels")])
@@ -298,14 +298,14 @@ def folder(
 ) -> pd.DataFrame:
     """Read a folder of images with a table of their labels, or with one subfolder for every class.
 
-    The former is ``datasets``' imagefolder, the latter torchvision's ``ImageFolder``.  Files that are no images, by
-    their endings, and names that begin with "." or "__" do not count.
+    The former is the imagefolder of ``datasets``, the latter torchvision's ``ImageFolder``.  Files without the ending
+    of an image, and names that begin with "." or "__", are ignored.
 
     Args:
-        root: the folder.  If it has neither table nor classes itself, its subfolders ``train``, ``val`` (or
-            ``validation``) and ``test`` are read, each with its own, and give the column ``split``.
+        root: the folder.  If it has neither a table nor classes, its subfolders ``train``, ``val`` (or
+            ``validation``) and ``test`` are read in the same way, and their names become the column ``split``.
         metadata: name of the table, .csv or .parquet.
-        file_column: its column of files, relative to the folder that the table lies in.
+        file_column: column of the table with the files, relative to the table's folder.
         allow_outside: whether the table may name files outside of ``root``, as ``../other/1.png`` or ``/other/1.png``.
 
     Returns:
@@ -313,8 +313,8 @@ def folder(
         of the subfolder.
 
     Raises:
-        DataError: if files are missing or hold something else; or if without a table a class has no images or folders
-            in it, images lie beside the classes, or there is one class only.
+        DataError: if files are missing or have another format; or if, without a table, a class has subfolders or no
+            images, there are images beside the folders of classes, or there is only one class.
     """
     root = _folder_at(root)
     parts = [part for part in _SPLITS if (root / part / metadata).is_file()]
@@ -366,7 +366,7 @@ def _images_of_classes(root: Path, part: Path) -> pd.DataFrame:
             )
         rows += [((part / label / name).as_posix(), label) for name in images]
     frame = pd.DataFrame(rows, columns=["file", "label"])
-    order = frame.groupby("label").cumcount().argsort(kind="stable")  # the first rows are of all classes
+    order = frame.groupby("label").cumcount().argsort(kind="stable")  # classes alternate
     return frame.iloc[order].reset_index(drop=True)
 
 
@@ -392,7 +392,7 @@ def _subfolders_and_images(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def require_inside(root: Path, files: Sequence[str], where: str) -> None:
-    """Refuse names of files that lead out of the folder ``root``; links in it may, as they were made on purpose.
+    """Refuse names of files that lead out of the folder ``root``; symbolic links in it are allowed.
 
     Raises:
         DataError: naming the first such row of the table ``where``.
@@ -408,7 +408,7 @@ def require_inside(root: Path, files: Sequence[str], where: str) -> None:
 
 
 def read_file(path: Path, **options: Any) -> pd.DataFrame:
-    """Return the rows of a .parquet file or, by these options of ``pandas.read_csv``, of a text file.
+    """Return the rows of a .parquet file or of a text file, which is read with ``options`` of ``pandas.read_csv``.
 
     Raises:
         DataError: if it cannot be read, or has no rows.
@@ -432,7 +432,7 @@ def _bdd_part(root: Path, images: Path, labels: Sequence[Path], part: str) -> pd
         attributes = entry.get("attributes") if isinstance(entry, dict) else None
         if not isinstance(attributes, dict) or not isinstance(entry.get("name"), str):
             raise DataError(f"'{path}' has an entry without name or attributes: {str(entry)[:80]}.")
-        name = Path(entry["name"]).stem + ".jpg"  # the files per image leave the suffix out
+        name = Path(entry["name"]).stem + ".jpg"  # per-image files have names without suffix
         rows.append((name, *(attributes.get(key) or "undefined" for key in _BDD_ATTRIBUTES)))
     if not rows:
         raise DataError(f"The labels of the {part} images of '{root}' are empty.")
@@ -443,7 +443,7 @@ def _bdd_part(root: Path, images: Path, labels: Sequence[Path], part: str) -> pd
 
 
 def _bdd_entries(labels: Sequence[Path], part: str) -> Iterator[tuple[Path, Any]]:
-    """Yield the labels of every image and the file that they are from."""
+    """Yield for every image the file of its labels and the labels."""
     for base in labels:
         for path in base / "det_20" / f"det_{part}.json", base / f"bdd100k_labels_images_{part}.json":
             if path.is_file():
@@ -460,7 +460,7 @@ def _bdd_entries(labels: Sequence[Path], part: str) -> Iterator[tuple[Path, Any]
 
 
 def _json_items(path: Path) -> Iterator[Any]:
-    """Yield the members of a list one by one: BDD100K's has more than a gigabyte, of which little is kept."""
+    """Yield the members of a JSON list one by one, to save memory: BDD100K's file has more than a gigabyte."""
     decoder = json.JSONDecoder()
     with path.open(encoding="utf-8") as stream:
         text = stream.read(_CHUNK).lstrip()
@@ -485,7 +485,7 @@ def _json_items(path: Path) -> Iterator[Any]:
 
 
 def _cifar_images(train: Sequence[Path], test: Path, names: Mapping[str, Path]) -> tuple[pd.DataFrame, Pixels]:
-    """Read records of one byte for each kind of label, and 3 x 32 x 32 bytes, the pixels channel by channel."""
+    """Read records of one byte per kind of label, followed by 3 x 32 x 32 bytes, the pixels channel by channel."""
     size = len(names) + 3 * 32 * 32
     tables, splits = [], []
     for path in [*train, test]:
@@ -515,7 +515,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[np.generic]]:
-    """The arrays of an .npz file, without running what a pickle in it might hold."""
+    """The arrays of an .npz file; pickles in it are refused."""
     with _reading(path, "root="), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
         return {name: file[name] for name in names}
 
@@ -537,7 +537,7 @@ def _folder_table(root: Path, path: Path, file_column: str, *, allow_outside: bo
 
 
 def _by_image(path: Path, columns: Sequence[str], **text_options: Any) -> pd.DataFrame:
-    """Return one row per image, indexed by its file, of a list of CelebA: its own .txt, or Kaggle's .csv."""
+    """Return one row per image, indexed by its file, of a list of CelebA: the original .txt, or Kaggle's .csv."""
     if path.suffix == ".csv":
         frame = read_file(path)
         _require_header(frame, ["image_id", *columns], path)
@@ -578,7 +578,7 @@ def _folder_at(root: Root) -> Path:
 
 
 def _first(paths: Sequence[Path], *, folder: bool = False) -> Path:
-    """Return the first of the files, or folders, that is there."""
+    """Return the first of the files, or folders, that exists."""
     existing = [path for path in paths if (path.is_dir() if folder else path.is_file())]
     if not existing:
         raise DataError(f"There is no {'folder ' if folder else ''}{' nor '.join(f'{str(p)!r}' for p in paths)}.")

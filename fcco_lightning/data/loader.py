@@ -1,4 +1,4 @@
-"""A DataLoader that continues exactly where a checkpoint left it."""
+"""A DataLoader that resumes exactly at the batch of a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -17,13 +17,13 @@ from fcco_lightning.state.checkpoint_schema import LoaderPlace, require
 class RankBatches(DistributedSampler[Any]):
     """This process's share of a plan's batches: rows [rank U // P, (rank + 1) U // P) of a union batch of U rows.
 
-    It is a ``DistributedSampler`` so that Lightning leaves it in place and forwards ``set_epoch`` to it, but it yields
+    It is a ``DistributedSampler`` so that Lightning does not replace it and calls its ``set_epoch``, but it yields
     whole batches.
 
     Args:
-        dataset: what the batches index.
-        plan: union batches of all ``world_size`` processes.
-        rank: this process, in 0..world_size-1.
+        dataset: the data set that the batches index.
+        plan: plan of the union batches of all ``world_size`` processes.
+        rank: number of this process, in 0..world_size-1.
         world_size: number of processes P.
     """
 
@@ -42,7 +42,7 @@ class RankBatches(DistributedSampler[Any]):
 
 
 class OrderedShare(DistributedSampler[Any]):
-    """One process's consecutive part of a data set, as even as can be and without repeats: for evaluation."""
+    """One process's consecutive part of a data set, without repeats, for evaluation; sizes differ by one at most."""
 
     def __init__(self, dataset: Dataset[Any], rank: int = 0, world_size: int = 1) -> None:
         super().__init__(dataset, num_replicas=world_size, rank=rank, shuffle=False)
@@ -60,14 +60,14 @@ class ResumableLoader(DataLoader[Any]):
     """Training loader whose position is part of a checkpoint, with any number of workers and processes.
 
     Batches are those of ``plan`` for the current epoch.  ``set_epoch`` of :attr:`sampler` (which Lightning calls)
-    starts another epoch; iterating again without it replays the epoch.  The global random state is never touched.
+    starts another epoch; iterating again without it repeats the epoch.  The global random state does not change.
 
     Args:
-        dataset: map-style data set; its ``__getitems__`` and ``set_epoch`` are used where it has them.
-        plan: union batches of all processes.
-        rank: this process.
+        dataset: map-style data set; its ``__getitems__`` and ``set_epoch`` are used if it has them.
+        plan: plan of the union batches of all processes.
+        rank: number of this process.
         world_size: number of processes.
-        num_workers: worker processes; batches they have prepared but not delivered are not counted as given.
+        num_workers: number of worker processes; batches that they have prefetched do not count as given.
         **options: further arguments of ``DataLoader``.
 
     Example:
@@ -95,12 +95,12 @@ class ResumableLoader(DataLoader[Any]):
     ) -> None:
         share = RankBatches(dataset, plan, rank, world_size)
         options.setdefault("collate_fn", collate)
-        # An own generator: without one every epoch would draw its workers' seed from the global random state, and a
-        # resumed run would differ from an uninterrupted one in whatever is drawn next (dropout).
+        # Without its own generator the loader would draw the workers' seed from the global random state in every epoch,
+        # and random numbers of a resumed run (dropout) would differ from those of an uninterrupted one.
         worker_seeds = torch.Generator()
         super().__init__(dataset, batch_sampler=share, num_workers=num_workers, generator=worker_seeds, **options)
-        # torch forbids `sampler` beside `batch_sampler`, but `.sampler` is where Lightning looks for set_epoch and for
-        # a DistributedSampler that it must not replace.
+        # torch forbids the argument `sampler` with `batch_sampler`, but Lightning looks at the attribute `sampler` for
+        # set_epoch and for a DistributedSampler, which it does not replace.
         self.__dict__["sampler"] = share
         self._counted_epoch = self._num_yielded = 0
         self._loaded: tuple[int, int] | None = None  # epoch and batches given, until an iteration starts
@@ -108,8 +108,8 @@ class ResumableLoader(DataLoader[Any]):
     def __len__(self) -> int:
         return self.sampler.plan.num_batches
 
-    # A generator function on purpose: Lightning calls iter() before set_epoch, so nothing may be decided until the
-    # first batch is asked for.
+    # A generator function on purpose: Lightning calls iter() before set_epoch, so the epoch must not be read before the
+    # first batch is requested.
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         share, epoch = self.sampler, int(self.sampler.epoch)
         share.first = self._num_yielded = self._loaded[1] if self._loaded and self._loaded[0] == epoch else 0
@@ -122,7 +122,7 @@ class ResumableLoader(DataLoader[Any]):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the ``epoch``, batches ``given`` in it and union ``batch_size``, equal on all processes."""
+        """Return the ``epoch``, the number of batches ``given`` in it and the union ``batch_size``."""
         epoch = int(self.sampler.epoch)
         counted = self._loaded or (self._counted_epoch, self._num_yielded)
         return {
@@ -132,14 +132,14 @@ class ResumableLoader(DataLoader[Any]):
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue behind the last batch given when ``state`` was taken, also with another number of processes.
+        """Resume after the last batch given before ``state`` was taken, possibly with another number of processes.
 
-        The next iteration is the rest of that epoch, which may be nothing, unless ``set_epoch`` chooses another epoch,
-        which is then given from its start.
+        The next iteration is the rest of that epoch, which may be empty, unless ``set_epoch`` chooses another epoch,
+        which then starts at its first batch.
 
         Raises:
-            CheckpointError: if the union batch has another size, so that the position would mean other rows, or the
-                state is incomplete.
+            CheckpointError: if the union batch has another size, so that the position is not defined, or the state is
+                incomplete.
         """
         require(state, LoaderPlace, "the loader's state")
         size = self.sampler.plan.batch_size

@@ -1,4 +1,4 @@
-"""Image-text pairs: where they come from (folders, tables, shards and data sets), and the table that hands them out."""
+"""Image-text pairs: readers of folders, tables, shards and data sets, and the table of the pairs."""
 
 import glob
 import json
@@ -33,11 +33,11 @@ _IMAGE_NAMES = (
     *("image", "img", "picture", *_EXTENSIONS, "image_path"),
     *("file_name", "filename", "filepath", "file", "path"),
 )
-_KEY = "__key__"  # what datasets calls the name of a sample of a shard
+_KEY = "__key__"  # column of ``datasets`` with the name of a sample in a shard
 _CAPTION_NAMES = ("caption", "text", "txt", "captions", "texts", "title", "json.caption", "json.text")
 _KINDS = {".tar", ".parquet", ".pq", ".arrow", ".csv"}
 _METADATA = ("metadata.csv", "metadata.parquet")
-_MEMBER = re.compile(r"(?P<key>(?:.*/|)[^.]+)[.](?P<extension>[^/]*)")  # as webdataset divides names
+_MEMBER = re.compile(r"(?P<key>(?:.*/|)[^.]+)[.](?P<extension>[^/]*)")  # names are divided as by webdataset
 _BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
@@ -46,15 +46,15 @@ class PairTable(ImageTable):
 
     Args:
         images: n images, see :class:`ImageTable`.
-        captions: n captions by position, each a text, or several texts of which one is drawn by (caption_seed, epoch,
-            position).
+        captions: n captions by position, each a text, or several texts, one of which is chosen at random as a function
+            of (caption_seed, epoch, position).
         transform: PIL image in RGB -> float32 tensor of shape (3, H, W).
         tokenizer: list of k texts -> tokens (k, L), int64.
-        seed: what random transforms depend on, with the epoch and the position; None for transforms that draw nothing.
-        caption_seed: what the choice among several captions depends on.
+        seed: seed of random transforms, see :class:`ImageTable`.
+        caption_seed: seed of the choice among several captions.
         corrupt: "error" or "skip", see :class:`ImageTable`.
-        most_pixels: images of more pixels are not decoded.
-        **options: ``evaluation`` and ``option``, likewise.
+        most_pixels: largest number of pixels of an image that is decoded.
+        **options: ``evaluation`` and ``option`` of :class:`ImageTable`.
 
     Raises:
         DataError: if there is not one caption per image.
@@ -94,7 +94,7 @@ class PairTable(ImageTable):
         caption = self.captions[i]
         if isinstance(caption, str):
             return caption
-        # One number more than for the image: with equal seeds the crop and the text are still drawn independently.
+        # the additional 1 makes it independent of the random crop if the seeds are equal
         random_number = np.random.SeedSequence([self.caption_seed, self.epoch, i, 1]).generate_state(1)[0]
         return str(caption[int(random_number) % len(caption)])
 
@@ -108,22 +108,21 @@ def read_pairs(
     """Read image-text pairs without decoding an image.
 
     Args:
-        source: one of :data:`ACCEPTED`.  The table of a folder has ``file_name`` and the caption; of its subfolders
-            train, val and test, and of a hub id without a split, train is taken.  Parquet files and shards are copied
-            once, to the cache of ``datasets``, and read from there.
-        image_column: column of the images: paths (relative to the file they stand in), bytes, or what ``datasets``
-            stores; None looks for one.
+        source: one of :data:`ACCEPTED`.  The table of a folder has ``file_name`` and the caption.  Of subfolders train,
+            val and test, and of a hub id without a split, train is read.  Parquet files and shards are copied once to
+            the cache of ``datasets``.
+        image_column: column of the images: paths (relative to the file that contains them), bytes, or images of
+            ``datasets``; None looks for one.
         caption_column: column of the captions, texts or lists of texts, "json.caption" for a field of a mapping; None
             looks for one.
-        allow_outside: whether a table may name files outside of the folder that it lies in.
+        allow_outside: whether a table may name files outside of its own folder.
 
     Returns:
-        The images and the captions of the same n >= 1 pairs, both by position; a caption is a text, or several of which
-        one is drawn at a time.
+        The images and the captions of the same n >= 1 pairs, both by position; a caption is a text or a list of texts.
 
     Raises:
-        DataError: if the source is missing, unreadable or empty, if a column is missing or cannot be found, or if a
-            caption is missing or empty, naming its row; or if a file lies outside of the table's folder.
+        DataError: if the source is missing, unreadable or empty, if a column is missing or cannot be found, if a
+            caption is missing or empty, naming its row, or if a file lies outside of the table's folder.
     """
     reader = _Reader(source, image_column, caption_column, allow_outside)
     images, captions = reader.read()
@@ -134,7 +133,7 @@ def read_pairs(
 
 
 def require_captions(captions: Any, where: str) -> None:
-    """Raise :class:`DataError` naming the first row without a caption, if there is one."""
+    """Raise :class:`DataError` if a row has no caption, naming the first such row."""
     invalid = [i for i, caption in enumerate(captions) if not _is_caption(caption)]
     if invalid:
         raise DataError(
@@ -151,7 +150,7 @@ def _is_caption(caption: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A source of pairs with the names of its columns, None where they are to be found, and where its files may lie."""
+    """Reads a source of pairs, given the names of its columns, or None to find them, and ``allow_outside``."""
 
     source: Any
     image: str | None
@@ -208,7 +207,7 @@ class _Reader:
         return FilesIn(images, Path(paths[0]).parent, allow_outside=self.outside), captions
 
     def _shards(self, paths: list[str]) -> tuple[Any, DatasetColumn]:
-        """Read webdataset shards through the builder of ``datasets``, and of each sample only what is needed."""
+        """Read the image and caption of every sample of webdataset shards by the builder of ``datasets``."""
         import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
         sample = _first_sample(paths[0])
@@ -220,13 +219,13 @@ class _Reader:
         text: Any = datasets.Value("string")
         if isinstance(values.get(caption), list):
             text = [text]
-        # Told to the builder, because it infers types from five samples and then fails where a later one has another.
+        # given explicitly, because the builder infers types from five samples and fails if a later one differs
         name, _, field = caption.partition(".") if caption in values else (caption, "", "")
         features = datasets.Features(
             {_KEY: datasets.Value("string"), name: {field: text} if field else text}
             | {kind: datasets.Image() for kind in kinds}
         )
-        # Under the key "train": a name like "test-000.tar" would otherwise become a split of that name.
+        # with the key "train": else a name like "test-000.tar" would become a split of that name
         files = {"train": paths}
         dataset = self._loaded(
             lambda d: d.load_dataset("webdataset", data_files=files, split="train", features=features)
@@ -234,7 +233,7 @@ class _Reader:
         return self._first_images(dataset, kinds), DatasetColumn(dataset, caption)
 
     def _first_images(self, dataset: Any, kinds: Sequence[str]) -> Any:
-        """Return the images of samples, each in the first of some columns that it has."""
+        """Return for every sample the image in the first column, of those for ``kinds``, that is not empty."""
         valid = np.stack([dataset.data.column(kind).is_valid().to_numpy() for kind in kinds])
         missing = np.flatnonzero(~valid.any(axis=0))
         if len(missing):
@@ -289,7 +288,7 @@ class _Reader:
 
         try:
             return load(datasets)
-        except Exception as error:  # builders raise errors of no common class
+        except Exception as error:  # builders raise errors of many classes
             cause = error.__cause__ or error
             raise DataError(
                 f"{self.where} cannot be read by datasets: {type(cause).__name__}: {cause}. Accepted are {ACCEPTED}."
@@ -297,7 +296,7 @@ class _Reader:
 
 
 def _first_sample(path: str) -> dict[str, Any]:
-    """Return extension -> what the files of the first sample of a shard hold: of .json the mapping, else None."""
+    """Return extension -> content for the files of a shard's first sample: the mapping of a .json, else None."""
     sample: dict[str, Any] = {}
     first = None
     try:
@@ -317,7 +316,7 @@ def _first_sample(path: str) -> dict[str, Any]:
 
 
 def _fields(dataset: Any, name: str) -> list[str]:
-    """Return the keys of a column of mappings, whether they are part of its type or not."""
+    """Return the keys of a column of mappings, from its type or else its first cell."""
     feature = dataset.features[name]
     if isinstance(feature, Mapping):
         return list(feature)
@@ -328,7 +327,7 @@ def _fields(dataset: Any, name: str) -> list[str]:
 def _resolved_column(
     columns: Sequence[str], requested: str | None, usual_names: Iterable[str], argument: str, where: str
 ) -> str:
-    """Return the column that is meant; of several usual names the first in the order of ``usual_names``."""
+    """Return the ``requested`` column, or the first of ``usual_names`` that is a column."""
     if requested is not None:
         require_columns(pd.DataFrame(columns=list(columns)), {argument: [requested]}, where)
         return requested
@@ -348,7 +347,7 @@ def _cells(column: pd.Series) -> list[Any]:
 
 
 def _expanded(pattern: Any) -> list[str]:
-    """Return the files that a path or a pattern with * or {0000..0009} stands for."""
+    """Return the files that match a path or a pattern with * or {0000..0009}."""
     if not isinstance(pattern, (str, PathLike)):
         raise DataError(f"pairs holds a {type(pattern).__name__} among files. Accepted are {ACCEPTED}.")
     text = str(pattern)

@@ -1,4 +1,4 @@
-"""The pieces that the range of a column of numbers is divided into, and how much of each lies below a value."""
+"""Pieces of the range of a numeric column, and the share of each piece that lies below a value."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,11 +11,11 @@ from fcco_lightning.errors import ConfigError
 
 FloatArray = npt.NDArray[np.float64]
 Pieces = int | Literal["auto"]
-_MOST, _SAMPLES, _FEATURES = 48, 500, 512  # pieces of a column; samples for each; pieces of all columns together
+_MOST, _SAMPLES, _FEATURES = 48, 500, 512  # pieces of a column; samples per piece; pieces of all columns together
 
 
 def pieces_of(name: str, pieces: Pieces) -> Pieces:
-    """Return a number of pieces, or "auto", and of anything else raise :class:`ConfigError` naming the argument."""
+    """Return ``pieces`` if it is a whole number >= 1 or "auto", else raise :class:`ConfigError` naming the argument."""
     try:
         return "auto" if pieces == "auto" else at_least(name, pieces, 1)
     except ConfigError as error:
@@ -23,14 +23,14 @@ def pieces_of(name: str, pieces: Pieces) -> Pieces:
 
 
 def ends_of_pieces(columns: Sequence[FloatArray], pieces: Pieces, samples: int) -> list[FloatArray]:
-    """Return the ends a_k, in increasing order, of the pieces of every column; none of one with two values at most.
+    """Return for every column the ends a_k of its pieces, in increasing order; none if it has at most two values.
 
-    They are the quantiles k / pieces of the values and those of the distinct values; the latter divide a column of
-    which most values are equal, too.
+    The ends are the quantiles k / pieces of the values and those of the distinct values; the latter divide even a
+    column whose values are mostly equal.
 
     Args:
-        columns: the values of each, of any shape (n,).
-        pieces: as :func:`pieces_of` accepts them, for each of the two kinds of quantiles.
+        columns: the values of every column, shape (its number of values,).
+        pieces: number of pieces for each of the two kinds of quantiles, or "auto".
         samples: number of rows of the table.
     """
     if pieces == 1:
@@ -49,5 +49,5 @@ def ends_of_pieces(columns: Sequence[FloatArray], pieces: Pieces, samples: int) 
 
 
 def shares_below(values: FloatArray, ends: FloatArray) -> FloatArray:
-    """Return how much of every piece lies below ``values`` (n,), shape (n, number of pieces)."""
+    """Return the share, in [0, 1], of every piece that lies below ``values`` (n,), shape (n, number of pieces)."""
     return np.clip((values[:, None] - ends[:-1]) / np.diff(ends), 0, 1)

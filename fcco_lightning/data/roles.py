@@ -1,4 +1,4 @@
-"""Which column of a table is the label, which the group, which come along with a batch, and which are features."""
+"""Roles of the columns of a table: label, groups, weights, further columns of a batch, and features."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,9 +50,9 @@ RESERVED = (
 MOST_GROUPS = 50
 """A column with more values is a number or a name, and no group has enough samples."""
 
-_MOST_CLASSES = 20  # values with decimal commas, of which more are no classes
+_MOST_CLASSES = 20  # a label with more distinct values with decimal commas is a number, not a class
 
-_NOT = "not "  # of a group of several values
+_NOT = "not "  # begins the name of a group of all other values
 
 NOT_KNOWN = -1
 """What ``y`` holds of several labels in the place of one that is not known."""
@@ -66,34 +66,33 @@ _OF_ONE = (
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table mean.
+    """The roles of the columns of a table.
 
     Args:
         label: column of the labels; a list of T columns gives every sample T labels of two classes, y (n, T).
-        positive: value of a ``label`` with two classes that becomes y = 1, or a list of the values of any label that
-            do, all others becoming 0; None numbers the classes 0..C-1 in sorted order.  Several label columns need it.
-            The truth values are also those that a table spells out, such as "yes" or "TRUE".
-        missing: value of several label columns, or a list of values, that says that a label is not known, "" for an
-            empty cell; ``y`` is then -1, which an objective leaves out that is told so (``missing: -1``).  None refuses
-            them.
+        positive: value of a ``label`` with two classes that becomes y = 1, or a list of values of any label that become
+            1 while all others become 0; None numbers the classes 0..C-1 in sorted order.  Several label columns need
+            it.  True and False also match the words "yes", "TRUE" and so on in a table.
+        missing: value, or list of values, of several label columns that marks unknown labels, "" for an empty cell;
+            their ``y`` is -1, which an objective with ``missing: -1`` leaves out.  None refuses unknown labels.
         target: "class" if the label is one of several classes (y int64); "number" if it is a number to be predicted
             (y float32).
-        sensitive: column whose values are the groups 0, 1, ..., in sorted order, or a list of columns, by each of
-            which constraints compare groups of their own (``by``); None for none.  A row with an empty cell is of no
-            group (-1): constraints on groups leave it out.
-        favoured: value of one column ``sensitive`` that becomes group 1; all other values become group 0.
-        use_sensitive: whether ``sensitive`` is a feature, too.
-        weight: column of the samples' weights, numbers >= 0: a sample of weight 2 counts as two in every mean,
-            objective, constraint and figure.  Only their ratios matter.  It is no feature.
+        sensitive: column whose values, in sorted order, are the groups 0, 1, ...; or a list of columns, each of which
+            defines groups for constraints with ``by``; None for none.  A row with an empty cell belongs to no group
+            (-1) and is left out of constraints on groups.
+        favoured: value of a single column ``sensitive`` that becomes group 1; all other values become group 0.
+        use_sensitive: whether ``sensitive`` is also a feature.
+        weight: column of sample weights, numbers >= 0: a sample of weight 2 counts as two in every mean, objective,
+            constraint and figure.  Only their ratios matter.  The column is not a feature.
         drop: columns that are not features.
-        extra: further columns that come with every batch instead of being features, such as a query, a time or an
-            event: their names, or the name in the batch -> column of the table.  Whole numbers and bools become int64,
+        extra: further columns of every batch, which are not features, such as a query, a time or an event: their names,
+            or a mapping from the name in the batch to the column of the table.  Whole numbers and bools become int64,
             other numbers float32.
 
     Raises:
         ConfigError: if ``positive`` is given for numbers or missing for several labels, ``missing`` is given for one
-            label, ``favoured`` is given without one column ``sensitive``, or a further column takes a name that batches
-            use.
+            label, ``favoured`` is given without a single column ``sensitive``, or a further column has a name that
+            batches use.
     """
 
     label: str | list[str]
@@ -166,7 +165,7 @@ class Columns:
 
     @property
     def wanted(self) -> dict[str, list[str]]:
-        """Argument -> columns that a table must have."""
+        """Argument -> the columns that it requires of a table."""
         required = {"label": self.label_columns, "drop": list(self.drop), "extra": list(self.extras.values())}
         required |= {"sensitive": self.sensitive_columns}
         required |= {} if self.weight is None else {"weight": [self.weight]}
@@ -182,7 +181,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class TableRows:
-    """A ``table``, and ``columns`` of tensors such as ``y`` and ``group`` that were read from it, all of n rows."""
+    """The n rows of a ``table``, with ``columns`` of tensors (n, ...), such as ``y`` and ``group``, read from it."""
 
     table: pd.DataFrame
     columns: dict[str, Tensor]
@@ -191,7 +190,7 @@ class TableRows:
         return len(self.table)
 
     def take(self, rows: Tensor | None) -> "TableRows":
-        """Return the given rows, in that order, which keep their numbers; all of them of None."""
+        """Return the given rows, in that order and with their numbers in the original table; None for all rows."""
         if rows is None:
             return self
         columns = {name: column[rows] for name, column in self.columns.items()}
@@ -199,16 +198,16 @@ class TableRows:
 
 
 class Roles:
-    """Labels, groups and further columns of tables, with classes and groups decided on the training table.
+    """Reads labels, groups and further columns of tables, with classes and groups defined by the training table.
 
     Args:
-        columns: what the columns mean.
-        groups: which columns define the groups; None for those of ``columns.sensitive``, or none.
+        columns: the roles of the columns.
+        groups: which columns define the groups; None for ``columns.sensitive``, or no groups.
 
     Attributes:
-        class_names: what the labels 0..C-1 are called in the table; empty for numbers and for several labels.
-        group_names: what the groups of the training table are called; empty without groups.
-        grouping: how rows become groups; None without ``groups``.
+        class_names: names in the table of the labels 0..C-1; empty for numbers and for several labels.
+        group_names: names of the groups of the training table; empty without groups.
+        grouping: assigns groups to rows; None without ``groups``.
 
     Raises:
         ConfigError: if ``groups`` are given, and ``columns`` names several labels, or two groups as well.
@@ -218,16 +217,16 @@ class Roles:
         self.columns, self.grouping = columns, None if groups is None else Grouping(groups)
         self.class_names: list[str] = []
         self.group_names: list[str] = []
-        self._classes: list[list[str]] = []  # of every one of several labels
+        self._classes: list[list[str]] = []  # classes of each of several labels
         self._hidden = set() if groups is None or groups.as_features else {part.column for part in groups.parts}
         if groups is not None:
             _refuse_other_roles(columns)
 
     def fit(self, frame: pd.DataFrame, where: str) -> None:
-        """Decide the classes and the groups on ``frame``, which is called ``where`` in messages.
+        """Define the classes and the groups by ``frame``, which is called ``where`` in messages.
 
         Raises:
-            DataError: if a column is absent or has missing cells, or there are not as many classes as announced.
+            DataError: if a column is absent or has missing cells, or the number of classes is wrong.
         """
         self.require(frame, where)
         columns = self.columns
@@ -243,7 +242,7 @@ class Roles:
             self.group_names = self.grouping.fit(frame, where).names
 
     def know(self, class_names: Sequence[str], group_names: Sequence[str]) -> None:
-        """Take over the classes and the groups that were decided on a training table which is not here."""
+        """Set the classes and the groups of a training table that is not available."""
         self.class_names, self.group_names = list(class_names), list(group_names)
         if self.grouping is not None:
             self.grouping.know(group_names)
@@ -255,16 +254,16 @@ class Roles:
         return {*grouped, *(name for names in self.columns.wanted.values() for name in names)}
 
     def require(self, frame: pd.DataFrame, where: str) -> None:
-        """Raise :class:`DataError` unless ``frame`` has all columns that are named, with labels filled."""
+        """Raise :class:`DataError` unless ``frame`` has all columns that the arguments name, and no missing label."""
         require_columns(frame, self.columns.wanted, where)
         for name in self.columns.label_columns:
             cells = frame[name][~self._missing(frame[name])]
             require_filled(cells, "columns.label", where, _OF_SEVERAL if self.columns.several else "")
 
     def read(self, frame: pd.DataFrame, where: str) -> dict[str, Tensor]:
-        """Return ``y``, ``group`` (if there are groups; -1 for rows of none) and the further columns of ``frame``.
+        """Return ``y``, ``group`` (if there are groups; -1 for rows without one) and the further columns of ``frame``.
 
-        Each has shape (n,), except for y (n, T) of several labels.
+        Each has shape (n,), except y (n, T) for several labels.
 
         Raises:
             DataError: if a column is absent or has missing cells, or a class is not one of the training table's.
@@ -285,7 +284,7 @@ class Roles:
         return data | {name: _numbers(frame[column], "columns.extra", where) for name, column in columns.extras.items()}
 
     def features(self, frame: pd.DataFrame, where: str, others: Iterable[str] = ()) -> pd.DataFrame:
-        """Return the columns of ``frame`` that are features, without some ``others``.
+        """Return the columns of ``frame`` that are features, except ``others``.
 
         Raises:
             DataError: if there are none.
@@ -311,7 +310,7 @@ class Roles:
         return y
 
     def of_unknown_groups(self, frame: pd.DataFrame, where: str) -> str:
-        """Say how many rows of a split are of no group that training knows, see :func:`of_unknown_groups`."""
+        """Return the message of :func:`of_unknown_groups` for a split."""
         name = self.columns.sensitive
         if not isinstance(name, str) or self._any_group:
             return ""
@@ -319,11 +318,11 @@ class Roles:
 
     @property
     def _any_group(self) -> bool:
-        """Whether every value of the sensitive column but the favoured one is of the same group, whatever it is."""
+        """Whether all values of the sensitive column except the favoured one, known or not, form one group."""
         return self.columns.favoured is not None and self.group_names[0] == f"{_NOT}{self.group_names[1]}"
 
     def _groups(self, cells: pd.Series) -> Tensor:
-        """The number of the group of every cell, or -1 where it is empty, or training has no such group."""
+        """The group of every cell; -1 if the cell is empty or its group does not occur in training."""
         number, favoured = places(self.group_names, cells), self.columns.favoured
         if favoured is None:
             return number
@@ -333,25 +332,25 @@ class Roles:
         return torch.where(is_favoured == 1, is_favoured, number)
 
     def _missing(self, column: pd.Series) -> pd.Series:
-        """Mark the cells of a column of labels that ``columns.missing`` says are not known."""
+        """Mark the unknown labels of a column, by ``columns.missing``."""
         missing = self.columns.missing
         values = missing if isinstance(missing, list) else [] if missing is None else [missing]
         listed = pd.Series(marked(column, values).bool().numpy(), index=column.index)
         return listed | column.isna() if "" in values else listed
 
     def _one_of_several(self, column: pd.Series, classes: list[str], where: str) -> Tensor:
-        """Return one of several labels, 0 or 1, or where it is not known :data:`NOT_KNOWN`."""
+        """Return one of several labels, 0, 1 or :data:`NOT_KNOWN`."""
         missing, positive = torch.tensor(self._missing(column).to_numpy()), self.columns.positive
-        if isinstance(positive, list):  # all others are negative
+        if isinstance(positive, list):  # all other values are negative
             return marked(column, positive).masked_fill(missing, NOT_KNOWN)
-        if not classes:  # of a table that is not here
+        if not classes:  # the training table is not available
             return marked(column, [positive]).masked_fill(missing, NOT_KNOWN)
         _require_classes(column, marked(column, classes).bool() | missing, classes, where)
         return indicator(column, positive, "columns.positive", where).masked_fill(missing, NOT_KNOWN)
 
 
 def _require_classes(column: pd.Series, known: Tensor, classes: list[str], where: str) -> None:
-    """Refuse classes, in the rows that are not ``known`` (n,), that the training rows do not have."""
+    """Refuse classes that the training rows do not have; ``known`` (n,) marks the rows of known classes."""
     if not bool(known.all()):
         unknown = text_of(column)[~known.numpy()].unique()
         raise DataError(
@@ -361,7 +360,7 @@ def _require_classes(column: pd.Series, known: Tensor, classes: list[str], where
 
 
 def _refuse_other_roles(columns: Columns) -> None:
-    """Refuse several labels, and two groups beside those of groups.by."""
+    """Refuse several labels and ``sensitive`` together with ``groups.by``."""
     if columns.several:
         raise ConfigError(
             f"columns.label={columns.several!r} names several labels, but batches of groups are made for one. Use "
@@ -377,13 +376,13 @@ def _refuse_other_roles(columns: Columns) -> None:
 def class_names(
     column: pd.Series, positive: Value | list[Value] | None, where: str, remedy: str = _OF_ONE
 ) -> list[str]:
-    """Return the classes of a label in the order of their numbers; ``remedy`` says what to do where they are not two.
+    """Return the classes of a label in the order of their numbers; ``remedy`` is advice if there are not two.
 
-    They are sorted, but the one of two that is ``positive`` comes last; several positive ones are one class, the last.
+    They are sorted, but the ``positive`` one of two is the last; a list of positive values is one class, the last.
 
     Raises:
-        DataError: if there is one class only, or more than two although one ``positive`` is given, or a positive one
-            is not there.
+        DataError: if there is only one class, or more than two although one ``positive`` is given, or a positive value
+            does not occur.
     """
     if isinstance(positive, list):
         return _merged_names(column, positive, where)
@@ -405,7 +404,7 @@ def class_names(
 
 def _merged_names(column: pd.Series, positive: list[Value], where: str) -> list[str]:
     for value in positive:
-        indicator(column, value, "columns.positive", where)  # refuses what is not there
+        indicator(column, value, "columns.positive", where)  # raises if it does not occur
     if not positive or bool(marked(column, positive).all()):
         raise DataError(
             f"columns.positive={positive!r} must be some of the classes of columns.label={column.name!r}, and not all "
@@ -441,11 +440,11 @@ def _numbers(column: pd.Series, argument: str, where: str) -> Tensor:
 
 
 def of_no_group(column: str, present: Any) -> str:
-    """Say how many rows of training are of no group of a column; nothing if none is.
+    """Return a message on the number of training rows without a group; empty if there are none.
 
     Args:
-        column: whose values are the groups.
-        present: whether a row is of a group, (n,), bool.
+        column: name of the column whose values are the groups.
+        present: whether a row has a group, (n,), bool.
     """
     missing = int((~present).sum())
     share = missing / max(1, len(present))
@@ -454,12 +453,12 @@ def of_no_group(column: str, present: Any) -> str:
 
 
 def of_unknown_groups(column: pd.Series, groups: Sequence[str], where: str) -> str:
-    """Say how many rows of a split have a value of a column of groups that training does not have; nothing if none.
+    """Return a message on the number of rows of a split whose group does not occur in training; empty if it is 0.
 
     Args:
-        column: of the split, whose values are the groups.
-        groups: its values in training.
-        where: what the split is called.
+        column: column of the split whose values are the groups.
+        groups: values of this column in training.
+        where: name of the split.
     """
     unknown = text_of(column[(places(groups, column) < 0).numpy() & column.notna().to_numpy()])
     return (
@@ -484,13 +483,13 @@ def _weights(column: pd.Series, where: str) -> Tensor:
 
 
 def require_some_weight(weights: Tensor, where: str) -> None:
-    """Raise :class:`DataError` if no weight (n,) of a sample is > 0: nothing would be trained, or measured."""
+    """Raise :class:`DataError` if no sample weight (n,) is > 0: nothing could be trained or evaluated."""
     if not bool((weights > 0).any()):
         raise DataError(f"none of the weights of the {len(weights)} samples of {where} is > 0. Give some a weight > 0.")
 
 
 def of_mean_one(weights: Tensor, where: str) -> Tensor:
-    """Return weights (n,) of samples, divided by their mean.
+    """Return sample weights (n,) divided by their mean.
 
     Raises:
         DataError: if all are 0, or one is no finite number >= 0.
@@ -506,10 +505,10 @@ def of_mean_one(weights: Tensor, where: str) -> Tensor:
 
 
 def _group_names(cells: pd.Series, columns: Columns, where: str) -> list[str]:
-    """What the groups of filled cells are called: their values, or the favoured one last.
+    """Names of the groups of filled cells: their values, or two groups of which the favoured one is the last.
 
     Raises:
-        DataError: if there is one group only, or no favoured one.
+        DataError: if there is only one group, or the favoured value does not occur.
     """
     text = text_of(cells)
     values = sorted(text.unique())

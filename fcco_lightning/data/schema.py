@@ -1,4 +1,4 @@
-"""Which columns of a table are numbers and which are categories, settled on a whole table before it is split."""
+"""Decision which columns of a whole table are numbers and which are categories, before the table is split."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -20,15 +20,15 @@ from fcco_lightning.errors import DataError
 
 _MANY_CATEGORIES = 20
 _MOST_NAMED = 8
-_UNNAMED = re.compile(r"|Unnamed: \d+(_level_\d+)?(\.\d+)?|__index_level_\d+__")  # by pandas and Arrow
+_UNNAMED = re.compile(r"|Unnamed: \d+(_level_\d+)?(\.\d+)?|__index_level_\d+__")  # names given by pandas and Arrow
 _OF_ROWS = re.compile(
     r"(?i)(level_0|index|idx|id|row|(row|line|record|sample)[ _.]?(id|index|idx|no|nr|number))(\.\d+)?"
 )
 MOST_SEEN = 0.5
 """Share of cells with values that training does not have, from which on a column of categories is of no use."""
-_FEWEST_TEXTS = 100  # rows, of which fewer may be of different categories by chance
-_WORDS = 3  # in a cell, from which on it is a text, not a name
-_FEWEST_NUMBERED = 10  # rows, of which fewer may have the numbers 0, 1, 2, ... by chance
+_FEWEST_TEXTS = 100  # fewer rows may have distinct categories by chance
+_WORDS = 3  # a cell with at least so many words is a text, not a name
+_FEWEST_NUMBERED = 10  # fewer rows may have the numbers 0, 1, 2, ... by chance
 _OTHER_DATE = r"\d{1,2}([./-])\d{1,2}\1(\d{4}|\d\d)([ T].*)?|\d{4}([./])\d{1,2}\4\d{1,2}([ T].*)?"
 _NOT_AS_WRITTEN = "dates, but not written as 2026-01-31"
 _LIKE_A_NUMBER = re.compile(r"\d|inf", re.IGNORECASE)
@@ -38,14 +38,14 @@ _SIGNED = r"[+-]?[$€£¥]?\s?[+-]?\d{1,3}([ ,']?\d{3})*([.,]\d+)?\s?[$€£¥%
 def settle_types(
     frame: pd.DataFrame, encoding: Encoding, unused: Collection[str] = (), where: str = "the table"
 ) -> pd.DataFrame:
-    """Return a whole table whose columns of text are numbers where they are to be, and refuse what may be meant so.
+    """Return a whole table with text columns of ``encoding.numeric`` as numbers; refuse columns of mistyped numbers.
 
-    A column of text stays one of categories, unless at least :data:`MOST_ARE_NUMBERS` of its filled cells, but not all
-    of them, are numbers, with or without a comma in them: then one mistyped cell would make a category of every number.
-    Of columns that are ``unused`` nothing is asked.
+    Other text columns are categories.  One is refused if at least a share of :data:`MOST_ARE_NUMBERS`, but not all, of
+    its filled cells are numbers, with or without a comma: because of a few mistyped cells every number would become a
+    category.  Columns that are ``unused`` are not checked.
 
     Raises:
-        DataError: naming the column, the first cells that are no numbers, and the ways out.
+        DataError: naming the column, the first cells that are no numbers, and possible remedies.
     """
     require_columns(frame, {"encoding.numeric": encoding.numeric}, where)
     text = [pd.api.types.is_object_dtype(kind) or pd.api.types.is_string_dtype(kind) for kind in frame.dtypes]
@@ -59,12 +59,12 @@ def settle_types(
 
 
 def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
-    """The message on a column of texts most of which are numbers; empty for any other."""
+    """A message about a text column that consists mostly of numbers; empty for any other column."""
     counts = column.value_counts()
     if not len(counts):
         return ""
     cells = counts.index.to_series().astype(str)
-    if not any(map(_LIKE_A_NUMBER.search, cells)):  # most columns are of names: the rest takes as long as reading them
+    if not any(map(_LIKE_A_NUMBER.search, cells)):  # fast exit for columns of names
         return ""
     numbers = pd.to_numeric(cells, errors="coerce").notna()
     share = counts[numbers.to_numpy()].sum() / counts.sum()
@@ -95,12 +95,12 @@ def _as_mistyped_numbers(column: pd.Series, where: str) -> str:
 
 
 def _numeric_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns of numbers, of which durations are none."""
+    """The numeric columns, without durations."""
     return frame[frame.columns[[is_number(kind) for kind in frame.dtypes]]]
 
 
 def _refuse_totals(frame: pd.DataFrame, where: str) -> None:
-    """Refuse a table whose last row is the sum of the others: in every column of numbers, in one beyond all others."""
+    """Refuse a table whose last row is the sum of the others in all numeric columns, and the largest value in one."""
     numbers = _numeric_columns(frame).astype(float)
     if len(frame) < _FEWEST_NUMBERED or numbers.shape[1] == 0:
         return
@@ -114,18 +114,17 @@ def _refuse_totals(frame: pd.DataFrame, where: str) -> None:
 
 
 def numbering(frame: pd.DataFrame, named: Collection[str] = ()) -> dict[str, str]:
-    """Return the columns of a whole table that say which row it is, not what is in it, each with the reason.
+    """Return the columns of a whole table that identify a row and are no features, each with the reason.
 
-    These are columns without a name (as the index of who saved the table is), whole numbers that number the rows in
-    any order, all different ones in a column called "id", "index" or the like, copies of another column that pandas
-    has called "NAME.1", and columns of texts most of which occur once.  A network would learn the order of the table
-    from them, or the label.
+    These are columns without a name (such as a saved index), whole numbers that number the rows in any order, distinct
+    numbers in a column called "id", "index" or the like, copies of another column, which pandas calls "NAME.1", and
+    columns of texts most of which occur once.  A network would learn the order of the rows from them, or the label.
 
     Args:
-        frame: as read.
-        named: columns that the user has named, which are never among them.
+        frame: the table as read.
+        named: columns that the user has named, which are never returned.
     """
-    if frame.attrs.get("sparse"):  # of LIBSVM's format, which has features only
+    if frame.attrs.get("sparse"):  # LIBSVM's format has features only
         return {}
     names = [str(name) for name in frame.columns if name not in named]
     reasons = {name: "no name" for name in names if _UNNAMED.fullmatch(name)}
@@ -139,7 +138,7 @@ def numbering(frame: pd.DataFrame, named: Collection[str] = ()) -> dict[str, str
 
 
 def _mostly_unique(column: pd.Series) -> str:
-    """Why most cells of a column of texts stand in one row only; empty where that is not so."""
+    """The reason why a column of texts is no feature, if most cells occur in one row only; else empty."""
     filled = column.dropna()
     if len(filled) < _FEWEST_NUMBERED or not isinstance(filled.iloc[0], str):
         return ""
@@ -158,7 +157,7 @@ def _mostly_unique(column: pd.Series) -> str:
 
 
 def _mistaken_kind(cells: pd.Series) -> str:
-    """What texts are that were to be dates or numbers; empty of any others."""
+    """A remark if texts look like dates or numbers in another notation; else empty."""
     if are_other_dates(cells):
         return _NOT_AS_WRITTEN
     numbers = pd.to_numeric(cells, errors="coerce").notna()
@@ -169,10 +168,10 @@ def _mistaken_kind(cells: pd.Series) -> str:
 
 
 def _row_numberings(frame: pd.DataFrame) -> list[str]:
-    """The columns of different whole numbers that leave none out, or have the name of a number of rows."""
+    """The columns of distinct whole numbers without gaps, or with a name such as "id"."""
     if len(frame) < _FEWEST_NUMBERED:
         return []
-    first = _numeric_columns(frame.head(_FEWEST_NUMBERED))  # of most columns these are enough
+    first = _numeric_columns(frame.head(_FEWEST_NUMBERED))  # enough to exclude most columns
     values = first.to_numpy(dtype=np.float64, na_value=np.nan)
     values = np.where(np.isfinite(values), values, np.nan)
     possible = (values % 1 == 0).all(0) & (np.diff(np.sort(values, axis=0), axis=0) > 0).all(0)
@@ -192,11 +191,13 @@ def described(
     left_out: Mapping[str, str],
     sensitive: Sequence[str] = (),
 ) -> str:
-    """Return in a few lines what the columns of a table were taken for, and how much of other splits is unseen.
+    """Return a few lines on how the columns of a table are encoded, and on unseen values in other splits.
 
-    For every split ``unseen`` has, of columns of categories, the share of cells whose value the training split lacks;
-    ``left_out`` has the columns that are no features because of what :func:`numbering` says, ``sensitive`` those that
-    define groups and are none, either.
+    Args:
+        columns: the encoded columns.
+        unseen: split -> categorical column -> share of cells whose value does not occur in the training split.
+        left_out: the columns that are no features by :func:`numbering`, with the reasons.
+        sensitive: the columns that define groups and are no features.
     """
     dates = [column.name for column in columns if isinstance(column, NumericColumn) and column.periods]
     numbers = [c.name for c in columns if not isinstance(c, CategoricalColumn) and c.name not in dates]
@@ -221,7 +222,7 @@ def described(
 
 
 def are_other_dates(cells: pd.Series) -> bool:
-    """Whether nearly all of some texts are dates that are not written as ISO 8601 has them."""
+    """Whether nearly all texts are dates in another notation than ISO 8601."""
     alike = cells.str.strip().str.fullmatch(_OTHER_DATE)
     return len(cells) > 0 and bool(alike.mean() >= MOST_ARE_NUMBERS)
 
@@ -229,15 +230,15 @@ def are_other_dates(cells: pd.Series) -> bool:
 def doubts(
     frame: pd.DataFrame, features: Sequence[str], labels: Sequence[str], sensitive: Sequence[str] = ()
 ) -> list[str]:
-    """Return lines on what training rows may not be meant to hold, each with the way out.
+    """Return warnings about probable mistakes in the training rows, each with advice.
 
-    Named are features that tell a label, and values of labels and groups that differ in upper and lower case only.
+    These are features that determine a label, and values of labels and groups that differ only in case.
 
     Args:
         frame: the training rows.
-        features: the names of the columns that are features.
-        labels: of those that are labels of classes.
-        sensitive: of those whose values are groups.
+        features: names of the columns that are features.
+        labels: names of the columns that are labels of classes.
+        sensitive: names of the columns that define groups.
     """
     lines = [
         f"  {name!r} tells {label!r} in every training row: if it is not known beforehand, columns.drop=[{name!r}]"
@@ -255,10 +256,10 @@ def doubts(
 
 
 def _determines(feature: pd.Series, label: pd.Series) -> bool:
-    """Whether every value of a column has one label only; with few rows, or one label, that is chance."""
+    """Whether every value of a column has one label only; False with few rows or one label."""
     if len(label) < _FEWEST_TEXTS:
         return False
-    for rows in (_FEWEST_TEXTS, len(label)):  # of most columns the first ones are enough
+    for rows in (_FEWEST_TEXTS, len(label)):  # the first rows exclude most columns
         codes, values = pd.factorize(feature.iloc[:rows], use_na_sentinel=False)
         label_codes, classes = pd.factorize(label.iloc[:rows], use_na_sentinel=False)
         if not len(values) == len(classes) == len({*zip(codes.tolist(), label_codes.tolist(), strict=True)}):
@@ -267,7 +268,7 @@ def _determines(feature: pd.Series, label: pd.Series) -> bool:
 
 
 def _name_and_size(column: CategoricalColumn) -> str:
-    """The name and the number of values; what may be numbers or dates after all is said so."""
+    """The name and the number of values of a column, with a remark if they may be numbers or dates."""
     size = len(column.categories)
     if are_other_dates(pd.Series(column.categories, dtype=object)):
         return f"{column.name} ({size} {_NOT_AS_WRITTEN})"
@@ -281,9 +282,9 @@ def _first(texts: Sequence[str]) -> str:
 
 
 def require_seen(columns: Sequence[Column], unseen: Mapping[str, float], frame: pd.DataFrame, where: str) -> None:
-    """Raise :class:`DataError` naming a column of categories if most of its cells are of values not fitted on.
+    """Raise :class:`DataError` if most cells of a categorical column have values that do not occur in training.
 
-    Of every column ``unseen`` has the share of such cells among the rows ``frame``, which are called ``where``.
+    ``unseen`` is the share of such cells in every column of the rows ``frame``, which are called ``where``.
     """
     for column in columns:
         name, share = column.name, unseen.get(column.name, 0.0)

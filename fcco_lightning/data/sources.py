@@ -1,4 +1,4 @@
-"""One reader for every kind of table: file, saved ``datasets`` folder, hub id, or something in memory."""
+"""One reader for all kinds of tables: files, saved ``datasets`` folders, hub ids and objects in memory."""
 
 import os
 import re
@@ -23,7 +23,7 @@ ACCEPTED = (
 _SUFFIXES = {".parquet": "parquet", ".pq": "parquet"} | dict.fromkeys(
     (".svm", ".svmlight", ".libsvm", ".letor", ".txt", ".bz2"), "svmlight"
 )
-_READERS = {  # of pandas, by what a file is called that is to be written anew
+_READERS = {  # readers of pandas for files that must be converted first
     ".gz": "read_csv(FILE)",
     ".zip": "read_csv(FILE)",
     ".xz": "read_csv(FILE)",
@@ -40,7 +40,7 @@ _READERS = {  # of pandas, by what a file is called that is to be written anew
 _BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")
 _SEVERAL = (Mapping, np.ndarray, list, tuple, set)
 _BYTES = (bytes, bytearray, memoryview)
-_BYTES_A_CELL = 24  # of a feature that is held densely: in the frame, while it is encoded, and encoded
+_BYTES_A_CELL = 24  # memory of a dense feature: in the frame, during encoding, and encoded
 _FEATURE = re.compile(r"f\d+")
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w.-]+(:[\w.\[\]:%+-]+)?")
 
@@ -49,16 +49,17 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
     """Read ``source`` into a DataFrame with a fresh index 0..n-1.
 
     Args:
-        source: one of :data:`ACCEPTED`.  Files and folders win over hub ids, whose split is ``train`` if left out.
-        argument: what the caller calls it, for messages.
-        texts: columns of which every cell of a .csv or .tsv is a text as it stands there, also "NA" and "001".
+        source: one of :data:`ACCEPTED`.  Files and folders take precedence over hub ids, whose default split is
+            ``train``.
+        argument: name of the source in messages.
+        texts: columns of a .csv or .tsv whose cells are read literally as texts, such as "NA" and "001".
 
-    A file of LIBSVM's format has lines ``label qid:7 1:0.5 8:2 # comment``, and may be packed as .bz2.  Its columns
-    become ``label``, ``qid`` (if a line names one) and ``f1``, ``f8``, ..., dense, with 0 where nothing is written.  A
-    table that comes with scikit-learn has its label in the column ``target``.
+    A file in LIBSVM's format has lines ``label qid:7 1:0.5 8:2 # comment``, and may be compressed as .bz2.  It becomes
+    the columns ``label``, ``qid`` (if a line has one) and ``f1``, ``f8``, ..., dense, with 0 for absent features.  A
+    table of scikit-learn has its label in the column ``target``.
 
     Returns:
-        A new frame with one row per sample; text cells stripped of surrounding blanks.
+        A new frame with one row per sample, without blanks around texts.
 
     Raises:
         DataError: if the source is missing, unreadable, of another kind, or has no rows.
@@ -76,7 +77,7 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
     frame.columns = frame.columns.map(str)
     _require_plain(frame, f"{argument}={shown(source)}")
     for name in frame.columns[[not pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]]:
-        if pd.api.types.infer_dtype(frame[name], skipna=True) == "decimal":  # amounts in a data base, which are numbers
+        if pd.api.types.infer_dtype(frame[name], skipna=True) == "decimal":  # decimals of a data base are numbers
             frame[name] = frame[name].astype(float)
             continue
         frame[name] = stripped(frame[name])
@@ -84,7 +85,7 @@ def read_table(source: Any, argument: str = "source", texts: Sequence[str] = ())
 
 
 def _require_plain(frame: pd.DataFrame, where: str) -> None:
-    """Refuse names that two columns have, and columns of lists, mappings or complex numbers, which are no features."""
+    """Refuse duplicate names of columns, and columns of lists, mappings or complex numbers, which are no features."""
     require_different(frame.columns, where)
     for name in frame.columns[[pd.api.types.is_complex_dtype(kind) for kind in frame.dtypes]]:
         raise DataError(f"{where}: the column {str(name)!r} holds complex numbers. Give their two parts a column each.")
@@ -104,7 +105,7 @@ def _require_plain(frame: pd.DataFrame, where: str) -> None:
 
 
 def _holds_anything(kind: Any) -> bool:
-    """Whether cells of a type may be lists, mappings or bytes, as those of Python's objects and some of Arrow's are."""
+    """Whether cells of a type, such as object and some types of Arrow, may be lists, mappings or bytes."""
     return pd.api.types.is_object_dtype(kind) or getattr(kind, "type", None) in (list, dict, bytes)
 
 
@@ -116,7 +117,7 @@ def is_hub_id(source: Any) -> bool:
 
 
 def _kind_of(path: Path) -> str | None:
-    """Tell by its name how a file is read; None if it is not."""
+    """Return the kind of a file by its name; None if it cannot be read."""
     return "text" if separator(path) else _SUFFIXES.get(path.suffix.lower())
 
 
@@ -141,12 +142,12 @@ def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
         raise DataError(f"{argument}='{path}': unknown suffix {path.suffix!r}.{anew} Accepted are {ACCEPTED}.")
     if kind == "svmlight":
         return _from_svmlight(path, argument)
-    # pandas, not load_dataset("csv"): that copies the file to a cache outside the project and costs a second or more.
+    # not load_dataset("csv"), which copies the file to a cache and takes a second or more
     try:
         if kind == "parquet":
             return pd.read_parquet(path)
-        # Whole columns at once, so that types are the same however long the file is; the copy puts columns of one type
-        # into one piece of memory, without which 100,000 of them take many times as long.
+        # low_memory=False infers the type of a whole column, whatever the length of the file; the copy below makes
+        # columns of one type contiguous, which speeds up tables of 100,000 columns many times
         frame = read_csv(path, f"{argument}='{path}'", with_names=True, skipinitialspace=True, low_memory=False)
         return as_written(frame.copy(), path, texts)
     except DataError:
@@ -155,14 +156,14 @@ def _from_file(path: Path, argument: str, texts: Sequence[str]) -> pd.DataFrame:
         raise DataError(
             f"{argument}='{path}' is empty. It must hold a line with the names of the columns, and one a sample."
         ) from error
-    except Exception as error:  # of a damaged file, readers raise almost any kind
+    except Exception as error:  # readers of damaged files raise errors of many classes
         raise DataError(f"{argument}='{path}' is not a readable {kind} file: {error}") from error
 
 
 def with_features(frame: pd.DataFrame, names: Iterable[str]) -> pd.DataFrame:
-    """Return a table read from LIBSVM's format with those of ``names`` that are features, and any other as it is.
+    """Return a table read from LIBSVM's format with 0 in all features of ``names`` that it lacks; others unchanged.
 
-    Such a file names the features that are not 0 only: those that it lacks are 0.
+    Such a file contains only the features that are not 0.
     """
     absent = [name for name in names if name not in frame.columns and _FEATURE.fullmatch(str(name))]
     if not absent or not frame.attrs.get("sparse"):
@@ -174,7 +175,7 @@ def _from_svmlight(path: Path, argument: str) -> pd.DataFrame:
     from sklearn.datasets import load_svmlight_file  # noqa: PLC0415  (slow to import, and only needed here)
 
     try:
-        # Features keep the numbers of the file, wherever it starts to count.
+        # zero_based=True keeps the numbers of the features as they are in the file
         matrix, label, query = load_svmlight_file(str(path), query_id=True, zero_based=True)
     except (OSError, ValueError, OverflowError) as error:
         raise DataError(f"{argument}='{path}' is not a readable file of LIBSVM's format: {error}") from error
@@ -196,7 +197,7 @@ def _from_svmlight(path: Path, argument: str) -> pd.DataFrame:
 
 
 def _memory() -> int | None:
-    """Return the bytes of memory of this machine, or None where the system does not tell."""
+    """Return the bytes of memory of this machine, or None if they are not known."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -213,12 +214,12 @@ def _from_sklearn(name: str, argument: str) -> pd.DataFrame:
 
 
 def open_dataset(source: str, argument: str, accepted: str, split: str | None = "train") -> Any:
-    """Return what ``datasets`` makes of a folder written by ``save_to_disk``, or of "owner/name" or "owner/name:split".
+    """Open a folder written by ``save_to_disk``, or the hub id "owner/name" or "owner/name:split", with ``datasets``.
 
-    If a hub id names no split it is ``split``, or None for a mapping of all splits.
+    ``split`` is the default for a hub id without one; None for a mapping of all splits.
 
     Raises:
-        DataError: if there is neither; it names the ``argument`` and what is ``accepted``.
+        DataError: if there is neither; it names the ``argument`` and the ``accepted`` sources.
     """
     import datasets  # noqa: PLC0415  (slow to import, and only needed here)
 
@@ -227,7 +228,7 @@ def open_dataset(source: str, argument: str, accepted: str, split: str | None = 
         if Path(source).is_dir():
             return datasets.load_from_disk(source)
         return datasets.load_dataset(name, split=suffix or split)
-    except Exception as error:  # builders raise errors of no common class
+    except Exception as error:  # builders raise errors of many classes
         fault = (
             "is a folder that datasets.load_from_disk cannot read"
             if Path(source).is_dir()
@@ -258,7 +259,7 @@ def _from_memory(source: Any, argument: str) -> pd.DataFrame:
 
 
 def shown(source: Any) -> str:
-    """Return a source as messages name it: its path, or its type; of several the first, and how many more."""
+    """Return a source's name in messages: its path or type; for several the first one and the number of others."""
     if isinstance(source, (list, tuple)) and source:
         return f"{shown(source[0])}{and_more(source, 1)}"
     return f"'{source}'" if isinstance(source, (str, PathLike)) else f"<{type(source).__name__}>"

@@ -1,4 +1,4 @@
-"""How rows are divided into splits, and the check that a split can carry the metrics asked of it."""
+"""Division of rows into splits, and the check that a split has all classes and groups."""
 
 import math
 from collections.abc import Sequence
@@ -21,16 +21,17 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True)
 class Splits:
-    """How the rows of a table are divided.
+    """How the rows of a table are divided into splits.
 
     Args:
-        test_fraction: share of the training table held out for testing, in (0, 1); None with a test table of its own.
-        val_fraction: share of what remains held out for validation, in [0, 1).
+        test_fraction: share of the training table held out for testing, in (0, 1); None if there is a test table.
+        val_fraction: share of the remaining rows held out for validation, in [0, 1).
         seed: seed of the splits, a whole number >= 0.
-        whole: a further column of a batch (``columns.extra``), of which no value is divided among splits, such as a
-            query or a patient; the shares are then those of its values.  None divides rows by class and group.
-        remove_positives: share of the positives (y = 1) of the training table that is taken out at random (by ``seed``)
-            before anything is split off, in [0, 1); a test table of its own stays as it is.
+        whole: a further column of a batch (``columns.extra``), such as a query or a patient; rows with the same value
+            stay in one split, and the shares are shares of its values.  None divides rows, stratified by class and
+            group.
+        remove_positives: share of the positives (y = 1) of the training table that is removed at random (by ``seed``)
+            before rows are held out, in [0, 1); a separate test table is not changed.
 
     Raises:
         ConfigError: if a share or the seed is out of range.
@@ -54,7 +55,7 @@ class Splits:
 
     @property
     def held_out(self) -> dict[str, tuple[float, str]]:
-        """Split -> the share of the rows left until then that it takes, and the argument that says so; in order."""
+        """Split -> its share of the rows that earlier splits leave, and the name of the argument; in order."""
         shares = {"test": self.test_fraction, "val": self.val_fraction}
         return {name: (share, f"splits.{name}_fraction") for name, share in shares.items() if share}
 
@@ -62,7 +63,7 @@ class Splits:
         """Return the training rows that ``remove_positives`` leaves, given their labels (n,); None for all.
 
         Raises:
-            DataError: if there are not two classes, or no positive would be left.
+            DataError: if there are not exactly two classes, or no positive would be left.
         """
         removed = self.remove_positives
         if not removed:
@@ -80,23 +81,23 @@ class Splits:
 
 @dataclass(frozen=True)
 class ImageSplits:
-    """How labelled images or texts are divided.
+    """How labelled images or texts are divided into splits.
 
     Args:
         by: "column" takes the column ``split`` of the layout, which must have "train" and "test" and may have "val",
-            "id_val" and "id_test", or the numbers 0, 1 and 2 for "train", "val" and "test"; "fractions" splits every
-            class, and in groups every class of a group, at random.
-        fractions: shares of training, validation (may be 0) and test, of sum 1; None for 0.8, 0.1, 0.1.
+            "id_val" and "id_test", or the numbers 0, 1 and 2 for "train", "val" and "test"; "fractions" divides at
+            random, stratified by class and group.
+        fractions: shares of training, validation (may be 0) and test, with sum 1; None for 0.8, 0.1, 0.1.
         seed: seed of the random split, a whole number >= 0.
-        limit: take only the first rows (of every part of the column), for a quick try.
-        imbalance: share of positives (y = 1) that is left in the training split, in (0, 1): as many positives are taken
-            out at random (by ``seed``) as it takes; None leaves all.  The other splits stay as they are.
-        whole: a column of the table, of which "fractions" divides no value, such as a patient of several images; the
-            shares are then those of its values.  None for the number of a comment in "civilcomments", whose rows are
-            one for each identity that it mentions, and for no column elsewhere.
+        limit: largest number of rows of every split (the first ones), for a quick try.
+        imbalance: share of positives (y = 1) in the training split, in (0, 1), which is reached by removing positives
+            at random (by ``seed``); None removes none.  The other splits are not changed.
+        whole: a column of the table, such as a patient with several images; "fractions" keeps rows with the same value
+            in one split, and the shares are shares of its values.  None for the column ``comment`` of "civilcomments",
+            which has a row for each identity in a comment, and for no column in other layouts.
 
     Raises:
-        ConfigError: if the shares are none, or are given although ``by`` is "column", or a number is out of range.
+        ConfigError: if the shares are invalid, or given although ``by`` is "column", or a number is out of range.
     """
 
     by: Literal["column", "fractions"] = "column"
@@ -137,24 +138,24 @@ class ImageSplits:
 
     @property
     def held_out(self) -> dict[str, tuple[float, str]]:
-        """Split -> the share of the rows left until then that it takes, and the argument that says so; in order."""
+        """Split -> its share of the rows that earlier splits leave, and the name of the argument; in order."""
         _, val, test = self.shares
         shares = {"test": test, "val": val / (1 - test)} if self.by == "fractions" else {}
         return {name: (share, "splits.fractions") for name, share in shares.items() if share}
 
     def parts(self, frame: pd.DataFrame, kind: str) -> dict[str, tuple[pd.DataFrame, str]]:
-        """Return the rows of every split that the column ``split`` names, and what each is called in messages.
+        """Return the rows of every split in the column ``split``, at most ``limit``, and its name in messages.
 
-        With "fractions" all rows are "train".  Of every split at most ``limit`` rows are taken.  The numbers 0, 1 and 2
-        are "train", "val" and "test", as the metadata of Waterbirds and of WILDS have them.
+        With "fractions" all rows are "train".  The numbers 0, 1 and 2 stand for "train", "val" and "test", as in the
+        metadata of Waterbirds and of WILDS.
 
         Args:
             frame: the rows.
-            kind: what the samples are, for messages.
+            kind: what the samples are, in messages.
 
         Raises:
-            DataError: if there is no such column, or it holds other values than :data:`PARTS`, or no training or
-                testing.
+            DataError: if there is no such column, if it has other values than :data:`PARTS`, or if "train" or "test" is
+                absent.
         """
         limit, where = len(frame) if self.limit is None else self.limit, f"the table of the {kind}"
         if self.by == "fractions":
@@ -180,7 +181,7 @@ class ImageSplits:
         return {name: (part, f"the {name} rows") for name, part in rows.items()}
 
     def kept(self, y: Tensor) -> Tensor | None:
-        """Return the training rows that are left when positives are taken out until their share is ``imbalance``.
+        """Return the training rows that remain when positives are removed until their share is ``imbalance``.
 
         Raises:
             DataError: if the labels are not 0 and 1, if there are too few positives already, or if none would be left.
@@ -208,7 +209,7 @@ def _has_two_classes(y: Tensor) -> bool:
 
 
 def keep_positives(y: Tensor, count: int, seed: int) -> Tensor:
-    """Return the rows, in order, that are left when positives (y = 1) are taken out at random until ``count`` stay."""
+    """Return the rows, in order, that remain when positives (y = 1) are removed at random until ``count`` are left."""
     positives = (y == 1).nonzero().flatten()
     order = torch.randperm(len(positives), generator=torch.Generator().manual_seed(seed))
     return torch.cat([(y == 0).nonzero().flatten(), positives[order[:count]]]).sort().values
@@ -217,9 +218,9 @@ def keep_positives(y: Tensor, count: int, seed: int) -> Tensor:
 def stratified_split(
     strata: Tensor, held_out: float, seed: int, argument: str, *, both_sides: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Split the rows 0..n-1 at random so that every stratum gives the same share; ``strata`` (n,) are whole numbers.
+    """Split the rows 0..n-1 at random with the same share of every stratum; ``strata`` (n,) are whole numbers.
 
-    With ``both_sides`` rounding takes no stratum of two rows or more away from either part.
+    With ``both_sides`` every stratum of at least two rows has rows in both parts.
 
     Returns:
         Row numbers of the rest and of the held-out part, each in ascending order.
@@ -252,7 +253,7 @@ def whole_split(
 ) -> tuple[Tensor, Tensor]:
     """Split the rows 0..n-1 at random so that rows of one value stay together; ``held_out`` is a share of the values.
 
-    With ``strata``, whole numbers (n,), it is that of the values whose first row lies in each of them.
+    With ``strata``, whole numbers (n,), values are stratified by the stratum of their first row.
 
     Raises:
         ConfigError: if ``held_out`` is not in (0, 1).
@@ -274,10 +275,10 @@ def whole_split(
 def grouped_split(
     group: Tensor, names: Sequence[str], held_out: float, seed: int, argument: str, kinds: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Split the rows 0..n-1 as :func:`stratified_split` does by group, but leave every group a row in both parts.
+    """Split the rows 0..n-1 as :func:`stratified_split` does by group, with rows of every group in both parts.
 
-    With ``kinds``, whole numbers >= 0 (n,), such as classes, rows are split by group and kind; those kinds of a group
-    of which the share is no row, or all rows, are split together.
+    With ``kinds``, whole numbers >= 0 (n,), such as classes, rows are stratified by group and kind; kinds of a group so
+    rare that a part would have none of their rows are united.
 
     Raises:
         ConfigError: if ``held_out`` is not in (0, 1).
@@ -306,10 +307,10 @@ def _strata(group: Tensor, kinds: Tensor, held_out: float) -> Tensor:
 def require_all_cells(
     y: Tensor, group: Tensor | None, classes: Sequence[str], groups: Sequence[str], where: str
 ) -> None:
-    """Raise :class:`DataError` naming what is empty unless all classes, groups and combinations of both have rows.
+    """Raise :class:`DataError` naming the empty ones unless all classes, groups and combinations of both have rows.
 
-    The labels ``y`` (n,) number the ``classes``, and ``group`` (n,), or None for no groups, the ``groups``; rows of
-    group -1 are of none.
+    ``y`` (n,) are numbers of ``classes``, and ``group`` (n,), or None for no groups, numbers of ``groups``, or -1 for
+    rows without one.
     """
     if group is not None:
         y, group = y[group >= 0], group[group >= 0]

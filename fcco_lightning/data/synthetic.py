@@ -1,4 +1,4 @@
-"""Problems that are made in memory, most of which have an optimum that is known."""
+"""Synthetic problems, most of which have a known optimum."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,14 +18,14 @@ from fcco_lightning.errors import ConfigError
 
 
 class Distribution(ABC):
-    """What samples are drawn from."""
+    """A distribution of samples with their labels and groups."""
 
     @abstractmethod
     def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return ``size`` samples (of groups: so many of each; of lists or bags: so many of these), as columns."""
+        """Return ``size`` samples as columns; ``size`` counts samples per group, or lists or bags, if there are any."""
 
     def train_and_test(self, num_train: int, num_test: int, seed: int) -> dict[str, dict[str, Tensor]]:
-        """Return independent samples of both splits by their names.
+        """Return independent samples of the splits "train" and "test" by name.
 
         Raises:
             ConfigError: if a number is below 1.
@@ -36,7 +36,7 @@ class Distribution(ABC):
 
 
 class TableDistribution(Distribution):
-    """A distribution whose samples are treated as a table: features are encoded, and rows can be held out."""
+    """A distribution whose samples are a table: features are encoded, and rows can be held out."""
 
     columns: ClassVar[Columns]
     """What the columns of the table mean."""
@@ -51,7 +51,7 @@ class TableDistribution(Distribution):
 
 
 class TensorDistribution(Distribution):
-    """A distribution whose samples are taken as they are, perhaps with further things of which a batch has some."""
+    """A distribution whose samples are used without encoding; batches may have further parts, see :attr:`others`."""
 
     num_classes: int | None = None
     """Number of classes, if ``y`` is one of many."""
@@ -63,7 +63,7 @@ class TensorDistribution(Distribution):
 
     @property
     def others(self) -> dict[str, int]:
-        """Further parts of a batch -> how many things there are, of which such a part has some."""
+        """Name of a further part of batches -> number of objects, such as classes, from which it is drawn."""
         return {}
 
 
@@ -83,7 +83,7 @@ class GaussianGroups(TableDistribution):
         deltas: separation of the classes in group 0 and 1, > 0.
         priors: share of positives in group 0 and 1, in (0, 1).
         favoured_share: q, share of group 1, in (0, 1).
-        angle: between the two groups' directions, in radians.
+        angle: angle between the directions v_0 and v_1, in radians.
 
     Example:
         >>> problem = GaussianGroups()
@@ -141,7 +141,7 @@ class GaussianGroups(TableDistribution):
     def bayes_roc_gap(self) -> float:
         """Return the largest difference between the groups' true or false positive rates at a common threshold.
 
-        It is that of 100,001 thresholds in a grid that covers both groups' scores to 8 standard deviations.
+        It is computed on a grid of 100,001 thresholds that covers both groups' scores to 8 standard deviations.
         """
         up, down, spread = self._score_laws()
         low, high = float((down - 8 * spread).min()), float((up + 8 * spread).max())
@@ -207,13 +207,13 @@ class ProportionalHazards(TableDistribution):
 
     @staticmethod
     def log_risk(x: Tensor) -> Tensor:
-        """Return h of ``x`` (n, d), shape (n,): no score has a larger concordance in the long run."""
+        """Return h of ``x`` (n, d), shape (n,): no score has a larger expected concordance."""
         return x[:, 0] - x[:, 1] + x[:, 0] * x[:, 2]
 
 
 @dataclass(frozen=True)
 class GradedLists(TableDistribution):
-    r"""Queries with items whose grades 0 to 4 follow a score that is not linear, with noise.
+    r"""Queries with items whose grades 0 to 4 are a noisy function of a nonlinear score.
 
     .. math:: x \sim N(0, I_d), \quad s(x) = x_0 + x_1 x_2, \quad y = \text{number of the thresholds } 1, 2, 3, 4
               \text{ below } s(x) + \text{shift of the query} + \sigma \varepsilon
@@ -237,7 +237,7 @@ class GradedLists(TableDistribution):
         non_negative("noise", self.noise)
 
     def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draw ``size`` lists, n items together.
+        """Draw ``size`` lists with n items in all.
 
         Returns:
             ``x`` (n, d) float32, ``y`` (n,) int64 in 0..4, ``query`` (n,) int64 in 0..size - 1.
@@ -250,25 +250,25 @@ class GradedLists(TableDistribution):
 
     @staticmethod
     def score(x: Tensor) -> Tensor:
-        """Return s of ``x`` (n, d), shape (n,): no score ranks better in the long run."""
+        """Return s of ``x`` (n, d), shape (n,): no score ranks better in expectation."""
         return x[:, 0] + x[:, 1] * x[:, 2]
 
 
 @dataclass(frozen=True)
 class Garnet(TensorDistribution):
-    r"""A Markov reward process of the Garnet family, on which methods of policy evaluation are usually compared.
+    r"""A Markov reward process of the Garnet family, a usual benchmark of policy evaluation.
 
-    From each of n states the chain goes on to one of ``branching`` others, chosen at random, with probabilities that
-    are the gaps between uniform points in [0, 1]; the expected reward of a state is uniform in [0, 1] and that of a
-    transition has Gaussian noise.  The features of a state are d random binary numbers and a constant.
+    Each of n states has ``branching`` successors, chosen at random, with probabilities that are the gaps between
+    uniform points in [0, 1]; the expected reward of a state is uniform in [0, 1], and the reward of a transition has
+    Gaussian noise.  The features of a state are d random binary numbers and a constant.
 
     Args:
         num_states: n, >= 2.
-        branching: next states of a state, in 1..n.
+        branching: number of successors of a state, in 1..n.
         num_features: d, >= 1; with d >= n - 1 a linear value function can usually be exact.
-        discount: in [0, 1).
+        discount: discount factor, in [0, 1).
         noise: standard deviation of a reward, >= 0.
-        seed: of the process.
+        seed: seed of the process.
 
     Example:
         >>> problem = Garnet(num_states=30, branching=3)
@@ -294,7 +294,7 @@ class Garnet(TensorDistribution):
 
     @property
     def num_groups(self) -> int:
-        """The states are the groups."""
+        """Number of states, which are the groups."""
         return self.num_states
 
     def transitions(self) -> Tensor:
@@ -323,8 +323,8 @@ class Garnet(TensorDistribution):
     def sample(self, size: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw ``size`` transitions from every state, m in all.
 
-        Returns: ``x`` (m, 2, d + 1), features of both states; ``group`` (m,), number of the first; ``next`` (m,),
-            number of the second; ``reward`` (m,) and ``value`` (m,), the true value of the first, float32.
+        Returns: ``x`` (m, 2, d + 1), features of a state and its successor; ``group`` (m,), number of the state;
+            ``next`` (m,), number of the successor; ``reward`` (m,) and ``value`` (m,), the state's true value, float32.
         """
         state = torch.arange(self.num_states).repeat_interleave(at_least("size", size, 1))
         follows = torch.multinomial(self.transitions()[state], 1, generator=generator).squeeze(1)
@@ -352,7 +352,7 @@ class ManyClasses(TensorDistribution):
         num_classes: C, >= 2.
         dim: d, >= 1.
         noise: > 0.
-        seed: of the centres.
+        seed: seed of the centres.
     """
 
     num_classes: int = 1000
@@ -367,7 +367,7 @@ class ManyClasses(TensorDistribution):
 
     @property
     def others(self) -> dict[str, int]:
-        """Batches have some of the classes, too."""
+        """Batches have a part with some of the classes."""
         return {"classes": self.num_classes}
 
     def centres(self) -> Tensor:
@@ -382,7 +382,7 @@ class ManyClasses(TensorDistribution):
 
 @dataclass(frozen=True)
 class LatentChoice(TensorDistribution):
-    r"""Responses y of 0 or 1 that depend on which of m latent values applies.
+    r"""Binary responses y that depend on a latent variable z with m values.
 
     ``x ~ N(0, I_d)``, ``p(z | x)`` proportional to ``exp(sharpness <x, e_z>)``, and
     ``p(1 | z, x) = sigmoid(scale <x, a_z>)`` with random unit vectors e_z and a_z, so that
@@ -393,7 +393,7 @@ class LatentChoice(TensorDistribution):
         dim: d, >= 1.
         sharpness: > 0.
         scale: > 0.
-        seed: of the vectors.
+        seed: seed of the vectors.
     """
 
     num_latent: int = 200
@@ -410,7 +410,7 @@ class LatentChoice(TensorDistribution):
 
     @property
     def others(self) -> dict[str, int]:
-        """Batches have some of the values of the latent variable, too."""
+        """Batches have a part with some of the values of the latent variable."""
         return {"latent": self.num_latent}
 
     def log_odds(self, x: Tensor) -> Tensor:
@@ -462,7 +462,7 @@ class BlockDistributions(TensorDistribution):
 
     @property
     def num_groups(self) -> int:
-        """The distributions are the groups."""
+        """Number of distributions, which are the groups."""
         return self.num_distributions
 
     @property
@@ -485,7 +485,7 @@ class BlockDistributions(TensorDistribution):
         return {"x": x, "y": (self.score(x) + z > 0).long(), "group": group}
 
     def score(self, x: Tensor) -> Tensor:
-        """The labelling network's score of ``x`` (n, dim), shape (n,): but for the noise its sign is the label."""
+        """The labelling network's score of ``x`` (n, dim), shape (n,); without noise its sign is the label."""
         generator = torch.Generator().manual_seed(self.seed)
         first = 2 * torch.rand(self.hidden, self.dim, generator=generator) - 1
         second = 2 * torch.rand(self.hidden, generator=generator) - 1
@@ -494,14 +494,14 @@ class BlockDistributions(TensorDistribution):
 
 @dataclass(frozen=True)
 class DigitBags(TensorDistribution):
-    """Bags of images of digits, of which those are positive that hold a nine.
+    """Bags of images of digits; a bag is positive if it contains a nine.
 
     The images are those of :func:`fcco_lightning.data.digits.digits`, equally many of every digit, divided at random
-    among the bags.  An instance is one of them: ``x`` (n, 256) float32, grey levels of mean about 0 and variance about
-    1, ``bag`` (n,) int64, the number of its bag, and ``y`` (n,) int64, the label of the bag.
+    among the bags.  The columns of the n instances (images) are ``x`` (n, 256) float32, grey levels of mean about 0 and
+    variance about 1, ``bag`` (n,) int64, the number of the bag, and ``y`` (n,) int64, the label of the bag.
 
     Args:
-        size: number of images in a bag, >= 1; of 8, 57% of the bags are positive.
+        size: number of images in a bag, >= 1; with 8 images, 57% of the bags are positive.
     """
 
     size: int = 8
@@ -515,7 +515,7 @@ class DigitBags(TensorDistribution):
         return self._bags(digits(size * self.size, 10, seed)["train"], generator)
 
     def train_and_test(self, num_train: int, num_test: int, seed: int) -> dict[str, dict[str, Tensor]]:
-        """Return bags of both splits, whose images are of other handwritings."""
+        """Return bags of both splits, which have no handwriting in common."""
         generator = torch.Generator().manual_seed(seed)
         train, test = at_least("num_train", num_train, 1), at_least("num_test", num_test, 1)
         images = digits(train * self.size, test * self.size, seed)

@@ -1,4 +1,4 @@
-"""A table of tensors that hands out whole batches with one gather per column."""
+"""Tables of tensors from which a whole batch is gathered column by column."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,12 @@ class TensorTable(Dataset[dict[str, Tensor]]):
     Args:
         columns: name -> tensor, all with the same first dimension n >= 1, for example ``x`` (n, d) float32,
             ``y`` (n,) int64 and ``group`` (n,) int64.  Floating columns must be finite.
-        size: number of rows n, where there may be no column.
-        inputs: what makes columns that do not lie in memory, such as ``x``, when a batch asks for them: rows (B,) int64
-            -> name -> tensor with first dimension B.  None where all do.
+        size: number of rows n; None for that of the columns.
+        inputs: a function that computes columns that are not in memory, such as ``x``, for a batch: rows (B,) int64
+            -> name -> tensor with first dimension B.  None if all columns are in memory.
 
     Raises:
-        DataError: if a column is no tensor, is missing its rows, has a length of its own, holds NaN or infinity, or is
+        DataError: if a column is no tensor, has no rows or another length than the others, holds NaN or infinity, or is
             called ``index``.
 
     Example:
@@ -66,14 +66,14 @@ class TensorTable(Dataset[dict[str, Tensor]]):
 
 
 class LabelTable(Dataset[dict[str, Tensor]]):
-    """A table with several labels as one row for every sample and label, for batches of single labels.
+    """A view of a table with several labels that has one row for every sample and label.
 
     Row r is a sample with one of its labels: ``task`` is the label's number, ``y`` its value, and ``index`` is r.  All
     other columns are those of the sample.
 
     Args:
-        table: with a column ``y`` (n, T).
-        missing: value of ``y`` for labels that are not known, which have no row; None if all are.
+        table: a table with a column ``y`` (n, T).
+        missing: value of ``y`` for unknown labels, which have no row; None if all labels are known.
 
     Raises:
         DataError: if ``y`` is missing or not (n, T).
@@ -119,9 +119,9 @@ class LabelTable(Dataset[dict[str, Tensor]]):
 
 
 def collate(batch: Any, columns: Mapping[str, Tensor] | None = None) -> Any:
-    """Pass a batch that is already a mapping through, and collate a list of samples as torch does.
+    """Return a batch that is a mapping unchanged, and collate a list of samples as torch does.
 
-    With ``columns`` of the table, each (n,), the batch carries their rows, too.
+    With ``columns`` of the table, each (n,), their entries for the batch are added.
     """
     data = batch if isinstance(batch, Mapping) else default_collate(batch)
     return {**data, **{name: column[data["index"]] for name, column in columns.items()}} if columns else data
@@ -157,9 +157,9 @@ def _common_length(columns: Mapping[str, Tensor]) -> int:
 
 
 def require_finite(name: str, column: Tensor) -> None:
-    """Raise :class:`DataError`, which counts the rows, if a column ``name`` of floats, (n, ...), is not finite."""
+    """Raise :class:`DataError` with the number of rows if a float column ``name``, (n, ...), is not finite."""
     if not column.is_floating_point() or math.isfinite(column.sum()):
-        return  # a sum is finite only if all is, and takes no memory
+        return  # fast check: if the sum is finite, so are all entries
     nonfinite = ~torch.isfinite(column).reshape(len(column), -1).all(dim=1)
     if nonfinite.any():
         raise DataError(

@@ -1,4 +1,4 @@
-"""The one reader of text files: tables whose fields a comma or a tab separates, and texts of any kind, in UTF-8."""
+"""The reader of all text files in UTF-8: tables separated by commas or tabs, and other texts."""
 
 import codecs
 import csv
@@ -21,14 +21,14 @@ from pandas.errors import ParserError, ParserWarning
 from fcco_lightning.errors import DataError, printable_lines
 
 _CHUNK = 1 << 20
-_LONGEST = (1 << 31) - 1  # characters of a field; csv stops at 131,072 unless told otherwise, and pandas nowhere
+_LONGEST = (1 << 31) - 1  # characters of a field; the default of csv is 131,072, pandas has no limit
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-_SIGNS = {",": "commas", "\t": "tabs"}  # what messages call them
+_SIGNS = {",": "commas", "\t": "tabs"}  # names in messages
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def separator(path: Path) -> str | None:
-    r"""Return what separates the fields of a .csv, .tsv, .csv.gz or .tsv.gz; None for a file of another name.
+    r"""Return the separator of fields in a .csv, .tsv, .csv.gz or .tsv.gz; None for other names.
 
     Example:
         >>> separator(Path("t.csv")), separator(Path("T.TSV.gz")), separator(Path("t.gz"))
@@ -39,7 +39,7 @@ def separator(path: Path) -> str | None:
 
 @contextmanager
 def _bytes_of(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Give the bytes of a file, unpacked if it is called .gz, and the file that they come from."""
+    """Open a file; yield the stream of its bytes, decompressed if its name ends with .gz, and the raw file."""
     with path.open("rb") as file:
         if path.suffix.lower() != ".gz":
             yield file, file
@@ -49,7 +49,7 @@ def _bytes_of(path: Path) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
 
 
 def read_text(path: Path, where: str) -> str:
-    """Return what stands in a file, which is called ``where`` in messages.
+    """Return the content of a text file, which is called ``where`` in messages.
 
     Raises:
         DataError: if it is not in UTF-8, or holds a NUL, naming the line.
@@ -59,9 +59,9 @@ def read_text(path: Path, where: str) -> str:
 
 
 def require_text(path: Path, where: str) -> None:
-    """Raise :class:`DataError` naming the first byte of a file that is no text in UTF-8, or is NUL, and its line.
+    """Raise :class:`DataError` if a file has a byte that is NUL or not UTF-8, naming the first one and its line.
 
-    A file called .gz is unpacked for it, and refused if that fails.
+    A .gz file is decompressed, and refused if that fails.
     """
     try:
         _require_text(path, where)
@@ -70,7 +70,7 @@ def require_text(path: Path, where: str) -> None:
 
 
 def _require_text(path: Path, where: str) -> None:
-    number = 1  # of the first line of a chunk
+    number = 1  # number of the first line of a chunk
     with _bytes_of(path) as (file, _):
         while chunk := file.read(_CHUNK) + file.readline():  # whole lines
             if (wrong := _first_wrong(chunk)) is not None:
@@ -88,7 +88,7 @@ def _require_text(path: Path, where: str) -> None:
 
 
 def _first_wrong(lines: bytes) -> int | None:
-    """The place of the first byte of some lines that is NUL or no UTF-8; None if there is none."""
+    """The position of the first byte that is NUL or not UTF-8; None if there is none."""
     places = [place] if (place := lines.find(b"\0")) >= 0 else []
     try:
         lines.decode()
@@ -98,17 +98,17 @@ def _first_wrong(lines: bytes) -> int | None:
 
 
 def read_csv(path: Path, where: str, *, with_names: bool = False, **options: Any) -> pd.DataFrame:
-    """Return the rows of a file of comma-separated values, none of whose fields is taken for an index.
+    """Return the rows of a file of comma-separated values; no column becomes the index.
 
     Args:
-        path: of the file; called .tsv it has tabs for commas, and called .gz it is packed.
-        where: what it is called in messages.
-        with_names: whether its first line is looked at before, which must hold different names.
-        **options: of ``pandas.read_csv``.
+        path: path of the file; a .tsv has tabs instead of commas, and a .gz is decompressed.
+        where: name of the file in messages.
+        with_names: whether the first line must be a header with distinct names, which is checked first.
+        **options: further arguments of ``pandas.read_csv``.
 
     Raises:
-        DataError: if it is no text in UTF-8, or a row has more fields than the header, unless the last is always empty,
-            as where every line ends with a comma.
+        DataError: if it is no text in UTF-8, or a row has more fields than the header (except an empty one if every
+            line ends with a comma).
     """
     require_text(path, where)
     if with_names:
@@ -116,7 +116,7 @@ def read_csv(path: Path, where: str, *, with_names: bool = False, **options: Any
     size = path.stat().st_size
     try:
         with _bytes_of(path) as (unpacked, file), warnings.catch_warnings():
-            warnings.simplefilter("error", ParserWarning)  # that a field is lost
+            warnings.simplefilter("error", ParserWarning)  # pandas warns if it drops a field
             with said_if_slow(lambda: f"{where}: {file.tell() / size:.0%} of {size / 1e6:.0f} MB are read."):
                 frame: pd.DataFrame = pd.read_csv(
                     unpacked, **{"index_col": False, "sep": separator(path) or ",", **options}
@@ -129,11 +129,11 @@ def read_csv(path: Path, where: str, *, with_names: bool = False, **options: Any
 
 @contextmanager
 def said_if_slow(remark: Callable[[], str], seconds: float = 2.0) -> Iterator[None]:
-    """Print on the standard error, in the first process of a job, how far something is, if it takes long.
+    """Print progress on the standard error, in the first process of a job, if the body takes long.
 
     Args:
-        remark: gives the line to be printed.
-        seconds: after which it is printed first; then after twice, four times, ... as many.
+        remark: returns the line to be printed.
+        seconds: time until the first line; the next ones follow after 2, 4, ... times as many seconds.
     """
     ended = threading.Event()
 
@@ -156,7 +156,7 @@ def said_if_slow(remark: Callable[[], str], seconds: float = 2.0) -> Iterator[No
 
 @contextmanager
 def _rows_of(path: Path) -> Iterator[Any]:
-    """Give a reader of the fields of a table of text, which may be of any length."""
+    """Open a table and yield an iterator over the fields of its lines, which may have any length."""
     before = csv.field_size_limit(_LONGEST)
     try:
         with _bytes_of(path) as (unpacked, _), io.TextIOWrapper(unpacked, newline="", encoding="utf-8-sig") as file:
@@ -166,13 +166,13 @@ def _rows_of(path: Path) -> Iterator[Any]:
 
 
 def _require_header(path: Path, where: str) -> None:
-    """Refuse a file without a header, with a name twice, and one whose columns another sign than its own separates.
+    """Refuse a file without a header, with duplicate names, or with another separator than its name implies.
 
-    A header is missed where at least one field of the first line is a number, and every column of numbers has a number
-    for a name, unless these just number the columns.
+    The header is considered missing if a field of the first line is a number and the names of all numeric columns are
+    numbers, unless these number the columns.
     """
     with _rows_of(path) as reader:
-        rows: Iterator[list[str]] = filter(None, reader)  # without empty lines
+        rows: Iterator[list[str]] = filter(None, reader)  # skips empty lines
         names, first = next(rows, []), next(rows, [])
     own = separator(path) or ","
     header = own.join(names)
@@ -195,11 +195,11 @@ def _require_header(path: Path, where: str) -> None:
             f"{', ...' if len(names) > 6 else ''}), so this seems to be a row of the table, and the header missing. "
             "Put a line with the names of the columns above it."
         )
-    require_different([*filter(None, names)], where)  # pandas would rename a second column of a name
+    require_different([*filter(None, names)], where)  # pandas would rename duplicates
 
 
 def require_different(names: Iterable[Any], where: str) -> None:
-    """Raise :class:`DataError` if several columns of a table have one name."""
+    """Raise :class:`DataError` if several columns of a table have the same name."""
     repeated = sorted({str(name) for name, count in Counter(names).items() if count > 1})
     if repeated:
         raise DataError(f"{where}: several columns have the name {repeated[0]!r}. Rename or remove all but one.")

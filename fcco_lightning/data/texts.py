@@ -1,4 +1,4 @@
-"""Texts as the tokens of a tokenizer: made once, and padded to the longest text of a batch."""
+"""Tokens of texts, which are computed once and padded to the longest text of a batch."""
 
 import re
 from collections import Counter
@@ -26,11 +26,11 @@ _SPECIAL = {
     "sep_token": "[SEP]",
     "mask_token": "[MASK]",
 }
-_LEARNT_LENGTH = 512  # of a learnt tokenizer, which belongs to no model
-_UNLIMITED = 1_000_000  # transformers says 1e30 where a tokenizer has no limit
+_LEARNT_LENGTH = 512  # default max_length of a learnt tokenizer, which has no model
+_UNLIMITED = 1_000_000  # transformers has 1e30 for a tokenizer without a limit
 _AT_ONCE = 4096
-_LONG_WORD = re.compile(r"[^\W_]{101,}")  # WordPiece takes none of more than 100 characters
-_FEWEST_CHARACTERS = 40  # that are learnt, each as the start of a word and within one
+_LONG_WORD = re.compile(r"[^\W_]{101,}")  # words of more than 100 characters are unknown to WordPiece
+_FEWEST_CHARACTERS = 40  # smallest size of the learnt alphabet
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class TextTokens:
 
     Args:
         tokenizer: local folder of a tokenizer of ``transformers``, or hub id such as "distilbert-base-uncased".
-        vocabulary: instead of a tokenizer: number of lower-case WordPieces to be learnt from the training split; the
-            same texts give the same pieces.
-        max_length: largest number of tokens of a text, markers included; what is longer is cut off at its end.  None
-            for as many as the tokenizer's model takes, 512 for a learnt one.
+        vocabulary: instead of a tokenizer, the number of lower-case WordPieces that are learnt from the training split;
+            the result is deterministic.
+        max_length: largest number of tokens of a text, with markers; longer texts are truncated at the end.  None for
+            the limit of the tokenizer's model, or 512 for a learnt tokenizer.
 
     Raises:
         ConfigError: unless exactly one of ``tokenizer`` and ``vocabulary`` is given, or if a number is out of range.
@@ -65,14 +65,14 @@ class TextTokens:
             at_least("tokens.max_length", self.max_length, 4)
 
     def made(self, texts: Sequence[str], learnt: str | None = None) -> Any:
-        """Return the tokenizer, of ``transformers``.
+        """Return the tokenizer, an object of ``transformers``.
 
         Args:
-            texts: of the training split, to learn from.
-            learnt: a tokenizer learnt before, as :func:`learnt_word_pieces` returns it, to be taken instead.
+            texts: texts of the training split, to learn from.
+            learnt: the result of an earlier :func:`learnt_word_pieces`, to be used instead of learning.
 
         Raises:
-            ConfigError: if it cannot be had, or does not say how long a text may be.
+            ConfigError: if it cannot be loaded, or has no limit for the length of a text.
         """
         if self.vocabulary is not None:
             return _piece_tokenizer(learnt_word_pieces(texts, self.vocabulary) if learnt is None else learnt)
@@ -82,7 +82,7 @@ class TextTokens:
         """Return the largest number of tokens of a text.
 
         Raises:
-            ConfigError: if it is not known, or the model of the tokenizer does not take it.
+            ConfigError: if it is not known, or exceeds the limit of the tokenizer's model.
         """
         limit = int(min(tokenizer.model_max_length, _UNLIMITED))
         if self.max_length is None and limit == _UNLIMITED:
@@ -99,12 +99,12 @@ class TextTokens:
 
 
 class Tokens(NamedTuple):
-    """The tokens of n texts, one text behind the other.
+    """The concatenated tokens of n texts.
 
     Attributes:
         values: all tokens, shape (N,), int32.
-        starts: where every text starts, and N, shape (n + 1,), int64.
-        cut: positions of the texts that were longer than allowed.
+        starts: position of the first token of every text, and N, shape (n + 1,), int64.
+        cut: positions of the texts that were truncated.
 
     Example:
         >>> Tokens(torch.tensor([7, 8, 9]), torch.tensor([0, 1, 3]), []).inputs(torch.tensor([1, 0]))["x"]
@@ -124,17 +124,17 @@ class Tokens(NamedTuple):
     def inputs(self, rows: Tensor) -> dict[str, Tensor]:
         """Return the texts ``rows`` (B,) as ``x`` (B, L) int64.
 
-        L is the number of tokens of the longest of them; :data:`PADDING` stands behind the end of others.
+        L is the number of tokens of the longest of them; others are padded with :data:`PADDING`.
         """
         texts = [self.values[slice(*self.starts[i : i + 2])].long() for i in rows]
         return {"x": pad_sequence(texts, batch_first=True, padding_value=PADDING)}
 
 
 def tokens_of(tokenizer: Any, texts: Sequence[str], longest: int) -> Tokens:
-    """Return what a tokenizer of ``transformers`` makes of n texts, with its markers, each cut to ``longest`` tokens.
+    """Tokenize n texts by a tokenizer of ``transformers``, with its markers, truncated to ``longest`` tokens each.
 
     Raises:
-        DataError: naming a text of which the tokenizer makes no token.
+        DataError: naming a text without any token.
     """
     options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     rows: list[Any] = []
@@ -157,12 +157,12 @@ def tokens_of(tokenizer: Any, texts: Sequence[str], longest: int) -> Tokens:
 
 
 class TextEncoder:
-    """From the column of texts of a table to a network's input, as the training texts were prepared.
+    """Encodes the text column of a table as the network's input, in the same way as the training texts.
 
     Args:
-        column: column of the texts.
-        max_length: number of tokens that a text is cut to.
-        tokenizer: of ``transformers``.
+        column: name of the text column.
+        max_length: largest number of tokens of a text.
+        tokenizer: a tokenizer of ``transformers``.
     """
 
     def __init__(self, column: str, max_length: int, tokenizer: Any) -> None:
@@ -171,22 +171,22 @@ class TextEncoder:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "TextEncoder":
-        """Return the encoder that a checkpoint of :class:`GroupedTextDataModule` describes.
+        """Return the encoder of a checkpoint of :class:`GroupedTextDataModule`.
 
         Raises:
-            ConfigError: if its tokenizer cannot be had.
+            ConfigError: if its tokenizer cannot be loaded.
         """
         learnt = state["tokenizer"]
         tokenizer = _pretrained(state["pretrained"]) if learnt is None else _piece_tokenizer(learnt)
         return cls(state["column"], state["max_length"], tokenizer)
 
     def batches(self, frame: pd.DataFrame, size: int) -> Iterator[Tensor]:
-        """Yield the tokens x (B, L) of ``size`` rows after the other, as :meth:`Tokens.inputs` pads them.
+        """Yield the tokens x (B, L) of successive blocks of ``size`` rows, padded as by :meth:`Tokens.inputs`.
 
-        Empty and missing texts are empty ones.
+        Missing cells are empty texts.
 
         Raises:
-            DataError: if the column is not there, or a cell is no text.
+            DataError: if the column is absent, or a cell is no text.
         """
         require_columns(frame, {"the column of texts": [self.column]}, "the table")
         texts = texts_in(frame[self.column], "keep", "the table")
@@ -197,14 +197,14 @@ class TextEncoder:
             yield tokens.inputs(torch.arange(len(tokens.lengths)))["x"]
 
     def remarks(self, rows: int) -> list[str]:
-        """Warnings on the latest table, of ``rows`` rows: what was cut off, and what is empty."""
+        """Warnings about truncated and empty texts in the latest table, which has ``rows`` rows."""
         cut = [f"{self._cut} of {rows} texts have more than {self.max_length} tokens, and are cut off there."]
         empty = [f"{self._empty} of {rows} texts are empty or missing: their predictions mean nothing."]
         return [*(cut if self._cut else []), *(empty if self._empty else [])]
 
 
 def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> list[str]:
-    """Return the cells of a column of texts; "error" refuses empty and missing ones, "keep" makes empty texts of them.
+    """Return the cells of a text column; "error" refuses empty and missing cells, "keep" makes them empty texts.
 
     Raises:
         DataError: naming the first cell that is no text, in the table ``where``.
@@ -227,20 +227,20 @@ def texts_in(column: pd.Series, empty: Literal["error", "keep"], where: str) -> 
 
 
 def learnt_word_pieces(texts: Sequence[str], size: int) -> str:
-    """Learn ``size`` lower-case WordPieces, five markers included; return the JSON of a tokenizer of ``tokenizers``.
+    """Learn ``size`` lower-case WordPieces, including five markers; return the JSON of a tokenizer of ``tokenizers``.
 
-    Words of more than 100 characters are unknown, and so are rare characters: all but the ``size // 10`` most frequent
-    ones, or 40 if that is more.
+    Words of more than 100 characters are unknown, and so are all characters except the max(40, ``size // 10``) most
+    frequent ones.
     """
     tokenizers = package("tokenizers", "text", f"tokens.vocabulary={size}")
     learner = _word_tokenizer(tokenizers, {"[UNK]": 0})
-    texts = [_LONG_WORD.sub(" ", learner.normalizer.normalize_str(text)) for text in texts]  # not known later either
+    texts = [_LONG_WORD.sub(" ", learner.normalizer.normalize_str(text)) for text in texts]  # unknown later, too
     counts = Counter(c for text in texts for c in text if not c.isspace())
     alphabet = sorted(sorted(counts, key=lambda c: (-counts[c], c))[: max(size // 10, _FEWEST_CHARACTERS)])
     trainer = tokenizers.trainers.WordPieceTrainer(
         vocab_size=size,
-        # The package numbers characters within words as it meets them, in an order that differs from run to run, and
-        # breaks ties by these numbers: as special tokens they get fixed ones.
+        # The package numbers characters within words in an order that differs from run to run, and breaks ties by these
+        # numbers; as special tokens they have fixed numbers.
         special_tokens=[*_SPECIAL.values(), *(f"##{c}" for c in alphabet)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -273,7 +273,7 @@ def _pretrained(name: str) -> Any:
     transformers = package("transformers", "text", f"tokens.tokenizer={name!r}")
     try:
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # the hub's client and the readers of formats raise errors of no common class
+    except Exception as error:  # the hub's client and readers raise errors of many classes
         fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
         raise ConfigError(
             f"tokens.tokenizer={name!r} could not be had: {fault} (working directory: {Path.cwd()}; "
