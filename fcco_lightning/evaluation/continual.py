@@ -57,19 +57,19 @@ class ContinualEvaluation(Evaluation):
         ConfigError: if a tolerance is negative or not finite.
     """
 
+    bar = ("target_accuracy", "worst_change")
     merit = "target_accuracy"
 
     def __init__(self, tolerance: float = 0.0, tolerance_loss: float = 0.0) -> None:
         self._of_pairs = PairEvaluation()
-        self.bar = ("target_accuracy", "worst_change", *self._of_pairs.bar)
         self.tolerance = non_negative("tolerance", tolerance)
         self.tolerance_loss = non_negative("tolerance_loss", tolerance_loss)
 
     def take_names(self, datamodule: Any) -> None:
-        """Take over the names of tasks; pairs without classes have another figure of merit."""
+        """Take over the names of tasks, or where there are pairs without classes, what counts of these."""
         super().take_names(datamodule)
         if hasattr(datamodule, "pairs") and not self.class_names:
-            self.merit = self._of_pairs.merit
+            self.bar, self.merit = self._of_pairs.bar, self._of_pairs.merit
 
     def reference(self, outputs: Tensor, batch: Columns) -> dict[str, Tensor]:
         """Return ``old_loss`` (n,), float32, and ``old_correct`` (n,), int64 with values 0 or 1, of the old model.

@@ -26,6 +26,7 @@ from sklearn.metrics import roc_curve as sklearn_roc_curve
 from sklearn.model_selection import LeaveOneOut, cross_val_predict
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torchmetrics.functional.classification import binary_accuracy
 
 from fcco_lightning import (
@@ -43,7 +44,8 @@ from fcco_lightning import (
     TaskEvaluation,
     ValueEvaluation,
 )
-from fcco_lightning.evaluation import ClassEvaluation, NeighbourEvaluation
+from fcco_lightning.evaluation import ClassEvaluation, NeighbourEvaluation, PairEvaluation
+from fcco_lightning.models import Embeddings
 from tests.contracts.completeness import concrete_classes
 from tests.evaluation.reference import by_group, group_figures, probabilities, split
 
@@ -55,13 +57,13 @@ class Case(NamedTuple):
 
     Attributes:
         evaluation: The evaluation.
-        outputs: The network's outputs.
+        outputs: The network's outputs, one tensor or several.
         batch: The columns of the split.
         reference: Computes all figures by other means.
     """
 
     evaluation: Evaluation
-    outputs: Tensor
+    outputs: Tensor | Embeddings
     batch: dict[str, Tensor]
     reference: Callable[[Tensor, dict[str, Tensor]], dict[str, float]]
 
@@ -345,6 +347,29 @@ def of_numbers(outputs, batch):
     return {"rmse": rmse, "mae": mean_absolute_error(y, found), "r2": r2_score(y, found)}
 
 
+def pairs():
+    """Captions of 20 images, of which some have several."""
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randint(20, (50,), generator=generator)
+    images = torch.randn(20, 6, generator=generator)[image]
+    outputs = Embeddings(images, images + 2 * torch.randn(50, 6, generator=generator))
+    return Case(PairEvaluation([1, 3]), outputs, {"image": image}, of_pairs)
+
+
+def of_pairs(outputs, batch):
+    images, texts, own = outputs.image.numpy(), outputs.text.numpy(), batch["image"].numpy()
+    numbers, first = np.unique(own, return_index=True)
+    similar = images[first] @ texts.T
+    figures = {}
+    for k in (1, 3):
+        texts_near, images_near = np.argsort(-similar, 1)[:, :k], np.argsort(-similar, 0)[:k].T
+        hits = [number in own[near] for number, near in zip(numbers, texts_near, strict=True)]
+        figures[f"image_to_text_recall_at_{k}"] = np.mean(hits)
+        hits = [number in numbers[near] for number, near in zip(own, images_near, strict=True)]
+        figures[f"text_to_image_recall_at_{k}"] = np.mean(hits)
+    return figures | {"mean_recall": np.mean(list(figures.values()))}
+
+
 CASES = {
     BinaryEvaluation: binary,
     NumberEvaluation: numbers,
@@ -358,7 +383,16 @@ CASES = {
     ValueEvaluation: values,
     ClassEvaluation: classes,
     NeighbourEvaluation: neighbours,
+    PairEvaluation: pairs,
 }
+
+
+def at(outputs, rows):
+    return pytree.tree_map(lambda leaf: leaf[rows], outputs)
+
+
+def size_of(case):
+    return len(pytree.tree_leaves(case.outputs)[0])
 
 
 @pytest.fixture(params=CASES.values(), ids=[kind.__name__ for kind in CASES])
@@ -387,24 +421,24 @@ def test_figures_are_plain_numbers_and_contain_those_of_the_progress_bar(case):
 
 
 def test_the_order_of_the_samples_does_not_matter(case):
-    order = torch.randperm(len(case.outputs), generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(size_of(case), generator=torch.Generator().manual_seed(1))
     shuffled = {name: column[order] for name, column in case.batch.items()}
-    got = case.evaluation(case.outputs[order], shuffled)
+    got = case.evaluation(at(case.outputs, order), shuffled)
     assert got == pytest.approx(case.evaluation(case.outputs, case.batch), rel=1e-6)
 
 
 def test_what_is_evaluated_stays_as_it_is(case):
-    outputs, batch = case.outputs.clone(), {name: column.clone() for name, column in case.batch.items()}
+    outputs, batch = pytree.tree_map(torch.clone, (case.outputs, case.batch))
     case.evaluation(case.outputs, case.batch)
     case.evaluation.details(case.outputs, case.batch)
     case.evaluation.reference(case.outputs, case.batch)
-    assert torch.equal(case.outputs, outputs)
+    assert all(map(torch.equal, *map(pytree.tree_leaves, (case.outputs, outputs))))
     assert all(torch.equal(case.batch[name], column) for name, column in batch.items())
 
 
 def test_columns_to_remember_have_one_value_per_sample(case):
     columns = case.evaluation.reference(case.outputs, case.batch)
-    assert {tuple(column.shape) for column in columns.values()} <= {(len(case.outputs),)}
+    assert {tuple(column.shape) for column in columns.values()} <= {(size_of(case),)}
 
 
 @pytest.mark.slow
@@ -447,6 +481,7 @@ REFUSED = [
     (ContinualEvaluation, (2, 2), LEARNT | {"task": [0.0, 1.0]}, "must be whole numbers"),
     (ContinualEvaluation, (2, 2), LEARNT | {"old_loss": [0.1, math.nan]}, "must be finite, got nan at position 1"),
     (ContinualEvaluation, (2, 2), LEARNT | {"old_loss": [0.1]}, r"old_loss \(1,\)"),
+    (PairEvaluation, (4, 2), {}, r"embeddings of images and texts, both \(n, d\).*--model.evaluation"),
     (RetrievalEvaluation, (3,), LISTED | {"query": None}, "need a column 'query'"),
     (RetrievalEvaluation, (3, 2), LISTED, r"got \(3, 2\)"),
     (SurvivalEvaluation, (3,), TIMED | {"time": None}, "need a column 'time'"),

@@ -1,5 +1,7 @@
 """Recall of image-text pairs against NumPy, pair by pair."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -66,13 +68,15 @@ def test_a_split_of_pairs_has_the_figures_of_pairs():
     continual = ContinualEvaluation()
     assert continual(outputs, {}) == PairEvaluation()(outputs, {})
     assert continual.details(outputs, {}) == PairEvaluation().details(outputs, {})
-    assert set(PairEvaluation().bar) <= set(continual.bar) & set(continual(outputs, {}))
+    continual.take_names(SimpleNamespace(pairs=[], class_names=["cat"]))
+    assert continual.merit == "target_accuracy"
+    continual.take_names(SimpleNamespace(pairs=[], class_names=[]))
+    assert {*continual.bar, continual.figure_of_merit()} <= set(continual(outputs, {}))
 
 
 def test_what_is_refused():
     for wrong in ([], [0], [2.5]):
         with pytest.raises(ConfigError, match="k must"):
             PairEvaluation(wrong)
-    for outputs in (torch.zeros(4, 2), (torch.zeros(4, 2), torch.zeros(4, 3))):
-        with pytest.raises(DataError, match=r"embeddings of images and texts, both \(n, d\).*--model.evaluation"):
-            PairEvaluation()(outputs, {})
+    with pytest.raises(DataError, match=r"embeddings of images and texts, both \(n, d\).*--model.evaluation"):
+        PairEvaluation()((torch.zeros(4, 2), torch.zeros(4, 3)), {})
