@@ -32,8 +32,7 @@ class PairEvaluation(Evaluation):
     are all of the split, whose size belongs to the figures: more are harder to tell apart.  Time grows with the square
     of their number, memory does not.
 
-    Source: retrieval as in Radford et al., 2021, with the rule of Karpathy and Fei-Fei, 2015, for several captions; the
-    figures are general knowledge, and what becomes of ties is set here.
+    Source: retrieval as in Radford et al., 2021; the rules for several captions and for ties are general knowledge.
 
     Args:
         k: The numbers of nearest items, each >= 1.
