@@ -57,7 +57,7 @@ class ContinualEvaluation(Evaluation):
         ConfigError: if a tolerance is negative or not finite.
     """
 
-    bar = ("target_accuracy", "worst_change")
+    bar: tuple[str, ...] = ("target_accuracy", "worst_change")
     merit = "target_accuracy"
 
     def __init__(self, tolerance: float = 0.0, tolerance_loss: float = 0.0) -> None:
