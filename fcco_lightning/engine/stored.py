@@ -85,8 +85,10 @@ def require_whole(
                 stacklevel=4,
             )
         return
-    elsewhere = any(state.divided for state in problem.states)  # a process may hold none of the rows that were seen
-    if stored.get("remembers") and not elsewhere and not remembers(problem):
+    then, now = bool(stored.get("remembers")), remembers(problem)
+    if any(state.divided for state in problem.states):  # all processes agree: one may hold none of the rows
+        then, now = (bool(problem.processes.largest(some)) for some in (then, now))
+    if then and not now:
         raise CheckpointError(
             "the engine's state was taken behind a batch, and the problem remembers none: its rows would begin anew. "
             "Load them, too, problem.load_state_dict(rows), where rows was problem.state_dict(); or make a new engine "

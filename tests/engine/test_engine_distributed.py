@@ -437,3 +437,22 @@ def train_unstoppable(processes, *options):
 @pytest.mark.parametrize("layout", ["replicated", "sharded"])
 def test_all_hear_in_the_same_step_that_one_was_asked_to_stop(pool, layout):
     assert pool.values(train_unstoppable, 3, "margins", SOX, layout) == [[False, True, False]] * 3
+
+
+def go_on(processes, layout):
+    """What becomes of a batch where the engine's state was loaded alone, and after the rows, too."""
+    first, again = (Training(processes, "margins", SONEX, layout) for _ in range(2))
+    batch = part_of(make_batch(torch.arange(4), 0), [2, 1, 1], processes.rank)  # the rows of the first process alone
+    first.step(batch)
+    again.engine.load_state_dict(first.engine.state_dict())
+    again.optimizer.load_state_dict(first.optimizer.state_dict())
+    refused = attempt(again.step, batch)
+    again.problem.load_state_dict(first.problem.state_dict())
+    return refused, attempt(again.step, batch)
+
+
+@pytest.mark.parametrize("layout", ["replicated", "sharded"])
+def test_rows_that_are_missing_on_all_processes_are_not_those_that_one_never_held(pool, layout):
+    for refused, estimates in pool.values(go_on, 3, layout):
+        assert refused.kind == "CheckpointError"
+        assert isinstance(estimates, dict)
