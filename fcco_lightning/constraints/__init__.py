@@ -1,4 +1,4 @@
-"""Constraints h(w) <= 0, and the penalties and multipliers that carry them into the objective."""
+"""Constraints h(w) <= 0, and the penalties and multipliers that enforce them."""
 
 from fcco_lightning.constraints.base import Constraint, kept_together, unique_names
 from fcco_lightning.constraints.compared import AtLeastTimes, AtMost, Comparison, Difference, DifferenceOfRatios, Near

@@ -1,4 +1,4 @@
-"""What a constraint is: rows h_i(w) <= 0, each a convex function of inner values g_i(w)."""
+"""The interface of constraints: rows h_i(w) <= 0, each a function of inner values g_i(w)."""
 
 import math
 from abc import ABC
@@ -35,11 +35,12 @@ class Constraint(Measurable, ABC):
     g_i of all m rows in their order; a row has weight 0 where the batch lacks samples that it compares.
 
     Attributes:
-        kappa: tolerance that is enforced.
-        names: a short name per row, used in logs and pictures; its length is m.
-        range: the interval in which the inner values are known to lie, whatever the weights.
-        comparison: how the inner values of a row are compared: by default one value is to be at most kappa.
-        strata: see :meth:`over_strata`; set by the problem whose batches are measured.
+        kappa: the enforced tolerance.
+        names: a short name for each of the m rows, used in logs and pictures.
+        range: an interval that contains the inner values for all weights.
+        comparison: how the inner values of a row are compared; by default a single value must be at most kappa.
+        strata: the result of :meth:`over_strata`, set by the problem for its batches; None if means are not taken by
+            strata.
     """
 
     kappa: float
@@ -61,49 +62,49 @@ class Constraint(Measurable, ABC):
 
     @property
     def tolerance(self) -> float:
-        """The kappa that was asked for, of which :meth:`violation` speaks."""
+        """The tolerance that the user gave, which :meth:`violation` uses; a margin makes :attr:`kappa` smaller."""
         return self.kappa if self._tolerance is None else self._tolerance
 
     @property
     def limit(self) -> Tensor | float:
-        """The kappa that is enforced: a number, or a tensor of shape (m, 1) where rows have their own."""
+        """The enforced kappa: a number, or a tensor of shape (m, 1) if it differs between rows."""
         return self.kappa
 
     @property
     def least_kappa(self) -> float:
-        """No weights meet the constraint with a smaller kappa; -inf where nothing is known."""
+        """The smallest kappa for which the constraint can be met; -inf if it is not known."""
         if self.sides == 2:
             return 0.0
         return -math.inf if self.width > 1 or self.range.least is None else self.range.least
 
     def decide_by(self, decisions: Any) -> None:
-        """Let rates of decisions that name no threshold of their own be those of the decisions that are asked for.
+        """Let rates without a threshold of their own be rates of the given decisions.
 
         Args:
-            decisions: what decisions are for, see :class:`~fcco_lightning.Decisions`.
+            decisions: how scores become decisions, see :class:`~fcco_lightning.Decisions`.
         """
 
     def tighten(self, margin: float) -> None:
-        """Enforce ``h_i <= -margin``, by a smaller kappa, as far as there are such weights.
+        """Enforce ``h_i <= -margin`` with a smaller kappa, but not below :attr:`least_kappa`.
 
-        Multipliers and penalties follow, the latter from the next epoch on.
+        Multipliers use it at once, penalties from the next epoch on.
 
         Args:
-            margin: >= 0, in units of h; 0 goes back to what was asked for.
+            margin: in units of h, >= 0; 0 restores the tolerance that the user gave.
         """
         self._tolerance = self.tolerance
         self.kappa = max(self._tolerance - non_negative("margin", margin), min(self.least_kappa, self._tolerance))
 
     def standard_error(self, columns: Columns) -> float:
-        r"""A bound on the standard error of a difference of two means; the largest of all rows.
+        r"""An upper bound on the standard error of a difference of two means, the largest of all rows.
 
-        The mean of n numbers from an interval of length c has a standard error of at most ``c / (2 sqrt(n))``, and
-        that of a difference of two means is the root of the sum of their squares.
+        The mean of n numbers from an interval of length c has a standard error of at most ``c / (2 sqrt(n))``, and that
+        of a difference of two means is the root of the sum of their squares.
 
         Args:
-            columns: of the training split.
+            columns: the columns of the training split.
 
-        Returns: in units of h; 0 where it is not known, as of other comparisons.
+        Returns: the bound, in units of h; 0 if it is not known, as for other comparisons.
         """
         least, most = self.range
         subsets = self.subsets(columns) if isinstance(self.comparison, Difference) else None
@@ -119,56 +120,54 @@ class Constraint(Measurable, ABC):
 
     @property
     def together(self) -> int:
-        """How many rows make one constraint as it was written down: all of them, but where several were joined."""
+        """Number of rows per constraint as the user gave it: all rows, unless several constraints were joined."""
         return self.num_rows
 
     def reference(self, outputs: object, batch: Columns) -> dict[str, Tensor]:  # noqa: ARG002
-        """Columns (n,) to remember of the weights from which training starts; by default none.
+        """Columns (n,) to store about the initial weights; by default none.
 
         Args:
-            outputs: of the network with these weights, for a whole split.
+            outputs: the network's outputs with the initial weights, for a whole split.
             batch: the split's columns.
         """
         return {}
 
     def over_strata(self, columns: Columns, strata: Tensor, rows: Tensor) -> Any:  # noqa: ARG002
-        """How the training samples that the rows compare are spread over strata that are drawn apart.
+        """How the training samples that the rows compare are distributed over separately drawn strata.
 
-        It is what :attr:`strata` is where batches with the column ``known_stratum`` are to be measured stratum by
-        stratum; a row then needs a sample of each of its subsets in every stratum that the subset has samples of.
+        The result is set as :attr:`strata` if batches, which then have the column ``known_stratum``, are measured
+        stratum by stratum; a row then needs samples from every stratum in which its subsets have samples.
 
         Args:
-            columns: of the training samples.
-            strata: stratum of each, shape (n,), int64, -1 for those that are never drawn.
-            rows: which of the rows are to be measured so, shape (m,), bool: all, or of joined constraints some.
+            columns: the columns of the training samples.
+            strata: stratum of every sample, shape (n,), int64, -1 for samples that are never drawn.
+            rows: the rows to measure in this way, a mask (m,), bool: all rows, or some of the rows of joined
+                constraints.
 
-        Returns: None, by default, where batches cannot be measured so.
+        Returns: None, the default, if the constraint does not support this.
         """
         return None
 
     def outer(self, phi: OuterFunction) -> OuterFunction:
-        """The outer function ``phi(h(.) + kappa)`` of the inner values: ``phi(s)``, or with two sides ``phi(|s|)``."""
+        """The outer function ``phi(h(.) + kappa)`` of the inner values: ``phi(s)``, or ``phi(|s|)`` with two sides."""
         return self.signed(phi if self.sides == 1 else Absolute(phi))
 
     def signed(self, phi: OuterFunction) -> OuterFunction:
-        """The outer function ``phi(s(.))`` of the inner values; where there is one side, ``s = h + kappa``."""
+        """The outer function ``phi(s(.))`` of the inner values; with one side ``s = h + kappa``."""
         return self.comparison.signed(phi)
 
     @cached_property
     def number(self) -> OuterFunction:
-        """The number s_i as a function of the inner values: (b, k) -> (b,).
-
-        Where there is one side it is ``h_i + kappa``.
-        """
+        """The number s_i as a function of the inner values, (b, k) -> (b,); with one side it is ``h_i + kappa``."""
         return self.signed(_Itself())
 
     def alike(self) -> Hashable:
-        """What neighbours must have equal so that :meth:`join` can measure them at once; None where it cannot."""
+        """A key that is equal for neighbours which :meth:`join` can measure at once; None if it cannot."""
         return None
 
     @classmethod
     def join(cls, members: Sequence[Self]) -> "Constraint":
-        """Constraints that are alike as one with the rows of all, in their order.
+        """Join constraints with equal :meth:`alike` to one with all of their rows, in order.
 
         Raises:
             ConfigError: if constraints of this class cannot be joined.
@@ -176,33 +175,33 @@ class Constraint(Measurable, ABC):
         raise ConfigError(f"{cls.__name__} has no joint form for {len(members)} constraints: alike() must be None.")
 
     def violation(self, values: Tensor) -> Tensor:
-        """h_i at the :attr:`tolerance` from inner values: (b, k) -> (b,).  Positive where it is violated."""
+        """h_i with the :attr:`tolerance` as kappa, from inner values: (b, k) -> (b,).  Positive if violated."""
         s = self.number(values)
         return (s if self.sides == 1 else s.abs()) - self.tolerance
 
     @property
     def smooths(self) -> bool:
-        """Whether what is measured are smoothed rates of decisions; :meth:`decided` then has the rates themselves."""
+        """Whether the inner values are smoothed rates of decisions; :meth:`decided` then returns the hard rates."""
         return False
 
     def decided(self, outputs: Tensor, batch: Columns) -> Tensor:  # noqa: ARG002
-        """The inner values on decisions, in the place of the smooth ones of :meth:`measure`.
+        """The inner values computed on decisions instead of the smooth values of :meth:`measure`.
 
-        A rate of decisions is a mean of numbers 0 and 1, which has no useful gradient; what is measured in its place
-        is a smooth function of the scores.
+        A rate of decisions is a mean of zeros and ones, which has no useful gradient; :meth:`measure` therefore uses a
+        smooth function of the scores.
 
         Returns: shape (m, k), without graph, finite where the batch does not measure a row.
         """
         raise ConfigError(f"{type(self).__name__} smooths no decisions: look at measure(outputs, {sorted(batch)}).")
 
     def vacuous(self, outputs: Tensor, batch: Columns, *, decisions: bool = False) -> str | None:  # noqa: ARG002
-        """Why the constraint does not constrain these outputs although it holds, or None.
+        """A sentence on why the constraint is vacuous for these outputs, or None.
 
         Args:
-            outputs: of the network.
+            outputs: the network's outputs.
             batch: columns.
-            decisions: whether rates of decisions are enforced themselves, so that it does not matter how soft the
-                smoothed ones are.
+            decisions: whether rates of decisions are enforced themselves, so that the softness of smoothed rates does
+                not matter.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""Probabilities of scores: increasing maps that are found on samples which were held out of the training."""
+"""Calibration: increasing maps from scores to probabilities, fitted on held-out samples."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from fcco_lightning.checks import non_negative
 from fcco_lightning.errors import ConfigError
 
-_ENOUGH = 100  # samples of the rarer class, from which on steps are known better than a slope
+_ENOUGH = 100  # samples of the rarer class from which isotonic regression is better than Platt scaling
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class PlattScaling:
 
 @dataclass(frozen=True)
 class IsotonicMap:
-    """Linear between knots, and constant outside of them.
+    """A map that is linear between knots, and constant beyond them.
 
     Args:
-        scores: of the knots, increasing.
-        probabilities: of a positive at the knots, in (0, 1), never falling.
+        scores: scores of the knots, increasing.
+        probabilities: probabilities of a positive at the knots, in (0, 1), non-decreasing.
     """
 
     scores: list[float]
@@ -59,18 +59,18 @@ Calibration: TypeAlias = PlattScaling | IsotonicMap
 
 
 def calibrated(scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Calibration:
-    r"""The map from scores to probabilities that fits held-out samples best.
+    r"""Fit a map from scores to probabilities to held-out samples.
 
-    With 100 samples of the rarer class or more that is the isotonic regression, of probabilities within
-    ``[1/(n + 2), 1 - 1/(n + 2)]``, since no finite sample excludes a class.  With fewer its steps are noise, and Platt
-    scaling is taken: the logistic regression on the score whose targets are ``(n_1 + 1)/(n_1 + 2)`` for the n_1
-    positives and ``1/(n_0 + 2)`` for the n_0 negatives (Platt, Probabilistic outputs for support vector machines,
-    1999); of scores that rank worse than chance every probability is the share of the positives.
+    With at least 100 samples of the rarer class it is the isotonic regression, with probabilities clipped to ``[1/(n +
+    2), 1 - 1/(n + 2)]``, as no finite sample excludes a class.  With fewer samples its steps are noise, and Platt
+    scaling is used: the logistic regression on the score with the targets ``(n_1 + 1)/(n_1 + 2)`` for the n_1 positives
+    and ``1/(n_0 + 2)`` for the n_0 negatives (Platt, Probabilistic outputs for support vector machines, 1999); for
+    scores that rank worse than chance every probability is the fraction of positives.
 
     Args:
-        scores: finite, shape (n,).
+        scores: finite scores, shape (n,).
         y: classes 0 and 1, both of which occur, shape (n,).
-        weight: of the samples, shape (n,); None for equal ones.  Those of weight 0 are as if they were not there.
+        weight: weights of the samples, shape (n,); None for equal weights.  Samples of weight 0 are ignored.
     """
     kept = slice(None) if weight is None else weight > 0
     s, positive = scores[kept].detach().cpu().double().numpy(), y[kept].cpu().numpy() == 1
@@ -91,7 +91,7 @@ def _platt(s: np.ndarray, positive: np.ndarray, w: np.ndarray) -> PlattScaling:
     target = np.where(positive, (n_1 + 1) / (n_1 + 2), 1 / (n_0 + 2))
     centre, unit = s.mean(), s.std() or 1.0
     x = ((s - centre) / unit)[:, None]
-    # a sample of target t is t of a positive and 1 - t of a negative
+    # a sample with target t counts as t positives and 1 - t negatives
     both, classes = np.concatenate([x, x]), np.repeat([1, 0], len(s))
     fitted = LogisticRegression(C=np.inf, tol=1e-8).fit(both, classes, np.concatenate([w * target, w * (1 - target)]))
     slope, intercept = float(fitted.coef_[0, 0]) / unit, float(fitted.intercept_[0])
@@ -102,5 +102,5 @@ def _platt(s: np.ndarray, positive: np.ndarray, w: np.ndarray) -> PlattScaling:
 
 
 def calibration_of(state: Mapping[str, Any]) -> Calibration:
-    """The map that has these fields."""
+    """Restore a calibration from its fields."""
     return PlattScaling(**state) if "slope" in state else IsotonicMap(**state)

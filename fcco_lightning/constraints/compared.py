@@ -1,4 +1,4 @@
-"""How a constraint compares what it measures: the third of its parts, beside what is measured and over which sides."""
+"""How a constraint compares the statistics of its sides."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from fcco_lightning.outer import Linear, OuterFunction, RatioDifference, Shifted
 
 
 class Comparison(ABC):
-    """Makes one number s of the inner values of a row, which is to be at most kappa, or at most kappa away from 0.
+    """Computes a number s from the inner values of a row; the constraint is ``s <= kappa`` or ``|s| <= kappa``.
 
     Attributes:
         width: k, the number of inner values of a row.
-        sides: 2 where ``|s| <= kappa`` is asked for, 1 for ``s <= kappa``.
-        equalises: whether sides are to be treated alike, as scores that know nothing of anyone treat them.
+        sides: 2 for ``|s| <= kappa``, 1 for ``s <= kappa``.
+        equalises: whether the constraint asks for equal treatment, which random scores satisfy, too.
     """
 
     width: ClassVar[int] = 1
@@ -25,7 +25,7 @@ class Comparison(ABC):
 
     @abstractmethod
     def signed(self, phi: OuterFunction) -> OuterFunction:
-        """``phi(s(.))`` of the inner values, for a function phi of one variable."""
+        """The outer function ``phi(s(.))`` of the inner values, for a function phi of one variable."""
 
 
 class AtMost(Comparison):
@@ -40,7 +40,7 @@ class Near(Comparison):
     """``s = u - target``, of either sign.
 
     Args:
-        target: what u is to be near.
+        target: required value of u.
     """
 
     target: float
@@ -63,10 +63,10 @@ class Difference(Comparison):
 
 @dataclass(frozen=True)
 class AtLeastTimes(Comparison):
-    """``s = ratio u_2 - u_1``: the first is at least a ratio of the second, without a division.
+    """``s = ratio u_2 - u_1``: for kappa = 0 the constraint is ``u_1 >= ratio u_2``, without a division.
 
     Args:
-        ratio: > 0.
+        ratio: smallest quotient ``u_1 / u_2``, > 0.
     """
 
     ratio: float

@@ -1,4 +1,4 @@
-"""What decisions are for: which scores become a "yes", in training, constraints, reports and predictions alike."""
+"""How scores become decisions, consistently in training, constraints, reports and predictions."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -18,23 +18,23 @@ from fcco_lightning.objectives import Quantity, SoftRate, binary_scores
 from fcco_lightning.objectives.base import one_label_each
 from fcco_lightning.outer import Range
 
-_HARDLY = 1e-4  # what a negative counts among the positives: between two of these lies a way without a step
+_HARDLY = 1e-4  # weight of a negative among the positives: it keeps the levels strictly increasing
 
 
 @dataclass(frozen=True)
 class TopShare(Quantity):
-    r"""``sigmoid((level of s - (1 - share)) / temperature)``: whether a sample is among the highest scores of all.
+    r"""``sigmoid((level of s - (1 - share)) / temperature)``: whether a sample is among the highest scores.
 
-    A budget: its mean over everyone is about ``share`` whatever the scores, so means over groups say who gets it.
-    Levels are those of :class:`QuantileScores` among the samples of the batch, so that batches estimate them with a
-    bias that falls with their size.
+    It models a budget: its mean over all samples is about ``share`` for any scores, and its means over groups are the
+    groups' parts of the budget.  Levels are those of :class:`QuantileScores` within the batch, an estimate whose bias
+    decreases with the batch size.
 
     Args:
-        share: of the samples that are selected, in (0, 1).
-        temperature: unit of the level, > 0; the smaller, the closer to the hard rate.
+        share: fraction of the samples that are selected, in (0, 1).
+        temperature: width of the sigmoid, > 0, in units of the level; the smaller, the closer to the hard rate.
         scale: how levels are measured.
-        of: whose scores levels are measured among: of all samples, or of the positives, of which ``share`` are then
-            selected beside the negatives with scores as high (a least true positive rate).
+        of: the samples among whose scores levels are measured: "all", or "positives", of which the fraction ``share``
+            is then selected, with all negatives of equally high scores (a minimum true positive rate).
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -61,7 +61,7 @@ class TopShare(Quantity):
         return SoftRate(1 - self.share, self.temperature)(levels, batch)
 
     def positive_share(self, batch: Columns) -> tuple[float, float]:
-        """Between which shares of all samples of a split the selected are: a budget, or at least some positives."""
+        """Bounds of the fraction of selected samples in a split."""
         if self.of == "all":
             return self.share, self.share
         total, positives = masses(one_label_each(batch, self) == 1, batch.get("weight"))
@@ -70,32 +70,32 @@ class TopShare(Quantity):
 
 @dataclass(frozen=True)
 class Decisions:
-    r"""How scores become decisions, by what these are for; at most one of the four is given.
+    r"""How scores become decisions; at most one of the four arguments is given.
 
-    *Costs* of the two mistakes enter where the network is trained: the loss of a sample of class c counts ``costs[c]``
-    times, scaled so that the mean over the training samples is 1, and a sample is decided positive where its score is
-    above 0.  With the logistic loss the score is then the log-odds plus ``log(costs[1] / costs[0])``, so that the
-    decision is the one of least expected cost (Elkan, The foundations of cost-sensitive learning, 2001, eq. (2)).  A
-    *threshold* p of the probability asks for the same decisions as the costs ``(p, 1 - p)``.  A *budget* or a *least
-    rate* divides the scores where it is met, whatever the scores are: the training does not know of it, the constraints
-    do.
+    *Costs* of the two errors enter the training: the loss of a sample of class c is multiplied by ``costs[c]``, scaled
+    so that the mean over the training samples is 1, and the decision is positive for a score above 0.  With the
+    logistic loss the score is then the log-odds plus ``log(costs[1] / costs[0])``, so that the decision has the least
+    expected cost (Elkan, The foundations of cost-sensitive learning, 2001, eq. (2)).  A *threshold* p of the
+    probability gives the same decisions as the costs ``(p, 1 - p)``.  A *budget* or a *minimum true positive rate* sets
+    the threshold of the score at which it is met; it does not change the objective, only the constraints.
 
-    An objective of ranking, such as AUC, gives scores no meaning at 0.  There the division is found on the validation
-    split, or without one on the training split: that of least cost, or where the budget or the rate is met.
+    For a ranking objective, such as AUC, a score of 0 has no meaning.  The threshold of the score ("division") is then
+    found on the validation split, or without one on the training split: that of least cost, or that at which the budget
+    or the rate is met.
 
     Args:
-        costs: of deciding a sample of class 0, 1, ... wrongly, each > 0: ``(1, 10)`` where a positive that is missed
-            costs as much as ten false alarms.  "balanced" takes ``n / (C n_c)`` of the n_c samples of class c, with
-            which the balanced accuracy is maximised.
-        share: of all samples that can be chosen, in (0, 1): those with the highest scores.
-        tpr: least share of the positives that are to be found, in (0, 1).
-        threshold: probability of a positive above which one is decided, in (0, 1).
+        costs: cost of a wrong decision for a sample of class 0, 1, ..., each > 0: ``(1, 10)`` if a missed positive
+            costs as much as ten false alarms. "balanced" uses ``n / (C n_c)`` with n_c samples of class c out of n,
+            which maximises the balanced accuracy.
+        share: budget: the fraction of all samples, those with the highest scores, with a positive decision, in (0, 1).
+        tpr: minimum true positive rate, in (0, 1).
+        threshold: probability of a positive above which the decision is positive, in (0, 1).
 
     Raises:
         ConfigError: if several are given, or one is out of range.
 
     Example:
-        >>> Decisions(threshold=0.2).class_costs(torch.tensor([50, 50])).tolist()  # for a probability above 1/5
+        >>> Decisions(threshold=0.2).class_costs(torch.tensor([50, 50])).tolist()  # positive above 1/5
         [0.4, 1.6]
     """
 
@@ -122,23 +122,23 @@ class Decisions:
 
     @property
     def asked(self) -> bool:
-        """Whether anything was asked for; else a positive is decided where it is more probable than not."""
+        """Whether an argument was given; otherwise the threshold of the probability is 1/2."""
         return any(getattr(self, field.name) is not None for field in fields(self))
 
     @property
     def mistakes(self) -> bool:
-        """Whether decisions follow from what mistakes cost, and not from how many are to be made."""
+        """Whether decisions follow from costs of errors, and not from a budget or a rate."""
         return self.share is None and self.tpr is None
 
     def class_costs(self, sizes: Tensor) -> Tensor:
-        """What the loss of a sample of every class counts, shape (C,), float64; of mean 1 over the samples.
+        """The factor on the loss of samples of every class, shape (C,), float64, with mean 1 over the samples.
 
         Args:
             sizes: number of training samples of every class, shape (C,).
 
         Raises:
-            DataError: if a class has no sample, where costs are balanced.
-            ConfigError: if there are not as many costs as classes.
+            DataError: if costs are balanced, and a class has no sample.
+            ConfigError: if the number of costs is not the number of classes.
         """
         sizes = sizes.double()
         if self.costs == "balanced":
@@ -158,24 +158,25 @@ class Decisions:
         """The smoothed decision of a sample, for constraints.
 
         Args:
-            smooth: that of a score above 0, which is taken where decisions follow from costs.
+            smooth: the smoothed decision for a score above 0, which is used if decisions follow from costs.
         """
         if not isinstance(smooth, SoftRate) or smooth.threshold is not None or self.mistakes:
             return smooth
         return TopShare(self.share) if self.share is not None else TopShare(_given(self.tpr), of="positives")
 
     def division(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> float:
-        """Where to divide scores whose 0 means nothing: a sample is decided positive if its score is above it.
+        """The threshold of the score above which a decision is positive, for scores whose 0 has no meaning.
 
-        That is the score above which a share of the samples, or of the positives, lies, or the one of least total cost.
+        It is the score above which the budgeted fraction of the samples, or the required fraction of the positives,
+        lies, or the threshold of least total cost.
 
         Args:
-            scores: of a split, shape (n,).
+            scores: the scores of a split, shape (n,).
             y: classes 0 and 1, shape (n,).
-            weight: of the samples, shape (n,); None for equal ones.
+            weight: weights of the samples, shape (n,); None for equal weights.
 
         Raises:
-            DataError: if the split has no positive and no negative sample, and these count.
+            DataError: if the split lacks positives or negatives, unless there is a budget.
         """
         dtype = scores.dtype
         scores = scores.double()
@@ -204,24 +205,24 @@ class Decisions:
         if cut + 1 == len(ranked):
             return float(ranked[cut]) - max(1.0, float(ranked[cut].abs()))
         middle = (ranked[cut] + ranked[cut + 1]) / 2
-        # scores are compared in their type, in which the middle of neighbours is one of them
+        # in the scores' type the midpoint of neighbouring numbers may round to one of them
         return float(middle if middle.to(dtype) < ranked[cut] else ranked[cut + 1])
 
     def decided(self, scores: Tensor, division: float = 0.0) -> Tensor:
-        """Whether each sample is decided positive, shape (n,), bool.
+        """Whether the decision for each sample is positive, shape (n,), bool.
 
-        A budget is a share of the samples that are given; of equal scores at its end none is chosen.
+        A budget is a fraction of the given samples; equal scores at its boundary are not selected.
 
         Args:
-            scores: shape (n,).
-            division: the score above which a positive is decided, where there is no budget.
+            scores: the scores of the samples, shape (n,).
+            division: the threshold of the score without a budget.
         """
         if self.share is not None:
             division = self.division(scores, torch.zeros_like(scores))
         return scores > division
 
     def describe(self) -> str:
-        """What decisions are for, in words."""
+        """A phrase that describes the decisions."""
         if self.share is not None:
             return f"the {self.share:.3g} of all samples with the highest scores"
         if self.tpr is not None:
@@ -250,10 +251,10 @@ def _given(value: float | None) -> float:
 
 
 def as_decisions(value: Decisions | Mapping[str, Any] | str | None) -> Decisions:
-    """Decisions as they may be written: None for a probability above 1/2, "balanced" for balanced costs.
+    """Convert what a user may give: None for a probability above 1/2, "balanced" for balanced costs.
 
     Raises:
-        ConfigError: if it is something else.
+        ConfigError: for any other value.
     """
     if value is None:
         return Decisions()
@@ -270,15 +271,15 @@ def as_decisions(value: Decisions | Mapping[str, Any] | str | None) -> Decisions
 
 @dataclass
 class DecisionRule:
-    """Decisions as a trained network makes them: what they are for, with the numbers that follow from the data.
+    """The decisions of a trained network, with the numbers that were found from the data.
 
     Args:
-        decisions: what they are for.
-        costs: how much the classes counted in training, by what mistakes cost or by how often batches held them; none
-            where all counted 1.
-        division: score above which a positive is decided, see :meth:`Decisions.division`.
-        calibration: from scores to probabilities; None where no samples were held out to find it.
-        known: whether the division is known: it is 0 where a score of 0 has a meaning, and found on a split elsewhere.
+        decisions: how scores become decisions.
+        costs: factors on the classes during training, from costs of errors or from class-balanced batches; empty if all
+            were 1.
+        division: score above which a decision is positive, see :meth:`Decisions.division`.
+        calibration: a map from scores to probabilities; None if no samples were held out to fit it.
+        known: whether the division is known: it is 0 if a score of 0 has a meaning, and is otherwise found on a split.
         proper: whether the objective makes scores log-odds, see :attr:`~fcco_lightning.objectives.Objective.proper`.
     """
 
@@ -292,14 +293,14 @@ class DecisionRule:
     def fit(
         self, scores: Tensor, y: Tensor, weight: Tensor | None = None, *, classifies: bool, held_out: bool = False
     ) -> None:
-        """Find the division on a split, and the probabilities if its samples were held out of the training.
+        """Find the division on a split, and the calibration if its samples were not trained on.
 
         Args:
-            scores: one for every sample, shape (n,).
+            scores: one score per sample, shape (n,).
             y: classes 0 and 1, shape (n,).
-            weight: of the samples, shape (n,); None for equal ones.
-            classifies: whether a score above 0 is what the objective gives to positives.
-            held_out: whether no sample was trained on.
+            weight: weights of the samples, shape (n,); None for equal weights.
+            classifies: whether the objective gives positives a score above 0.
+            held_out: whether the samples were held out of the training.
         """
         counted = y if weight is None else y[weight > 0]
         both = bool((counted == 1).any() & (counted == 0).any())
@@ -313,23 +314,23 @@ class DecisionRule:
         self.calibration = calibrated(scores, y, weight) if held_out and both else None
 
     def decided(self, scores: Tensor, *, among_themselves: bool = False) -> Tensor:
-        """Whether each sample is decided positive, shape (n,), bool.
+        """Whether the decision for each sample is positive, shape (n,), bool.
 
         Args:
-            scores: shape (n,).
-            among_themselves: whether a budget is a share of these samples; else they are compared with those of the
-                split on which the division was found, so that a decision does not depend on who else is decided on.
+            scores: the scores of the samples, shape (n,).
+            among_themselves: whether a budget is a fraction of these samples; otherwise the division that was found on
+                another split is used, so that a decision does not depend on the other samples.
         """
         return self.decisions.decided(scores, self.division) if among_themselves else scores > self.division
 
     def probabilities(self, scores: Tensor) -> Tensor | None:
-        """Probabilities of a positive, or of the classes; None if the scores have none.
+        """Probabilities of a positive, or of the classes; None if the scores do not determine them.
 
-        One score for every sample has that of the calibration.  Without one it is taken for log-odds if the objective
-        makes it so; what mistakes cost moves the scores, not the probabilities, and is taken back.
+        With one score per sample they are those of the calibration, or without one the sigmoid of the score, if the
+        objective makes scores log-odds.  The effect of costs on scores is removed.
 
         Args:
-            scores: one for every sample, or one for every sample and class, (n, C), of which the softmax is taken.
+            scores: one score per sample, (n,), or one per sample and class, (n, C), to which the softmax is applied.
         """
         if scores.dim() == 2 and scores.shape[1] > 1:
             return self._log_odds(scores).softmax(1)
@@ -338,14 +339,14 @@ class DecisionRule:
         return self._log_odds(scores).sigmoid() if self.proper else None
 
     def _log_odds(self, scores: Tensor) -> Tensor:
-        """``s - log(costs[1] / costs[0])`` of one score, ``s_c - log(costs[c])`` of several."""
+        """``s - log(costs[1] / costs[0])`` for a single score, ``s_c - log(costs[c])`` for several."""
         if not self.costs:
             return scores
         logs = scores.new_tensor(self.costs).log()
         return scores - (logs if scores.dim() == 2 and scores.shape[1] > 1 else logs[1] - logs[0])
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`of` makes the rule of, in plain values."""
+        """The rule in plain values, from which :meth:`of` restores it."""
         settings = {name: value for name, value in asdict(self.decisions).items() if value is not None}
         if isinstance(settings.get("costs"), list | tuple):
             settings["costs"] = [float(cost) for cost in settings["costs"]]
@@ -353,7 +354,7 @@ class DecisionRule:
         return {"asked": settings, **numbers}
 
     def take(self, other: "DecisionRule") -> None:
-        """Take over the numbers of a rule for the same decisions."""
+        """Copy the numbers of another rule, if it is for the same decisions."""
         if other.state()["asked"] == self.state()["asked"]:
             self.costs = list(other.costs)
             self.division = other.division
@@ -362,7 +363,7 @@ class DecisionRule:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "DecisionRule":
-        """The rule of a :meth:`state`."""
+        """Restore the rule from its :meth:`state`."""
         numbers, stored = dict(state), state["calibration"]
         calibration = None if stored is None else calibration_of(stored)
         return cls(Decisions(**numbers.pop("asked")), **numbers | {"calibration": calibration})

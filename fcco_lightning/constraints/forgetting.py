@@ -1,4 +1,4 @@
-"""Constraints of continual learning: what the old model could do the new one still does, or answers as it did."""
+"""Constraints of continual learning: the new model keeps the old model's losses, or its predictions."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,23 +20,22 @@ from fcco_lightning.outer import Range
 
 
 class ProtectedTasks(Constraint, ABC):
-    r"""``h_k(w) <= 0`` for every protected task k, with ``h_k + kappa`` the mean over its samples of what has changed.
+    r"""``h_k(w) <= 0`` for every protected task k, with ``h_k + kappa`` the mean change over its samples.
 
-    What has changed is a number of each sample that compares the weights w with those from which training starts.  What
-    the old model made of every sample is measured once, before the first step, and kept with the checkpoint.  A batch
-    estimates a mean from its samples of task k; where samples are not drawn uniformly the mean is weighted by the
-    column ``weight``.
+    The change is a number per sample that compares the weights w with the initial weights w_old.  The old model's
+    outputs (or losses) are computed once, before the first step, and stored in checkpoints.  A batch estimates the mean
+    from its samples of task k, weighted by the column ``weight`` if samples are not drawn uniformly.
 
-    Samples come from the part "protected" of a batch, with the column ``task`` (k >= 0; other samples count nowhere)
-    and the column ``remembered`` of the old model.  A task that a batch lacks leaves its row untouched.
+    Samples come from the part "protected" of a batch, with the column ``task`` (k >= 0; other samples are ignored) and
+    the column ``remembered`` of the old model.  The row of a task without samples in a batch stays unchanged.
 
     Args:
-        kappa: what the mean may be, in its units.
-        names: of the tasks; None takes them from the datamodule.
+        kappa: largest allowed mean change, in its unit.
+        names: names of the tasks; None takes them from the datamodule.
 
     Attributes:
-        remembered: name of the column with what the old model made of a sample, (B,) or (B, C); NaN where that is not
-            known, as of an image that could not be read: such samples count nowhere.
+        remembered: name of the column with the old model's result for a sample, (B,) or (B, C); NaN if it is not known,
+            as for an unreadable image: such samples are ignored.
     """
 
     part = "protected"
@@ -47,12 +46,12 @@ class ProtectedTasks(Constraint, ABC):
 
     @abstractmethod
     def change(self, outputs: Any, batch: Columns, old: Tensor) -> Tensor:
-        """What has changed of every sample, shape (B,), with graph.
+        """The change for every sample, shape (B,), with graph.
 
         Args:
-            outputs: of the network for the samples.
+            outputs: the network's outputs for the samples.
             batch: their columns.
-            old: the column ``remembered``, 0 in the place of NaN.
+            old: the column ``remembered``, with 0 in place of NaN.
         """
 
     def adapt(self, datamodule: Any) -> None:
@@ -69,7 +68,7 @@ class ProtectedTasks(Constraint, ABC):
             )
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]] | None:
-        """A batch measures a task if it holds a sample of it of which the old model's part is known."""
+        """A batch measures a task if it holds a sample of it with a known result of the old model."""
         if "task" not in columns:
             return None
         known = None if self.remembered not in columns else _known(required_column(columns, self.remembered, self))
@@ -97,7 +96,7 @@ class ProtectedTasks(Constraint, ABC):
         return task == torch.arange(len(self.names), device=task.device).unsqueeze(1)
 
     def _columns(self, batch: Columns) -> tuple[Tensor, Tensor]:
-        """The task, and what the old model made of a sample.
+        """The columns of tasks and of the old model's results.
 
         Raises:
             DataError: if the batch lacks one of them.
@@ -116,15 +115,14 @@ class ProtectedTasks(Constraint, ABC):
 class NonForgetting(ProtectedTasks):
     r"""``h_k(w) = L_k(w; D_k) - L_k(w_old; D_k) - kappa <= 0`` for every protected task k (SONEX paper, F.3).
 
-    L_k is the mean of a loss over the samples of task k, w_old the weights from which training starts.  The mean over a
-    batch of ``loss(w) - loss(w_old)`` is 0 at w = w_old whatever the batch (for networks that treat a sample in
-    training as in evaluation: no dropout, no batch statistics).  The old model's loss is the column ``protected_loss``.
+    L_k is the mean of a loss over the samples of task k, and w_old are the initial weights.  The mean over a batch of
+    ``loss(w) - loss(w_old)`` is exactly 0 at w = w_old (for networks with the same outputs in training and evaluation:
+    no dropout, no batch statistics).  The old model's loss is the column ``protected_loss``.
 
     Args:
-        loss: of a sample; cross-entropy over the classes by default (SONEX paper, F.3: the logistic loss).
-        kappa: how much worse than the old model a task may become, in units of the loss; 0 for not at all, < 0 for a
-            margin.
-        names: of the tasks; None takes them from the datamodule.
+        loss: loss of a sample; cross-entropy over the classes by default (SONEX paper, F.3: the logistic loss).
+        kappa: allowed increase of a task's loss over the old model's, in units of the loss; < 0 for a margin.
+        names: names of the tasks; None takes them from the datamodule.
     """
 
     remembered = "protected_loss"
@@ -151,7 +149,7 @@ class NonForgetting(ProtectedTasks):
         return loss - one_label_each({self.remembered: old}, self, self.remembered).to(loss.dtype)
 
     def _losses(self, outputs: Any, batch: Columns) -> Tensor:
-        """The loss of every sample, shape (B,); samples of no task, which count nowhere, may have any label."""
+        """The loss of every sample, shape (B,); samples of no task, which are ignored, may have any label."""
         y, protected = batch.get("y"), one_label_each(batch, self, "task") >= 0
         if y is not None:
             batch = {**batch, "y": y.where(protected.view(-1, *(1 for _ in y.shape[1:])), 0)}
@@ -162,18 +160,18 @@ class Distillation(ProtectedTasks):
     r"""``h_k(w) = (1/|D_k|) sum_{i in D_k} KL(p_i(w_old) || p_i(w)) - kappa <= 0`` for every protected task k.
 
     ``p_i(w) = softmax(z_i(w) / T)`` are the class probabilities of sample i at temperature T, with logits z_i of shape
-    (C,); w_old are the weights from which training starts.  The divergence, in nats, is 0 where the odds of the classes
-    are those of the old model, right or wrong.  The old model's logits are the column ``old_logits``, shape (n, C).
+    (C,); w_old are the initial weights.  The divergence, in nats, is 0 if the predicted probabilities are those of the
+    old model, right or wrong.  The old model's logits are the column ``old_logits``, shape (n, C).
 
-    With ``kappa=0`` and ``HingePenalty(rho)`` it is learning without forgetting (LwF; Li and Hoiem, 2018), on whose
-    distillation loss the hinge does nothing, as that is never negative: the problem becomes
-    ``F(w) + (rho/m) sum_k KL_k(w)``.  There the old model is distilled on the new task's samples, as nothing else is
-    kept; here on those of the protected tasks, which the other constraints are measured on, too.
+    With ``kappa=0`` and ``HingePenalty(rho)`` it is the loss of learning without forgetting (LwF; Li and Hoiem, 2018):
+    as the divergence is never negative, the problem becomes ``F(w) + (rho/m) sum_k KL_k(w)``.  LwF distils on samples
+    of the new task; here the samples of the protected tasks are used, as for the other constraints.
 
     Args:
         temperature: T > 0; Li and Hoiem (2018) take 2.
-        kappa: the divergence that a task may have, in nats, >= 0.  Multipliers need one > 0: at 0 nothing may change.
-        names: of the tasks; None takes them from the datamodule.
+        kappa: allowed divergence of a task, in nats, >= 0; with multipliers it must be > 0, as 0 allows no change at
+            all.
+        names: names of the tasks; None takes them from the datamodule.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -207,5 +205,5 @@ class Distillation(ProtectedTasks):
 
 
 def _known(old: Tensor) -> Tensor:
-    """Of which samples the old model's part is known, shape (n,), bool."""
+    """The samples with a known result of the old model, a mask (n,), bool."""
     return old.isfinite().unsqueeze(1).flatten(1).all(1)

@@ -22,21 +22,21 @@ from fcco_lightning.outer import OuterFunction, Shifted
 
 
 def _named(quantity: Quantity, where: Where | None) -> str:
-    """Name of a mean by what it is of: ``soft rate, race=Black``."""
+    """Name of a mean by quantity and subset: ``soft rate, race=Black``."""
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(quantity).__name__).lower()
     return f"{kind}, {described(where)}" if where else kind
 
 
 class _OfSubsets(OverSides):
-    """What constraints on means of a quantity over subsets share.
+    """Base class of constraints on means of a quantity over subsets.
 
     Args:
         quantity: q.
         wheres: the subsets.
         comparison: how means are compared.
         kappa: tolerance.
-        names: of the rows.
-        part: which loader's samples; None for the objective's.
+        names: names of the rows.
+        part: part of the batch; None for the objective's.
     """
 
     over: SidesOfSubsets
@@ -57,7 +57,7 @@ class _OfSubsets(OverSides):
 
     @property
     def allowed(self) -> tuple[float, float]:
-        """The interval in which a single mean may lie."""
+        """The interval that the constraint allows for a single mean."""
         if isinstance(self.comparison, Near):
             return self.comparison.target - self.tolerance, self.comparison.target + self.tolerance
         return -math.inf, self.tolerance
@@ -77,7 +77,7 @@ class _OfSubsets(OverSides):
             )
 
     def alike(self) -> Hashable:
-        """The quantity, and the part on which it is measured; None of subclasses, which may measure something else."""
+        """The class, the quantity and the part; None for subclasses, which may measure something else."""
         if type(self) not in (MeanAtMost, MeanNear, MeanDifferenceAtMost):
             return None
         quantity = self.mean.quantity
@@ -92,18 +92,18 @@ class MeanAtMost(_OfSubsets):
     r"""``h(w) = mean of q over the subset - kappa <= 0``.
 
     Caps a rate (``quantity: SoftRate, where: {y: 0}`` is the false positive rate) or a loss
-    (``quantity: LogisticLoss, where: {group: 0}``).  A batch without a sample of the subset leaves the row untouched.
+    (``quantity: LogisticLoss, where: {group: 0}``).  A batch without a sample of the subset leaves the row unchanged.
 
     Args:
         quantity: q.
         kappa: the cap.
         where: the subset, as column -> value, list of values or comparison, of any column of the table
             (``{race: Black, age: "<25"}``, see :class:`Subset`); all samples if empty.
-        name: in logs and pictures; None for the quantity and the subset, such as "soft rate, race=Black".
-        part: which loader's samples, where several contribute to a batch; None for the objective's.
+        name: name in logs and pictures; None for the quantity and the subset, such as "soft rate, race=Black".
+        part: part of the batch, if there are several loaders; None for the objective's.
 
     Raises:
-        ConfigError: if no mean can be so small, such as a rate below 0.
+        ConfigError: if no mean can be as small as kappa, such as a rate below 0.
     """
 
     def __init__(
@@ -122,17 +122,17 @@ class MeanAtMost(_OfSubsets):
 class MeanDifferenceAtMost(_OfSubsets):
     r"""``h(w) = |mean of q over subset a - mean of q over subset b| - kappa <= 0``.
 
-    Equal opportunity is ``quantity: SoftRate, where_a: {y: 1, group: 1}, where_b: {y: 1, group: 0}``.  A batch without
-    a sample of either subset leaves the row untouched.  Where one subset lies in the other and has few samples in a
-    batch, the estimate is biased as that of ``against: whole`` is, see :class:`SidesOfGroups`: compare it with the
-    rest.
+    Equal opportunity is ``quantity: SoftRate, where_a: {y: 1, group: 1}, where_b: {y: 1, group: 0}``.  A batch that
+    lacks samples of one of the subsets leaves the row unchanged.  If one subset contains the other, and batches hold
+    few samples of the smaller one, the estimate is biased as with ``against: whole``, see :class:`SidesOfGroups`:
+    compare the smaller subset with the rest instead.
 
     Args:
         kappa: tolerance, >= 0.
         where_a: first subset, as column -> value, list of values or comparison (see :class:`Subset`).
         where_b: second subset.
-        name: in logs and pictures; None for the quantity and the subsets, "soft rate, group=1 against group=0".
-        quantity, part: as of :class:`MeanAtMost`.
+        name: name in logs and pictures; None for the quantity and the subsets, "soft rate, group=1 against group=0".
+        quantity, part: as in :class:`MeanAtMost`.
     """
 
     def __init__(
@@ -153,19 +153,19 @@ class MeanDifferenceAtMost(_OfSubsets):
 
 
 class MeanNear(_OfSubsets):
-    r"""``h(w) = |mean of q over the subset - target| - kappa <= 0``: an equality, up to a tolerance.
+    r"""``h(w) = |mean of q over the subset - target| - kappa <= 0``: an equality up to a tolerance.
 
-    A batch without a sample of the subset leaves the row untouched.
+    A batch without a sample of the subset leaves the row unchanged.
 
     Args:
-        target: what the mean is to be.
+        target: required value of the mean.
         kappa: tolerance, >= 0.
-        where: the subset, as of :class:`MeanAtMost`; all samples if empty.
-        name: in logs and pictures; None for the quantity and the subset.
-        quantity, part: as of :class:`MeanAtMost`.
+        where: the subset, as in :class:`MeanAtMost`; all samples if empty.
+        name: name in logs and pictures; None for the quantity and the subset.
+        quantity, part: as in :class:`MeanAtMost`.
 
     Raises:
-        ConfigError: if no mean can be so near to the target, such as a rate to 2.
+        ConfigError: if no mean can be that close to the target, such as a rate to 2.
     """
 
     def __init__(
@@ -183,12 +183,12 @@ class MeanNear(_OfSubsets):
 
 
 class _Joint(_OfSubsets):
-    r"""Several constraints of one kind on means of one quantity over subsets, each with a kappa of its own.
+    r"""Several constraints of the same class on means of the same quantity over subsets, each with its own kappa.
 
-    The penalty is given for kappa 0, and moved by the rows' own kappas, which margins may change.
+    The outer function is made for kappa = 0 and shifted by the kappas of the rows, which margins may change.
 
     Args:
-        members: of one class, with one quantity and part.
+        members: the constraints, of the same class, quantity and part.
     """
 
     together = 1
@@ -220,6 +220,6 @@ class _Joint(_OfSubsets):
 
 
 def _of_rows(numbers: Sequence[float]) -> Tensor:
-    """Known numbers of the rows, shape (m, 1); without dimensions where all are equal, so that nothing is looked up."""
+    """Numbers of the rows as a tensor of shape (m, 1), or as a scalar tensor if all are equal."""
     alike = len(set(numbers)) == 1
     return torch.tensor(numbers[0] if alike else [[number] for number in numbers], dtype=torch.float64)

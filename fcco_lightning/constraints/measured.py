@@ -1,4 +1,4 @@
-"""What a constraint measures of the samples of a side: a mean, rates above thresholds, a precision, an AUC."""
+"""Statistics of the samples of a side: a mean, rates above thresholds, a precision, an AUC."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from fcco_lightning.objectives.quantities import one_number_each
 from fcco_lightning.objectives.ratios import only_of
 from fcco_lightning.outer import Range
 
-_AT_ONCE = 2**20  # pairs of samples that are compared at once
+_AT_ONCE = 2**20  # pairs of samples compared at once
 
 
 class Statistic(ABC):
-    """A statistic of the samples of a side, which smooths decisions where it is one of these.
+    """A statistic of the samples of a side, in which decisions are smoothed.
 
     Attributes:
-        range: the interval in which it lies.
-        smooths: whether smoothed decisions are averaged; :meth:`of_decisions` then has the decisions themselves.
-        numbers: how many inner values of a row a side gives.
-        levels: at how many levels it is measured; every comparison of sides has a row for each.
-        of_both_classes: whether it is one of the samples of both classes of a side.
+        range: an interval that contains the statistic.
+        smooths: whether it averages smoothed decisions; :meth:`of_decisions` then returns the decisions themselves.
+        numbers: number of inner values per side.
+        levels: number of levels at which it is measured; every comparison of sides has a row for each level.
+        of_both_classes: whether it uses the samples of both classes of a side together.
     """
 
     range: Range
@@ -44,23 +44,23 @@ class Statistic(ABC):
     def of_samples(self, outputs: Tensor, batch: Columns) -> Tensor:
         """Numbers of the samples, shape (B,) or (B, t), with graph.
 
-        Where they are of decisions, they are smoothed ones, ``sigmoid((score - threshold) / temperature)``.
+        Decisions are smoothed: ``sigmoid((score - threshold) / temperature)``.
         """
 
     def of_decisions(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """What takes the place of :meth:`of_samples` where these smooth decisions: 0 or 1, of the same shape.
+        """The decisions, 0 or 1, that :meth:`of_samples` smooths, in the same shape.
 
         Raises:
-            NotImplementedError: of a statistic that smooths nothing (:attr:`smooths`), whose decisions nobody asks for.
+            NotImplementedError: for a statistic without :attr:`smooths`, on which it is never called.
         """
         raise NotImplementedError
 
     def over(self, shares: Tensor, numbers: Tensor) -> Tensor:
-        """The statistic of every class and side, (c, s) or (c, s, t): their means, by default.
+        """The statistic of every class and side, (c, s) or (c, s, t); by default the mean.
 
         Args:
-            shares: what every sample counts in the mean over each class and side, shape (c, s, B).
-            numbers: of the samples.
+            shares: weights of the samples in the mean over each class and side, shape (c, s, B).
+            numbers: the numbers of the samples, (B,) or (B, t).
         """
         return shares @ only_of(shares, numbers)
 
@@ -72,12 +72,12 @@ class Statistic(ABC):
         *,
         decisions: bool = False,  # noqa: ARG002
     ) -> str | None:
-        """Why every comparison holds whatever the order of the scores, or None.
+        """A sentence on why every comparison holds for any order of the scores, or None.
 
         Args:
-            outputs: of the network.
+            outputs: the network's outputs.
             batch: columns.
-            positive_share: between which shares of all samples of a split the positive decisions are asked to be.
+            positive_share: bounds that the constraint sets for the fraction of positive decisions in a split.
             decisions: whether rates of decisions are enforced themselves, not the smoothed ones.
         """
         return None
@@ -108,15 +108,15 @@ class MeanOf(Statistic):
         return self.quantity.decided(outputs, batch)
 
     def positive_share(self, batch: Columns) -> tuple[float, float]:
-        """Between which shares of all samples of a split the positive decisions are asked to be by q itself."""
+        """Bounds that q itself sets for the fraction of positive decisions in a split."""
         return self.quantity.positive_share(batch) if isinstance(self.quantity, TopShare) else (0.0, 1.0)
 
     def vacuous(
         self, outputs: Tensor, batch: Columns, positive_share: tuple[float, float], *, decisions: bool = False
     ) -> str | None:
-        """Nearly all decisions are equal, or too soft to tell, where q is a rate: then it holds whatever the scores."""
+        """A rate is vacuous if nearly all decisions are equal, or smoothed decisions are too soft."""
         if self.quantity.range != (0.0, 1.0) or isinstance(self.quantity, ErrorProbability):
-            return None  # a loss decides nothing, and errors may be rare
+            return None  # a loss has no decisions, and errors may be rare
         low, high = self.positive_share(batch)
         enough = enough_decisions(batch, len(outputs), (max(low, positive_share[0]), min(high, positive_share[1])))
         rate = self.quantity.decided(outputs, batch) if decisions else self.quantity(outputs, batch)
@@ -145,7 +145,7 @@ class RatesAbove(Statistic):
     Args:
         thresholds: tau, in units of ``scale``.
         temperature: T, > 0, in units of ``scale``.
-        scale: of the scores.
+        scale: unit of the scores.
     """
 
     range = Range(0.0, 1.0)
@@ -166,10 +166,10 @@ class RatesAbove(Statistic):
         return (self._above(outputs, batch) > 0).to(outputs.dtype)
 
     def over(self, shares: Tensor, numbers: Tensor) -> Tensor:
-        return shares @ numbers  # those of samples that count nowhere are finite, so nothing is put in their place
+        return shares @ numbers  # no `only_of`: sigmoids are finite for all samples
 
     def _above(self, outputs: Tensor, batch: Columns) -> Tensor:
-        """By how much scores are above every threshold, shape (B, t)."""
+        """The scores minus every threshold, shape (B, t)."""
         scores = self.scale(binary_scores(outputs), batch.get("weight")).unsqueeze(1)
         return scores - self._levels.like(scores, scores.dtype)
 
@@ -181,7 +181,7 @@ class RatesAbove(Statistic):
         *,
         decisions: bool = False,
     ) -> str | None:
-        """Fewer than two thresholds separate scores, or the scores span less than one temperature."""
+        """Vacuous if fewer than two thresholds separate scores, or the scores span less than one temperature."""
         edges, weight = enough_decisions(batch, len(outputs)).edges, batch.get("weight")
         low, high = spread(self.scale(binary_scores(outputs).detach().double(), weight), edges, weight)
         inside = sum(low < t < high for t in self.thresholds)
@@ -200,7 +200,7 @@ class RatesAbove(Statistic):
 
 
 class LossOfPairs(Statistic):
-    """The mean loss ``l(s_i - s_j)`` of the pairs of a positive i and a negative j of a side: with a sigmoid 1 - AUC.
+    """The mean loss ``l(s_i - s_j)`` over the pairs of a positive i and a negative j of a side; 1 - AUC for a sigmoid.
 
     Args:
         loss: l.
@@ -226,7 +226,7 @@ class LossOfPairs(Statistic):
         *,
         decisions: bool = False,  # noqa: ARG002
     ) -> str | None:
-        """All scores are nearly the same: then so are the smoothed AUCs, whatever the order of the scores."""
+        """Vacuous if all scores are nearly equal: then so are the smoothed AUCs, for any order of the scores."""
         if not isinstance(self.loss, SigmoidPair):
             return None
         return too_close(binary_scores(outputs), self.loss.scale, batch.get("weight"))
@@ -235,14 +235,14 @@ class LossOfPairs(Statistic):
 def pair_losses(loss: PairLoss, scores: Tensor, positive_shares: Tensor, negative_shares: Tensor) -> Tensor:
     """``sum_ij v_i w_j l(s_i - s_j)`` for the shares v and w of every side, shape (s,).
 
-    All pairs of samples are formed, a block of rows at a time where they are many; positives then come first, so that
-    no block needs the samples before it.
+    Many pairs are computed in blocks of rows; positives are then sorted to the front, so that no block needs the
+    samples before it.
 
     Args:
         loss: l.
         scores: s, shape (B,).
         positive_shares: v, shape (s, B), >= 0.
-        negative_shares: w, shape (s, B), 0 for samples to which v gives a share.
+        negative_shares: w, shape (s, B), 0 for samples with v > 0.
     """
     size = len(scores)
     if size * size <= _AT_ONCE:
@@ -250,7 +250,7 @@ def pair_losses(loss: PairLoss, scores: Tensor, positive_shares: Tensor, negativ
     order = positive_shares.sum(0).argsort(descending=True)
     s, v, w = (t.index_select(-1, order) for t in (scores, positive_shares, negative_shares))
     rows = max(1, _AT_ONCE // size)
-    sums: list[Tensor] = []  # torch.compile does not know how to call list[Tensor]
+    sums: list[Tensor] = []  # torch.compile cannot call list[Tensor]()
     for i in range(0, size, rows):
         losses = loss(s[i : i + rows].unsqueeze(1) - s[i:])
         sums.append(((v[:, i : i + rows] @ losses) * w[:, i:]).sum(1))

@@ -1,20 +1,20 @@
-r"""Multipliers: how much each constraint matters is found while training, so that there is no rho to guess.
+r"""Multipliers: the weight of each constraint is found during training, so that no penalty weight has to be chosen.
 
 The problem ``min F(w) subject to h_i(w) <= 0`` becomes ``F(w) + sum_i L_i(h_i(w))``.  The sum is not divided by the
-number of constraints, so that another constraint does not weaken the others, and the slope nu_i of L_i is the
-multiplier of the constraint as it stands: at a solution ``grad F + sum_i nu_i grad h_i = 0``.
+number of constraints, so that adding a constraint does not weaken the others, and the slope nu_i of L_i is the usual
+Lagrange multiplier: at a solution ``grad F + sum_i nu_i grad h_i = 0``.
 
-The constraints' values h_i are those at the rows u_i.  When a batch measures row i, the gradient is taken with the
-multiplier from before, and the multiplier then follows ``h_i`` at the new u_i.  Rows that the batch does not measure
-do not move.  A constraint ``|s| <= kappa`` is two constraints, ``s - kappa <= 0`` and ``-s - kappa <= 0``, with a
-multiplier each, so that noise which changes the sign of s averages out.
+h_i is evaluated at the running averages u_i.  When a batch measures row i, the gradient uses the old multiplier, and
+the multiplier is then updated with ``h_i`` at the new u_i.  Rows that the batch does not measure do not change.  A
+constraint ``|s| <= kappa`` is treated as two constraints, ``s - kappa <= 0`` and ``-s - kappa <= 0``, with a multiplier
+each, so that noise around s = 0 averages out.
 
-Multipliers are in units of the objective per unit of h.  So that no rate has to be chosen anew for an objective in
-another unit, all that a rule is told and remembers is in units of the objective's absolute value at the first batch: a
-``curvature`` of 1 on an objective that starts at 0.5 is a curvature of 0.5.  The first batch gives the unit, and moves
-the weights by the objective alone.  What is reported is the multiplier itself.  Constraints should be of order one, as
-rates and mean losses are.  The dual steps follow the schedule of the learning rate, as shares of its largest value so
-far, so that the multipliers come to rest with the weights.
+Multipliers are in units of the objective per unit of h.  To make the hyperparameters independent of the scale of the
+objective, all arguments and stored values of a rule are in units of the objective's absolute value at the first batch:
+a ``curvature`` of 1 for an objective that starts at 0.5 is a curvature of 0.5.  The first batch gives the unit, and
+updates the weights with the objective alone.  Reported multipliers are in the original unit.  Constraints should be of
+order one, as rates and mean losses are.  Dual step sizes are multiplied by the present learning rate over its largest
+value so far, so that the multipliers converge together with the weights.
 """
 
 from abc import ABC, abstractmethod
@@ -29,27 +29,27 @@ from fcco_lightning.outer import Multiplied
 
 
 class Multipliers(ABC):
-    r"""A rule by which the multipliers of constraints are found.
+    r"""An update rule for the multipliers of constraints.
 
-    What the rule remembers of a side of a constraint are a few numbers, the first of which is enough to say how much
-    the side matters.  A row has one side, or two where it is ``|s| <= kappa``.
+    A rule stores a few numbers for every side of a row, the first of which is its multiplier.  A row has one side, or
+    two if it is ``|s| <= kappa``.
 
-    Where a constraint smooths a rate of decisions, the multipliers can follow the rate of decisions itself: a running
-    mean of how far it is from the smooth rate, on the same samples, is remembered and added to the u_i.  The outer
-    gradient is then taken at the sum and multiplies the gradient of the smooth rate, so that what is enforced is what
-    is decided (proxy constraints: Cotter, Jiang and Sridharan, Two-player games for efficient non-convex constrained
-    optimization, 2019, section 3).
+    If a constraint smooths a rate of decisions, the multipliers can follow the rate of decisions itself: a running
+    average of its difference from the smooth rate, on the same samples, is stored and added to the u_i.  The outer
+    gradient is then taken at the sum and multiplied by the gradient of the smooth rate, so that the constraint holds
+    for the decisions (proxy constraints: Cotter, Jiang and Sridharan, Two-player games for efficient non-convex
+    constrained optimization, 2019, section 3).
 
     Attributes:
-        acts: whether constraints enter what is minimised, which they do.
-        decisions: whether multipliers follow decisions, where these are smoothed; else they follow the smooth values.
+        acts: whether constraints enter the minimised function; always True.
+        decisions: whether multipliers follow decisions if these are smoothed; otherwise they follow the smooth values.
     """
 
     acts = True
     decisions: bool = False
 
     def begin(self, together: int) -> tuple[float, ...]:  # noqa: ARG002
-        """What is remembered of a side of a row of which no batch has spoken yet.
+        """The initial numbers of a side of a row.
 
         Args:
             together: number of rows of the constraint, see :attr:`Constraint.together`.
@@ -57,33 +57,33 @@ class Multipliers(ABC):
         return (0.0,)
 
     def outer(self, memory: Tensor, kappa: Tensor | float, unit: Tensor) -> Multiplied:
-        """L_i as an outer function of ``t = h + kappa``, or of s for two sides; ``nu_i h_i`` unless a rule has another.
+        """L_i as an outer function of ``t = h + kappa``, or of s for two sides; by default ``nu_i h_i``.
 
         Args:
-            memory: what is remembered of b rows, shape (b, values, sides).
-            kappa: tolerance of the constraint, or of each of the rows, shape (b, 1).
-            unit: of the objective, >= 0, in which multipliers, curvature and cap are measured; without dimensions.
+            memory: the stored numbers of b rows, shape (b, values, sides).
+            kappa: tolerance of the constraint, or of each row, shape (b, 1).
+            unit: the unit of multipliers, curvature and cap, in units of the objective, >= 0; a scalar.
         """
         return Multiplied(unit * memory[:, 0], kappa)
 
     @abstractmethod
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
-        """What is remembered next.
+        """The updated numbers.
 
         Args:
-            memory: of b rows, shape (b, values, sides).
-            excess: ``h``, or ``(s - kappa, -s - kappa)`` of two sides, at the new u_i, shape (b, sides).
-            pace: learning rate of the weights as a share of its largest value so far, on which the dual step depends; a
-                number, or a tensor without dimensions.
+            memory: the stored numbers of b rows, shape (b, values, sides).
+            excess: ``h``, or ``(s - kappa, -s - kappa)`` for two sides, at the new u_i, shape (b, sides).
+            pace: factor on the dual step size: the present learning rate of the weights over its largest value so far;
+                a number or a scalar tensor.
         """
 
 
 class Lagrangian(Multipliers):
     r"""``L_i = nu_i h_i`` with projected dual ascent, ``nu_i <- [nu_i + rate h_i]_+``.
 
-    Without damping the multipliers swing around their values where the weights follow slowly; :class:`NuPI` and
-    :class:`AugmentedLagrangian` damp that.  Where steps are few, raise the rate: at 0.01 a multiplier takes a thousand
-    steps with ``h_i = 0.1`` to become as large as the objective was at first.
+    Without damping the multipliers oscillate if the weights adapt slowly; :class:`NuPI` and
+    :class:`AugmentedLagrangian` damp this.  For short trainings use a larger rate: at 0.01 and ``h_i = 0.1`` a
+    multiplier takes a thousand steps to become as large as the initial objective.
 
     Args:
         rate: dual step size, > 0, in units of the objective's first value per squared unit of h.
@@ -98,17 +98,17 @@ class Lagrangian(Multipliers):
 
 
 class NuPI(Multipliers):
-    r"""Dual ascent by a controller with a proportional part, which damps swings of the multipliers.
+    r"""Dual ascent by a PI controller, whose proportional part damps oscillations of the multipliers.
 
     ``xi_i <- smoothing xi_i + (1 - smoothing) h_i`` and
-    ``nu_i <- [nu_i + rate h_i + proportional (xi_i - xi_i before)]_+``: the last part answers to the change of h_i and
-    so foresees where it goes.  At ``proportional = 0`` it is the :class:`Lagrangian`.
+    ``nu_i <- [nu_i + rate h_i + proportional (xi_i - xi_i before)]_+``: the last part reacts to the change of h_i.
+    With ``proportional = 0`` it is the :class:`Lagrangian`.
 
     Args:
-        rate: of the integral part (the source's kappa_i), > 0, in units of the objective's first value per squared unit
-            of h.
-        proportional: of the proportional part (the source's kappa_p), >= 0, in the same units.
-        smoothing: of h in the proportional part (the source's nu), in [0, 1).  The u_i are averages already.
+        rate: step size of the integral part (the source's kappa_i), > 0, in units of the objective's first value per
+            squared unit of h.
+        proportional: step size of the proportional part (the source's kappa_p), >= 0, in the same units.
+        smoothing: averaging of h in the proportional part (the source's nu), in [0, 1), besides that of the u_i.
         decisions: whether multipliers follow decisions, see :class:`Multipliers`.
     Source: Sohrabi et al., On PI controllers for updating Lagrange multipliers in constrained optimization (2024),
     Algorithm 1.
@@ -132,14 +132,14 @@ class NuPI(Multipliers):
 
 
 class AugmentedLagrangian(Multipliers):
-    r"""``L_i = ([nu_i + c h_i]_+^2 - nu_i^2) / (2 c)``, whose slope ``y_i = [nu_i + c h_i]_+`` answers to h_i at once.
+    r"""``L_i = ([nu_i + c h_i]_+^2 - nu_i^2) / (2 c)``, whose slope ``y_i = [nu_i + c h_i]_+`` reacts to h_i at once.
 
-    ``nu_i <- nu_i + rate (y_i - nu_i)``: the multiplier follows the slope.  That is dual ascent with the step rate c,
-    with ``rate = 1`` the method of multipliers after every batch.
+    ``nu_i <- nu_i + rate (y_i - nu_i)``: the multiplier follows the slope.  This is dual ascent with the step size
+    ``rate c``; with ``rate = 1`` it is the method of multipliers with an update after every batch.
 
     Args:
         curvature: c, > 0, in units of the objective's first value per squared unit of h.
-        rate: of the multiplier, in (0, 1].
+        rate: averaging weight of the multiplier's update, in (0, 1].
         decisions: whether multipliers follow decisions, see :class:`Multipliers`.
     Source: Rockafellar, Augmented Lagrange multiplier functions and duality in nonconvex programming (1974).
     """
@@ -153,27 +153,26 @@ class AugmentedLagrangian(Multipliers):
 
     def moved(self, memory: Tensor, excess: Tensor, pace: Tensor | float) -> Tensor:
         pressure = (memory + self.curvature * excess.unsqueeze(1)).clamp(min=0)
-        return memory + self.rate * pace * (pressure - memory)  # a pace on the host needs no copy
+        return memory + self.rate * pace * (pressure - memory)  # a scalar tensor on the CPU needs no copy
 
 
 class AdaptivePenalty(Multipliers):
-    r"""An exact penalty, smoothed over a width of h, with a weight rho_i = 2 nu_i of every row that finds itself.
+    r"""A smoothed exact penalty whose weight rho_i = 2 nu_i is adapted for every row.
 
-    The slope of ``L_i`` is ``y_i = nu_i (1 + clamp(h_i / width, -1, 1))``, from 0 where the constraint is slack to
-    rho_i where it is exceeded by a width.  ``nu_i <- nu_i exp(rate clamp(h_i / width, -1, 1))``: rho_i grows where y_i
-    saturates at it, falls where the constraint is slack, and stays where ``h_i = 0``, so that the constraint holds
-    exactly at a solution.  Because the exponent is bounded, a few large values of h do not matter.
+    The slope of ``L_i`` is ``y_i = nu_i (1 + clamp(h_i / width, -1, 1))``, from 0 for ``h_i <= -width`` to rho_i for
+    ``h_i >= width``.  ``nu_i <- nu_i exp(rate clamp(h_i / width, -1, 1))``: rho_i grows where the constraint is
+    violated, decreases where it is slack, and is stationary at ``h_i = 0``, so that an active constraint holds exactly
+    at a solution.  As the exponent is bounded, a few large values of h have little influence.
 
-    This is the exponentiated gradient method, which starts with the weight that all rows of a constraint have together,
-    in equal parts: ``nu_i = start / m``.  A constraint begins about as heavy as the objective, be it one rate or
-    dozens of points of two ROC curves, and no growth is lost to the number of its rows.
+    This is the exponentiated gradient method, started at ``nu_i = start / m`` for the m rows of a constraint.  So a
+    constraint has initially about the same weight as the objective, whether it is one rate or dozens of points of two
+    ROC curves.
 
     Args:
-        rate: relative change of rho_i in a step where h_i is a width or more above 0, or below, > 0.
-        width: what counts as clearly exceeded, > 0, in units of h; for rates and mean losses a hundredth or two.
-        start: sum of the nu_i of a constraint before the first batch, > 0, in units of the objective's first value per
-            unit of h.
-        least: below which no nu_i falls, so that it can grow again, > 0, in the same units.
+        rate: relative change of rho_i in a step with ``|h_i| >= width``, > 0.
+        width: half the width of the smoothing, > 0, in units of h; .01 to .02 for rates and mean losses.
+        start: sum of the initial nu_i of a constraint, > 0, in units of the objective's first value per unit of h.
+        least: lower bound of nu_i, from which it can grow again, > 0, in the same units.
         decisions: whether multipliers follow decisions, see :class:`Multipliers`.
     Source: Kivinen and Warmuth, Exponentiated gradient versus gradient descent for linear predictors (1997), for the
         multiplicative step.
@@ -204,7 +203,7 @@ class AdaptivePenalty(Multipliers):
 
 
 Enforcement: TypeAlias = Penalty | Multipliers
-"""How constraints enter what is minimised: by a fixed penalty, or by multipliers that are found."""
+"""How constraints are enforced: by a fixed penalty, or by multipliers."""
 
 
 def follows_decisions(enforcement: Enforcement | None) -> bool:

@@ -1,4 +1,4 @@
-"""Constraints in three parts: a statistic, the sides on which it is measured, and how these are compared."""
+"""Constraints composed of a statistic, the sides on which it is measured, and a comparison of these."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,26 +19,26 @@ from fcco_lightning.objectives.ratios import shares_of, warn_of_ratios
 
 
 class OverSides(Constraint):
-    """Every row compares a statistic of its sides: sets of samples, of a class or of all.
+    """Every row compares a statistic of its sides, which are sets of samples (of one class or of all classes).
 
-    A batch without a sample of a side leaves the row untouched.  A mean over the k samples of a side in a batch is a
-    ratio of two estimates where these are drawn with different probabilities, and biased by about 1/k.  So it is taken
-    stratum by stratum (:class:`StrataOfSides`) where batches mostly have samples for that; elsewhere a warning says so
-    if k is small.  All means are taken at once, as one product of matrices, in shapes that follow from the batch's size
-    alone; they are weighted by the column ``weight`` where samples are not drawn uniformly.
+    A batch without a sample of a side leaves the row unchanged.  If samples are drawn with different probabilities, the
+    mean over the k samples of a side in a batch is a ratio of two estimates, with a bias of about 1/k.  It is therefore
+    taken stratum by stratum (:class:`StrataOfSides`) if most batches have the samples for this; otherwise a small k
+    causes a warning.  All means are one matrix product, with shapes that depend on the batch size only; they are
+    weighted by the column ``weight`` if samples are not drawn uniformly.
 
     Args:
-        statistic: what is measured of the samples of a side.
+        statistic: the statistic of the samples of a side.
         over: the sides, and which of them a row compares.
-        comparison: how.
+        comparison: how the statistics of a row's sides are compared.
         kappa: tolerance.
-        part: which loader's samples; None for the objective's.
+        part: part of the batch; None for the objective's.
 
     Raises:
-        ConfigError: if the three do not go together.
+        ConfigError: if statistic, sides and comparison do not fit together.
 
     Attributes:
-        strata: how the training samples of the sides are spread over strata; None where that plays no role.
+        strata: how the training samples of the sides are distributed over strata; None if strata are not used.
     """
 
     strata: StrataOfSides | None = None
@@ -110,7 +110,7 @@ class OverSides(Constraint):
         self.statistic.check(outputs, batch)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch measures a row if it contains a sample of each of its sides, of the class or of both classes."""
+        """A batch measures a row if it holds a sample of each of its sides, of the row's class or of both."""
         members, rows = self.over.of_split(columns, self), self.over.rows
         if self.statistic.of_both_classes:
             return [[masks[side] for masks in members for side in sides] for sides in rows]
@@ -123,7 +123,7 @@ class OverSides(Constraint):
             counted = columns[SAMPLE_WEIGHT].double(), columns[POPULATION]
         if bool(rows.all()):
             return StrataOfSides(members, strata, counted=counted)
-        some = torch.zeros(members.shape[1], dtype=torch.bool)  # joined constraints have a row and sides each
+        some = torch.zeros(members.shape[1], dtype=torch.bool)  # joined constraints: one row each
         some[[side for sides, row in zip(self.over.rows, rows.tolist(), strict=True) if row for side in sides]] = True
         return StrataOfSides(members, strata, some, counted)
 
@@ -131,7 +131,7 @@ class OverSides(Constraint):
         return self.measure_at([outputs], batch)[0]
 
     def measure_at(self, points: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
-        """The shares of the samples in the means are the same at all points, and computed once."""
+        """See the base class; the samples' shares in the means are computed once for all points."""
         return self._compared([self.statistic.of_samples(outputs, batch) for outputs in points], batch)
 
     @property
@@ -147,11 +147,11 @@ class OverSides(Constraint):
         return self.statistic.vacuous(outputs, batch, self.positive_share(), decisions=decisions and self.smooths)
 
     def positive_share(self) -> tuple[float, float]:
-        """Between which shares of all samples of a split the positive decisions are asked to be."""
+        """Bounds that the constraint sets for the fraction of positive decisions in a split."""
         return 0.0, 1.0
 
     def _compared(self, numbers: Sequence[Tensor], batch: Columns) -> list[tuple[None, Rows]]:
-        """The rows for each of several numbers of the samples, such as those at several weights."""
+        """The rows for each of several tensors of the samples' numbers, such as those at several weights."""
         shares, known = self._shares(batch, numbers[0].dtype)
         known = known.all(0, keepdim=True) if self.statistic.of_both_classes else known
         known_levels = known if self.statistic.levels == 1 else known.unsqueeze(2).expand(-1, -1, self.statistic.levels)
@@ -162,13 +162,13 @@ class OverSides(Constraint):
         ]
 
     def _shares(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """What every sample counts in the mean over each class and side, and of which of these the batch has enough.
+        """The weights of samples in the mean over each class and side, and a mask of means that the batch measures.
 
         Args:
             batch: columns.
-            dtype: of the shares.
+            dtype: type of the shares.
 
-        Returns: shares of sum 1, or 0 where there is no sample, shape (c, s, B), and a mask (c, s), bool.
+        Returns: the shares, which sum to 1, or to 0 without samples, shape (c, s, B); and the mask (c, s), bool.
         """
         members = self.over.members(batch, self)
         if self.strata is None or KNOWN_STRATUM not in batch:
@@ -182,10 +182,10 @@ class OverSides(Constraint):
         return torch.where(some.unsqueeze(1), by_strata, ratios), torch.where(some, known, totals.squeeze(-1) > 0)
 
     def _of_rows(self, table: Tensor) -> Tensor:
-        """What the rows compare, (m, k), by class, row and level, from a table of classes and sides.
+        """The inner values (m, k) of the rows, ordered by class, row and level, from a table of classes and sides.
 
         Args:
-            table: shape (c, s) or (c, s, t), with t levels, or numbers that a side gives to its row.
+            table: shape (c, s) or (c, s, t), with t levels or t numbers per side.
         """
         if self._picked is not None:
             table = table.index_select(1, self._picked.like(table))

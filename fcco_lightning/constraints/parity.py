@@ -1,4 +1,4 @@
-"""Equal treatment of any number of groups, under the names that practitioners use."""
+"""Equal treatment of any number of groups, under the common names of fairness criteria."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -14,11 +14,11 @@ from fcco_lightning.objectives import PairLoss, Quantity, SigmoidPair, SoftRate
 
 
 class DemographicParity(OverSides):
-    r"""Equal rates of positive decisions: ``|P(s > 0 | a) - P(s > 0 | b)| <= kappa``, for smoothed rates.
+    r"""Equal rates of positive decisions: ``|P(s > 0 | a) - P(s > 0 | b)| <= kappa`` for sides a, b and smoothed rates.
 
     Args:
         kappa: tolerance on a difference of rates, >= 0.
-        rate: the smoothed decision of a sample; a :class:`SoftRate` at threshold 0 with temperature .4 by default, a
+        rate: the smoothed decision of a sample; by default a :class:`SoftRate` at threshold 0 with temperature .4, or a
             :class:`TopShare` for a budget.
         by: column of the groups: "group", or with a datamodule of tables any of its columns.
         against: "pairs", "rest" or "whole", see :class:`SidesOfGroups`.
@@ -26,7 +26,7 @@ class DemographicParity(OverSides):
 
     Attributes:
         kinds: names of the rates.
-        classes: the labels over whose samples they are taken; none for all samples.
+        classes: the labels over whose samples the rates are taken; empty for all samples.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("selection rate",)
@@ -47,7 +47,7 @@ class DemographicParity(OverSides):
 class EqualOpportunity(DemographicParity):
     r"""Equal true positive rates: ``|P(s > 0 | y = 1, a) - P(s > 0 | y = 1, b)| <= kappa``, for smoothed rates.
 
-    It is demographic parity among the positives, with the same arguments.
+    This is :class:`DemographicParity` among the positives, with the same arguments.
     """
 
     kinds = ("tpr",)
@@ -57,7 +57,7 @@ class EqualOpportunity(DemographicParity):
 class EqualizedOdds(DemographicParity):
     r"""Equal true positive rates and equal false positive rates, each up to kappa; for smoothed rates.
 
-    It is demographic parity among the positives and among the negatives, with the same arguments.
+    This is :class:`DemographicParity` among the positives and among the negatives, with the same arguments.
     """
 
     kinds = ("tpr", "fpr")
@@ -65,12 +65,13 @@ class EqualizedOdds(DemographicParity):
 
 
 class FourFifthsRule(OverSides):
-    r"""``h(w) = ratio * rate_b - rate_a - kappa <= 0`` both ways: no side is selected less than 4/5 as often.
+    r"""``h(w) = ratio * rate_b - rate_a - kappa <= 0`` both ways: selection rates differ by at most a factor of 4/5.
 
-    Rows come for every comparison in both directions.  Linear in the rates, so nothing is divided by a small rate.
+    There is a row for each direction of every comparison.  The constraint is linear in the rates, without a division by
+    a small rate.
 
     Args:
-        ratio: smallest quotient of two selection rates, in (0, 1]; 0.8 is the rule's.
+        ratio: smallest allowed quotient of two selection rates, in (0, 1].
         kappa: tolerance, >= 0.
         rate: the smoothed decision of a sample, as of :class:`DemographicParity`.
         by: column of the groups.
@@ -98,10 +99,10 @@ class FourFifthsRule(OverSides):
 class PredictiveParity(OverSides):
     r"""Equal precision: ``h(w) = |u_1/u_2 - u_3/u_4| - kappa <= 0`` with u = (mean of q y, mean of q) on both sides.
 
-    q is the smoothed positive decision, so that ``u_1/u_2`` is the share of the positives among those who are decided
-    positive.  Ratios of means are not convex in them: use SONEX with multipliers or a smooth penalty
-    (``SmoothedHingePenalty``, ``SquaredHingePenalty``), SOX or SONX.  A side without positive decisions has
-    no precision; means below 1e-6 count as 1e-6.
+    q is the smoothed positive decision, so that ``u_1/u_2`` is the fraction of positives among the samples with a
+    positive decision.  Ratios of means are not convex in the means: use SONEX with multipliers or a smooth penalty
+    (``SmoothedHingePenalty``, ``SquaredHingePenalty``), SOX or SONX.  A side without positive decisions has no
+    precision; means below 1e-6 are replaced by 1e-6.
 
     Args:
         kappa: tolerance on a difference of precisions, >= 0.
@@ -127,8 +128,8 @@ class GroupAUCAtLeast(OverSides):
     r"""``h(w) = least - AUC_a(w) <= 0`` for every group a, with ``AUC_a = 1 - mean of l(s_i - s_j)``.
 
     The mean is over the pairs of a positive i and a negative j of the group; with the sigmoid loss it is a smoothed
-    AUC.  A batch that lacks a class of the group leaves its row untouched.  Pairs weigh by the column ``weight`` of
-    both samples where samples are not drawn uniformly.
+    AUC.  A batch that lacks a class of the group leaves its row unchanged.  If samples are not drawn uniformly, a pair
+    has the product of its samples' ``weight``.
 
     Args:
         least: smallest AUC, in (0, 1].
@@ -175,17 +176,17 @@ class AUCParity(OverSides):
 class ROCFairness(OverSides):
     r"""``h_tau^{+-}(w) = |mean_favoured sigma((s - tau)/T) - mean_other sigma((s - tau)/T)| - kappa <= 0``.
 
-    One row of width 2 (rate of the favoured group, rate of the other) per threshold over the positives (true positive
-    rates, rows 0..|thresholds|-1) and per threshold over the negatives (false positive rates, the rest): SONEX paper,
-    F.2, with T = 1, raw scores and thresholds -3..3 there.  A class that one of the groups lacks in a batch leaves its
-    rows untouched.  Where samples are not drawn uniformly the means are weighted by the column ``weight``.
+    There is a row of width 2 (rate of the favoured group, rate of the other) for every threshold among the positives
+    (true positive rates, the first rows) and for every threshold among the negatives (false positive rates).  Source:
+    SONEX paper, F.2, which uses T = 1, raw scores and thresholds -3..3.  If a group has no samples of a class in a
+    batch, the rows of that class stay unchanged.  If samples are not drawn uniformly, means are weighted by the column
+    ``weight``.
 
-    With G > 2 groups there are such rows for every comparison that ``against`` asks for (:class:`SidesOfGroups`), by
-    class, comparison and threshold: by default for every pair of groups.
+    With G > 2 groups there are such rows for every comparison selected by ``against`` (:class:`SidesOfGroups`), by
+    default for every pair of groups; they are ordered by class, comparison and threshold.
 
-    Warning: on raw scores the constraints can be met without any fairness, because an AUC objective does not change
-    when all scores are shifted out of the thresholds' window or shrunk; :meth:`vacuous` says when.  ``QuantileScores``
-    cannot be gamed.
+    Warning: with raw scores the constraints can be met without any fairness, as an AUC objective does not change if all
+    scores are shifted beyond the thresholds or shrunk; :meth:`vacuous` detects this.  ``QuantileScores`` prevents it.
 
     Args:
         thresholds: tau, in units of ``scale``.
@@ -193,7 +194,7 @@ class ROCFairness(OverSides):
         temperature: T, > 0, in units of ``scale``.
         scale: unit of thresholds and temperature.
         by: column of the groups: "group", or with a datamodule of tables any of its columns.
-        against: with what a group is compared: "pairs" (every other group), "rest" (all others together) or "whole".
+        against: what a group is compared with: "pairs" (every other group), "rest" (all others together) or "whole".
         groups: names of the groups 0, 1, ...; None takes them from the datamodule, else there are two.
 
     Raises:

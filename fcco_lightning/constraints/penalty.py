@@ -20,8 +20,8 @@ class GeometricRho(RhoSchedule):
     r"""``rho_e = rho * start^(1 - e/epochs)``, constant from ``epochs`` on.
 
     Args:
-        start: factor at epoch 0, > 0 (< 1 lets the objective come first).
-        epochs: epochs until the factor is 1, >= 1.
+        start: factor at epoch 0, > 0 (with a value < 1 the objective dominates at first).
+        epochs: number of epochs until the factor is 1, >= 1.
     """
 
     start: float = 0.1
@@ -39,11 +39,11 @@ class Penalty(ABC):
     r"""``phi_rho(t)``, 0 for t <= kappa; the problem becomes ``g_0 + (1/m) sum_i phi_rho(h_i + kappa)``.
 
     Args:
-        rho: weight, >= 0; 0 only measures the constraints.
-        schedule: factor on rho by epoch; None keeps it.
+        rho: weight, >= 0; with 0 the constraints are only measured.
+        schedule: factor on rho by epoch; None for a constant rho.
 
     Attributes:
-        acts: whether constraints enter what is minimised; otherwise they are only measured.
+        acts: whether constraints enter the minimised function; otherwise they are only measured.
     """
 
     def __init__(self, rho: float = 10.0, schedule: RhoSchedule | None = None) -> None:
@@ -60,7 +60,7 @@ class Penalty(ABC):
 
 
 class HingePenalty(Penalty):
-    r"""``rho [t - kappa]_+``: exact penalty; SONX uses its subgradient, SONEX and ALEXR2 smooth it.
+    r"""``rho [t - kappa]_+``: the exact penalty; SONX uses its subgradient, SONEX and ALEXR2 smooth it.
 
     Source: SONEX paper, eq. (8).
     """
@@ -70,12 +70,12 @@ class HingePenalty(Penalty):
 
 
 class SmoothedHingePenalty(Penalty):
-    r"""Moreau envelope of the hinge (SONEX paper, eq. (9)), for algorithms that do not smooth themselves.
+    r"""The Moreau envelope of the hinge (SONEX paper, eq. (9)), for algorithms that do not smooth themselves.
 
     Args:
         rho: weight, >= 0.
         lam: smoothing, > 0.
-        schedule: factor on rho by epoch; None keeps it.
+        schedule: factor on rho by epoch; None for a constant rho.
     """
 
     def __init__(self, rho: float = 10.0, lam: float = 0.01, schedule: RhoSchedule | None = None) -> None:

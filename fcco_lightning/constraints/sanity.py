@@ -1,4 +1,4 @@
-"""What can be said against constraints before anything is trained."""
+"""Checks of constraints before training."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,10 +9,10 @@ from fcco_lightning.models.batch import Columns
 
 
 def require_compatible(constraints: Sequence[Constraint]) -> None:
-    """Refuse constraints of which no weights can meet all.
+    """Refuse constraints that cannot all be met.
 
-    Only means of one quantity over one subset are compared; constraints that contradict each other in other ways are
-    known by the fact that no weights are found that meet them.
+    Only constraints on the mean of the same quantity over the same subset are compared; other contradictions show only
+    in constraints that remain violated.
 
     Raises:
         ConfigError: naming two constraints that contradict each other.
@@ -35,9 +35,9 @@ def require_columns(constraints: Sequence[Constraint], train: Columns, splits: M
     """Refuse splits that lack a column of the training split that a constraint needs.
 
     Args:
-        constraints: of the run; those on another part of the batches are not looked at.
+        constraints: the constraints of the run; those on another part of the batches are skipped.
         train: columns of the training split.
-        splits: columns of the splits on which they are evaluated, by name.
+        splits: columns of the splits on which constraints are evaluated, by name.
 
     Raises:
         DataError: naming the split, the constraint and the columns.

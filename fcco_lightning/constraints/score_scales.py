@@ -1,4 +1,4 @@
-"""The unit in which thresholds on scores are given."""
+"""Units for thresholds on scores."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from fcco_lightning.constraints.vacuity import quantiles
 
 
 class ScoreScale(ABC):
-    """The unit in which thresholds are given: a map of the batch's scores, with graph."""
+    """A unit for thresholds: a differentiable map of the scores of a batch."""
 
     @abstractmethod
     def __call__(self, scores: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Scores (B,) in the unit of the thresholds, (B,).
+        """The scores in the unit of the thresholds, (B,).
 
         Args:
-            scores: of the samples of a batch.
-            weight: how many samples of the data each stands for, (B,), where they are not drawn uniformly.
+            scores: the scores of a batch, (B,).
+            weight: number of samples of the data that each sample represents, (B,), if they are not drawn uniformly.
         """
 
 
 @dataclass(frozen=True)
 class RawScores(ScoreScale):
-    """The score itself (the paper's form).  The constraint can be met by moving or shrinking all scores."""
+    """The score itself (as in the paper).  The constraint can be met by shifting or shrinking all scores."""
 
     def __call__(self, scores: Tensor, weight: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return scores
@@ -33,9 +33,10 @@ class RawScores(ScoreScale):
 
 @dataclass(frozen=True)
 class StandardScores(ScoreScale):
-    r"""``(s - mean(s)) / std(s)`` over the batch: no shift and no scaling of the scores changes the constraint.
+    r"""``(s - mean(s)) / std(s)`` over the batch: the constraint is invariant to shifts and scalings of the scores.
 
-    A few extreme scores still can, by making the standard deviation large; :class:`QuantileScores` knows no such way.
+    A few extreme scores can still change it by increasing the standard deviation; :class:`QuantileScores` prevents
+    this.
 
     Args:
         floor: smallest standard deviation, > 0, in units of the score.
@@ -47,9 +48,9 @@ class StandardScores(ScoreScale):
         positive("floor", self.floor)
 
     def __call__(self, scores: Tensor, weight: Tensor | None = None) -> Tensor:
-        scores = scores - scores[:1].detach()  # so that equal scores are 0 to the last bit
+        scores = scores - scores[:1].detach()  # so that equal scores become exactly 0
         centred = scores - _mean(scores, weight)
-        # clamped before the root, whose slope at 0 is infinite: equal scores have gradient 0, not NaN
+        # clamped before the root, so that equal scores have the gradient 0 and not NaN
         return centred / _mean(centred.square(), weight).clamp(min=self.floor**2).sqrt()
 
 
@@ -61,13 +62,13 @@ def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
 class QuantileScores(ScoreScale):
     r"""The level of the score among all scores of the batch, in [0, 1]: thresholds are quantiles of the pooled scores.
 
-    Piecewise linear between ``knots`` quantiles of the batch, through which the gradient flows too.  No increasing map
-    of the scores changes the values at the knots, so neither shifts, nor scalings, nor heavy tails can meet the
-    constraint: the same invariance as that of the ROC curves.  Where samples are not drawn uniformly, the quantiles are
+    The map is piecewise linear between ``knots`` quantiles of the batch, and the gradient includes the quantiles.
+    Increasing maps of the scores do not change the values at the knots, so the constraint cannot be met by shifts,
+    scalings or heavy tails: ROC curves have the same invariance.  If samples are not drawn uniformly, the quantiles are
     those of the data, by the column ``weight``.
 
     Args:
-        knots: number of quantiles, >= 2; fewer than a batch has samples.
+        knots: number of quantiles, >= 2; it should be smaller than the batch size.
         floor: smallest distance of two quantiles, > 0, in units of the score.
     """
 

@@ -1,4 +1,4 @@
-"""Over which sides a constraint measures: sets of samples, of a class or of all."""
+"""The sides of a constraint: the sets of samples on which it is measured."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ class Sides(ABC):
     """Sets of samples, and which of them the rows of a constraint compare.
 
     Attributes:
-        rows: for every row of a class the positions of its sides among those of :meth:`members`.
-        names: of all rows, class by class.
-        classes: the labels over which means are taken; none for all samples.
+        rows: for every row of a class the positions of its sides in :meth:`members`.
+        names: names of all rows, class by class.
+        classes: the labels whose samples are measured separately; empty for all samples together.
     """
 
     rows: Sequence[Sequence[int]]
@@ -35,7 +35,7 @@ class Sides(ABC):
 
     @abstractmethod
     def adapt(self, datamodule: Any) -> None:
-        """Take from the datamodule (or None) what names mean, see :meth:`Measurable.adapt`."""
+        """Read the meaning of names from the datamodule (or None), see :meth:`Measurable.adapt`."""
 
     @abstractmethod
     def members(self, batch: Columns, needed_by: object) -> Tensor:
@@ -55,15 +55,15 @@ class Sides(ABC):
 
     @abstractmethod
     def of_split(self, columns: Columns, needed_by: object) -> Tensor:
-        """As :meth:`members`, of a whole split, which must have what the sides ask for."""
+        """As :meth:`members`, for a whole split, with errors for sides without samples or wrong labels."""
 
 
 class SidesOfSubsets(Sides):
-    """Subsets that a person describes; row i is of the subsets i k, i k + 1, ... of k m.
+    """Subsets described by conditions; of m rows and k m subsets row i compares the subsets i k, ..., i k + k - 1.
 
     Args:
         wheres: the subsets.
-        names: of the m rows.
+        names: names of the m rows.
     """
 
     def __init__(self, wheres: Sequence[Subset], names: Sequence[str]) -> None:
@@ -94,28 +94,28 @@ class SidesOfSubsets(Sides):
 class SidesOfGroups(Sides):
     """Groups within classes of the label: a row for every kind of rate, comparison of groups, and level.
 
-    With what a group is compared:
+    A group is compared with the following, for G groups:
 
-    - "pairs": every group with every other one, G (G - 1) / 2 comparisons: the worst of them is the largest difference
-      of any two groups;
+    - "pairs": every group with every other one, G (G - 1) / 2 comparisons; the worst of them is the largest difference
+      between any two groups;
     - "rest": every group with the samples of all other groups, G comparisons;
     - "whole": every group with the samples of all groups, G comparisons.
 
-    Batches without the group do not measure a row, so that under "whole" those that do hold more of the group than all
-    samples do, also in the mean over everyone: with few samples of a group in a batch the estimate is biased towards
-    no difference.  A mean over everyone differs from that of a group of share p by 1 - p times what the mean over all
-    others does; so "rest" with ``kappa / (1 - p)`` asks the same without that bias, where batches are drawn uniformly
-    or hold all groups.
+    A batch without the group does not measure its row.  Under "whole" the batches that do measure it contain more of
+    the group than the data, also in the mean over everyone: with few samples of a group in a batch the estimate is
+    biased towards no difference.  The difference between a group of share p and everyone is 1 - p times the difference
+    between the group and the rest; so "rest" with ``kappa / (1 - p)`` is the same constraint without that bias, if
+    batches are drawn uniformly or hold all groups.
 
-    Two groups are one comparison of group 1 with group 0 under "pairs" and "rest".
+    With two groups, "pairs" and "rest" give a single comparison of group 1 with group 0.
 
     Args:
         by: the column that numbers or names the groups: "group", or with a datamodule of tables any of its columns.
-        against: with what a group is compared.
+        against: what a group is compared with: "pairs", "rest" or "whole".
         groups: names of the groups 0, 1, ...; None takes them from the datamodule, and without one there are two.
-        kinds: names of the rates that are compared.
-        classes: the labels over which means are taken, of rates in the order of ``kinds``; none for all samples.
-        labelled: whether the labels ``y``, 0 and 1, play a role.
+        kinds: names of the compared rates.
+        classes: the labels whose samples are measured separately, in the order of ``kinds``; empty for all samples.
+        labelled: whether labels ``y`` of 0 and 1 are needed.
         compared: "pairs" for the comparisons, "both ways" for each in both directions, "each" for every group alone.
         levels: names of the levels at which every comparison has a row; none for one row.
 
@@ -124,7 +124,7 @@ class SidesOfGroups(Sides):
         pairs: the two sides of every comparison, as positions in :meth:`members`.
 
     Raises:
-        ConfigError: if ``against`` is none of the three, or there are fewer than two names or equal ones.
+        ConfigError: if ``against`` is not one of the three, or there are fewer than two names, or names are equal.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class SidesOfGroups(Sides):
         self._name(_NUMBERED if groups is None else [str(name) for name in list_of("groups", groups)])
 
     def adapt(self, datamodule: Any) -> None:
-        """Take the groups from the datamodule (or None), by name.
+        """Read the names of the groups from the datamodule (or None).
 
         Raises:
-            ConfigError: if it has other groups than those that were named.
-            DataError: if it has no such column.
+            ConfigError: if it has other groups than those given as ``groups``.
+            DataError: if it lacks the column ``by``.
         """
         known = [str(name) for name in getattr(datamodule, "group_names", None) or ()]
         if self.by != "group" and hasattr(datamodule, "add_groups"):
@@ -161,13 +161,13 @@ class SidesOfGroups(Sides):
             self._name(known)
 
     def _name(self, groups: list[str]) -> None:
-        """Rows and their names, for groups of these names."""
+        """Set the rows and their names for groups with these names."""
         size = len(groups)
         if size < 2 or len(set(groups)) < size:
             raise ConfigError(f"groups must be at least two different names, got {groups!r}.")
         if self.against == "whole":
             self.pairs, beyond = [(g, size) for g in range(size)], ["everyone"]
-        elif self.against == "pairs" or size == 2:  # the later group first: group 1 is the favoured one of two
+        elif self.against == "pairs" or size == 2:  # later group first: of two, 1 is the favoured one
             self.pairs, beyond = [(b, a) for a, b in combinations(range(size), 2)], []
         else:
             self.pairs, beyond = [(g, size + g) for g in range(size)], size * ["rest"]
@@ -187,16 +187,16 @@ class SidesOfGroups(Sides):
         self._number(beyond)
 
     def _number(self, beyond: Sequence[str]) -> None:
-        """Which numbers the sides have in the column of the groups, and whether there are sides beyond these."""
+        """Set the numbers of the sides in the column of groups, and whether there are others (rest, everyone)."""
         order, self._beyond = list(range(len(self.groups))), bool(beyond)
         picked = [side for sides in self.rows for side in sides]
-        if sorted(picked) == order:  # every group once: in the order of the rows, nothing has to be picked from them
+        if sorted(picked) == order:  # every group once: order the sides by row, without an index
             width, order = len(self.rows[0]), picked
             self.rows = [range(i, i + width) for i in range(0, len(picked), width)]
         self._numbers = Known(torch.tensor(order).unsqueeze(1))
 
     def check(self, batch: Columns, needed_by: object) -> None:
-        """Refuse labels other than 0 and 1, and groups without a number from 0 on; -1 marks samples of no group.
+        """Refuse labels other than 0 and 1, and groups that are not numbered from 0; -1 marks samples of no group.
 
         Raises:
             DataError: naming the value.
@@ -204,7 +204,7 @@ class SidesOfGroups(Sides):
         if self._labelled:
             require_binary_labels(batch, needed_by)
         groups = one_label_each(batch, needed_by, self._column)
-        signed = groups.long()  # an unsigned byte takes -1 for 255
+        signed = groups.long()  # in an unsigned byte -1 would be 255
         wrong = groups[(signed < -1) | (signed >= len(self.groups)) | (signed != groups)]
         if wrong.numel():
             raise DataError(
@@ -214,7 +214,7 @@ class SidesOfGroups(Sides):
             )
 
     def members(self, batch: Columns, needed_by: object) -> Tensor:
-        """The groups of every class, then everyone or the rests."""
+        """The samples of every group, followed by everyone or by the rest of every group, for each class."""
         groups = one_label_each(batch, needed_by, self._column)
         sides = groups == self._numbers.like(groups)
         if self._beyond:
@@ -232,21 +232,21 @@ class SidesOfGroups(Sides):
 
 
 class StrataOfSides:
-    r"""Means over sides of which each stratum is drawn apart, with the strata's known shares (post-stratification).
+    r"""Means over sides from separately drawn strata, with the known shares of the strata (post-stratification).
 
     The mean of q over side a is ``sum_s (N_as / N_a) (mean of q over the samples of a in stratum s)``, with N_as of the
     N_a training samples of the side in stratum s.  The samples of a stratum are drawn alike, so each of these means is
-    unbiased in the batches that hold a sample of side and stratum, and so is their sum in those that hold one of every
-    stratum in which the side has samples (Cochran, Sampling Techniques, 1977, section 5A.9).
+    unbiased in the batches with a sample of side and stratum, and so is their sum in the batches with samples of the
+    side from all of its strata (Cochran, Sampling Techniques, 1977, section 5A.9).
 
     Args:
-        sides: which training samples belong to each side, shape (..., n), bool.
-        strata: of the training samples, shape (n,), int64; -1 for those that are never drawn.
-        some: which sides are to be measured so, shape (number of sides,), bool; None for all.
-        counted: w_i and m_i of the training samples, shape (n,) each, where they have weights of their own, and count
-            m_i times in the population that batches stand for.  The mean of q is then
-            ``sum_s (D_as / M_a) (mean of w q over the samples of a in stratum s)``, with M_a the sum of m over the side
-            and D_as that of m/w over its samples in stratum s, which is unbiased, too.
+        sides: the training samples of each side, masks (..., n), bool.
+        strata: stratum of every training sample, shape (n,), int64; -1 for samples that are never drawn.
+        some: the sides to measure in this way, shape (number of sides,), bool; None for all.
+        counted: for training samples with weights w_i, which represent m_i samples of the population, the w_i and m_i,
+            shape (n,) each; None without weights.  The mean of q is then ``sum_s (D_as / M_a) (mean of w q over the
+            samples of a in stratum s)``, with M_a the sum of m over the side and D_as that of m/w over its samples in
+            stratum s, which is unbiased, too.
     """
 
     def __init__(
@@ -270,15 +270,15 @@ class StrataOfSides:
     def shares(
         self, members: Tensor, stratum: Tensor, dtype: torch.dtype, sample_weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What every sample of a batch counts in each mean, and of which sides a batch has samples of all strata.
+        """The weights of a batch's samples in each mean, and the sides with samples from all of their strata.
 
         Args:
-            members: which samples belong to each side, shape (..., B), bool.
-            stratum: of the samples, shape (B,), int64.
-            dtype: of the shares.
-            sample_weight: of the samples, shape (B,), if they have weights of their own.
+            members: the samples of each side, masks (..., B), bool.
+            stratum: stratum of every sample, shape (B,), int64.
+            dtype: type of the shares.
+            sample_weight: weights of the samples, shape (B,), if they have weights of their own.
 
-        Returns: as :func:`shares_of`; with weights of the samples, shares of which 1 is the expected sum.
+        Returns: the shares, shape (..., B), which sum to 1 (in expectation, if samples have weights); and a mask (...).
         """
         counts, strata_shares = members.to(dtype), self._shares.like(members, dtype)
         within = (stratum == self._numbers.like(stratum)).to(dtype)

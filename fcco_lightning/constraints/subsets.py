@@ -1,4 +1,4 @@
-"""Subsets of the samples that a person describes by columns and values."""
+"""Subsets of the samples, described by conditions on columns."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -18,17 +18,17 @@ from fcco_lightning.objectives.base import one_label_each
 class Subset:
     """The samples whose columns meet conditions, such as ``{race: Black, age: "<25"}``.
 
-    A condition is a value, a list of values of which the column must have one, or a text with comparisons ("<25",
-    ">=18 and <65").  Numbers are compared with the columns of a batch.  Names of values, and columns of the table that
-    batches do not have, are understood by the datamodule (:meth:`adapt`).
+    A condition is a value, a list of allowed values, or a text with comparisons ("<25", ">=18 and <65").  Numbers are
+    compared with the columns of a batch.  The datamodule (:meth:`adapt`) translates names of values, and columns of the
+    table that batches do not have.
 
     Args:
         where: column -> condition; all samples if empty.
-        argument: what the subset is called where it is given, for messages.
+        argument: name of the argument that gave the subset, for messages.
 
     Attributes:
-        where: the conditions as they were given.
-        conditions: those on the columns that batches have.
+        where: the conditions as given.
+        conditions: the translated conditions, on columns that batches have.
 
     Raises:
         ConfigError: if a condition is neither a value nor a list of values.
@@ -48,7 +48,7 @@ class Subset:
         return described(self.where)
 
     def adapt(self, datamodule: Any) -> None:
-        """Let the datamodule (or None) translate names into what its batches have.
+        """Let the datamodule (or None) translate the conditions to columns and numbers of its batches.
 
         Raises:
             DataError: if a column or a value does not exist.
@@ -60,7 +60,7 @@ class Subset:
         """Refuse a batch without one of the columns.
 
         Raises:
-            DataError: naming them.
+            DataError: naming the missing columns.
         """
         missing = [name for name in self.conditions if name not in batch]
         if missing:
@@ -86,7 +86,7 @@ class Subset:
         return mask
 
     def _values(self, columns: Columns) -> str:
-        """How many samples meet each condition, and what the columns contain."""
+        """A phrase with the number of samples that meet each condition, and the values of the columns."""
         parts = []
         for (name, condition), written in zip(self.conditions.items(), self.where, strict=True):
             number = int(holds(columns[name], condition, name).sum())
@@ -98,10 +98,10 @@ class Subset:
         return ", ".join(parts)
 
     def check(self, batch: Columns) -> None:
-        """Look at the first batch: a label that is asked for by its number must be one of the classes 0, 1, ...
+        """Check the first batch: if there is a condition on ``y``, the labels must be classes 0, 1, ...
 
         Raises:
-            DataError: if the column ``y`` is asked for but has values that are no whole numbers >= 0.
+            DataError: if the labels are not whole numbers >= 0.
         """
         if "y" not in self.conditions or "y" not in batch:
             return
@@ -115,10 +115,10 @@ class Subset:
 
 
 class Subsets:
-    """Several subsets, of which the samples of a batch are marked at once, column by column.
+    """Several subsets, whose masks of a batch are computed together, column by column.
 
     Args:
-        subsets: after :meth:`Subset.adapt`.
+        subsets: the subsets, after :meth:`Subset.adapt`.
     """
 
     def __init__(self, subsets: Sequence[Subset]) -> None:
@@ -145,11 +145,11 @@ class Subsets:
 
 
 class _ColumnConditions:
-    """What several subsets ask of one column: most often a number each, with which it is compared at once.
+    """The conditions of several subsets on the same column; those that are numbers are compared at once.
 
     Args:
-        name: of the column.
-        conditions: of every subset; None where it asks for nothing.
+        name: name of the column.
+        conditions: the condition of every subset; None for none.
     """
 
     def __init__(self, name: str, conditions: Sequence[Condition | None]) -> None:

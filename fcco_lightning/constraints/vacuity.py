@@ -1,4 +1,4 @@
-"""When decisions or scores are such that a constraint on them holds for nearly any network."""
+"""Detection of decisions or scores for which a constraint holds vacuously."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.numerics import mean_of_equals
 
-_EDGE = 0.01  # outliers beyond this share on either side are left out of a span; fewer where a class is rare
+_EDGE = 0.01  # fraction of outliers left out of a span on either side; less if a class is rare
 _EDGES = (_EDGE, _EDGE)
 _FEW = 0.1  # of a class
 _ROUNDING = 1e-9
@@ -19,18 +19,16 @@ _ASK_FOR_BOTH = (
 
 
 class Enough(NamedTuple):
-    """How many samples have to be decided negative, and how many positive, so that not nearly all are decided alike.
+    """The smallest numbers of negative and of positive decisions for which decisions are not nearly all alike.
 
-    That is a tenth of the negatives, and a tenth of the positives.  With fewer positive decisions at least nine of ten
-    positives are missed whoever is chosen: all groups have true positive rates near 0, and rates of decisions that
-    differ little, whatever the scores are.  Against the number of samples a few decisions would always seem enough
-    where positives are many, and never where they are rare.
-
-    Samples that have weights count by them.
+    They are a tenth of the negatives, and a tenth of the positives.  With fewer positive decisions at least nine of ten
+    positives are missed: all groups have true positive rates near 0, and similar selection rates, for any scores. (A
+    fraction of all samples would be too lenient if positives are frequent, and too strict if they are rare.)  Samples
+    count by their weights, if they have weights.
 
     Attributes:
         negative, positive: number of samples, or sum of their weights, >= 0.
-        edges: shares of the scores, left out of their span on the low and on the high side, that are no outliers.
+        edges: fractions of the scores that are left out of their span at the low and at the high end.
     """
 
     negative: float = 1.0
@@ -42,13 +40,13 @@ _ONE_OF_EACH = Enough()
 
 
 def enough_decisions(batch: Columns, size: int, positive_share: tuple[float, float] = (0.0, 1.0)) -> Enough:
-    """What is enough on a split; where labels 0 and 1 are not known, one decision of each kind.
+    """The numbers for a split; without labels of 0 and 1, one decision of each kind.
 
     Args:
-        batch: columns of the split, with ``weight`` where samples have weights.
+        batch: columns of the split, with ``weight`` if samples have weights.
         size: number of its samples.
-        positive_share: between which shares of all samples the positive decisions are asked to be, such as a budget: a
-            tenth of what is asked for is enough, too.
+        positive_share: required bounds of the fraction of positive decisions, such as a budget: a tenth of the required
+            number is enough, too.
     """
     y = batch.get("y")
     if y is None or y.shape not in ((size,), (size, 1)) or not bool(((y >= 0) & (y <= 1)).all()):
@@ -60,20 +58,21 @@ def enough_decisions(batch: Columns, size: int, positive_share: tuple[float, flo
 
 
 def masses(marked: Tensor, weight: Tensor | None) -> tuple[float, float]:
-    """Number of all samples and of those that are marked, (n,) bool, or the sums of their weights (n,)."""
+    """The numbers of all samples and of the marked samples, (n,) bool; or the sums of their weights (n,)."""
     counts = torch.ones_like(marked, dtype=torch.float64) if weight is None else weight.double()
     return float(counts.sum()), float(counts[marked].sum())
 
 
 def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Linearly interpolated quantiles; ``torch.quantile`` refuses more than 2^24 values and half precision.
+    """Linearly interpolated quantiles, (k,); unlike ``torch.quantile`` for more than 2^24 values and half precision.
 
-    Equal scores share their weights, so that the quantiles do not depend on the order in which these come.
+    Equal scores share their weights, so that the quantiles do not depend on the order of the samples.
 
     Args:
-        scores: shape (n,).
-        levels: in [0, 1], shape (k,).
-        weight: of the scores, shape (n,): between two neighbours lies the mean of their weights.  None for equal ones.
+        scores: the scores, shape (n,).
+        levels: levels of the quantiles, in [0, 1], shape (k,).
+        weight: weights of the scores, shape (n,): the distance of two neighbours is the mean of their weights.  None
+            for equal weights.
     """
     ranked, order = scores.sort()
     position = levels * (len(scores) - 1)
@@ -84,7 +83,7 @@ def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> T
         targets = levels * reached[-1]
         place = (torch.searchsorted(reached, targets, right=True) - 1).clamp(0, max(len(scores) - 2, 0))
         gap = reached.diff().index_select(0, place) if len(scores) > 1 else reached.new_ones(len(levels))
-        gap = torch.where(gap > 0, gap, 1.0)  # between two samples of weight 0 lies nothing
+        gap = torch.where(gap > 0, gap, 1.0)  # two neighbours of weight 0 have the distance 0
         position = place + ((targets - reached.index_select(0, place)) / gap).clamp(0, 1)
     below = position.floor().long().clamp(max=len(scores) - 1)
     above = (below + 1).clamp(max=len(scores) - 1)
@@ -92,9 +91,9 @@ def quantiles(scores: Tensor, levels: Tensor, weight: Tensor | None = None) -> T
 
 
 def spread(scores: Tensor, edges: tuple[float, float] = _EDGES, weight: Tensor | None = None) -> tuple[float, float]:
-    """The 1% and the 99% quantile of scores (n,), or with other shares of them left out on either side.
+    """The 1% and the 99% quantile of scores (n,), or those with other fractions left out at either end.
 
-    Samples count by their weights (n,), if they have some: those of weight 0 do not.
+    Samples count by their weights (n,), if given; samples of weight 0 are ignored.
     """
     wide = scores.detach().double()
     if weight is not None:
@@ -104,17 +103,17 @@ def spread(scores: Tensor, edges: tuple[float, float] = _EDGES, weight: Tensor |
 
 
 def constant_decision(rate: Tensor, enough: Enough = _ONE_OF_EACH, weight: Tensor | None = None) -> str | None:
-    """Why smoothed decisions do not stand for hard ones: nearly all are alike, or they are too soft to tell.
+    """A sentence on why a constraint on decisions is vacuous (nearly all are alike, or too soft), or None.
 
     Args:
-        rate: in [0, 1], more than 1/2 for a positive decision, shape (n,).
-        enough: how many decisions have to be of either kind; one by default.
-        weight: of the samples, shape (n,), by which they count in ``enough``; None for equal ones.
+        rate: smoothed decisions in [0, 1], above 1/2 for a positive decision, shape (n,).
+        enough: required numbers of decisions of either kind; one by default.
+        weight: weights of the samples in these numbers, shape (n,); None for equal weights.
     """
     size, positive = masses(rate > 0.5, weight)
     if not size:
         return None
-    _, negative = masses(~(rate > 0.5), weight)  # which rounding does not make of none
+    _, negative = masses(~(rate > 0.5), weight)  # not `size - positive`, which rounding may make > 0
     if not positive or not negative:
         kind = "positive" if positive else "negative"
         return f"the decisions are constant: every sample is decided {kind}{_ASK_FOR_BOTH}"
@@ -142,17 +141,16 @@ def _shown(number: float) -> str:
 
 
 def by_chance(auc: float, y: Tensor, weight: Tensor | None = None) -> str | None:
-    """Why equal treatment is no merit: the scores rank positives no better than a random order may.
+    """A sentence on why equal treatment is vacuous (the scores rank positives no better than chance), or None.
 
-    Such scores treat all groups alike because they know nothing of anyone.  The area under the ROC curve of a random
-    order of P positives and N negatives has the standard error ``sqrt((P + N + 1) / (12 P N))`` around 1/2 (Mann and
-    Whitney, 1947); what lies less than two of them above 1/2 is not told from chance.  With weights it is the same of
-    ``P = (sum w)^2 / sum w^2`` over the positives, and N likewise.
+    Random scores treat all groups alike.  The AUC of a random order of P positives and N negatives has the standard
+    error ``sqrt((P + N + 1) / (12 P N))`` around 1/2 (Mann and Whitney, 1947); an AUC less than two standard errors
+    above 1/2 cannot be told from chance.  With weights ``P = (sum w)^2 / sum w^2`` over the positives, and N likewise.
 
     Args:
-        auc: of the scores, where samples have weights by these.
+        auc: AUC of the scores, weighted if samples have weights.
         y: labels 0 and 1, shape (n,).
-        weight: of the samples, shape (n,); None for equal ones.
+        weight: weights of the samples, shape (n,); None for equal weights.
     """
     counts = torch.ones_like(y, dtype=torch.float64) if weight is None else weight.double()
     positives, negatives = (_effective(counts[y == c]) for c in (1, 0))
@@ -169,18 +167,18 @@ def by_chance(auc: float, y: Tensor, weight: Tensor | None = None) -> str | None
 
 
 def _effective(weight: Tensor) -> float:
-    """How many samples of equal weight have means as certain as those with weights, shape (n,); 0 of none."""
+    """Effective number of samples with weights (n,), whose mean is as precise as that of so many equal weights."""
     squares = float(weight.square().sum())
     return float(weight.sum()) ** 2 / squares if squares else 0.0
 
 
 def too_close(scores: Tensor, unit: float, weight: Tensor | None = None) -> str | None:
-    """Why smoothed comparisons of scores do not depend on their order: they differ by less than a unit.
+    """A sentence on why smoothed comparisons of scores are vacuous (they span less than a unit), or None.
 
     Args:
-        scores: shape (n,).
-        unit: of the difference of two scores, in which their comparison is smoothed, > 0.
-        weight: of the samples, shape (n,); None for equal ones.
+        scores: the scores, shape (n,).
+        unit: scale of score differences in the smoothed comparison, > 0.
+        weight: weights of the samples, shape (n,); None for equal weights.
     """
     if not len(scores):
         return None
