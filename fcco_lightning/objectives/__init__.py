@@ -1,4 +1,4 @@
-"""Objectives: what is measured of the network's outputs."""
+"""Objectives: functions of the network's outputs that are minimised."""
 
 from fcco_lightning.objectives.auc.auc import AUC, AUCMargin
 from fcco_lightning.objectives.auc.multi_instance import MultiInstanceAUC

@@ -1,4 +1,4 @@
-"""Area under the ROC curve: as a mean over pairs, and the margin loss that is made of two means."""
+"""Area under the ROC curve: as a mean over pairs, and as the margin loss of two means."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,23 +21,24 @@ from fcco_lightning.outer import Linear, OuterFunction, SquaredHinge
 class AUC(BinaryObjective):
     r"""``g_0(w) = mean over positives i and negatives j of l(s_i - s_j)`` (SONEX paper, F.2).
 
-    No rows are kept: the mean over the pairs of a batch is an unbiased estimate where every batch holds both classes,
-    as balanced batches do.  A batch without one of the classes measures nothing, with value 0 and gradient 0; where the
-    plan of the batches is known, the others weigh as much more as such batches are frequent.  Where samples are not
-    drawn uniformly, pairs weigh by the column ``weight``.  Memory is O(B) for large batches, and the squared losses
-    take O(B log B) operations there; see :func:`~fcco_lightning.objectives.pair_sums.pair_sums`.
+    There are no rows: the mean over the pairs of a batch is an unbiased estimate if every batch holds both classes, as
+    balanced batches do.  A batch without one of the classes has the value 0 and the gradient 0; if the plan of the
+    batches is known, other batches get a larger weight to correct for it.  If samples are not drawn uniformly, pairs
+    are weighted by the column ``weight``.  For large batches memory is O(B), and squared losses take O(B log B)
+    operations; see :func:`~fcco_lightning.objectives.pair_sums.pair_sums`.
 
-    The pairs alone can learn few positives by heart, and see only what is out of order.  So
+    The pairs alone can overfit a few positives, and have little gradient once these are ranked correctly.  So
     :class:`~fcco_lightning.FCCOModule` trains on the sum of the mean over pairs and the mean cross-entropy
-    (``examples/benchmarks/results/tables_pay.md``).  ``cross_entropy=0`` leaves that out, as does ``pretrain=None`` or
-    a pretraining of your own.  In a loop of your own around an Engine or a Criterion ``cross_entropy=1`` adds it.
+    (``examples/benchmarks/results/tables_pay.md``).  ``cross_entropy=0`` leaves out the cross-entropy, as does
+    ``pretrain=None`` or your own pretraining.  In your own loop with an Engine or a Criterion ``cross_entropy=1`` adds
+    it.
 
     Args:
         loss: l, the surrogate loss of a pair.
-        sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
+        sigmoid: whether the scores are sigmoids of the network's outputs, which helps with few positives; see
             :class:`BinaryObjective`.
-        cross_entropy: weight of the cross-entropy beside the mean over pairs, see :class:`BinaryObjective`; None for 0,
-            the papers' objective, or where FCCOModule trains as is recommended for 1.
+        cross_entropy: weight of the additional cross-entropy, see :class:`BinaryObjective`; None for 0, the papers'
+            objective, or for 1 if FCCOModule trains as recommended.
     """
 
     recommended_mixture = (1.0, 1.0)
@@ -59,7 +60,7 @@ class AUC(BinaryObjective):
         warn_of_class_ratios(batch, self)
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor | None, None]:
-        """The mean over the pairs of the batch, perhaps beside the cross-entropy."""
+        """The mean over the pairs of the batch, with the cross-entropy if it has a weight."""
         scores, is_positive = self.scores(outputs), one_label_each(batch, self) == 1
         (w, v), _ = shares_of(torch.stack([~is_positive, is_positive]), batch, scores.dtype)
         pairs = pair_mean(self.loss, scores, v, w, few(is_positive, self.most))
@@ -71,17 +72,17 @@ class AUCMargin(BinaryObjective):
 
     Source: Yuan et al., Large-scale robust deep AUC maximization (2021).
 
-    At the best a and b, which are trained with the network, the first two terms are the variances of the scores s of
-    positives and negatives.  The last term is ``max over alpha >= 0 of 2 alpha (margin + u_2 - u_1) - alpha^2``, so
+    For the optimal a and b, which are trained with the network, the first two terms are the variances of the scores s
+    of positives and negatives.  The last term is ``max over alpha >= 0 of 2 alpha (margin + u_2 - u_1) - alpha^2``, so
     this is that paper's min-max problem without its dual variable: one row remembers the mean scores u_2 of the
-    negatives and u_1 of the positives, in this order.  With alpha of either sign it would be the mean of
+    negatives and u_1 of the positives, in this order.  Without the restriction to alpha >= 0 it would be the mean of
     ``(margin - (s_i - s_j))^2`` over all pairs.
 
-    Where samples are not drawn uniformly, means are weighted by the column ``weight``.
+    If samples are not drawn uniformly, means are weighted by the column ``weight``.
 
     Args:
-        margin: wanted distance between the mean scores, > 0.
-        sigmoid: whether the scores are sigmoids of the network's outputs, which helps where positives are few; see
+        margin: desired distance between the mean scores, > 0.
+        sigmoid: whether the scores are sigmoids of the network's outputs, which helps with few positives; see
             :class:`BinaryObjective`.
 
     Raises:
@@ -112,7 +113,7 @@ class AUCMargin(BinaryObjective):
         warn_of_class_ratios(batch, self)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, Rows]:
-        """The mean squared distances from a and b, and the mean scores; nothing of a batch that lacks a class."""
+        """The mean squared distances from a and b, and the mean scores; 0 for a batch that lacks a class."""
         scores, is_positive = self.scores(outputs), one_label_each(batch, self) == 1
         shares, totals = shares_of(torch.stack([~is_positive, is_positive]), batch, scores.dtype)
         known = totals.all()

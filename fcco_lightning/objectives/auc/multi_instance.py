@@ -1,4 +1,4 @@
-"""Area under the ROC curve of bags of instances, of which a batch holds some bags and some instances of each."""
+"""Area under the ROC curve of bags of instances; a batch holds some bags and some instances of each."""
 
 import warnings
 from collections.abc import Sequence
@@ -23,21 +23,22 @@ from fcco_lightning.outer import OuterFunction
 class MultiInstanceAUC(Objective):
     r"""``F(w) = mean over positive bags i and negative bags j of l(h_i - h_j)``, h a pooled score of a bag's instances.
 
-    Source: Zhu et al., 2023 (MIDAM), with the mean over pairs in the place of its min-max form.
+    Source: Zhu et al., 2023 (MIDAM), with the mean over pairs in place of its min-max form.
 
-    Each sample is an instance.  The column ``bag`` (B,) int64 names its bag, ``y`` (B,) is the label of that bag, 0 or
-    1 and the same for all of its instances.  The score ``h_i = h(u_i)`` of a bag (:class:`Pooling`) is a function of
-    means over all of its instances; a batch holds some of them, and row i remembers their estimate u_i.
+    Each sample is an instance.  The column ``bag`` (B,) int64 names its bag, and ``y`` (B,) is the label of that bag, 0
+    or 1, the same for all of its instances.  The score ``h_i = h(u_i)`` of a bag (:class:`Pooling`) is a function of
+    means over all of its instances; a batch holds some of the instances, and row i is a running average u_i of these
+    means.
 
-    A batch measures a bag if it holds an instance of it and one of a bag of the other class, with whose remembered
-    means it is compared.  The gradient is right on average, given exact rows, where the bags of a class are drawn with
-    equal chances: batches of :class:`BagSampling`, of :class:`GroupSampling` with ``column: bag``, and batches that are
-    drawn without regard to bags if all bags of a class are of one size.  It is biased with others, which are warned of.
-    Means over a bag are weighted by the column ``weight``, if there is one.
+    A batch measures a bag if it holds an instance of it and an instance of a bag of the other class, with whose
+    remembered means it is compared.  Given exact rows, the gradient is unbiased if the bags of a class are drawn with
+    equal probabilities: batches of :class:`BagSampling`, of :class:`GroupSampling` with ``column: bag``, and batches
+    drawn without regard to bags if all bags of a class have the same size.  Otherwise it is biased, and there is a
+    warning.  Means over a bag are weighted by the column ``weight``, if there is one.
 
-    As MIDAM does, take the gradient at the new u_i (:class:`SOAP`).  It contains the ratio of the batch's mean of
-    exp(s / tau) to u_i, which is at most 1 / gamma for the new u_i and has no bound for the one from before the step.
-    A loss of bounded slope (sigmoid, logistic) bears best with rows that were remembered long ago.
+    As in MIDAM, take the gradient at the new u_i (:class:`SOAP`).  It contains the ratio of the batch's mean of exp(s /
+    tau) to u_i, which is at most 1 / gamma for the new u_i and unbounded for the u_i before the step.  A loss with a
+    bounded slope (sigmoid, logistic) is most robust to outdated rows.
 
     Args:
         pooling: h; :class:`SmoothMaxPooling` by default.
@@ -52,20 +53,21 @@ class MultiInstanceAUC(Objective):
         self.pooling = pooling or SmoothMaxPooling()
         self.loss = loss or SigmoidPair()
         self.width = self.pooling.width
-        # of the bags, sorted by name: names, which are positive, and n / n_i, the number of bags by those of a class
+        # of the bags, sorted by name: names, positive or not, and n / n_i with n_i bags of the same class
         self._names = self._positive = self._share = Known(torch.empty(0))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
-        """The losses of the pairs of all bags, once these are known from :meth:`row_domain`."""
+        """The losses of the pairs of all bags, which are known after :meth:`row_domain`."""
         return PooledPairs(self.pooling, self.loss, self._positive.values, self._share.values)
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
-        """One row for every bag, by increasing name.
+        """One row for every bag, in increasing order of names.
 
         Raises:
             ConfigError: if the training split is not known.
-            DataError: if it lacks bags or labels, a label is neither 0 nor 1, a bag holds both, or all bags have one.
+            DataError: if it lacks bags or labels, a label is neither 0 nor 1, a bag has both labels, or all bags have
+                the same label.
         """
         both_classes(columns, self)
         bags, positive = self._bags(whole_split(columns, self, "bags"))
@@ -75,18 +77,18 @@ class MultiInstanceAUC(Objective):
         return RowDomain(len(bags.names), range=self.pooling.range)
 
     def subsets(self, columns: Columns) -> Sequence[Sequence[Tensor]]:
-        """A batch measures a bag if it holds an instance of it, and one of a bag of the other class."""
+        """A batch measures a bag if it holds an instance of it, and an instance of a bag of the other class."""
         bags, positive = self._bags(columns)
         in_positive_bag = positive[bags.of]
         return Partition(bags.of, len(positive), [~in_positive_bag, in_positive_bag], (~positive).long())
 
     def _bags(self, columns: Columns) -> tuple[Bags, Tensor]:
-        """The bags of the training split, and which are positive, shape (m,)."""
+        """The bags of the training split, and a mask of the positive ones, shape (m,)."""
         bags = bags_of(columns, self)
         return bags, bags.labels(columns, self) == 1
 
     def know_presence(self, probability: Tensor) -> None:
-        """Warn where bags of one class are drawn with unequal chances: each counts as much, but not as a partner.
+        """Warn if bags of a class are drawn with unequal probabilities, and thus compared unequally often.
 
         Raises:
             DataError: if no batch can measure a bag.
@@ -109,7 +111,7 @@ class MultiInstanceAUC(Objective):
                 )
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
-        """Refuse bags that are none of the training split."""
+        """Refuse bags that are not in the training split."""
         strange = bag_column(batch, self)[self._rows(batch)[1]]
         if strange.numel():
             raise DataError(
@@ -118,20 +120,20 @@ class MultiInstanceAUC(Objective):
             )
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
-        """The means over the bag of every instance, shape (B, k), with the weight 0 if one of the classes lacks."""
+        """The means over the bag of every instance, shape (B, k), with the weight 0 if the batch lacks a class."""
         terms, (row, strange) = self.pooling.terms(outputs), self._rows(batch)
         weight = torch.where(strange, torch.nan, batch.get("weight", 1.0)).to(terms.dtype)
         part, num_parts = parts_of(row, len(self._names.values))
         means, _ = means_by_part(part, num_parts, weight.unsqueeze(1) * terms, weight)
         positive = self._positive.like(row).index_select(0, row)
-        compared = (positive != positive[:1]).any() | strange  # a strange bag is NaN, which must not be left out
+        compared = (positive != positive[:1]).any() | strange  # the NaN of an unknown bag must not be left out
         ones = torch.ones_like(weight)
         copies = ones.new_zeros(num_parts).index_add(0, part, ones).index_select(0, part)
         outer = PooledPairs(self.pooling, self.loss, positive, self._share.like(row).index_select(0, row), copies)
         return None, Rows(means.index_select(0, part), compared.to(terms.dtype), outer, row)
 
     def _rows(self, batch: Columns) -> tuple[Tensor, Tensor]:
-        """The row of the bag of every instance, and whether it is another one's, its bag being strange; shape (B,)."""
+        """The row of every instance's bag, and a mask of instances whose bag is unknown, shape (B,) each."""
         bag = bag_column(batch, self)
         names = self._names.like(bag)
         if not len(names):

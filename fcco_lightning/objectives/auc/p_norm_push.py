@@ -1,4 +1,4 @@
-"""The p-norm push: ranking that cares for its top, or for the positives at its bottom."""
+"""The p-norm push: ranking that emphasises the top of the list, or the lowest positives."""
 
 from typing import Any, Literal
 
@@ -17,12 +17,11 @@ class PNormPush(RankingObjective):
 
     Source: Rudin, 2009; SOX paper, section 4.2, erratum SOX-3; ALEXR paper, App. B, erratum ALEXR-5.
 
-    The larger p, the more it counts how many positives the highest negatives are ranked above, and the less whatever
-    happens far down: the top of the list is pushed free of negatives.  With ``push_over="positives"``, as in the ALEXR
-    paper, the roles are exchanged, and the lowest positives are pushed up.
+    A larger p gives more weight to the negatives that are ranked above many positives, and thus pushes negatives out of
+    the top of the list.  With ``push_over="positives"``, as in the ALEXR paper, the roles are exchanged, and the lowest
+    positives are pushed up.
 
-    Where pair losses are convex in the weights, as with a linear network, the whole is convex.  Inner values are
-    remembered in float64.
+    If pair losses are convex in the weights, as with a linear network, the objective is convex.  Rows are float64.
 
     Args:
         p: exponent, > 1.

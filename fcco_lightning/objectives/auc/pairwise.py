@@ -1,4 +1,4 @@
-"""Surrogate losses of a pair: l(d) with d = score of the positive - score of the negative."""
+"""Surrogate losses l(d) of a pair, with d = score of the positive - score of the negative."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -11,13 +11,13 @@ from fcco_lightning.checks import positive
 from fcco_lightning.numerics import exp_with_tangent
 from fcco_lightning.objectives.pair_sums import PairLoss as PairLoss  # noqa: PLC0414 - it is one of them
 
-_MOST_IN_FLOAT32 = 50.0  # exponent of a loss, which overflows at 88
-_MOST_EXPONENT = 500.0  # float64 overflows at 709, and the mean over negatives and f are still to come
+_MOST_IN_FLOAT32 = 50.0  # exponent; float32 overflows at 88
+_MOST_EXPONENT = 500.0  # exponent; float64 overflows at 709, and the mean and f follow
 
 
 @dataclass(frozen=True)
 class SigmoidPair(PairLoss):
-    r"""``l(d) = sigmoid(-d / scale)``: the mean over pairs is 1 - (smoothed AUC).
+    r"""``l(d) = sigmoid(-d / scale)``: the mean over pairs is 1 minus the smoothed AUC.
 
     It is the surrogate of the SONEX paper, F.2, up to the constant 1.
 
@@ -108,7 +108,7 @@ class ExponentialOf(PairLoss):
 
     Args:
         loss: l.
-        lam: > 0, in units of the loss.
+        lam: scale of the loss, > 0, in units of the loss.
     """
 
     loss: PairLoss
@@ -124,7 +124,7 @@ class ExponentialOf(PairLoss):
 
 
 def _exp_with_slope(x: Tensor, most: float) -> tuple[Tensor, Tensor]:
-    """:func:`exp_with_tangent` of x, which is overwritten, and its derivative."""
+    """:func:`exp_with_tangent` of x and its derivative; overwrites x."""
     power = x.clamp(max=most)
     excess = x.sub_(power)
     slope = power.exp_()

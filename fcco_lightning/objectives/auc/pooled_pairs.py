@@ -1,4 +1,4 @@
-"""Losses of pairs of bags, which act on the rows of a batch together."""
+"""Losses of pairs of bags: an outer function of all rows of a batch together."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,30 +12,30 @@ from fcco_lightning.objectives.auc.pooling import Pooling
 from fcco_lightning.outer import OuterFunction
 
 _PAIRS = 2**18
-"""Number of pairs whose losses are in memory at a time."""
+"""Number of pairs whose losses are in memory at once."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PooledPairs(OuterFunction):
-    r"""Losses of pairs of a positive and a negative bag, divided between the bags: the rows of a batch together.
+    r"""Losses of pairs of a positive and a negative bag, half of which belongs to each of the two bags.
 
-    With the scores ``h_i = h(u_i)`` of the bags, row i of the n bags, of which n_i are of its class, has
+    With the scores ``h_i = h(u_i)`` of the bags, a positive bag i, one of n_i positive bags among n bags, has
 
-    ``f_i = n / (2 n_i) mean over the rows j of the other class of l(h_i - h_j)``, of negative i ``l(h_j - h_i)``,
+    ``f_i = n / (2 n_i) mean over the rows j of the other class of l(h_i - h_j)``, and a negative one ``l(h_j - h_i)``,
 
-    so that the mean of f_i over all n bags is ``F = mean over pairs of l``.  As u_i is in f_j, too, its slope in u_i is
-    not that of f_i but ``n dF / du_i``, which is ``2 df_i / du_i``.  Both are right on average where the rows of the
-    other class are any of its bags with equal chances.  Where a class has no rows, all values and slopes are 0.  Where
-    several rows are copies of a bag, each has the values and slopes of a single one.
+    so that the mean of f_i over all n bags is ``F = mean over pairs of l``.  As f_j also depends on u_i, the gradient
+    returned for u_i is ``n dF / du_i``, which is ``2 df_i / du_i``.  Both are unbiased if all bags of the other class
+    are equally likely to be in the batch.  If a class has no rows, all values and gradients are 0.  Rows that are
+    copies of the same bag have the values and gradients of a single row.
 
-    It acts on the rows that it was made for, not on single rows, so it is not convex, and smooth as far as l is.
+    It acts on the rows that it was made for together; it is not convex, and smooth if l is smooth.
 
     Args:
         pooling: h.
         loss: l.
-        positive: which rows are positive bags, shape (b,), bool.
+        positive: whether each row is a positive bag, shape (b,), bool.
         share: n / n_i of every row, shape (b,).
-        copies: how many rows are those of the same bag, shape (b,); None if all are different.
+        copies: number of rows of the same bag, shape (b,); None if all bags are different.
     """
 
     pooling: Pooling
@@ -56,13 +56,13 @@ class PooledPairs(OuterFunction):
         return share / 2 * self._sums(h, self.loss) + slope * (score - h)
 
     def _share_of_a_pair(self, u: Tensor) -> Tensor:
-        """What a pair counts in the mean over all rows: n / n_i over the bags of the other class, shape (b,)."""
+        """Weight of a pair in the mean over all rows: n / n_i over the number of bags of the other class, (b,)."""
         positive, negative = self._counts(u)
         partners = torch.where(positive > 0, negative.sum(), positive.sum())
         return self.share.to(u) / partners.clamp(min=1)
 
     def _counts(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """What every row counts among the positive bags, and among the negative ones, shape (b,)."""
+        """Weights of the rows among the positive bags and among the negative bags, 1/copies or 0, shape (b,) each."""
         if len(u) != len(self.positive):
             raise ConfigError(
                 f"{self!r} was made for {len(self.positive)} bags, not for {len(u)}. Pass the rows of all of them."
@@ -73,8 +73,8 @@ class PooledPairs(OuterFunction):
     def _sums(self, h: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         """The sums of a function of ``h_i - h_j`` over the partners of every row, shape (b,).
 
-        The tables are those of all rows, as the numbers of positives and negatives would have to be read from the
-        device.  The others of them have the highest or the lowest score, so that their losses, which count 0, are low.
+        The tables contain all rows, as selecting positives and negatives would need their numbers on the host.  Rows of
+        the wrong class get the highest or lowest score, so that their losses, which have the weight 0, are small.
         """
         positive, negative = self._counts(h)
         high, low = torch.where(positive > 0, h, h.max()), torch.where(negative > 0, h, h.min())

@@ -1,4 +1,4 @@
-"""How the scores of the instances of a bag become one score of the bag."""
+"""Pooling of the scores of a bag's instances to a score of the bag."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,16 +22,16 @@ from fcco_lightning.objectives.base import (
 from fcco_lightning.objectives.quantities import means_by_part
 from fcco_lightning.outer import Range
 
-_BOUND = 300.0  # of exponents: the products and quotients of such exponentials stay within float64
+_BOUND = 300.0  # exponent up to which products and quotients of exponentials fit into float64
 _LEAST = math.exp(-_BOUND)
 
 
 class Bags(NamedTuple):
-    """The bags of which a table holds instances.
+    """The bags of a table of instances.
 
     Attributes:
-        names: their values in the column ``bag``, in increasing order, shape (m,), int64.
-        of: for every instance the position of its bag among them, shape (n,), int64.
+        names: the distinct values of the column ``bag``, in increasing order, shape (m,), int64.
+        of: for every instance the position of its bag in ``names``, shape (n,), int64.
     """
 
     names: Tensor
@@ -66,18 +66,18 @@ def bag_column(columns: Columns, needed_by: object) -> Tensor:
 
 
 def bags_of(columns: Columns, needed_by: object) -> Bags:
-    """The bags of a table, by :func:`bag_column`; how many there are is looked at."""
+    """The bags of a table, from its :func:`bag_column`; reads their number from the device."""
     return Bags(*torch.unique(bag_column(columns, needed_by), return_inverse=True))
 
 
 class Pooling(ABC):
     r"""The score of a bag from means over its instances: ``h = score(u)`` with ``u = mean over instances of t``.
 
-    Some of its instances estimate u without bias, but not h.
+    A sample of the instances gives an unbiased estimate of u, but not of h.
 
     Attributes:
         width: k, the number of means of a bag.
-        range: the interval in which all of them lie, whatever the outputs.
+        range: an interval that contains the means for all outputs.
     """
 
     width: ClassVar[int] = 1
@@ -85,20 +85,20 @@ class Pooling(ABC):
 
     @abstractmethod
     def terms(self, outputs: Any) -> Tensor:
-        """T of every instance from the network's outputs: (n, ...) -> (n, k), with graph, float64.
+        """The terms t of every instance from the network's outputs: (n, ...) -> (n, k), with graph, float64.
 
         Raises:
-            DataError: if the outputs have another shape than the pooling reads.
+            DataError: if the outputs have another shape than the pooling needs.
         """
 
     @abstractmethod
     def score(self, u: Tensor) -> Tensor:
-        """H of every bag: (m, k) -> (m,), differentiable."""
+        """The score h of every bag: (m, k) -> (m,), differentiable."""
 
 
 @dataclass(frozen=True)
 class MeanPooling(Pooling):
-    """``h = mean over instances of s``: what smooth maximum and attention are compared with.
+    """``h = mean over instances of s``: the baseline for smooth maximum and attention.
 
     The network gives one score s per instance, (n,) or (n, 1).
     """
@@ -114,8 +114,8 @@ class MeanPooling(Pooling):
 class SmoothMaxPooling(Pooling):
     r"""``h = tau log mean over instances of exp(s / tau)``, between the mean and the maximum of the scores s.
 
-    The network gives one score per instance, (n,) or (n, 1).  Ratios s / tau beyond 300 count as 300, those below -300
-    as -300.  Source: Zhu et al., 2023 (MIDAM).
+    The network gives one score per instance, (n,) or (n, 1).  Ratios s / tau are clipped to [-300, 300].  Source: Zhu
+    et al., 2023 (MIDAM).
 
     Args:
         tau: temperature, > 0, in units of the score; small tau is near the maximum, large tau near the mean.
@@ -136,10 +136,10 @@ class SmoothMaxPooling(Pooling):
 
 @dataclass(frozen=True)
 class AttentionPooling(Pooling):
-    r"""``h = mean of exp(a) s / mean of exp(a)`` over instances: a mean of the scores s with weights that are learnt.
+    r"""``h = mean of exp(a) s / mean of exp(a)`` over instances: a mean of the scores s with learnt weights.
 
-    The network gives two outputs per instance, (n, 2): the score s and the logit a of its weight.  Logits beyond 300
-    count as 300, those below -300 as -300.  Source: Zhu et al., 2023 (MIDAM).
+    The network gives two outputs per instance, (n, 2): the score s and the logit a of its weight.  Logits are clipped
+    to [-300, 300].  Source: Zhu et al., 2023 (MIDAM).
     """
 
     width = 2

@@ -1,1 +1,1 @@
-"""Losses that set every sample against all others: images and texts, views, classes."""
+"""Losses that compare every sample with all others: images and texts, views, classes."""

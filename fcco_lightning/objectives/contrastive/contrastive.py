@@ -1,4 +1,4 @@
-"""Contrastive losses of image-text pairs: the global one, whose rows remember every pair, and that of a mini-batch."""
+"""Contrastive losses of image-text pairs: the global loss, with a row for every pair, and the mini-batch loss."""
 
 import math
 import warnings
@@ -26,17 +26,17 @@ from fcco_lightning.objectives.self_weights import (
 from fcco_lightning.outer import Log, LogWithTemperature, OuterFunction, Range
 from fcco_lightning.state.processes import Processes
 
-_SMALL_TAU = 0.02  # below it rows are often wrong by more than `growth` when a pair is seen again
-_ROUNDED = 0.05  # by what lengths of unit vectors may differ from 1, with room for half precision
-LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, then fits into float64 with room to spare
+_SMALL_TAU = 0.02  # below it inner values often change by more than `growth` between visits
+_ROUNDED = 0.05  # tolerance for the length of unit vectors, also in half precision
+LEAST_TAU = 0.004  # exp(2 / tau), the largest inner value of unit embeddings, fits well into float64
 
 
 class Temperature(nn.Module):
-    """``tau = least + (start - least) exp(theta)`` with theta trained from 0: it never falls to ``least``.
+    """``tau = least + (start - least) exp(theta)`` with theta trained from 0, so that tau stays above ``least``.
 
     Args:
-        start: tau at the beginning, > ``least``.
-        least: bound, >= 0.004.
+        start: initial tau, > ``least``.
+        least: lower bound, >= 0.004.
     """
 
     def __init__(self, start: float, least: float = 0.005) -> None:
@@ -46,7 +46,7 @@ class Temperature(nn.Module):
         self.theta = nn.Parameter(torch.zeros(()))
 
     def forward(self) -> Tensor:
-        """Tau, a scalar with graph."""
+        """The temperature tau, a scalar with graph."""
         return self.least + self.span * self.theta.exp()
 
 
@@ -64,14 +64,14 @@ class PairObjective(Objective, ABC):
         self._processes = processes
 
     def local_samples(self, batch: Columns) -> slice | None:
-        """The samples of this process; None where the batch is its alone (a single process, or evaluation)."""
+        """The samples of this process; None if the batch belongs to it alone (a single process, or evaluation)."""
         if self._processes.size == 1 or HERE not in batch:
             return None
-        positions = batch[HERE].nonzero().flatten().tolist() or [0, -1]  # of the CPU: nothing waits for a device
+        positions = batch[HERE].nonzero().flatten().tolist() or [0, -1]  # on the CPU, without waiting for a device
         return slice(positions[0], positions[-1] + 1)
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
-        """Warn of embeddings of another length than 1, whose inner products are no similarities in [-1, 1]."""
+        """Warn of embeddings whose length is not 1, so that inner products are not in [-1, 1]."""
         off = max(float((vector.detach().norm(dim=1) - 1).abs().max()) for vector in embeddings(outputs))
         if off > _ROUNDED:
             warnings.warn(
@@ -83,7 +83,7 @@ class PairObjective(Objective, ABC):
 
 
 class GlobalContrastive(PairObjective):
-    r"""The two-way global contrastive loss: every pair against all n, not those of a batch.
+    r"""The two-way global contrastive loss: every pair against all n pairs, not only those of a batch.
 
     Source: SONEX paper, F.3, erratum SONEX-13.
 
@@ -93,34 +93,33 @@ class GlobalContrastive(PairObjective):
     ``g_i1 = (1/n) sum_j exp((s_ij - s_ii) / tau)`` (image i against all texts) and
     ``g_i2 = (1/n) sum_j exp((s_ji - s_ii) / tau)`` (text i against all images),
 
-    which is the paper's up to the constant 2 tau log n.  Row i remembers (u_i1, u_i2).  With ``SOX`` it is SogCLR; with
-    ``BSGD`` and ``positive="batch"`` the gradient is that of CLIP's mini-batch loss, times 2 tau.
+    which is the paper's loss up to the constant 2 tau log n.  Row i remembers (u_i1, u_i2).  With ``SOX`` it is SogCLR;
+    with ``BSGD`` and ``positive="batch"`` the gradient is that of CLIP's mini-batch loss, times 2 tau.
 
-    Inner values are formed in log space and remembered in float64, so that none overflows: they reach exp(2/tau).  In
-    outer gradients a row counts as at least 1/10,000 of the fresh value, which bounds the share of a pair in the
-    gradient; in MSVR's gradient at the previous weights a row below that counts as unknown, so that the fresh value is
-    taken.  This departs from the papers' updates where a value has grown more than that since the pair's last visit: at
-    tau = 0.05 and above that is the exception, at 0.01 it keeps gradients from overflowing.
+    Inner values, which can reach exp(2/tau), are computed in log space and remembered in float64 to avoid overflow.
+    Outer gradients are taken at rows that are at least 1/10,000 of the fresh value, which bounds the contribution of a
+    pair to the gradient.  This departs from the papers' updates if a value has grown by a larger factor since the
+    pair's last visit: at tau = 0.05 and above this is rare, at 0.01 it prevents overflow of gradients.
 
-    With ``learn="global"`` the temperature is trained with the network, and a margin rho keeps it from vanishing:
-    ``(1/n) sum_i tau (log g_i1 + rho) + tau (log g_i2 + rho)``, minimised over tau, is the dual form of a DRO over the
-    negatives within a KL ball.  ``--model.schedule.objective_lr`` sets the temperature's own step size.
+    With ``learn="global"`` the temperature is trained with the network, and a margin rho keeps it away from 0: ``(1/n)
+    sum_i tau (log g_i1 + rho) + tau (log g_i2 + rho)``, minimised over tau, is the dual form of a DRO over the
+    negatives within a KL ball.  ``--model.schedule.objective_lr`` sets the temperature's step size.
 
-    With ``learn="per_sample"`` every image and every text has a temperature of its own in the same loss (iSogCLR), kept
-    and trained row by row by projected gradient descent.
+    With ``learn="per_sample"`` every image and every text has its own temperature in the same loss (iSogCLR), trained
+    by projected gradient descent.
 
     Args:
-        tau: temperature, >= 0.004 (SONEX paper, F.3: 0.05); the one to start from if it is learnt.
+        tau: temperature, >= 0.004 (SONEX paper, F.3: 0.05); its initial value if it is learnt.
         learn: "no", "global" for one temperature of all pairs, or "per_sample".
         rho: margin of a learnt temperature, > 0.
         tau_min: lower bound of a learnt temperature, >= 0.004.
         tau_max: upper bound of the samples' own temperatures.
         tau_lr: step size of the samples' own temperatures, > 0.
-        positive: the weight of pair i itself in the mean over n pairs that g_i is, of which a batch holds B:
-            "dataset" is 1/n, with which the estimate of the inner value g_i is unbiased if batches are uniform or say
-            how they are drawn (:class:`~fcco_lightning.objectives.self_weights.Comparisons`; the estimate of
-            tau log g_i is not unbiased, and that of the gradient only given exact rows);
-            "batch" is 1/B, as mini-batch losses have it, and biased; "none" leaves the pair out (SogCLR).
+        positive: the weight of pair i itself in a batch's estimate of g_i: "dataset" is 1/n, with which the estimate of
+            g_i is unbiased if batches are uniform or describe how they are drawn
+            (:class:`~fcco_lightning.objectives.self_weights.Comparisons`; the gradient is then unbiased given exact
+            rows); "batch" is 1/B for B pairs, as in mini-batch losses, which is biased; "none" leaves the pair out
+            (SogCLR).
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -172,12 +171,12 @@ class GlobalContrastive(PairObjective):
             "algorithm's gamma', or use SOAP or MOAP."
         )
         self.rho = above_zero("rho", rho)
-        # the smallest value that unit embeddings can have without the pair itself
+        # the smallest inner value of unit embeddings without the pair itself
         self._without_itself = math.exp(-2 / (tau_min if self.learnt else self.tau))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
-        """``tau sum_j log u_j``, or with a learnt temperature ``sum_j tau_j (log u_j + rho)`` at its present value."""
+        """``tau sum_j log u_j``, or ``sum_j tau_j (log u_j + rho)`` with the present learnt temperature."""
         if not self.learnt:
             return Log(self.tau, floor=self._floor)
         tau = torch.tensor(self.tau) if self.temperature is None else self.temperature()
@@ -185,13 +184,13 @@ class GlobalContrastive(PairObjective):
 
     @property
     def _floor(self) -> float:
-        """The least inner value of unit embeddings: 1 over the number of negatives, if the pair itself is one."""
+        """The smallest inner value of unit embeddings; with the pair itself 1 over the number of values."""
         if self.positive == "dataset" and self.num_samples is not None:
             return 1 / self._compared(self.num_samples)
         return self._without_itself
 
     def _compared(self, num_samples: int) -> int:
-        """With how many values an image or a text is compared, its own pair's among them."""
+        """The number of values that an image or a text is compared with, including its own pair."""
         return num_samples
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
@@ -199,7 +198,7 @@ class GlobalContrastive(PairObjective):
         return RowDomain(num_samples, per_sample=True, range=Range(least=self._floor))
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[None, Rows]:
-        """Estimates (B, 2) from the B pairs of a batch, each against all of it."""
+        """Estimates (B, 2) for the B pairs of a batch, each compared with all pairs of the batch."""
         tau = self._tau(batch)
         values = self._logs(*embeddings(outputs), tau, batch).double().exp()
         outer = LogWithTemperature(tau.double(), self.rho, self._floor) if isinstance(tau, Tensor) else None
@@ -211,13 +210,13 @@ class GlobalContrastive(PairObjective):
             Comparisons(batch, self.num_samples).check()
 
     def _tau(self, batch: Columns) -> Tensor | float:
-        """The temperature, or the two of every pair, (B, 2)."""
+        """The temperature, or the two temperatures of every pair, (B, 2)."""
         if self.sample_parameters is not None:
             return required_column(batch, self.sample_parameters.name, self)
         return self.tau if self.temperature is None else self.temperature()
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
-        """Logarithms of the inner values, shape (B, 2), for one temperature or two of every pair, shape (B, 2)."""
+        """Logarithms of the inner values, shape (B, 2), given one temperature, or two per pair, (B, 2)."""
         kind = self.positive
         size = len(image)
         n = self.num_samples
@@ -234,15 +233,15 @@ class GlobalContrastive(PairObjective):
 
 
 class InfoNCE(PairObjective):
-    r"""The mini-batch contrastive loss of CLIP: biased, remembers nothing, no inner functions.
+    r"""The mini-batch contrastive loss of CLIP: a biased estimate of the global loss, without inner functions.
 
-    ``tau (CE(S / tau) + CE(S^T / tau))`` with S = (s_ij) of the batch and CE the mean cross-entropy of the diagonal:
-    :class:`GlobalContrastive` for a data set of one batch, up to 2 tau log B.  With a learnt temperature the factor tau
-    is left out and the two are averaged, as in CLIP.
+    ``tau (CE(S / tau) + CE(S^T / tau))`` with S = (s_ij) of the batch and CE the mean cross-entropy of the diagonal; up
+    to 2 tau log B it is :class:`GlobalContrastive` for a data set of one batch.  With a learnt temperature the factor
+    tau is left out and the two terms are averaged, as in CLIP.
 
     Args:
         tau: temperature, >= 0.004.
-        learn: train the temperature too.
+        learn: whether the temperature is trained, too.
         tau_min: lower bound of a learnt temperature, >= 0.004.
     """
 
@@ -260,7 +259,7 @@ class InfoNCE(PairObjective):
 
 
 def embeddings(outputs: Any) -> tuple[Tensor, Tensor]:
-    """Embeddings of images and texts, (B, d) each, at least in float32: 1/tau magnifies whatever is rounded away.
+    """Embeddings of images and texts, (B, d) each, at least in float32, as 1/tau magnifies rounding errors.
 
     Raises:
         DataError: if ``outputs`` are not embeddings of as many images as texts, or of fewer than two.
@@ -278,7 +277,7 @@ def embeddings(outputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def two_of_each(tau: Tensor | float, like: Tensor) -> Tensor:
-    """The temperatures (B, 2) of the pairs, given that of all or those of each, in the dtype of B embeddings."""
+    """The temperatures (B, 2) of the pairs in the dtype of ``like``, given one for all or two for each pair."""
     tau = tau.to(like.dtype) if isinstance(tau, Tensor) else like.new_full((), tau)
     return tau.expand(len(like), 2)
 

@@ -1,4 +1,4 @@
-"""Neighbourhood component analysis: embeddings in which a sample's neighbours are of its own class."""
+"""Neighbourhood component analysis: embeddings in which a sample's neighbours belong to its class."""
 
 import torch
 from torch import Tensor
@@ -13,20 +13,20 @@ from fcco_lightning.outer import Range, Ratio
 
 
 class NeighbourhoodComponents(Objective):
-    r"""Minus the share of right neighbours, when every sample draws a neighbour at random (SOX paper, eq. (8)).
+    r"""Minus the probability that a randomly drawn neighbour has the sample's class (SOX paper, eq. (8)).
 
-    The outputs are embeddings z, shape (n, d).  Sample i draws j != i with a probability that falls with its distance:
+    The outputs are embeddings z, shape (n, d).  Sample i draws j != i with a probability that decreases with distance:
 
     ``F(w) = -(1/n) sum_i g_i1 / g_i2``,  ``g_i1 = (1/(n-1)) sum over j != i with y_j = y_i of e_ij``,
     ``g_i2 = (1/(n-1)) sum over j != i of e_ij``,  ``e_ij = exp(-|z_i - z_j|^2 / temperature)``.
 
     The sample itself is left out of both (erratum SOX-10), and F lies in [-1, 0].  Row i remembers (g_i1, g_i2).  The
-    estimates are unbiased where batches are uniform, or are drawn by class with weights (``GroupSampling`` with
-    ``column: y`` and ``prevalence: data``, with or without replacement), which makes sure that samples meet others of
-    their class.  A class with one sample adds 0.
+    estimates are unbiased if batches are uniform, or drawn by class with weights (``GroupSampling`` with ``column: y``
+    and ``prevalence: data``, with or without replacement), which ensures that a batch holds several samples of a class.
+    A class with one sample contributes 0.
 
-    A linear network without hidden layers learns a Mahalanobis distance, as in the original method.  Embeddings whose
-    distances are large against the temperature see no neighbour at all: start from small weights, or raise it.
+    A linear network without hidden layers learns a Mahalanobis distance, as in the original method.  If squared
+    distances are much larger than the temperature, samples have no neighbours: start from small weights, or raise it.
 
     Args:
         temperature: unit of the squared distances, > 0.
@@ -65,14 +65,14 @@ class NeighbourhoodComponents(Objective):
         return RowDomain(num_samples, per_sample=True, range=Range(0.0, 1.0))
 
     def check(self, outputs: Tensor, batch: Columns) -> None:
-        """Refuse embeddings in which nobody has a neighbour: all gradients would be 0 for ever.
+        """Refuse embeddings in which no sample has a neighbour, so that all gradients would stay 0.
 
         Raises:
-            DataError: if e_ij is 0 for all pairs of a batch, or it holds one sample of a class that has more.
+            DataError: if e_ij is 0 for all pairs of a batch, or the batch holds one sample of a larger class.
         """
         _classes(batch, self)
         if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) < 2:
-            return  # refused by name where it is measured
+            return  # `measure` raises for these
         distance = _squared_distances(outputs.detach().double())
         distance.fill_diagonal_(torch.inf)
         if not bool((-distance / self.temperature).exp().any()):
@@ -84,7 +84,7 @@ class NeighbourhoodComponents(Objective):
         Comparisons(batch, self.num_samples or len(outputs)).check()
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """Estimates for all samples of a batch, each from all others."""
+        """Estimates for all samples of a batch, each from all other samples of the batch."""
         outputs = one_tensor(outputs)
         if outputs.dim() != 2:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Cross-entropy over so many classes that a batch scores some of them only."""
+"""Cross-entropy over so many classes that a batch scores only some of them."""
 
 import math
 from collections.abc import Mapping
@@ -23,17 +23,16 @@ CLASSES = "classes"
 class SampledSoftmax(Objective):
     r"""``F(w) = (1/n) sum_i log g_i(w)``, ``g_i = (1/C) sum over classes k of exp(<h_i, v_k> - <h_i, v_{y_i}>)``.
 
-    h_i are the features of sample i and v_k the vector of class k: the softmax cross-entropy of the logits
+    With the features h_i of sample i and the vector v_k of class k this is the softmax cross-entropy of the logits
     ``<h_i, v_k>``, up to the constant log C.  A batch scores its samples against the classes of its part "classes",
-    drawn uniformly.  The own class counts with its weight 1/C for certain, and the mean over the other C - 1 classes is
-    estimated by those that were drawn (without the own one, where it is among them), which is unbiased with two or
-    more drawn classes; so is the gradient given exact rows.  The logarithm of a mean over a batch (BSGD, and usual
-    sampled softmax) is not.
+    drawn uniformly.  A sample's own class always has the weight 1/C, and the mean over the other C - 1 classes is
+    estimated from the drawn classes (without its own class), which is unbiased with two or more drawn classes; so is
+    the gradient given exact rows.  The logarithm of a mean over a batch (BSGD, and the usual sampled softmax) is
+    biased.
 
-    Row i remembers u_i, an estimate of g_i, in float64; an inner value outside e^-600 to e^600 counts as that number.
-    Any algorithm for objectives that are not convex applies; :class:`~fcco_lightning.SCENT` averages in a way made for
-    values of such a range.  Source: SOX paper, section 1, and ALEXR paper, section 1, for exponentials under a
-    logarithm.
+    Row i remembers u_i, an estimate of g_i, in float64; inner values are clipped to [e^-600, e^600].  Any algorithm for
+    non-convex objectives applies; the averages of :class:`~fcco_lightning.SCENT` are made for values of such a range.
+    Source: SOX paper, section 1, and ALEXR paper, section 1, for exponentials under a logarithm.
 
     Batches have the parts "target" (``y`` (B,), ``index`` (B,)) and "classes" (``index`` (M,), numbers of classes), and
     the network returns :class:`~fcco_lightning.models.ClassVectors` for both
@@ -70,7 +69,7 @@ class SampledSoftmax(Objective):
             require(~self._outside(numbers), numbers, rule, "Number the classes from 0, and check num_classes.")
 
     def measure(self, outputs: Any, batch: Mapping[str, Columns]) -> tuple[Tensor | None, Rows | None]:
-        """g_i of every sample, shape (B, 1), with the weight 0 if its own class alone was drawn."""
+        """The g_i of every sample, shape (B, 1), with the weight 0 if only its own class was drawn."""
         samples, classes = (vectors(outputs, part, ClassVectors, self, "ClassVectorNetwork") for part in self.part)
         count, (label, classes_drawn) = self._classes(), self._numbers(batch)
         wide = torch.promote_types(samples.vector.dtype, torch.float32)
@@ -85,11 +84,11 @@ class SampledSoftmax(Objective):
         return None, Rows(bounded_exp(logs.unsqueeze(1)), number > 0)
 
     def _numbers(self, batch: Mapping[str, Columns]) -> tuple[Tensor, Tensor]:
-        """The labels of the samples, shape (B,), and the classes that were drawn, (M,)."""
+        """The labels of the samples, shape (B,), and the drawn classes, (M,)."""
         return one_label_each(batch["target"], self), one_label_each(batch[CLASSES], self, "index")
 
     def _outside(self, number: Tensor) -> Tensor:
-        """Which numbers are none of a class."""
+        """A mask of the numbers that are not those of a class."""
         return number != number.clamp(0, self._classes() - 1)
 
     def _classes(self) -> int:

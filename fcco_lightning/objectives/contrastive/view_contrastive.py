@@ -1,4 +1,4 @@
-"""Contrastive loss of two augmented views of one sample."""
+"""The contrastive loss of two augmented views of a sample."""
 
 from collections.abc import Callable
 
@@ -21,28 +21,28 @@ class ViewContrastive(GlobalContrastive):
 
     ``g_i1 = (1/m) [1 + sum over j != i of exp((<a_i, b_j> - s_i) / tau) + exp((<a_i, a_j> - s_i) / tau)]``
 
-    is view a_i against both views of all others, m = 2n - 1 values with its own partner's, and g_i2 the same for b_i.
-    It is the loss of SimCLR with all n samples for a batch.  Temperatures, rows and algorithms are those of
-    :class:`GlobalContrastive`, of which only what is compared differs.
+    compares view a_i with both views of all other samples and with its own partner, m = 2n - 1 values, and g_i2 is the
+    same for b_i.  It is the loss of SimCLR with all n samples as the batch.  Temperatures, rows and algorithms are as
+    in :class:`GlobalContrastive`.
 
     The network returns :class:`~fcco_lightning.models.Embeddings` of the two views
     (:class:`~fcco_lightning.models.TwoViews`).
 
     Args:
         positive: the weight of a view's own partner: "dataset" is 1/m, with which the estimate of g_i is unbiased;
-            "batch" is the weight of any other value in the batch, as SimCLR has it, and biased; "none" leaves it out
-            (SogCLR), g_i being a mean over the 2n - 2 views of others.
+            "batch" is the weight of any other value in the batch, as in SimCLR, which is biased; "none" leaves it out
+            (SogCLR), so that g_i is a mean over the 2n - 2 views of other samples.
 
     Raises:
         ConfigError: if an argument is out of range.
     """
 
     def _compared(self, num_samples: int) -> int:
-        """The views of all others, and the view's partner."""
+        """The number of views of all other samples, plus the view's partner."""
         return 2 * num_samples - 1
 
     def _logs(self, image: Tensor, text: Tensor, tau: Tensor | float, batch: Columns) -> Tensor:
-        # the views of a sample are neighbours, so that those of a process are consecutive
+        # the views of a sample are neighbours, so that the views of a process are consecutive
         views, taus = torch.stack((image, text), 1).flatten(0, 1), two_of_each(tau, image).reshape(-1, 1)
         local, weigh = self.local_samples(batch), by_table(self._weights(image, batch), len(views))
         if local is not None:
@@ -50,12 +50,12 @@ class ViewContrastive(GlobalContrastive):
         return log_means(views, None, taus, weigh, local, self._processes).view(-1, 2)
 
     def _weights(self, like: Tensor, batch: Columns) -> Callable[[slice, slice], Tensor]:
-        """Logarithms of the weights of views, two of each sample: p of a view's partner, and 0 of the view itself.
+        """Logarithms of the weights of views, two per sample: p for a view's partner, and 0 for the view itself.
 
-        Others have ``(1 - p) / 2`` times the weight of their sample in a mean over the n - 1 samples but the view's.
+        Other views have ``(1 - p) / 2`` times the weight of their sample in a mean over the n - 1 other samples.
 
         Raises:
-            DataError: if a batch has weights that "batch" passes over.
+            DataError: if a batch has weights, which "batch" would ignore.
         """
         if self.positive == "batch" and "weight" in batch:
             raise DataError(

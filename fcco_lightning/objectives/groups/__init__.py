@@ -1,1 +1,1 @@
-"""The worst groups and samples, and averages that lean to them."""
+"""Distributionally robust objectives: worst cases, or averages near them, over groups and samples."""

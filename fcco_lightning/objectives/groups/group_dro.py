@@ -1,4 +1,4 @@
-"""Group distributionally robust objectives: a worst case over the risks of groups."""
+"""Group distributionally robust objectives: worst cases over the risks of groups."""
 
 import math
 from abc import ABC
@@ -36,26 +36,27 @@ from fcco_lightning.outer import (
     WorstCase,
 )
 
-_SETTLED = 2000  # groups; with one for every sample a step costs what the batch costs
-_START = 0.5  # of the epochs: a network without features yet swings between groups whose weights follow late
-_RISE = 0.5  # in units of R; the means of a few samples differ by that by chance
+_SETTLED = 2000  # groups; with more of them a settling step would cost more than the batch
+_START = 0.5  # fraction of the epochs: at first delayed weights make the network oscillate between groups
+_RISE = 0.5  # in units of R: about the noise of the mean of a few samples
 
 
 class GroupObjective(Objective, ABC):
-    r"""Made of the risks ``R_i(w) = E[l(w; z) | group i]``, estimated by the mean loss of a group's samples in a batch.
+    r"""An objective on risks ``R_i(w) = E[l(w; z) | group i]``, estimated by mean losses of groups in a batch.
 
-    Where samples are not drawn uniformly the mean is weighted by the column ``weight``.  It is then a ratio of two
-    estimates for a group that crosses strata (classes of balanced batches), with a bias of the order of 1/B.
+    If samples are not drawn uniformly, the mean is weighted by the column ``weight``.  For a group with samples in
+    several strata (classes of balanced batches) it is then a ratio of two estimates, with a bias of the order of 1/B.
 
-    Batches carry ``group`` (B,), whole numbers in [0, n).  A group that a batch lacks keeps its row.  The rows of a
-    batch are all groups or, where these are far more than its samples (n > 4 B), the group of every sample.
+    Batches have a column ``group`` (B,), whole numbers in [0, n).  The row of a group without samples in the batch is
+    unchanged.  The rows of a batch are all groups or, if there are far more groups than samples (n > 4 B), the group of
+    every sample.
 
     Args:
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
 
     Attributes:
-        ambiguity: Q, where the objective is a worst case over some weights of the groups.
+        ambiguity: Q, if the objective is a worst case over a set of weights of the groups; otherwise None.
     """
 
     ambiguity: AmbiguitySet | None = None
@@ -88,7 +89,7 @@ class GroupObjective(Objective, ABC):
 
     @property
     def tail(self) -> float | None:
-        """Alpha, where the objective is a mean over the worst alpha n groups."""
+        """The fraction alpha, if the objective is a mean over the worst alpha n groups; otherwise None."""
         return self.ambiguity.alpha if isinstance(self.ambiguity, CappedSimplex) else None
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
@@ -110,7 +111,7 @@ class GroupObjective(Objective, ABC):
         return self.num_groups
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
-        """R_i of every group, shape (n, 1), or of that of every sample, (B, 1)."""
+        """The risk R_i of every group, shape (n, 1), or of every sample's group, (B, 1)."""
         position, part, risks, total = self._risks(outputs, batch)
         if part is position:
             return None, Rows(risks.unsqueeze(1), total != 0)
@@ -118,9 +119,9 @@ class GroupObjective(Objective, ABC):
         return None, Rows(risks.unsqueeze(1), total != 0, index=position)
 
     def _risks(self, outputs: Any, batch: Columns) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The group of every sample, the part in which it is, (B,) each; and of every part the risk and the weight.
+        """The group and the part of every sample, (B,) each; and the risk and the total weight of every part.
 
-        A part is a group or, where these are far more than samples, one of those that the batch holds.
+        A part is a group; if there are far more groups than samples, a group in the batch.
         """
         losses = one_number_each(self.loss, outputs, batch, self, "MultiTaskGroupDRO takes several.")
         position, weight = self._members(batch, losses)
@@ -129,13 +130,13 @@ class GroupObjective(Objective, ABC):
         return position, part, risks, total
 
     def _position(self, batch: Columns) -> Tensor:
-        """The group of every sample, shape (B,), int64; the nearest one for a label that is out of range."""
+        """The group of every sample, shape (B,), int64; labels out of range are clamped."""
         return one_label_each(batch, self, "group").long().clamp(0, self._known_groups() - 1)
 
     def _members(self, batch: Columns, losses: Tensor) -> tuple[Tensor, Tensor]:
         """The group of every sample, and its weight, shape (B,).
 
-        A label that is out of range has the weight NaN on a device that cannot refuse it, as the host does.
+        On a GPU, which cannot raise for it, a label out of range gets the weight NaN.
         """
         group = one_label_each(batch, self, "group")
         weight = batch["weight"].to(losses.dtype) if "weight" in batch else torch.ones_like(group, dtype=losses.dtype)
@@ -146,7 +147,7 @@ class GroupObjective(Objective, ABC):
 
 
 class _MeanGroupRisk(GroupObjective):
-    """``g_0(w)``: the mean of the risks of those groups that a batch holds, all alike, without inner functions."""
+    """``g_0(w)``: the unweighted mean of the risks of the groups in a batch, without inner functions."""
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor, None]:
         """The mean, a scalar; 0 of a batch that holds no group."""
@@ -162,15 +163,16 @@ class _MeanGroupRisk(GroupObjective):
 class _ShiftedGroupObjective(GroupObjective):
     """``min_c c + (1/n) sum_i h((R_i - c) / scale)``, a minimum over a threshold c.
 
-    Rows remember the risks R_i, which are sampled.  The threshold is known: f(R) = h((R - c) / scale) takes it at its
-    present value, and its gradient is exact given the rows.
+    Rows remember the sampled risks R_i only; f(R) = h((R - c) / scale) uses the present c, whose gradient is exact
+    given the rows.
 
     Args:
         base: the function h, convex and non-decreasing.
-        scale: in units of R, > 0.
+        scale: scale of the argument, in units of R, > 0.
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: c to start from, where it is trained with the network; None for 0, or for the minimiser.
+        threshold: initial value of c, which is then trained with the network; None to start at 0, and to use the
+            minimiser if the objective is trained as recommended.
     """
 
     def __init__(
@@ -184,68 +186,68 @@ class _ShiftedGroupObjective(GroupObjective):
 
     @property
     def settles(self) -> bool:  # type: ignore[override]
-        """Whether c is to be the minimiser: unless it has a start, or there are too many rows to look at."""
+        """Whether c is set to the minimiser: unless an initial value was given, or there are too many rows."""
         return not self._trained and self._known_groups() <= _SETTLED
 
     @property
     def recommended_lam(self) -> float | None:  # type: ignore[override]
-        """With it the weight of a group rises from 0 to the largest within half a unit of R above the threshold."""
+        """Smoothing with which a group's weight rises from 0 to its maximum over half a unit of R above c."""
         return None if self._base.smooth else _RISE / self._base.lipschitz
 
     @property
     def recommended_start(self) -> tuple[float, Objective] | None:  # type: ignore[override]
-        """Half of the epochs for the mean of the groups' risks, where weights of groups jump with the risks.
+        """Half of the epochs on the mean of the groups' risks, for a non-smooth h, with which weights of groups jump.
 
-        They do not with a smooth h.  With a start of c nothing is left to recommend.
+        None for a smooth h, if c has an initial value, or if the loss has trained parameters.
         """
         trained = isinstance(self.loss, nn.Module) and any(p.requires_grad for p in self.loss.parameters())
-        if trained or self._trained or self._base.smooth:  # parameters of a loss would not go on
+        if trained or self._trained or self._base.smooth:  # parameters of the loss would not be kept
             return None
         return _START, _MeanGroupRisk(self.loss, self.num_groups)
 
     def settle(self, rows: Tensor, f: OuterFunction) -> None:
-        """Move c to the minimiser for the risks of the groups that have been seen."""
+        """Set c near the minimiser for the known risks, see :func:`better_threshold`."""
         with torch.no_grad():
             self.threshold.copy_(better_threshold(rows, f, self.threshold))
 
     @property
     def outer(self) -> OuterFunction:  # type: ignore[override]
-        """The function f of the threshold, which is another parameter where a move to another device replaces it."""
+        """The function f with the present threshold; a move to another device may replace the parameter."""
         return Shifted(self._base, self.threshold, self._scale)
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
-        """C, and R_i as in :meth:`GroupObjective.measure`."""
+        """The threshold c, and the R_i as in :meth:`GroupObjective.measure`."""
         return self.threshold, super().measure(outputs, batch)[1]
 
 
 class CVaRGroupDRO(_ShiftedGroupObjective):
-    r"""Mean of the worst ``alpha n`` risks: ``min_s s + (1/n) sum_i (1/alpha) [R_i - s]_+``.
+    r"""The mean of the worst ``alpha n`` risks: ``min_s s + (1/n) sum_i (1/alpha) [R_i - s]_+``.
 
     Source: SONEX paper, eq. (10), ALEXR paper, F.1.
 
-    s is trained with the network, without weight decay; ``--model.schedule.objective_lr`` sets its own step size.  A
-    trained s holds a short run up: it moves by that step size per update, and groups below it have no gradient.  So
-    :class:`~fcco_lightning.FCCOModule`, unless it is told otherwise, lets s follow the minimiser for the remembered
-    risks (of the smoothed function, if the algorithm smooths it), which costs O(n) after every update, where an
-    algorithm remembers the risks, as SONEX, SONX, SOX, MSVR and ALEXR2 do.  It does not with a number for
-    ``threshold``, nor with more than 2,000 groups.
+    s is trained with the network, without weight decay; ``--model.schedule.objective_lr`` sets its step size.  A
+    trained s slows down short runs: it changes by at most about that step size per update, and groups with risks below
+    it have no gradient.  So by default :class:`~fcco_lightning.FCCOModule` sets s to the minimiser for the remembered
+    risks (of the smoothed function, if the algorithm smooths) after every update, at a cost of O(n).  This needs an
+    algorithm that remembers the risks (SONEX, SONX, SOX, MSVR, ALEXR2), ``threshold=None``, and at most 2,000 groups.
 
-    There SONEX by default smooths f so much, too, that the weight of a group rises from 0 to the largest while its risk
-    rises from s to s + 1/2 (:attr:`recommended_lam` = alpha/2).  With less, the few samples of a batch decide by chance
-    which groups have a gradient.  And the first half of the epochs there goes to the mean of the groups' risks, in the
-    same run (``pretrain=None`` leaves out all that is recommended; a run of one epoch has no such start).  That mean is
-    over the groups that a batch holds: of batches that are not drawn by group, rare groups count less in it.  From
-    random weights a network moves the scores of all samples together, so that groups of one label gain what those of
-    the other lose; weights that follow the risks with a delay then swing between them.  Figures are in
+    In an FCCOModule there are two more defaults (``pretrain=None`` switches off all three).  SONEX smooths f such that
+    the weight of a group rises from 0 to its maximum while its risk rises from s to s + 1/2 (:attr:`recommended_lam` =
+    alpha/2); with less smoothing the noise of small batches decides which groups have a gradient.  And the first half
+    of the epochs trains on the mean of the groups' risks (not in a run of one epoch).  That mean is over the groups in
+    a batch; if batches are not drawn by group, rare groups have less weight in it.  The reason: from random weights a
+    network first shifts the scores of all samples together, so that groups of one label gain what those of the other
+    lose, and weights that follow the risks with a delay oscillate between them.  Figures are in
     ``examples/benchmarks/results/groups_pay.md``.
 
-    Primal-dual methods (OOA, SMD) use the equal ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
+    Primal-dual methods (OOA, SMD) use the equivalent ``max {sum_i q_i R_i : sum q = 1, 0 <= q_i <= 1/(alpha n)}``.
 
     Args:
-        alpha: share of the groups, in [1/n, 1] (ALEXR paper: .1, .15; r = .15 in the SONEX paper).
+        alpha: fraction of the groups, in [1/n, 1] (ALEXR paper: .1, .15; r = .15 in the SONEX paper).
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: s to start from, where it is trained with the network; None for 0, or for the best one, see above.
+        threshold: initial value of s, which is then trained with the network; None to start at 0, or for the minimiser,
+            see above.
 
     Raises:
         ConfigError: if alpha n < 1.
@@ -267,8 +269,7 @@ class WorstGroupDRO(_ShiftedGroupObjective):
     Args:
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: s to start from, where it is trained with the network; None for 0, or for the best one, as of
-            :class:`CVaRGroupDRO`.
+        threshold: initial value of s, as in :class:`CVaRGroupDRO`.
     """
 
     def __init__(
@@ -292,11 +293,10 @@ class ChiSquareGroupDRO(_ShiftedGroupObjective):
 
     Args:
         lam0: weight of the divergence, > 0: small is close to the worst group, large to the mean.
-        half: which normalisation.
+        half: normalisation of phi, see above.
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: c to start from, where it is trained with the network; None for 0, or for the best one, as of
-            :class:`CVaRGroupDRO`.
+        threshold: initial value of c, as in :class:`CVaRGroupDRO`.
     """
 
     def __init__(
@@ -319,8 +319,8 @@ class KLGroupDRO(_ShiftedGroupObjective):
         lam0: weight of the divergence, > 0: small is close to the worst group, large to the mean.
         loss: l; cross-entropy by default.
         num_groups: n; None takes it from the datamodule.
-        threshold: c to start from, where it is trained with the network: with a small lam0 one near the risks, so that
-            the exponentials do not overflow.  None for 0, or for the best one, as of :class:`CVaRGroupDRO`.
+        threshold: initial value of c, as in :class:`CVaRGroupDRO`; for a small lam0 it should be near the risks, so
+            that the exponentials do not overflow.
     """
 
     def __init__(
@@ -373,13 +373,13 @@ class GroupMaxForm(GroupObjective):
 class MultiTaskGroupDRO(GroupObjective):
     r"""``(1/n) sum_i max_j R_ij(w)`` over n tasks i and m groups j, or with a soft maximum (ALEXR paper, App. B).
 
-    ``R_ij = E[l_i(w; z) | group j]``.  A task's row has width m and needs all groups: a task of which a batch lacks a
-    group is left out of that batch, so let the sampler draw every group.
+    ``R_ij = E[l_i(w; z) | group j]``.  The row of a task has width m and needs samples of all groups; otherwise the
+    batch does not measure the task, so batches should contain every group.
 
     Args:
         num_tasks: n, >= 1.
-        loss: gives (B, n), the losses of all tasks (:class:`MultiLabelLoss`, or what else has ``all_tasks``), or (B,),
-            the loss of the task that the column ``task`` names.
+        loss: returns (B, n), the losses of all tasks (:class:`MultiLabelLoss`, or another quantity with ``all_tasks``),
+            or (B,), the loss of the task in the column ``task``.
         aggregate: "max", or "logsumexp": ``log sum_j exp(R_ij)``.
         num_groups: m; None takes it from the datamodule.
     """
@@ -425,15 +425,15 @@ class MultiTaskGroupDRO(GroupObjective):
             require((task >= 0) & (task <= last), task, rule, "Number the tasks from 0, and check num_tasks.")
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows | None]:
-        """R_ij of every task and group, shape (n, m)."""
+        """The risks R_ij of every task and group, shape (n, m)."""
         losses, shape = self.loss(outputs, batch), (self.num_tasks, self.width)
         cell, weight = self._cells(losses, batch)
         weighted = (weight * losses if "weight" in batch else losses).reshape(-1)
         risks, total = means_by_part(cell.reshape(-1), math.prod(shape), weighted, weight.reshape(-1))
-        return None, Rows(risks.view(shape), total.view(shape).amin(1) != 0)  # NaN is not left out
+        return None, Rows(risks.view(shape), total.view(shape).amin(1) != 0)  # keeps NaN
 
     def _cells(self, losses: Tensor, batch: Columns) -> tuple[Tensor, Tensor]:
-        """``m task + group`` of every loss, and its weight, NaN where one of both is out of range."""
+        """``m task + group`` of every loss, and its weight, NaN where the task or the group is out of range."""
         group, weight = self._members(batch, losses)
         if losses.dim() == 2:
             if losses.shape[1] != self.num_tasks:
@@ -444,7 +444,7 @@ class MultiTaskGroupDRO(GroupObjective):
                     "a column `task`. Set `all_tasks = True` in that class, or rename the column."
                 )
             return group.unsqueeze(1) + self._first.like(group), weight.unsqueeze(1).expand_as(losses)
-        number = one_label_each(batch, self, "task")  # or a loss that gives the losses of all tasks
+        number = one_label_each(batch, self, "task")  # or use a loss with `all_tasks`
         task, position = number.clamp(0, self.num_tasks - 1), group.clamp(0, self.width - 1)
         known = (task == number) & (position == group)  # a group beyond the last would be the next task's first
         return position + self.width * task, torch.where(known, weight, torch.nan)

@@ -1,4 +1,4 @@
-"""Distributionally robust learning: a worst case over the weights of all training samples."""
+"""Distributionally robust learning: a worst case over weights of the training samples."""
 
 from typing import Any
 
@@ -15,20 +15,20 @@ from fcco_lightning.outer import OuterFunction, WorstCase
 class SampleDRO(Objective):
     r"""``max_{q in Q} sum_i q_i l(w; z_i) - nu D(q, 1/n)`` over the n training samples, for algorithms that keep q.
 
-    Without a penalty and with all weights it is the largest loss, with a capped simplex the mean of the largest losses
+    With the whole simplex and no penalty it is the largest loss, with a capped simplex the mean of the largest losses
     (CVaR), and with the penalty ``KLPenalty(theta)`` it is ``theta log mean_i exp(l(w; z_i) / theta)``.
 
-    A row is a weight q_i, so every step of an algorithm costs O(n) beside what the network costs.
+    A row is a weight q_i, so every step costs O(n) besides the network.
 
     Args:
-        ambiguity: Q; None for all weights.
+        ambiguity: Q; None for the whole simplex.
         penalty: ``nu D(q, 1/n)``; None for none.
         loss: l; cross-entropy by default.
     Source: PG-SMD paper, eq. (2); DRAGO paper, eq. (1).
     """
 
     weighs_samples = False
-    dtype = torch.float64  # of many weights that add up to one, each is small
+    dtype = torch.float64  # the weights of many samples are small
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class SampleDRO(Objective):
         self.outer: OuterFunction = WorstCase(self.ambiguity)
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:
-        """One row for every sample, of which there must be as many as the weights are for."""
+        """One row for every sample; the ambiguity set must fit the number of samples."""
         self.ambiguity.check(num_samples)
         return super().row_domain(num_samples, columns)
 

@@ -19,12 +19,12 @@ from fcco_lightning.outer import Square
 class TemporalDifference(Quantity):
     r"""``V_w(s) - r - discount V_w(s')`` of a transition from s to s' with reward r, shape (B,).
 
-    Batches carry ``reward`` (B,) float and, where episodes end, ``terminal`` (B,) with 1 for a transition after which
-    nothing follows, V_w(s') being 0 there.  The outputs are the values of s and of s', shape (B, 2) or (B, 2, 1): the
-    network is called with ``x`` (B, 2, d), the features of both.
+    Batches carry ``reward`` (B,) float and, if episodes end, ``terminal`` (B,) with 1 for a final transition, for which
+    V_w(s') is replaced by 0.  The outputs are the values of s and of s', shape (B, 2) or (B, 2, 1): the network is
+    called with ``x`` (B, 2, d), the features of both.
 
     Args:
-        discount: weight of what comes later, in [0, 1).
+        discount: discount factor, in [0, 1).
 
     Raises:
         ConfigError: if ``discount`` is out of range.
@@ -49,17 +49,18 @@ class BellmanResidual(GroupObjective):
 
     The expectation is over the transitions from s.  Source: ALEXR paper, App. B, where V_w is linear.
 
-    One row for every state, the inner function being the mean temporal difference of its transitions.  A batch holds
-    some transitions of some states: ``batches: GroupSampling`` with the states as groups.  The mean of the *squared*
-    temporal differences would be too large by the variance of the next state; where the square of a batch's mean is
-    minimised instead (BSGD), the two factors of its gradient share their samples, which is the double-sampling problem.
-    A row makes one of them an average over the past, and ALEXR takes them from the two halves of a batch.
+    There is one row for every state; the inner function is the mean temporal difference of its transitions.  A batch
+    holds some transitions of some states: ``batches: GroupSampling`` with the states as groups.  The mean of the
+    *squared* temporal differences would be too large by the variance of the next state; if the square of a batch's mean
+    is minimised instead (BSGD), the two factors of its gradient use the same samples, which is the double-sampling
+    problem.  With rows one of the factors is a running average, and ALEXR takes the factors from the two halves of a
+    batch.
 
     Batches carry ``group`` (B,), the number of the state, and ``reward`` (B,); outputs are the values of both states of
     a transition, see :class:`TemporalDifference`.
 
     Args:
-        discount: in [0, 1).
+        discount: discount factor, in [0, 1).
         num_states: n; None takes it from the datamodule.
     """
 
@@ -99,12 +100,13 @@ def state_values(outputs: Any) -> Tensor:
 
 
 def mean_residuals(residuals: Tensor, state: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Mean temporal difference of every state of which there is a transition, in increasing order.
+    """Mean temporal difference of every state with a transition, in increasing order of states.
 
     Args:
         residuals: temporal differences of the transitions, shape (n,).
-        state: in which they begin, shape (n,).
-        weight: what they count, shape (n,); a state all of whose transitions weigh nothing is left out.
+        state: state in which each transition begins, shape (n,).
+        weight: weights of the transitions, shape (n,); states with the total weight 0 are left out.  None for equal
+            weights.
     """
     weight = torch.ones_like(residuals) if weight is None else weight.to(residuals)
     states, position = torch.unique(state, return_inverse=True)

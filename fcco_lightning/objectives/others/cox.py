@@ -17,7 +17,7 @@ from fcco_lightning.outer import Log, Range
 
 
 class CoxPartialLikelihood(Objective):
-    r"""Mean negative log partial likelihood of Cox's model, every event against all samples that were still at risk.
+    r"""Mean negative log partial likelihood of Cox's model: every event against all samples still at risk.
 
     Source: SOX paper, section 5 (deep survival analysis), erratum SOX-12; Efron (1977) for ties.
 
@@ -25,19 +25,19 @@ class CoxPartialLikelihood(Objective):
 
     ``F(w) = (1/|E|) sum over i in E of log g_i``,  ``g_i = sum over j with T_j >= T_i of c_ij exp(h_j - h_i)``,
 
-    where j runs over the whole training split, i itself included.  Breslow's method for tied events has c = 1.  Efron's
-    numbers the d events of one time l = 0..d-1 and has ``c_ij = 1 - l_i/d`` for these j and 1 for all others; F does
-    not depend on how they are numbered.  Without ties both are the same.  Row i remembers g_i of event i.
+    where j runs over the whole training split, including i itself.  Breslow's method for tied events has c = 1.
+    Efron's method numbers the d events with the same time l = 0..d-1 and has ``c_ij = 1 - l_i/d`` for these j and 1 for
+    all others; F does not depend on the numbering.  Without ties both methods agree.  Row i remembers g_i of event i.
 
     The batch needs the columns ``time`` (B,), finite and >= 0, in any unit, and ``event`` (B,), 1 for an event at that
-    time and 0 for a sample that was censored then.  The estimate of g_i is unbiased where batches are uniform or
-    stratified by the event (:class:`EventSampling`).  Beyond a difference of 60, exp goes on as its tangent, so that
-    none overflows.
+    time and 0 for a sample that was censored then.  The estimate of g_i is unbiased if batches are uniform or
+    stratified by the event (:class:`EventSampling`).  For differences above 60 exp is continued by its tangent, so that
+    it does not overflow.
 
-    When the memory helps: the loss of a batch alone (``BSGD``, which DeepSurv uses) is itself a consistent estimate of
-    a proportional hazards model.  On 5,500 patients it came within 0.6 % of the optimum at batch 4, where SOX stayed
-    24 % away, because its rows are visited too rarely and a risk set of a few is mostly empty; SOX was better from
-    batch 16 to 64 on.  On tables that fit into memory a full batch is the best choice of all.
+    When running averages help: minimising the loss of a batch alone (``BSGD``, as in DeepSurv) also gives a consistent
+    estimate of a proportional hazards model.  On 5,500 patients it came within 0.6 % of the optimum with batches of 4,
+    while SOX stayed 24 % away, as its rows were visited too rarely and risk sets in a batch were mostly empty; SOX was
+    better from batches of 16 to 64 on.  For tables that fit into memory a full batch is best.
 
     Args:
         ties: "efron" or "breslow".
@@ -53,14 +53,14 @@ class CoxPartialLikelihood(Objective):
     def __init__(self, ties: Literal["efron", "breslow"] = "efron") -> None:
         super().__init__()
         self.ties = one_of("ties", ties, ("efron", "breslow"))
-        self._tied: Known | None = None  # l_i/d of every sample, (n,); None where all are 0
+        self._tied: Known | None = None  # l_i/d of every sample, (n,); None if all are 0
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
         """One row for every event.
 
         Raises:
             ConfigError: if the training split is not known.
-            DataError: if it lacks times or events, they have other values, or nothing was observed.
+            DataError: if it lacks times or events, they have invalid values, or there is no event.
         """
         time, event = survival(whole_split(columns, self, "times and events"), self)
         if not bool(event.any()):
@@ -92,11 +92,11 @@ class CoxPartialLikelihood(Objective):
 
 
 def survival(columns: Columns, needed_by: object, *, look: bool = True) -> tuple[Tensor, Tensor]:
-    """Return the times (B,) in their dtype and the events (B,) as truth values.
+    """Return the times (B,) in their dtype and the events (B,) as bool.
 
     Raises:
-        DataError: if a column is missing, or, where one looks at the numbers, times are negative or not finite, or
-            events are not 0 and 1.
+        DataError: if a column is missing, or, with ``look``, times are negative or not finite, or events are not 0 or
+            1.
     """
     time, event = one_label_each(columns, needed_by, "time"), one_label_each(columns, needed_by, "event")
     if event.shape != time.shape:
@@ -112,11 +112,11 @@ def survival(columns: Columns, needed_by: object, *, look: bool = True) -> tuple
 
 
 def tie_shares(time: Tensor, event: Tensor) -> Tensor:
-    """Number the d events of every time l = 0..d-1, in the order of the samples, and return l/d; 0 for no event.
+    """Number the d events with the same time l = 0..d-1, in the order of the samples, and return l/d; 0 for no event.
 
     Args:
-        time: shape (n,).
-        event: shape (n,), bool.
+        time: times of the samples, shape (n,).
+        event: whether each is an event, shape (n,), bool.
 
     Returns: shape (n,), float64.
 

@@ -1,4 +1,4 @@
-"""Likelihood of responses that depend on a latent variable."""
+"""The likelihood of responses that depend on a latent variable."""
 
 import math
 from collections.abc import Mapping
@@ -20,17 +20,16 @@ LATENT = "latent"
 
 
 class LatentVariable(Objective):
-    r"""``F(w) = -(1/n) sum_i log p(y_i | x_i)`` where a latent variable z with many values decides about y.
+    r"""``F(w) = -(1/n) sum_i log p(y_i | x_i)``, where y depends on a latent variable z with many values.
 
     ``p(y | x) = sum_z p(y | z, x) p(z | x)`` with ``p(z | x)`` proportional to ``exp(<e_x, e_z>)``, and for a
-    response y of 0 or 1 ``p(1 | z, x) = sigmoid(<a_x, a_z>)``.  Both sums are too long for a step, so they are the two
-    inner functions of sample i, means over the values of z:
+    response y of 0 or 1 ``p(1 | z, x) = sigmoid(<a_x, a_z>)``.  Both sums have too many terms for a step, so they are
+    the two inner functions of sample i, means over the values of z:
 
     ``g_i1 = mean_z p(y_i | z, x_i) exp(<e_x, e_z>)``, ``g_i2 = mean_z exp(<e_x, e_z>)``, ``f(u) = log u_2 - log u_1``.
 
     Source: SOX paper, sections 1 and 4 (latent variable models).  A batch draws some values of z uniformly, as its part
-    "latent", for which both means are unbiased.  Rows are kept in float64; an inner value outside e^-600 to e^600
-    counts as that number.
+    "latent", which makes both means unbiased.  Rows are float64; inner values are clipped to [e^-600, e^600].
 
     Batches have the parts "target" (``y`` (B,) in {0, 1}, ``index`` (B,)) and "latent", and the network returns
     :class:`~fcco_lightning.models.LatentVectors` for both (:class:`~fcco_lightning.models.LatentMixture` does).
@@ -58,7 +57,7 @@ class LatentVariable(Objective):
         wide = torch.promote_types(samples.affinity.dtype, torch.float32)
         prior = samples.affinity.to(wide) @ latent.affinity.to(wide).T
         response = sign.to(wide).unsqueeze(1) * (samples.response.to(wide) @ latent.response.to(wide).T)
-        # each with its own logarithm of the number of values
+        # logarithms of sums over the drawn values
         logs = torch.stack([(logsigmoid(response) + prior).logsumexp(1), prior.logsumexp(1)], 1)
         values = bounded_exp(logs - math.log(prior.shape[1]))
         return None, Rows(values, torch.ones_like(sign, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""Logistic regression that is invariant to perturbations of its input."""
+"""Logistic regression that is robust to perturbations of its input."""
 
 import torch
 from torch import Tensor
@@ -15,12 +15,12 @@ class RobustLogistic(Objective):
     A is a random perturbation of sample i (noise, an augmentation) and b_i = 1 for y_i = 1, -1 for y_i = 0.  Source:
     ALEXR paper, App. B, "robust logistic regression", where s_w is linear; erratum ALEXR-11.  The inner function
     ``g_i(w) = -b_i E_A[s_w(A(x_i))]`` has one row per training sample, and the outer function is ``log(1 + exp(u))``,
-    which is convex, so that every algorithm applies, primal-dual ones included.
+    which is convex, so that algorithms with dual steps apply, too.
 
-    A batch holds every sample several times, each time perturbed anew: ``batches: RepeatedSampling`` with a network
-    that perturbs its input (:class:`~fcco_lightning.models.GaussianPerturbation`) or a data set that does.  The mean
-    over the copies is an unbiased estimate of g_i, for one copy too.  Averaging the *losses* over the copies would be
-    data augmentation, whose loss is larger by Jensen's inequality.
+    A batch holds several independently perturbed copies of every sample: ``batches: RepeatedSampling`` with a network
+    (:class:`~fcco_lightning.models.GaussianPerturbation`) or a data set that perturbs inputs.  The mean over the
+    copies, also of a single one, is an unbiased estimate of g_i.  Averaging the *losses* over the copies would be data
+    augmentation, whose loss is larger by Jensen's inequality.
 
     Batches carry ``y`` (B,), 0 or 1; outputs are one score per sample, (B,) or (B, 1).
 
@@ -40,7 +40,7 @@ class RobustLogistic(Objective):
 
 
 def signs(batch: Columns, needed_by: object) -> Tensor:
-    """Labels 0 and 1 as -1 and 1, shape (B,); any other is NaN.
+    """Labels 0 and 1 as -1 and 1, shape (B,); NaN for any other label.
 
     Raises:
         DataError: if there is not one label ``y`` per sample, naming the class of ``needed_by``.
