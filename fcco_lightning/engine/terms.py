@@ -311,7 +311,7 @@ class Term(nn.Module):
     def _row(self, names: Tensor) -> Tensor:
         assert self._row_of is not None  # noqa: S101 - the caller has seen to it
         table = self._row_of.like(names)
-        if names.device.type != "cpu":  # a GPU cannot raise: the state reads NaN at n + 1
+        if names.device.type != "cpu":  # a GPU cannot raise: the state reads inf at n + 1
             names = torch.where((names < 0) | (names >= len(table)), len(table) - 1, names)
         return table.index_select(0, names).long()
 

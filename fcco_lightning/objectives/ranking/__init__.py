@@ -1,1 +1,1 @@
-"""Average precision, and objectives of ranked lists."""
+"""Average precision, and objectives on ranked lists."""

@@ -1,4 +1,4 @@
-"""Average precision: of one label, and its mean over several."""
+"""Average precision of one label, and mean average precision over several labels."""
 
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from fcco_lightning.objectives.ranking.ranking import RankingObjective, known_la
 from fcco_lightning.objectives.self_weights import Comparisons, by_strata
 from fcco_lightning.outer import Range, Ratio
 
-_RATIOS = 0.1  # the weight that is recommended beside cross-entropy: found on tables other than those of the tests
+_RATIOS = 0.1  # recommended weight beside cross-entropy, found on other tables than those of the tests
 
 
 class AveragePrecision(RankingObjective):
@@ -35,31 +35,31 @@ class AveragePrecision(RankingObjective):
 
     With pi = n_+/n the prevalence and l the loss of a pair, ``g_i1 = pi mean over positives j of l(s_i - s_j)`` and
     ``g_i2 = g_i1 + (1 - pi) mean over negatives j of l(s_i - s_j)``: up to n, smooth ranks of i among the positives and
-    among all samples.  The positive i itself is one of the positives, with the loss l(0) and the weight 1/n, which is
-    known: both inner values are at least ``l(0)/n``.  Row i remembers (u_i1, u_i2).
+    among all samples.  The mean over positives includes i itself, with the loss l(0) and the weight 1/n, so that both
+    inner values are at least ``l(0)/n``.  Row i remembers (u_i1, u_i2).
 
-    The estimates of both inner values are unbiased in uniform batches and in those that say how they are drawn
+    The estimates of both inner values are unbiased in uniform batches and in batches that describe how they are drawn
     (:class:`~fcco_lightning.objectives.self_weights.Comparisons`): by class or group with weights, with or without
-    replacement, with copies.  A batch that has no sample to stand for some others is refused.
-    Balanced batches without weights estimate the ranks in a population with the batches' share of positives, which is
-    then "the data" below, and leave i itself its weight 1/n.
+    replacement, with copies.  A batch without samples to represent some of the others is refused.  Balanced batches
+    without weights estimate the ranks in a population with the batches' fraction of positives, which is then "the data"
+    below; i itself keeps the weight 1/n.
 
-    From random weights the ratio is hard to optimise, so three quarters of a training's epochs are better spent on
-    cross-entropy first, with the same optimizer and schedule.  Behind them, the ratios alone can fall by learning a few
-    positives by heart, and are better beside ten times the mean cross-entropy of the network's outputs (figures are in
-    ``examples/benchmarks/results/tables_pay.md``).  :class:`~fcco_lightning.FCCOModule` does both by itself, and
-    ``pretrain=None`` switches both off.  In a loop of your own around an Engine or a Criterion train on
-    :class:`CrossEntropy` first, and give ``cross_entropy=10``.
+    From random weights the ratio is hard to optimise, so it is better to spend the first three quarters of the epochs
+    on cross-entropy, with the same optimizer and schedule.  After that, the ratios alone can overfit a few positives,
+    and are better combined with ten times the mean cross-entropy of the network's outputs (figures are in
+    ``examples/benchmarks/results/tables_pay.md``). :class:`~fcco_lightning.FCCOModule` does both by default, and
+    ``pretrain=None`` switches both off.  In your own loop with an Engine or a Criterion train on :class:`CrossEntropy`
+    first, and set ``cross_entropy=10``.
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
-        prevalence: pi.  "data" takes that of the training split, a number in (0, 1) another one, for example 0.5 if the
-            average precision is wanted on balanced data.
-        sigmoid, cross_entropy: see :class:`BinaryObjective`.  It is recommended on sigmoids, a tenth of the ratios
-            beside the cross-entropy, so that F is of the size that it has before.
+        prevalence: pi. "data" is that of the training split; a number in (0, 1) sets another one, for example 0.5 for
+            the average precision on balanced data.
+        sigmoid, cross_entropy: see :class:`BinaryObjective`.  The recommendation is for sigmoids: the cross-entropy
+            plus a tenth of the ratios, so that F keeps the scale that it has before.
 
     Raises:
-        ConfigError: if ``prevalence`` is neither, ``cross_entropy`` is negative or not finite, or l(0) is not positive.
+        ConfigError: if ``prevalence`` is invalid, ``cross_entropy`` is negative or not finite, or l(0) is not positive.
     """
 
     width = 2
@@ -72,9 +72,9 @@ class AveragePrecision(RankingObjective):
         "own figure (-0.010 by fcco fit, at most -0.036): compare with the default (nothing said of cross_entropy, "
         "sigmoid, pretrain and algorithm), or with --model.objective CrossEntropy."
     )
-    needs_partner = False  # without a negative g_i2 has an estimate too, which is right on average
-    _class_changes = (1.0, 1.0)  # how much a negative and a positive count for the prevalence that is asked for
-    _least_weight = 1.0  # of the positives, where samples have weights of their own
+    needs_partner = False  # g_i2 has an unbiased estimate without a negative, too
+    _class_changes = (1.0, 1.0)  # weights of negatives and positives for the given prevalence
+    _least_weight = 1.0  # smallest weight of a positive, if samples have weights
 
     def __init__(
         self,
@@ -91,10 +91,7 @@ class AveragePrecision(RankingObjective):
         self.prevalence = prevalence
 
     def measure(self, outputs: Any, batch: Columns) -> tuple[Tensor | None, Rows]:
-        """The cross-entropy, and of every positive i two weighted sums of ``l(s_i - s_j)``: over positives j, and all.
-
-        The sums are those of eq. (7).
-        """
+        """The cross-entropy, and for every positive i the estimates of (g_i1, g_i2) of eq. (7)."""
         scores, positive = self.scores(outputs), self._owners(batch)
         among_all = self._counted(positive, scores.dtype)
         among_positives = among_all * positive
@@ -103,7 +100,7 @@ class AveragePrecision(RankingObjective):
         return self.with_cross_entropy(None, outputs, batch), Rows(sums, self.row_weights(positive, sums.dtype))
 
     def _counted(self, positive: Tensor, dtype: torch.dtype) -> Tensor:
-        """How much samples count for another prevalence than the data's, shape (B,)."""
+        """Weights of the samples for another prevalence than the data's, shape (B,)."""
         negative_change, positive_change = self._class_changes
         if negative_change == positive_change:
             return torch.ones_like(positive, dtype=dtype)
@@ -119,7 +116,7 @@ class AveragePrecision(RankingObjective):
         return negatives, positives
 
     def _range(self) -> Range:
-        """At least what the positive itself contributes."""
+        """Inner values are at least the contribution of the positive itself."""
         least = self._class_changes[1] * self._least_weight * self.itself
         return Range(least=least / sum(self.class_sizes or (1,)))
 
@@ -127,28 +124,26 @@ class AveragePrecision(RankingObjective):
 class MeanAveragePrecision(BinaryObjective):
     r"""The mean over T labels of :class:`AveragePrecision`: ``-(1/T) sum_t (1/n_t+) sum_i g_ti1 / g_ti2``.
 
-    A row belongs to a label t and a positive i of it; there are as many rows as labels that hold.  Inner values are
-    those of :class:`AveragePrecision` on the n_t samples of which the label is known, at least ``l(0)/n_t``.
+    There is a row for every label t and every positive i of it.  Inner values are those of :class:`AveragePrecision` on
+    the n_t samples with a known label t, at least ``l(0)/n_t``.
 
     Batches come in two forms:
 
-    - all labels of every sample: ``y`` (B, T), outputs (B, T), uniform batches or such with a column ``weight``;
-    - one label of every sample, as :class:`~fcco_lightning.data.LabelSampling` draws them: ``task`` (B,) names it and
-      ``y`` (B,) is its value.  Samples are compared within their label only, and at least two positives of it are
-      needed, of which one represents the others.
+    - all labels of every sample: ``y`` (B, T), outputs (B, T), uniform batches or batches with a column ``weight``;
+    - one label of every sample, as :class:`~fcco_lightning.data.LabelSampling` draws them: ``task`` (B,) is its number
+      and ``y`` (B,) its value.  Samples are compared within their label only, which needs at least two positives of it
+      in a batch, as one must represent the others.
 
-    The ratios alone learn few positives by heart, as those of :class:`AveragePrecision` do.  So
-    :class:`~fcco_lightning.FCCOModule` trains on a tenth of them beside the cross-entropy of the labels,
-    ``(1/T) sum_t (1/n_t) sum_i log(1 + exp(-b_ti o_ti))`` with the outputs o and b = 1 or -1 for the labels 1 and 0,
-    from the first update on (``pretrain=None`` switches that off; figures are in
-    ``examples/benchmarks/results/tables_pay.md``).
+    The ratios alone overfit a few positives, as in :class:`AveragePrecision`.  So :class:`~fcco_lightning.FCCOModule`
+    trains on a tenth of them plus the cross-entropy of the labels, ``(1/T) sum_t (1/n_t) sum_i log(1 + exp(-b_ti
+    o_ti))`` with the outputs o and b = 1 or -1 for the labels 1 and 0, from the first update on (``pretrain=None``
+    switches that off; figures are in ``examples/benchmarks/results/tables_pay.md``).
 
     Args:
         loss: l, non-negative with l(0) > 0; the squared hinge with margin 1 by default.
-        missing: value of ``y`` that stands for a label that is not known, such as -1; None if all are.
+        missing: value of ``y`` for an unknown label, such as -1; None if all labels are known.
         sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ratios, see :class:`BinaryObjective`.  On
-            sigmoids a tenth of the ratios beside it is recommended.
+        cross_entropy: c, the weight of the additional cross-entropy, >= 0, see :class:`BinaryObjective`.
 
     Raises:
         ConfigError: if l(0) is not positive, or ``cross_entropy`` is negative or not finite.
@@ -179,12 +174,12 @@ class MeanAveragePrecision(BinaryObjective):
         self.missing = missing
         self.one_label_each = False
         self.labels = 0
-        # numbers of samples of which a label is known, and has the value 1, what its rows count, and a mean over the
-        # samples of which it is known in units of one over all, shape (T,)
+        # for every label, shape (T,): the numbers of samples with a known label and of positives, the weight of its
+        # rows, and the factor from a mean over all samples to a mean over those with a known label
         self.known = self.positives = self._relevance = self._to_known = Known(torch.zeros(0))
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:
-        """One row for every label that a sample has.
+        """One row for every positive label of a sample.
 
         Raises:
             ConfigError: if the columns are not known.
@@ -212,7 +207,7 @@ class MeanAveragePrecision(BinaryObjective):
         self.labels = labels
         self.known = Known(known)
         self.positives = Known(positives)
-        stand_for = torch.ones_like(y, dtype=torch.float64)  # for how many each counts in the batches' population
+        stand_for = torch.ones_like(y, dtype=torch.float64)  # samples of the batches' population that each represents
         if columns is not None and POPULATION in columns:
             stand_for *= columns[POPULATION].view(-1, *[1] * (y.dim() - 1))
         inverse_known, inverse_positives = (
@@ -224,11 +219,11 @@ class MeanAveragePrecision(BinaryObjective):
         return RowDomain(0, per_sample=True, owners=y == 1, range=Range(least=self.itself / most))
 
     def check(self, outputs: Tensor, batch: Columns) -> None:  # noqa: ARG002
-        """Refuse batches that have no sample to stand for some others.
+        """Refuse batches without samples to represent some of the others.
 
         Raises:
-            DataError: if a batch holds of a label with a positive no negative, or one positive where two are needed, or
-                see :meth:`Comparisons.check`.
+            DataError: if a label with a positive in the batch has no negative, or only one positive where two are
+                needed; or see :meth:`Comparisons.check`.
         """
         require_known(batch, self, self.missing)
         if not self.one_label_each:
@@ -245,7 +240,7 @@ class MeanAveragePrecision(BinaryObjective):
             )
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[Tensor | None, Rows]:
-        """The cross-entropy, and the two sums of every pair of a sample and a label, or of a sample for its label."""
+        """The cross-entropy, and the inner values of every sample and label, or of every sample for its label."""
         y, outputs = required_column(batch, "y", self), one_tensor(outputs)
         labels = () if self.one_label_each else (self.labels,)
         if y.shape != (len(y), *labels) or outputs.shape != (len(y), self.labels):
@@ -259,32 +254,32 @@ class MeanAveragePrecision(BinaryObjective):
         return self.with_cross_entropy(None, outputs, batch), rows
 
     def entropy(self, outputs: Any, batch: Columns) -> Tensor:
-        """The mean over the labels of the mean cross-entropy of the samples whose label is known, a scalar."""
+        """The mean over labels of the mean cross-entropy of the samples with a known label, a scalar."""
         y, to_known = batch["y"], self._to_known.like(outputs, outputs.dtype)
         if self.one_label_each:
             task: Tensor = batch["task"]
             outputs, to_known = outputs.gather(1, task.unsqueeze(1)).squeeze(1), to_known[task]
         known = torch.ones_like(y, dtype=torch.bool) if self.missing is None else y != self.missing
-        outputs = torch.where(known, outputs, 0.0)  # so that it does not matter what the network makes of the others
+        outputs = torch.where(known, outputs, 0.0)  # outputs for unknown labels have no influence
         losses = binary_cross_entropy_with_logits(outputs, (y == 1).to(outputs.dtype), reduction="none")
-        # from a mean over all rows to one over those of which each label is known
+        # from means over all samples to means over those with a known label
         losses = losses * known * to_known
         losses = losses if self.one_label_each else losses.mean(1)
         return mean_over_data(losses, batch)
 
     def _of_all_labels(self, outputs: Tensor, y: Tensor, batch: Columns) -> Rows:
         scores, holds = outputs.T.contiguous(), (y == 1).T
-        # from weights of a mean over all n samples those of one over the samples of which the label is known
+        # from weights in means over all n samples to weights in means over those with a known label
         n, to_known = at_least("num_samples", self.num_samples or 0, 1), self._to_known.like(scores, scores.dtype)
         weights = torch.ones_like(scores) if self.missing is None else (y != self.missing).T * to_known.unsqueeze(1)
-        if self.missing is not None:  # so that it does not matter what the network makes of a label that is not known
+        if self.missing is not None:  # outputs for unknown labels have no influence
             scores = scores.where(weights > 0, 0.0)
         masks = torch.stack([weights * holds, weights], dim=1).to(scores.dtype)
         owners = holds.any(0)
         sums = sums_over_data(self.loss, scores, masks, batch, n, self.itself, owners)
         relevance = self._relevance.like(scores, scores.dtype).unsqueeze(1)
         index = required_column(batch, "index", self) * self.labels
-        names = index + torch.arange(self.labels, device=index.device).unsqueeze(1)  # one label after the other
+        names = index + torch.arange(self.labels, device=index.device).unsqueeze(1)  # label by label
         counted = self.row_weights(holds * relevance, scores.dtype)
         return Rows(sums.flatten(0, 1), counted.flatten(), index=names.flatten())
 
@@ -294,7 +289,7 @@ class MeanAveragePrecision(BinaryObjective):
         dtype = outputs.dtype
         known, positives = (one.like(y)[task].to(dtype) for one in (self.known, self.positives))
         negatives, held_positives, lonely = self._held(batch)
-        # of the mean over the n_t samples of the label: each of the other positives, each of the negatives
+        # weights in the mean over the n_t samples of the label, of each other positive and of each negative
         others = (positives - 1) / (known * (held_positives - 1).clamp(min=1))
         against = (y == 0) * (known - positives) / (known * negatives.clamp(min=1))
         shares = torch.where(positive, others, against).to(dtype)
@@ -305,9 +300,10 @@ class MeanAveragePrecision(BinaryObjective):
         return Rows(sums, self.row_weights(positive * self._relevance.like(y)[task].to(dtype), dtype))
 
     def _held(self, batch: Columns) -> tuple[Tensor, Tensor, Tensor]:
-        """How many negatives and positives of a sample's label a batch holds, and which positives lack others.
+        """The numbers of negatives and positives of every sample's label in the batch, and a mask of lonely positives.
 
-        Returns: shape (B,) each; the last are positives without a negative, or without another positive if there is.
+        Returns: shape (B,) each.  Lonely are positives without a negative, or without another positive although the
+        data has one.
         """
         y = batch["y"]
         task = batch["task"]
@@ -318,6 +314,6 @@ class MeanAveragePrecision(BinaryObjective):
 
 
 def require_own_loss(loss: PairLoss, itself: float) -> None:
-    """Refuse a loss l of which l(0), the part of a sample in its own smooth rank, is not positive."""
+    """Refuse a loss l whose l(0), the contribution of a sample to its own smooth rank, is not positive."""
     if itself <= 0:
         raise ConfigError(f"a smooth rank needs a loss with l(0) > 0, {loss!r} has {itself!r}. Use SquaredHingePair.")

@@ -1,4 +1,4 @@
-"""How much of the users' attention an item of a ranked list gets."""
+"""The exposure of an item in a ranked list: its share of the users' attention."""
 
 import math
 from dataclasses import dataclass, field
@@ -24,19 +24,20 @@ class Exposure(Quantity):
     smooth ranks of :class:`NDCG`.
 
     The outputs are scores h, shape (n,) or (n, 1), with the columns ``query`` (n,) int64, which names an item's list,
-    and ``y``.  A constraint on means of it caps the exposure of a group of items, or the difference of two groups':
+    and ``y``.  A constraint on means of exposure caps it for a group of items, or the difference between two groups:
     ``MeanDifferenceAtMost(Exposure(), 0.02, {"group": 1}, {"group": 0})``.
 
-    Batches say by their strata (``QuerySampling``) for how many items of the list each of their items stands.  The
-    estimate of r_i is then unbiased, that of the exposure is exact where a batch holds whole lists, and a little too
-    high for the items at the top otherwise, since the exposure is convex in the rank.  On a whole split it is exact.
+    The strata of batches (``QuerySampling``) determine how many items of the list each item in a batch represents.  The
+    estimate of r_i is then unbiased.  The exposure is exact if batches hold whole lists, as for a whole split, and
+    otherwise slightly too high for items at the top, since it is convex in the rank.
 
     Args:
-        loss: l, in [0, 1] so that ranks do not exceed the true ones by much; :class:`SigmoidPair` with the scale 0.1 by
-            default.
+        loss: l, which should lie in [0, 1], so that smooth ranks are close to the true ranks; :class:`SigmoidPair` with
+            the scale 0.1 by default.
 
     Raises:
-        DataError: from ``check``, if batches do not say how they were drawn, or hold one item of a part of a list.
+        DataError: from ``check``, if batches do not describe how they were drawn, or hold a single item of a larger
+            part of a list.
     """
 
     loss: PairLoss = field(default_factory=lambda: SigmoidPair(0.1))
@@ -57,13 +58,13 @@ class Exposure(Quantity):
         return math.log(2) / torch.log1p(1 + above)
 
     def _of_batch(self, scores: Tensor, batch: Columns) -> Tensor:
-        """Sum of l over the others of an item's list, (B,), from those that the batch holds."""
+        """Sum of l over the other items of an item's list, (B,), estimated from those in the batch."""
         stands = _of_list(batch, self).table(dtype=scores.dtype)
-        difference = torch.where(stands == 0, 0.0, scores.unsqueeze(1) - scores)  # l of other lists may overflow
+        difference = torch.where(stands == 0, 0.0, scores.unsqueeze(1) - scores)  # between lists l may overflow
         return (stands * self.loss(difference)).sum(1)
 
     def _of_split(self, scores: Tensor, query: Tensor) -> Tensor:
-        """The same where lists are whole, one after the other, so that memory is that of the longest list."""
+        """The same for whole lists, one after the other, so that memory is that of the longest list."""
         order = query.argsort(stable=True)
         sizes = torch.unique_consecutive(query[order], return_counts=True)[1]
         above = []
@@ -74,7 +75,7 @@ class Exposure(Quantity):
 
 
 def _of_list(batch: Columns, needed_by: object) -> Comparisons:
-    """Of every item with those of its list, in a batch that holds several."""
+    """Comparisons of every item with the items of its list in the batch."""
     query, _ = graded(batch, needed_by, look=False)
     same_list = query.unsqueeze(1) == query
     return Comparisons(batch, len(same_list), within=same_list)

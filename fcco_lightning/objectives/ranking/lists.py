@@ -1,4 +1,4 @@
-"""What the losses of ranked lists share: which items own a row, how much each counts, and sums over an item's list."""
+"""Base class of losses on ranked lists: which items own rows, their weights, and sums over an item's list."""
 
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
@@ -28,8 +28,8 @@ class Lists(NamedTuple):
 
     Attributes:
         grade: relevance of every item, shape (n,), float64, >= 0.
-        of: number of its list, shape (n,), int64 in 0..number - 1.
-        number: of lists.
+        of: list of every item, shape (n,), int64 in 0..number - 1.
+        number: number of lists.
     """
 
     grade: Tensor
@@ -41,7 +41,7 @@ class Lists(NamedTuple):
         return values.new_zeros(self.number).index_add_(0, self.of, values)
 
     def extreme(self, end: Literal["amin", "amax"]) -> Tensor:
-        """The least or largest grade of every list, shape (number,)."""
+        """The smallest or largest grade in every list, shape (number,)."""
         none = self.grade.new_zeros(self.number)
         return none.scatter_reduce_(0, self.of, self.grade, end, include_self=False)
 
@@ -51,7 +51,7 @@ class Lists(NamedTuple):
         return powers / self.total(powers)[self.of]
 
     def rank(self) -> Tensor:
-        """Place 1, 2, ... of every item in its list by falling grade (ties in the order of the table), shape (n,)."""
+        """Rank 1, 2, ... of every item in its list by decreasing grade (ties in the order of the table), shape (n,)."""
         order = (-self.grade).argsort(stable=True)
         rank = torch.empty_like(order)
         rank[order] = equals_before(self.of[order]) + 1
@@ -59,16 +59,17 @@ class Lists(NamedTuple):
 
 
 class ListObjective(Objective, ABC):
-    r"""Every item of a list against all others of its list.
+    r"""An objective that compares every item of a list with all others of its list.
 
     ``F(w) = (1/Q) sum over Q lists, sum over their items i, of c_i f(g_i(w))`` with
     ``g_i = 1 + sum over j != i in the list of i of l(h_i, h_j)``,
-    for a comparison l >= 0 and importances c_i >= 0 that the training split determines.  An item with c_i > 0 owns a
-    row; Q counts the lists with such an item.  As g_i is a sum and not a mean, it is at least 1 for any length.
+    with a comparison l >= 0 and importances c_i >= 0 that depend on the training split only.  An item with c_i > 0 owns
+    a row; Q counts the lists with such an item.  As g_i is a sum and not a mean, it is at least 1 for lists of any
+    length.
 
     The outputs are scores h, shape (n,) or (n, 1).  A batch needs the columns ``query`` (B,) int64, which names an
-    item's list, and the grade ``y`` (B,), a number >= 0.  The estimate of g_i is unbiased where batches are uniform,
-    balanced with weights, or hold a few lists each (:class:`QuerySampling`), which uses the items of a batch best.
+    item's list, and the grade ``y`` (B,), a number >= 0.  The estimate of g_i is unbiased if batches are uniform,
+    balanced with weights, or hold items of a few lists (:class:`QuerySampling`), which is the most efficient.
     """
 
     weighs_samples = scores_classes = False
@@ -84,7 +85,7 @@ class ListObjective(Objective, ABC):
     def compared(self, difference: Tensor, grades: Tensor, others: Tensor) -> Tensor:
         """Return l >= 0 for B items i against B items j, shape (B, B).
 
-        Most pairs do not count, being of different lists, but l must be finite there too.
+        l must be finite for all pairs, although pairs from different lists have the weight 0.
 
         Args:
             difference: h_j - h_i, shape (B, B), float64.
@@ -93,11 +94,12 @@ class ListObjective(Objective, ABC):
         """
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
-        """One row for every item that counts.
+        """One row for every item with an importance above 0.
 
         Raises:
             ConfigError: if the training split is not known.
-            DataError: if it lacks queries or grades, they have other values, no item counts, or no list has an order.
+            DataError: if it lacks queries or grades, they have invalid values, no item has an importance above 0, or no
+                list has different grades.
         """
         name = type(self).__name__
         query, grade = graded(whole_split(columns, self, "queries and grades"), self)
@@ -118,19 +120,19 @@ class ListObjective(Objective, ABC):
         self._comparisons(batch).check()
 
     def measure(self, outputs: Tensor, batch: Columns) -> tuple[None, Rows]:
-        """Estimates for all items of a batch, each from all items of its list that the batch holds."""
+        """Estimates for all items of a batch, each from the items of its list in the batch."""
         scores, (_, grade) = binary_scores(outputs).double(), graded(batch, self, look=False)
         compared = self.compared(scores - scores.unsqueeze(1), grade.unsqueeze(1), grade)
         values = 1 + torch.linalg.vecdot(self._comparisons(batch).table(), compared)
         return None, Rows(nan_where(grade.isnan().any(), values).unsqueeze(1), self._relevance_of(batch))
 
     def _comparisons(self, batch: Columns) -> Comparisons:
-        """Of every item with those of its list."""
+        """Comparisons of every item with the items of its list."""
         query, owners = graded(batch, self, look=False)[0], self._relevance_of(batch) > 0
         return Comparisons(batch, self.num_samples, owners=owners, within=query.unsqueeze(1) == query)
 
     def _relevance_of(self, batch: Columns) -> Tensor:
-        """How much the row of each item of a batch counts, shape (B,), float64; 0 for an item that owns none."""
+        """Weight of the row of each item of a batch, shape (B,), float64; 0 for an item without a row."""
         if self._relevance is None:
             raise ConfigError(f"{type(self).__name__} does not know the training split yet: pose the problem first.")
         return self._relevance.like(batch["index"])[batch["index"]]
@@ -140,8 +142,8 @@ def graded(columns: Columns, needed_by: object, *, look: bool = True) -> tuple[T
     """Return the queries and the grades, shape (B,) each.
 
     Raises:
-        DataError: if a column is missing, queries are not whole numbers, or, where one looks at the numbers, a grade is
-            negative or not finite.
+        DataError: if a column is missing, queries are not whole numbers, or, with ``look``, a grade is negative or not
+            finite.
     """
     remedy = "Number the lists, for example with pandas.factorize."
     query = whole_numbers(columns, "query", needed_by, remedy, look=look)
@@ -153,7 +155,7 @@ def graded(columns: Columns, needed_by: object, *, look: bool = True) -> tuple[T
 
 
 def equals_before(values: Tensor) -> Tensor:
-    """How many entries of the same value come before each entry, shape (n,), int64: 0, 0, 1 and 2 for 7, 3, 7 and 7."""
+    """The number of equal values before each entry, shape (n,), int64: 0, 0, 1 and 2 for 7, 3, 7 and 7."""
     ordered, order = values.sort(stable=True)
     before = torch.empty_like(order)
     before[order] = torch.arange(len(order), device=order.device) - torch.searchsorted(ordered, ordered)

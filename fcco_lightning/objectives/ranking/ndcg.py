@@ -1,4 +1,4 @@
-"""Normalized discounted cumulative gain, of whole lists or of their first k places."""
+"""Normalized discounted cumulative gain of whole lists, or of their first k ranks."""
 
 from typing import Literal
 
@@ -13,36 +13,36 @@ from fcco_lightning.objectives.ranking.lists import ListObjective, Lists
 from fcco_lightning.objectives.ranking.listwise import ListNet
 from fcco_lightning.outer import DiscountedGain
 
-_LARGEST_GRADE = 50  # 2^50 still leaves the digits of smaller gains
+_LARGEST_GRADE = 50  # with larger gains float64 loses small ones
 
 
 class NDCG(ListObjective):
-    r"""Minus the mean NDCG of the lists, with ranks made smooth (the surrogate of SONG; Qiu et al., 2022).
+    r"""Minus the mean NDCG of the lists, with smooth ranks (the surrogate of SONG; Qiu et al., 2022).
 
     ``F(w) = -(1/Q) sum_q (1/Z_q) sum over items i of q of (2^y_i - 1) / log2(1 + r_i)``, where
     ``r_i = 1 + sum over j != i in the list of l(h_i - h_j)`` is the smooth rank of item i among *all* items of its
-    list, and Z_q is the DCG of the ideal order.  Items with y_i > 0 own a row, which remembers r_i, a sum and not a
-    mean: the slope and the curvature of the discount are then bounded for any length of the list.
+    list, and Z_q is the DCG of the ideal order.  Items with y_i > 0 own a row, which remembers r_i.  As r_i is a sum
+    and not a mean, slope and curvature of the discount are bounded for any length of the list.
 
-    With ``top_k`` only the first k places count: the discount is multiplied by the smooth cutoff
-    ``1 / (1 + (r_i / (k + 1/2))^sharpness)``, and Z_q is that of k places.  The cutoff is a function of the same rank,
-    so there is no second level and nothing but the surrogate to be biased.  K-SONG instead compares the score with a
-    threshold lambda_q that a lower problem defines.  The cutoff falls as a power of the rank, so that items far below
-    place k still have a gradient; it is the exact one as sharpness grows.
+    With ``top_k`` only the first k ranks count: the discount is multiplied by the smooth cutoff ``1 / (1 + (r_i / (k +
+    1/2))^sharpness)``, and Z_q is the DCG of the first k ranks.  As the cutoff is a function of the same rank, there is
+    no second level. (K-SONG compares the score with a threshold lambda_q, the solution of a lower-level problem.)  The
+    cutoff decreases as a power of the rank, so that items far below rank k still have a gradient; it becomes exact for
+    a large sharpness.
 
     Ranks are sums over whole lists, so rows must be revisited often, or a batch must hold most of a list, and from
-    random weights the surrogate is hard to optimise.  So three quarters of a training's epochs are better spent on
-    :class:`ListNet` first, with the same optimizer and schedule, which :class:`~fcco_lightning.FCCOModule` does by
-    itself where there are no constraints (``pretrain=None`` switches it off).  On 400 simulated lists of 40 items, 12
-    of them in a batch, 30 epochs reached an NDCG@10 of .921 on new lists so, as much as ListNet alone, and of .866 from
-    random weights (``examples/benchmarks/results/ranking.md``).  See :class:`ListObjective` for the columns and the
-    batches.
+    random weights the surrogate is hard to optimise.  So it is better to spend the first three quarters of the epochs
+    on :class:`ListNet`, with the same optimizer and schedule, which is the default of
+    :class:`~fcco_lightning.FCCOModule` without constraints (``pretrain=None`` switches it off).  On 400 simulated lists
+    of 40 items, 12 of them in a batch, 30 epochs then reached an NDCG@10 of .921 on new lists, as much as ListNet
+    alone, but .866 from random weights (``examples/benchmarks/results/ranking.md``).  See :class:`ListObjective` for
+    columns and batches.
 
     Args:
-        loss: l; :class:`SquaredHingePair` by default, as SONG; with :class:`SigmoidPair` of a small scale the ranks
-            tend to the true ones.
-        top_k: k; None for all places.
-        sharpness: of the cutoff at place k, >= 1.
+        loss: l; :class:`SquaredHingePair` by default, as in SONG; with :class:`SigmoidPair` with a small scale the
+            smooth ranks approach the true ranks.
+        top_k: k; None for all ranks.
+        sharpness: exponent of the cutoff, >= 1.
         gain: "exponential" for 2^y - 1, "linear" for y.
 
     Raises:
@@ -79,7 +79,7 @@ class NDCG(ListObjective):
         )
 
     def importance(self, lists: Lists) -> Tensor:
-        """Gain over that of the ideal order; 0 in lists without a relevant item.
+        """The item's gain divided by the list's ideal DCG; 0 in lists without a relevant item.
 
         Raises:
             DataError: if a grade is too large for its gain.

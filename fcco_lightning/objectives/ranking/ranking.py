@@ -1,4 +1,4 @@
-"""What objectives share that rank the samples of one class above those of the other."""
+"""Base class of objectives that rank the samples of one class above those of the other."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -30,23 +30,22 @@ class RankingObjective(BinaryObjective, ABC):
     r"""A binary objective with one row for every sample of one class, compared with the samples of the other.
 
     Batches carry ``y`` (B,) with the labels 0 and 1, the network gives one score per sample, (B,) or (B, 1).  The mean
-    over the other class is that of the batch's samples of it, weighted by the column ``weight`` where there is one.  It
-    is an unbiased estimate wherever the samples of that class are drawn alike (uniform and class-balanced batches of
-    any prevalence).  A batch that holds one class only measures nothing; how often that happens follows from the plan
-    of the batches, and the rows of the other batches weigh as much more.
+    over the other class is estimated by the batch's samples of it, weighted by the column ``weight`` if there is one.
+    The estimate is unbiased if the samples of that class are drawn alike (uniform and class-balanced batches of any
+    prevalence).  A batch with only one class measures nothing; its probability follows from the plan of the batches,
+    and the rows of other batches get a larger weight to correct for it.
 
     Args:
         loss: l of a pair, non-negative; the squared hinge with margin 1 by default.
-        sigmoid: see :class:`BinaryObjective`.
-        cross_entropy: see there.
+        sigmoid, cross_entropy: see :class:`BinaryObjective`.
 
     Attributes:
         owner: label of the class whose samples own the rows.
-        needs_partner: whether the owners are compared with the other class, as above, and not with all samples of the
-            data, themselves included.
+        needs_partner: whether owners are compared with the other class, as above, and not with all samples of the data,
+            including themselves.
         itself: l(0), the loss of a sample against itself.
-        class_sizes: numbers of the negatives and of the positives in the population that batches stand for, known from
-            :meth:`row_domain` on.
+        class_sizes: numbers of negatives and of positives in the population that batches represent, known after
+            :meth:`row_domain`.
     """
 
     owner: int = 1
@@ -61,12 +60,12 @@ class RankingObjective(BinaryObjective, ABC):
         self.itself = float(self.loss(torch.zeros((), dtype=torch.float64)))
 
     def kinds(self, columns: Columns) -> Sequence[Tensor]:
-        """The samples that own rows, and the others."""
+        """The samples that own rows, and the other samples."""
         owners = self._owners(columns)
         return owners, ~owners
 
     def row_domain(self, num_samples: int, columns: Columns | None) -> RowDomain:  # noqa: ARG002
-        """One row for every sample of the class that owns them.
+        """One row for every sample of the class :attr:`owner`.
 
         Raises:
             ConfigError: if the columns are not known.
@@ -80,9 +79,9 @@ class RankingObjective(BinaryObjective, ABC):
         )
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
-        """Warn where means over the other class are ratios; refuse batches that have no sample for some others.
+        """Warn of biased means over the other class, or refuse batches without samples to represent some of the others.
 
-        See :func:`warn_of_class_ratios`; and where samples are compared with all others :meth:`Comparisons.check`.
+        See :func:`warn_of_class_ratios`; and :meth:`Comparisons.check`, if samples are compared with all others.
         """
         require_binary_labels(batch, self)
         if self.needs_partner:
@@ -91,22 +90,22 @@ class RankingObjective(BinaryObjective, ABC):
             Comparisons(batch, self.num_samples, owners=self._owners(batch)).check()
 
     def _know_sizes(self, columns: Columns | None, positive: Tensor) -> tuple[float, float]:
-        """Take the sizes of the classes, negatives first, from the columns of the training split."""
+        """Set the sizes of the classes, negatives first, from the columns of the training split."""
         known = (columns or {}).get(POPULATION)
         negatives, positives = torch.bincount(positive.long(), weights=known, minlength=2).tolist()
         self.class_sizes = negatives, positives
         return self.class_sizes
 
     def _range(self) -> Range:
-        """The interval in which the inner values lie, once :attr:`class_sizes` are known."""
+        """The interval in which the inner values lie, given :attr:`class_sizes`."""
         return Range(least=0.0 if self.needs_partner else self.itself / sum(self.class_sizes or (1,)))
 
     def _owners(self, batch: Columns) -> Tensor:
-        """Which samples of a batch own rows, shape (B,), bool."""
+        """A mask of the samples of a batch that own rows, shape (B,), bool."""
         return one_label_each(batch, self) == self.owner
 
     def _classes(self, batch: Columns, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Owners, if a batch holds both classes; and shares in means over owners and over the others, (B,) each."""
+        """The owners, if a batch holds both classes; and weights in means over owners and over others, (B,) each."""
         owners = self._owners(batch)
         (other_shares, owner_shares), totals = shares_of(torch.stack([~owners, owners]), batch, dtype)
         return owners & totals.all(), owner_shares, other_shares
@@ -114,14 +113,14 @@ class RankingObjective(BinaryObjective, ABC):
     def _means(
         self, loss: PairLoss, scores: Tensor, owners: Tensor, share: Tensor, thresholds: Tensor | None = None
     ) -> Tensor:
-        """The mean losses of owners against the other class, of shares (B,), or those of ``[l - t_i]_+``, (B, 1)."""
+        """The mean losses of owners against the other class with weights ``share``, or of ``[l - t_i]_+``; (B, 1)."""
         s = scores if self.owner == 1 else -scores
         some, others = (few(owners, self.most[:1]), few(share > 0, self.most[1:])) if self.most else (None, None)
         return pair_sums(loss, s, share.unsqueeze(0), some, partners=others, thresholds=thresholds)
 
 
 def few(marked: Tensor, most: Sequence[int]) -> Few | None:
-    """Marked samples (B,) of a large batch, if they are known to be at most ``most[0]``, less than half of it."""
+    """The marked samples (B,) of a large batch, if they are at most ``most[0]``, less than half of it; else None."""
     size = len(marked)
     return Few(marked, most[0]) if most and 2 * most[0] < size and size**2 > FEW_PAIRS else None
 
@@ -136,22 +135,22 @@ def sums_over_data(
     owners: Tensor,
     most: Sequence[int] = (),
 ) -> Tensor:
-    r"""``sum_j v_ij M_kj l(s_i - s_j)``, v_ij the weights of the samples j in a mean over the data as i sees it.
+    r"""``sum_j v_ij M_kj l(s_i - s_j)`` with the weights v_ij of samples j in an estimate of the mean over the data.
 
-    They are those of :func:`~fcco_lightning.objectives.self_weights.comparison_weights`, 1/n for i itself, whose loss
-    l(0) is ``itself``.  Batches with a column ``weight`` and no strata hold no sample twice.
+    The weights are those of :func:`~fcco_lightning.objectives.self_weights.comparison_weights`, 1/n for i itself, whose
+    loss l(0) is ``itself``.  Batches with a column ``weight`` and no strata must hold no sample twice.
 
     Args:
         loss: l.
-        scores: shape (B,), or (T, B).
+        scores: s, shape (B,), or (T, B).
         masks: M, shape (k, B), or (T, k, B).
         batch: columns.
         num_samples: n.
         itself: l(0).
-        owners: samples of which the sums are wanted, shape (B,), bool; those of the others are any finite numbers.
-        most: how many they are at most; empty if that is not known.
+        owners: the samples i, shape (B,), bool; the sums of other samples are arbitrary finite numbers.
+        most: the largest number of owners; empty if it is not known.
 
-    Returns: shape (B, k), or (T, B, k); NaN where the batch has no sample to stand for some others.
+    Returns: shape (B, k), or (T, B, k); NaN if the batch lacks samples to represent some of the others.
     """
     size, some = len(owners), few(owners, most)
     if SAMPLE_WEIGHT in batch:
@@ -168,14 +167,14 @@ def sums_over_data(
 
         return pair_sums(loss, scores, masks, some, table=table)
     strata, across = Strata(batch["weight"], some), batch["weight"].to(scores.dtype) / size
-    fellows, lonely = strata.held() - 1, owners & (across > 1.5 * self_weight)  # unless there are fellows
+    fellows, lonely = strata.held() - 1, owners & (across > 1.5 * self_weight)  # NaN without another of its stratum
     more = (across - self_weight) / torch.where(lonely, fellows, fellows.clamp(min=1))
     sums = pair_sums(loss, scores, masks, some, table=strata.weighted(across, more))
     return torch.addcmul(sums, masks.mT, (self_weight - across - more).unsqueeze(1), value=itself)
 
 
 def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
-    """Which training samples are positives and which negatives, as masks (n,), bool.
+    """Masks (n,), bool, of the positive and of the negative training samples.
 
     Raises:
         ConfigError: if the columns are not known.
@@ -199,7 +198,7 @@ def both_classes(columns: Columns | None, objective: Objective) -> list[Tensor]:
 
 
 def warn_of_class_ratios(batch: Columns, objective: Objective) -> None:
-    """Warn where the means over the samples of a class are ratios, see :func:`warn_of_ratios`.
+    """Warn if means over the samples of a class are biased ratios, see :func:`warn_of_ratios`.
 
     Raises:
         DataError: if the batch lacks ``y``.
@@ -209,11 +208,11 @@ def warn_of_class_ratios(batch: Columns, objective: Objective) -> None:
 
 
 def known_labels(columns: Columns | None, objective: Objective, missing: float | None = None) -> Tensor:
-    """The labels ``y`` of the training split, which say which samples own rows.
+    """The labels ``y`` of the training split, which determine the samples that own rows.
 
     Raises:
         ConfigError: if the columns are not known.
-        DataError: if ``y`` is missing, or holds another value than 0, 1 and the one for a ``missing`` label.
+        DataError: if ``y`` is missing, or holds another value than 0, 1 and ``missing``.
     """
     columns = whole_split(columns, objective, "labels")
     require_known(columns, objective, missing)
@@ -221,7 +220,7 @@ def known_labels(columns: Columns | None, objective: Objective, missing: float |
 
 
 def require_known(columns: Columns, objective: Objective, missing: float | None = None) -> None:
-    """Refuse labels that are neither 0, 1 nor the one that stands for a missing label.
+    """Refuse labels that are neither 0 nor 1 nor ``missing``.
 
     Raises:
         DataError: naming the first such label.

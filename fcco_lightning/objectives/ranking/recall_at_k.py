@@ -14,7 +14,7 @@ from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.objectives.ranking.ranking import RankingObjective, sums_over_data
 from fcco_lightning.outer import Hinge, OuterFunction
 
-_RANKS = 0.3  # the weight, in units of k/n, that is recommended beside cross-entropy: found on tables of the choice
+_RANKS = 0.3  # recommended weight beside cross-entropy, in units of k/n, found on other tables than those of the tests
 
 
 class RecallAtK(RankingObjective):
@@ -22,29 +22,27 @@ class RecallAtK(RankingObjective):
 
     Source: ALEXR paper, App. B, erratum ALEXR-10.
 
-    A positive counts by how far its smooth rank lies behind position k.  Precision at k is ``n_+ / k`` times recall at
-    k, so that maximising one maximises the other, and there is no class of its own for it.  The rank contains the
-    positive itself, with the loss l(0).  Row i remembers ``rank_i / n``, which is at least ``l(0) / n``; its estimate
-    is unbiased in the batches in which that of :class:`AveragePrecision` is.
+    The loss of a positive grows with the distance of its smooth rank behind position k.  Precision at k is ``n_+ / k``
+    times recall at k, so that maximising one also maximises the other.  The rank contains the positive itself, with the
+    loss l(0).  Row i remembers ``rank_i / n``, which is at least ``l(0) / n``; its estimate is unbiased in the same
+    batches as that of :class:`AveragePrecision`.
 
-    f is convex and non-decreasing; where the pair losses are convex in the weights, the whole is convex, as ALEXR
+    f is convex and non-decreasing; if the pair losses are convex in the weights, the objective is convex, as ALEXR
     needs.  With ``sigmoid`` they are not.
 
-    Alone, the ranks learn few positives by heart, and end behind cross-entropy.  Of sigmoids, ``0.3 k/n`` of them
-    beside the cross-entropy are level with it (``examples/benchmarks/results/tables_pay.md``), which
-    :class:`~fcco_lightning.FCCOModule` trains by itself.  The factor k/n undoes that of f, so that it does not matter
-    how long the head is.
+    Alone, the ranks overfit a few positives, and the result is worse than that of cross-entropy.  With sigmoids, ``0.3
+    k/n`` times the objective plus the cross-entropy, the default of :class:`~fcco_lightning.FCCOModule`, is equally
+    good (``examples/benchmarks/results/tables_pay.md``).  The factor k/n makes the weight independent of k.
 
     Args:
         k: length of the head of the list, >= 1 and less than the number of training samples.
         loss: l, non-negative, a surrogate of 1 for d < 0; the squared hinge with margin 1 by default.
         sigmoid: whether the scores are sigmoids of the network's outputs, see :class:`BinaryObjective`.
-        cross_entropy: c, >= 0, the weight of the cross-entropy beside the ranks, see :class:`BinaryObjective`.  On
-            sigmoids ``0.3 k/n`` of the ranks beside it is recommended.
+        cross_entropy: c, the weight of the additional cross-entropy, >= 0, see :class:`BinaryObjective`.
 
     Raises:
-        ConfigError: if ``k`` is out of range; where it exceeds the list, before the first batch; if ``cross_entropy``
-            is negative or not finite.
+        ConfigError: if ``k`` or ``cross_entropy`` is out of range; before the first batch, if k is not less than the
+            number of samples.
     """
 
     weighs_samples = False
@@ -64,7 +62,7 @@ class RecallAtK(RankingObjective):
 
     @property
     def recommended_mixture(self) -> tuple[float, float]:  # type: ignore[override]
-        """A share of the ranks beside the cross-entropy."""
+        """The cross-entropy, plus a small weight of the objective."""
         return 1.0, _RANKS * self.k / (self.num_samples or self.k + 1)
 
     @property
