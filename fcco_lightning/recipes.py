@@ -59,6 +59,24 @@ def effective_size(counts: Sequence[float], costs: Sequence[float]) -> float:
     return sum(n * c for n, c in pairs) ** 2 / sum(n * c * c for n, c in pairs)
 
 
+def log_odds(counts: Sequence[float], costs: Sequence[float] = (1, 1)) -> float:
+    """The scores that a network of two classes begins with, log(c_1 n_1 / c_0 n_0), which are right on average.
+
+    From scores of 0 a short training spends its steps on learning that positives are rare, and decay of the weights
+    draws it back.
+
+    Args:
+        counts: number of samples of class 0 and of class 1, none of them 0.
+        costs: of a sample of each.
+
+    Example:
+        >>> round(log_odds([950, 50]), 2), round(log_odds([950, 50], [1, 19]), 2)
+        (-2.94, 0.0)
+    """
+    negatives, positives = (n * c for n, c in zip(counts, costs, strict=True))
+    return math.log(positives / negatives)
+
+
 def rare(share: float, batch_size: int) -> bool:
     """Whether uniform batches hold few samples of a combination of class and group that is such a share of all."""
     return share * batch_size < _FEW

@@ -76,6 +76,9 @@ BASELINE = "cross-entropy"
 BALANCED = " --data.batches BalancedSampling --data.batches.prevalence batch"
 METHODS = {
     BASELINE: Method(lambda _: {"objective": CrossEntropy()}, "CrossEntropy"),
+    "cross-entropy, from scores of 0": Method(  # the recipe begins at the log-odds
+        lambda _: {"objective": CrossEntropy()}, "CrossEntropy --model.network.offset 0"
+    ),
     "cross-entropy, balanced batches": Method(
         lambda _: {"objective": CrossEntropy()}, f"CrossEntropy{BALANCED}", balanced=True
     ),

@@ -283,6 +283,7 @@ def _single_label_options(labels: "pd.Series | None", options: dict[str, str]) -
     else:
         if labels is not None and not positive and labels.nunique() == 2 and holds_texts(labels):
             yield "--data.columns.positive", max(text_of(labels).unique())
+        # constraints are on decisions, which the AUC does not train
         constrained = any(name.startswith(_CONSTRAINTS) for name in options)
         columns = _column_names(options.get(_SENSITIVE, ""))
         if not constrained and columns and objective in (None, "CrossEntropy"):
@@ -295,10 +296,28 @@ def _single_label_options(labels: "pd.Series | None", options: dict[str, str]) -
                 yield _CONSTRAINTS, _ALIKE
                 yield f"{_CONSTRAINTS}.kappa", _KAPPA
             constrained = True
-        # constraints and costs are on decisions, which the AUC does not train; a share or a rate divides a ranking
-        purpose = [f"{name} {value}" for name, value in options.items() if name.startswith("--model.decisions")]
-        ranked = all("share" in part or "tpr" in part for part in purpose)
-        yield "--model.objective", "AUC" if ranked and not constrained else "CrossEntropy"
+        decided = constrained or _is_given(options, "--model.decisions")
+        yield "--model.objective", "CrossEntropy" if decided else "AUC"
+        if perceptron and not constrained and objective in (None, *_BY_RECIPE):
+            yield from _offset_options(labels, options)
+
+
+def _offset_options(labels: "pd.Series | None", options: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """The log-odds of the positives, where batches count samples as the table does and costs, if any, are known."""
+    from fcco_lightning.data.columns import text_of  # noqa: PLC0415 - loads pandas
+
+    decisions = options.get("--model.decisions", "{}")
+    counted = _only(options, "--data.batches", "batch_size") and not _is_given(options, "--data.columns.weight")
+    changed = {"--data.splits.remove_positives", "--data.splits", "--model.decisions.costs"} & options.keys()
+    if labels is None or labels.nunique() != 2 or not counted or changed or not decisions.startswith("{"):
+        return
+    texts = text_of(labels)
+    positives = int((texts == options.get("--data.columns.positive", max(texts.unique()))).sum())
+    with contextlib.suppress(ValueError, TypeError, ZeroDivisionError):  # the parser refuses costs that are none
+        costs = json.loads(decisions).get("costs", (1, 1))
+        odds = float(f"{recipes.log_odds([len(texts) - positives, positives], costs):.3g}")
+        if 0 < abs(odds) < math.inf:
+            yield "--model.network.offset", f"{odds:g}"
 
 
 def _training_options(

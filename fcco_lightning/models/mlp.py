@@ -24,7 +24,7 @@ class TabularMLP(nn.Module):
         activation: "relu", "sigmoid" or "tanh".
         bias: whether layers have a constant.
         flatten: whether all numbers of a sample, such as those of an image, are one row of features.
-        offset: added to the outputs; about the mean of a label that is a number.
+        offset: added to the outputs; about the mean of a label that is a number, or the log-odds of a rare class.
         scale: > 0, with which the last layer is multiplied before; about the deviation of such a label, so that steps
             are of its size.
     """

@@ -303,11 +303,15 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         rate = recipes.LINEAR_LEARNING_RATE if self._linear() else recipes.LEARNING_RATE
         if self.learning_rate is not None:
             rate = positive("learning_rate", self.learning_rate)
-        decay = recipes.weight_decay(_effective(data, decisions), costed=costed)
+        counted = _counted(data, decisions)
+        decay = recipes.weight_decay(recipes.effective_size(*counted), costed=costed)
         if self.weight_decay is not None:
             decay = below_one("weight_decay", self.weight_decay)
+        two = len(self.classes_) == 2
+        as_counted = two and not self.constraints and not isinstance(self.objective, GroupObjective)
+        offset = recipes.log_odds(*counted) if as_counted else 0.0
         module = FCCOModule(
-            TabularMLP(self.hidden, out_features=1 if len(self.classes_) == 2 else len(self.classes_)),
+            TabularMLP(self.hidden, out_features=1 if two else len(self.classes_), offset=offset),
             constraints=copy.deepcopy(list(self.constraints)),
             algorithm=copy.deepcopy(self.algorithm),
             optimizer=lambda params: AdamW(params, lr=rate, weight_decay=decay / rate),
@@ -385,9 +389,9 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 )
 
 
-def _effective(data: NamedArrays, decisions: Decisions) -> float:
-    """The number of samples that count alike and would say as much as those of the data with what these cost."""
+def _counted(data: NamedArrays, decisions: Decisions) -> tuple[list[float], list[float]]:
+    """The number of samples of every class, by their weights, and what one of it costs."""
     table = data.tables["train"].columns
     counts = torch.bincount(table["y"], table.get(SAMPLE_WEIGHT))
     costs = decisions.class_costs(counts) if decisions.mistakes else torch.ones(len(counts))
-    return recipes.effective_size(counts.tolist(), costs.tolist())
+    return counts.tolist(), costs.tolist()

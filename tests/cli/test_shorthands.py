@@ -201,13 +201,15 @@ def test_other_options_stay_as_they_are():
         (["yes", "no"] * 4, ["--decisions", "balanced"], {"--model.objective": "CrossEntropy"}),
         (["yes", "no"] * 4, ["--decisions.costs", "[1,10]"], {"--model.objective": "CrossEntropy"}),
         (["yes", "no"] * 4, ["--model.decisions.threshold", "0.2"], {"--model.objective": "CrossEntropy"}),
-        (["yes", "no"] * 4, ["--decisions.share", "0.1"], {"--model.objective": "AUC"}),  # divides a ranking
-        (["yes", "no"] * 4, ["--model.decisions.tpr", "0.8"], {"--model.objective": "AUC"}),
-        (
-            ["yes", "no"] * 4,
-            ["--decisions.share", "0.1", "--model.constraints", "EqualizedOdds"],
-            {"--model.objective": "CrossEntropy"},
-        ),
+        (["yes", "no"] * 4, ["--decisions.share", "0.1"], {"--model.objective": "CrossEntropy"}),
+        (["yes", "no"] * 4, [], {"--model.network.offset": None}),
+        ((["yes"] + ["no"] * 9) * 20, [], {"--model.network.offset": "-2.2"}),  # log(1 / 9)
+        ((["no"] + ["yes"] * 9) * 20, ["--data.columns.positive", "no"], {"--model.network.offset": "-2.2"}),
+        ((["yes"] + ["no"] * 9) * 20, ["--decisions.costs", "[1,3]"], {"--model.network.offset": "-1.1"}),
+        ((["yes"] + ["no"] * 9) * 20, ["--decisions.share", "0.1"], {"--model.network.offset": "-2.2"}),
+        ((["yes"] + ["no"] * 9) * 20, ["--decisions", "balanced"], {"--model.network.offset": None}),
+        ((["yes"] + ["no"] * 9) * 20, ["--data.batches", "BalancedSampling"], {"--model.network.offset": None}),
+        ((["yes"] + ["no"] * 9) * 20, ["--model.constraints", "EqualizedOdds"], {"--model.network.offset": None}),
         (["yes", "no"] * 4, ["--data.test", "u.csv"], {"--data.splits.test_fraction": None}),
         (["yes", "no"] * 4, [], {"--model.network": "TabularMLP", "--data.encoding.pieces": "auto"}),
         (

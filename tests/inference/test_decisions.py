@@ -94,7 +94,7 @@ def test_a_ranking_has_probabilities_where_rows_are_held_out(fitted, capsys):
     true, said = calibration_curve(ill, predicted["probability"], n_bins=10, strategy="quantile")
     assert np.abs(true - said).mean() < 0.05
     raw = 1 / (1 + np.exp(-predicted["score"]))
-    assert np.abs(np.subtract(*calibration_curve(ill, raw, n_bins=10, strategy="quantile"))).mean() > 0.2
+    assert np.abs(np.subtract(*calibration_curve(ill, raw, n_bins=10, strategy="quantile"))).mean() > 0.08
     asked = load(checkpoint).predict(later, threshold=0.3)
     assert (asked["decision"].eq("yes") == (asked["probability"] > 0.3)).all()
 

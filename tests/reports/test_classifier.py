@@ -305,6 +305,15 @@ def test_a_linear_model_is_trained_to_the_end_where_nothing_is_said(problem):
     assert log_loss(y, model.predict_proba(X)) < least + 0.01  # with steps of .001 it is .1 above
 
 
+def test_a_rare_class_is_known_to_be_rare_before_anything_is_learned():
+    X, y = make_classification(1000, weights=[0.95], random_state=0)
+    weight = np.where(y == 1, 3.0, 1.0)
+    for weights in (None, weight):
+        share = np.average(y, weights=weights)
+        model = ConstrainedClassifier(max_epochs=1, random_state=0).fit(X, y, sample_weight=weights)
+        assert model.predict_proba(X)[:, 1].mean() == pytest.approx(share, abs=0.02)  # 1/2 where scores begin at 0
+
+
 def test_a_class_that_class_weight_does_not_name_costs_1(problem):
     X, y, _ = problem
     short = QUICK | {"max_epochs": 1}
