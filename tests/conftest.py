@@ -58,25 +58,26 @@ LONGEST = (
 )
 
 
-MANY = 3  # cases of one test, of which not all have to be quick
-QUICK = 5  # of so many of them, or of all where they are fewer, one is
+QUICK = 5  # of so many cases of one test, or of all where they are fewer, one is quick
 
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; of a test with many cases a fifth is quick, and at least one, and the others are slow.
+    """The longest files first; of the cases of a test a fifth is quick, and at least one, and the others are slow.
 
     One test begins with its first case, another with its second or a later one, as their names decide, so that every
-    class has its turn in some of the tests that all classes are given.  Files beside this one test pages and
-    configurations, each of which is another.
+    class has its turn in some of the tests that all classes are given.  Cases that may be skipped, as those of another
+    device, are chosen apart from the others.  Files beside this one test pages and configurations, each of which is
+    another.
     """
-    tests: dict[str, list[pytest.Item]] = {}
+    tests: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("slow") is None and item.path.parent != Path(__file__).parent:
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, cases in tests.items():
+            may_be_skipped = item.get_closest_marker("skipif") is not None
+            tests.setdefault((item.nodeid.partition("[")[0], may_be_skipped), []).append(item)
+    for (name, _), cases in tests.items():
         for number, case in enumerate(cases, start=crc32(name.encode())):
-            if len(cases) >= MANY and number % min(QUICK, len(cases)):
+            if number % min(QUICK, len(cases)):
                 case.add_marker(pytest.mark.slow)
     place = {Path(__file__).parent / name: i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
@@ -97,6 +98,15 @@ def pytest_collection_finish() -> None:
             logger.propagate = True
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Before the first test a copy of this process is kept, from which those are made that tests start."""
+    if session.items:  # not in the process that hands tests to others
+        from tests.launch import begin_fork_server
+
+        begin_fork_server()
 
 
 def pytest_unconfigure() -> None:

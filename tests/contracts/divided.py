@@ -1,4 +1,4 @@
-"""What every process of a job does, for all algorithms in one task."""
+"""What every process of a job does, for several algorithms in one task."""
 
 import torch
 
@@ -20,10 +20,11 @@ def epoch(size):
     return [(make_batch(i, t), s) for t, (i, s) in enumerate(zip(indices, two if size == 2 else three, strict=True))]
 
 
-def train_all(processes, size):
-    """Weights and rows, by name and layout, after the batches of :func:`epoch`."""
+def train_all(processes, size, names):
+    """Weights and rows, by name and layout, after the batches of :func:`epoch`, of the algorithms of these names."""
     found = {}
-    for name, member in ALGORITHMS.items():
+    for name in names:
+        member = ALGORITHMS[name]
         for layout in ("replicated", "sharded") if member.shards and member.rows else ("replicated",):
             training = Training(member, processes=processes, layout=layout)
             for t, (batch, sizes) in enumerate(epoch(size)):

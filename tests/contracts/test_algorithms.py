@@ -142,8 +142,10 @@ def test_repeated_samples_count_once_with_the_mean_of_their_values(name):
 
 @pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.slow), 3])
 def divided(request, pool):
-    """Results of all members in several processes, and in one."""
-    return pool.values(train_all, request.param, request.param), train_all(Processes(), request.param)
+    """Results of the members that are looked at, in several processes and in one."""
+    here = [i for i in request.session.items if i.path == request.path and "divided" in i.fixturenames]
+    names = sorted({i.callspec.params["name"] for i in here if i.callspec.params["divided"] == request.param})
+    return pool.values(train_all, request.param, request.param, names), train_all(Processes(), request.param, names)
 
 
 @every()
