@@ -1,5 +1,6 @@
 import bz2
 import csv
+import gzip
 import re
 import time
 from decimal import Decimal
@@ -129,6 +130,7 @@ def test_unreadable_sources(tmp_path):
     (tmp_path / "header.csv").write_text("a,b\n")
     for name in ("t.xlsx", "t.csv.zip", "t.csv.gz"):
         (tmp_path / name).write_text("x")
+    (tmp_path / "cut.tsv.gz").write_bytes(gzip.compress(b"a\tb\n1\t2\n")[:-9])
     (tmp_path / "plain").mkdir()
     cases = {
         "bad.parquet": "not a readable parquet",
@@ -137,6 +139,7 @@ def test_unreadable_sources(tmp_path):
         "t.xlsx": r"unknown suffix '\.xlsx'\. Write it anew: pandas\.read_excel\(FILE\)\.to_csv\(NEW, index=False\)",
         "t.csv.zip": r"pandas\.read_csv\(FILE\)\.to_csv",
         "t.csv.gz": "is damaged, or not packed by gzip",
+        "cut.tsv.gz": "is damaged, or not packed by gzip",
         "plain": "load_from_disk cannot read",
     }
     for name, message in cases.items():
