@@ -69,7 +69,7 @@ Train, then report: a table, and report.html, report.json, pictures below runs.
 Of a table, what is not said follows from its columns; the first line tells it.
 
 data
-  --data.train TABLE               .csv, .tsv (or .gz), .parquet; --data.test TABLE
+  --data.train TABLE               .csv, .tsv(.gz), .parquet; --data.test TABLE
   --data.columns.label COLUMN      what is predicted
   --data.columns.positive VALUE    of the label, which is to be found
   --data.columns.sensitive COLUMN  groups, for constraints on `group`
