@@ -1,4 +1,4 @@
-"""Checks of scalar arguments and of files, made once where an argument enters."""
+"""Checks of scalar arguments and of files."""
 
 import importlib
 import math
@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from fcco_lightning.errors import CheckpointError, ConfigError
 
 T = TypeVar("T")
-_END, _END_64 = 22, 76  # bytes at the end of an archive that say where its directory is
+_END, _END_64 = 22, 76  # sizes of the records at the end of an archive that locate its directory
 
 
 def _is_finite(value: object) -> bool:
     try:
         return isinstance(value, Real) and math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # an int that is too large for float
         return False
 
 
@@ -91,9 +91,9 @@ def one_of(name: str, value: T, options: Sequence[T]) -> T:
 
 
 def made_of(name: str, value: T, *kinds: type) -> T:
-    """Return ``value`` if it is of one of some classes, else raise :class:`ConfigError` naming the argument and them.
+    """Return ``value`` if it is an instance of a class, else raise :class:`ConfigError` naming argument and classes.
 
-    In a configuration their arguments are enough; in Python a mapping of these is not, and the message spells it out.
+    In a configuration file a mapping of arguments is enough; in Python an instance is needed, and the message shows it.
     """
     if not isinstance(value, kinds):
         arguments = ", ".join(f"{k}={v!r}" for k, v in value.items()) if isinstance(value, Mapping) else "..."
@@ -106,7 +106,7 @@ def made_of(name: str, value: T, *kinds: type) -> T:
 def list_of(name: str, values: Iterable[T]) -> list[T]:
     """Return ``values`` as a list, else raise :class:`ConfigError` naming the argument.
 
-    A text alone is no list: its letters would be taken for the values.
+    A string is refused, as its letters would be taken for the values.
     """
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise ConfigError(f"{name} must be a list, got {values!r}. Put it in brackets: [{values!r}].")
@@ -114,7 +114,7 @@ def list_of(name: str, values: Iterable[T]) -> list[T]:
 
 
 def package(name: str, extra: str, asked_by: str) -> Any:
-    """Return a package that an extra brings along, else raise :class:`ConfigError` naming what needs it."""
+    """Return a package of an optional extra, else raise :class:`ConfigError` naming what needs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -156,15 +156,13 @@ def check_file(path: str | Path) -> None:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with an archive; None if every byte that counts is what was written."""
+    """A phrase on the damage of an archive; None if all checksums match."""
     try:
         if not zipfile.is_zipfile(path):
             return "truncated or no checkpoint"
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            if any(
-                entry.compress_type != zipfile.ZIP_STORED for entry in members
-            ):  # torch maps tensors as they lie there
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in members):  # torch maps stored bytes
                 return "compressed, as torch.save writes none"
             if sum(entry.file_size for entry in members) > path.stat().st_size:
                 return "smaller than what it describes"
@@ -173,19 +171,19 @@ def _damage(path: Path) -> str | None:
             member = archive.testzip()
     except OSError:
         raise
-    except Exception as error:  # of many kinds, depending on which byte is wrong
+    except Exception as error:  # the type depends on the damaged byte
         return f"damaged ({error or type(error).__name__})"
     return None if member is None else f"damaged at {member}"
 
 
 def _has_two_directories(path: Path) -> bool:
-    """Whether an archive has its directory elsewhere than at its end, where not every reader seeks it."""
+    """Whether an archive's directory is not at its end, where some readers would not find it."""
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - _END_64 - _END, 0))
         end = file.tell() + _END_64
         tail = file.read().rjust(_END_64 + _END, b"\0")
     signature, size, offset, comment = struct.unpack("<4s8x2LH", tail[-_END:])
-    if tail[_END_64 - 20 : _END_64 - 16] == b"PK\6\7":  # the directory's place in 64 bits, and before it where that is
+    if tail[_END_64 - 20 : _END_64 - 16] == b"PK\6\7":  # zip64: the 64-bit locator and record
         end -= _END_64
         size, offset = struct.unpack("<2Q", tail[40:56])
         if (tail[:4], struct.unpack("<Q", tail[64:72])[0]) != (b"PK\6\6", end):

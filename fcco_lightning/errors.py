@@ -1,7 +1,7 @@
-"""Every error that the package raises on purpose.
+"""All errors that the package raises deliberately.
 
-Each kind is an :class:`FCCOError` and also the built-in kind that a caller would expect, so both
-``except FCCOError`` and ``except ValueError`` work.  Messages name the argument, its value, the rule and the way out.
+Each class is an :class:`FCCOError` and also a subclass of the corresponding built-in error, so that both ``except
+FCCOError`` and ``except ValueError`` work.  Messages name the argument, its value, the rule and the remedy.
 """
 
 import re
@@ -9,42 +9,42 @@ from collections.abc import Sequence
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 MOST_SHOWN = 200
-"""Characters of a name from data that a table shows."""
+"""Maximum number of characters of a name from data in a table."""
 _MOST_OF_A_MESSAGE = 4000
 
 
 class FCCOError(Exception):
-    """Base of all errors raised on purpose by ``fcco_lightning``."""
+    """Base class of all errors raised deliberately by ``fcco_lightning``."""
 
 
 class ConfigError(FCCOError, ValueError):
-    """An argument or a combination of parts is outside what the mathematics or the framework allows.
+    """An argument, or a combination of arguments, is not allowed by the mathematics or the framework.
 
-    For example a step size below 0, an algorithm for convex outer functions with one that is not, or a name that no
-    class has.  What was asked for has to change; the data are not to blame.
+    Examples are a negative step size, an algorithm for convex outer functions with a non-convex one, or an unknown
+    class name.  The configuration must be changed, not the data.
     """
 
 
 class DataError(FCCOError, ValueError):
-    """A table, column, label, group or batch is not what was announced.
+    """A table, column, label, group or batch is not as required.
 
-    For example a missing column, one class where two are needed, or fewer rows than a batch takes.
+    Examples are a missing column, one class where two are needed, or fewer rows than a batch needs.
     """
 
 
 class StateIndexError(FCCOError, IndexError):
-    """A dataset index does not name a row of the dual state.
+    """A sample index is not that of a row of the dual state.
 
-    Rows are numbered 0..n-1 by the position of a sample in the training split; an index that is negative, too large or
-    no whole number would otherwise change the row of another sample.
+    Rows are numbered 0..n-1 by the position of a sample in the training split; a negative, too large or non-integer
+    index would otherwise change the row of another sample.
     """
 
 
 class NonFiniteError(FCCOError, FloatingPointError):
     """A NaN or an infinity was about to enter the dual state or the weights.
 
-    It is raised before anything is written, so that the last checkpoint is sound.  A smaller learning rate, clipped
-    gradients, or ``skip_nonfinite`` for single bad batches are the ways out.
+    It is raised before anything is written, so that the last checkpoint is valid.  Remedies are a smaller learning
+    rate, gradient clipping, or ``skip_nonfinite`` for single bad batches.
     """
 
 
@@ -53,14 +53,14 @@ class CheckpointError(FCCOError, RuntimeError):
 
 
 class PeerError(FCCOError, RuntimeError):
-    """Another process of the job has failed, so this one stops in the same step; the other's message says why."""
+    """Another process of the job has failed, so this one stops in the same step; the message contains its error."""
 
 
 def printable(name: object, most: int = MOST_SHOWN) -> str:
-    r"""Text from data in a form that is safe to print on a terminal, a page or a picture.
+    r"""Text from data in a form that is safe to print in a terminal, a page or a picture.
 
-    Characters that command a terminal, turn the direction of writing or begin a line are written as escapes, and the
-    middle of a long text is left out.
+    Control characters, line breaks and characters that change the writing direction are escaped, and the middle of a
+    long text is left out.
 
     Example:
         >>> printable("\x1b[2Jgroup")
@@ -75,10 +75,10 @@ def printable(name: object, most: int = MOST_SHOWN) -> str:
 
 
 def printable_lines(message: object) -> str:
-    """What :func:`printable` makes of the lines of a message, which stay lines."""
+    """A message with :func:`printable` applied to each of its lines."""
     return "\n".join(printable(line, _MOST_OF_A_MESSAGE) for line in str(message).split("\n"))
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """The end of a message about a name that is unknown: whether one of these was meant; nothing if there are none."""
+    """The last sentence of a message about an unknown name, which suggests ``names``; empty without any."""
     return f" Did you mean {' or '.join(names)}?" if names else ""

@@ -1,4 +1,4 @@
-"""Small numerical kernels: simplex projection, monotone roots, exponentials that do not overflow, checks."""
+"""Small numerical functions: simplex projection, monotone roots, exponentials without overflow, checks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_BISECTIONS = 100  # halves any float64 bracket down to its last bit
+_BISECTIONS = 100  # reduce any float64 bracket to its last bit
 _ROOT = 1e-14  # absolute and relative error of a root
-_MOST_STEPS = 10_000  # more than Brent's method takes to that error from any bracket of exponents
-_FEW = 1024  # entries up to which a table of all pairs is faster than sorting
+_MOST_STEPS = 10_000  # enough for Brent's method from any bracket
+_FEW = 1024  # number of entries up to which a table of all pairs is faster than sorting
 
 
 def project_to_simplex(v: Tensor, radius: float = 1.0) -> Tensor:
@@ -24,7 +24,7 @@ def project_to_simplex(v: Tensor, radius: float = 1.0) -> Tensor:
     Returns: shape (B, k), dtype and device of ``v``.
     Source: Duchi et al., Efficient Projections onto the l1-Ball (2008), Figure 1.
     """
-    v = v - v.amax(dim=-1, keepdim=True)  # changes nothing, and keeps the digits of rows much larger than the radius
+    v = v - v.amax(dim=-1, keepdim=True)  # changes nothing, and avoids cancellation for large rows
     descending = v.sort(dim=-1, descending=True).values
     excess = descending.cumsum(dim=-1) - radius
     rank = torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)
@@ -51,24 +51,24 @@ def increasing_root(h: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) ->
 
 
 def exp_with_tangent(x: Tensor, start: float = 60.0) -> Tensor:
-    """``exp(x)`` up to ``start`` and its tangent there beyond: convex, increasing, and finite where exp overflows.
+    """``exp(x)`` up to ``start``, continued by its tangent: convex, increasing, and finite where exp overflows.
 
-    Differences of scores beyond 60 are those of a model that has diverged, or that has not been scaled yet; sums of
-    many exp(60) = 1e26, and their squares in float64, are far from overflow.
+    Score differences above 60 occur only in models that have diverged, or whose inputs are not scaled; sums of many
+    exp(60) = 1e26, and their squares in float64, do not overflow.
     """
-    # of an x of 1e8, x less its excess is no longer the start: these are apart by the rounding of x
+    # not x - excess, which differs from `start` by rounding for a large x
     is_beyond = x > start
     return torch.where(is_beyond, start, x).exp() * (1 + torch.where(is_beyond, x - start, 0.0))
 
 
 def bounded_exp(logs: Tensor, bound: float = 600.0) -> Tensor:
-    """``exp(logs)`` in float64, with values outside e^-bound to e^bound put at the nearer end.
+    """``exp(logs)`` in float64, clipped to [e^-bound, e^bound].
 
-    Its derivative is its value everywhere, so that what is divided by an equally bounded average keeps its gradient.
+    Its derivative equals its value everywhere, so that the quotient with an equally clipped average has a gradient.
 
     Args:
-        logs: of any shape.
-        bound: > 0 and < 700, where float64 overflows.
+        logs: tensor of any shape.
+        bound: bound of the exponent, > 0 and < 700, where float64 overflows.
     """
     wide = logs.double()
     value = wide.detach().clamp(-bound, bound).exp()
@@ -76,7 +76,7 @@ def bounded_exp(logs: Tensor, bound: float = 600.0) -> Tensor:
 
 
 class Known:
-    """A tensor that is known before training, on whatever device it is used; it is copied there once.
+    """A constant tensor that can be used on any device; it is copied there once.
 
     Args:
         values: the tensor.
@@ -90,7 +90,7 @@ class Known:
         self.values = self._converted = values
 
     def like(self, other: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor on the device of ``other``, in its own dtype or another one."""
+        """The tensor on the device of ``other``, in ``dtype`` or its own dtype."""
         tensor, dtype = self._converted, dtype or self.values.dtype
         if tensor.device != other.device or tensor.dtype != dtype:
             with torch.inference_mode(False):  # it may be part of a graph later
@@ -99,7 +99,7 @@ class Known:
 
 
 def counts(values: Tensor) -> Tensor:
-    """How often the value of every entry occurs, shape (b,), int64."""
+    """The number of entries with the same value, for every entry, shape (b,), int64."""
     if len(values) <= _FEW:
         return (values.unsqueeze(1) == values).sum(1)
     ordered = values.sort().values
@@ -117,9 +117,9 @@ def first_of_equals(index: Tensor) -> Tensor:
 def mean_of_equals(values: Tensor, keys: Tensor) -> Tensor:
     """The mean of the values over the entries with the same key, for every entry, both (n,).
 
-    What is sorted by the keys is then the same in whatever order entries with equal keys come.
+    It makes results that depend on sorting by keys independent of the order of equal keys.
     """
-    first = torch.searchsorted(keys.sort().values, keys).clamp(max=len(keys) - 1)  # a NaN is behind all
+    first = torch.searchsorted(keys.sort().values, keys).clamp(max=len(keys) - 1)  # a NaN is sorted last
     return values.new_zeros(len(keys)).index_add(0, first, values)[first] / counts(keys).clamp(min=1)
 
 
@@ -129,11 +129,11 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def look(tensors: Sequence[Tensor], questions: Sequence[Tensor] = ()) -> tuple[bool, list[bool]]:
-    """Whether no value of the tensors is NaN or infinite, and some truth values, by one number read from the device.
+    """Whether all values of the tensors are finite, and some truth values, with a single transfer from the device.
 
     Args:
-        tensors: of any shapes, each of which is read once.
-        questions: truth values, scalars.
+        tensors: tensors of any shapes.
+        questions: truth values, scalar tensors.
     """
     tensors = [t.detach() if t.requires_grad else t for t in tensors if t.numel()]
     if not questions:
@@ -143,16 +143,16 @@ def look(tensors: Sequence[Tensor], questions: Sequence[Tensor] = ()) -> tuple[b
         numbers = [n.float() for n in torch._foreach_norm(tensors)] if tensors else []
         numbers_read = torch.stack([*numbers, *(question.float() for question in questions)]).tolist()
         largest, answers = math.fsum(numbers_read[: len(numbers)]), list(map(bool, numbers_read[len(numbers) :]))
-    # a number may be too large for its square, for float32, or for the sum
+    # the norm of finite numbers may overflow
     return math.isfinite(largest) or bool(torch.stack([torch.isfinite(t).all() for t in tensors]).all()), answers
 
 
 def root(h: Callable[[float], float], tolerance: float) -> float:
-    """Root of a non-decreasing function of one number, by steps from 0 that double and then Brent's method.
+    """Root of a non-decreasing function of one number: doubling steps from 0, then Brent's method.
 
     Args:
-        h: continuous and non-decreasing, with a root.
-        tolerance: a step to where ``|h|`` is at most this has found the root.
+        h: continuous and non-decreasing function with a root.
+        tolerance: a point with ``|h|`` at most this is accepted as a root while stepping.
 
     Returns: the root to about 1e-14.
     """

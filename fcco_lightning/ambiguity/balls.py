@@ -1,4 +1,4 @@
-"""Balls of weights around the uniform ones."""
+"""Balls of weights around the uniform weights."""
 
 import math
 from abc import abstractmethod
@@ -12,8 +12,8 @@ from fcco_lightning.ambiguity.base import AmbiguitySet, on_host, type_of_weights
 from fcco_lightning.checks import non_negative
 from fcco_lightning.numerics import project_to_simplex, root
 
-_TIES = 1e-14  # relative: losses that count as equal
-_ON_BALL = 1e-15  # distance from the sphere that counts as on it
+_TIES = 1e-14  # relative difference up to which losses count as equal
+_ON_BALL = 1e-15  # distance from the boundary that counts as 0
 _STEPS = 100
 
 
@@ -28,14 +28,14 @@ class _Ball(AmbiguitySet):
 
     @abstractmethod
     def distance(self, q: Tensor) -> float:
-        """``D(q, 1/n) - rho`` in some unit."""
+        """``D(q, 1/n) - rho``, up to a positive factor."""
 
     def on_boundary(self, v: Tensor, weights: Callable[[float], Tensor]) -> Tensor:
-        """Those of the weights of all numbers x that lie on the boundary of the ball.
+        """The ``weights(x)`` on the boundary of the ball, found by a root search over x.
 
         Args:
-            v: what they are weights of, shape (n,).
-            weights: x -> weights (n,), which tend to 1/n as x falls, and leave the ball as it grows.
+            v: a tensor with the shape (n,) and type of the result.
+            weights: x -> weights (n,), which tend to 1/n for x -> -inf, and leave the ball as x grows.
         """
         if self.rho == 0:
             return torch.full_like(v, 1 / len(v))
@@ -49,7 +49,7 @@ class ChiSquareBall(_Ball):
     DRAGO-14).  While all weights stay positive ``max <q, R>`` is the mean of R plus sqrt(rho) standard deviations.
 
     Args:
-        rho: squared radius, >= 0; 0 leaves only the mean, from n - 1 on there are all weights.
+        rho: squared radius, >= 0; with 0 Q holds the uniform weights only, from n - 1 on it is the whole simplex.
 
     Raises:
         ConfigError: if rho is negative or not finite.
@@ -76,11 +76,11 @@ class ChiSquareBall(_Ball):
     def _scaled(self, v: Tensor) -> Tensor:
         """The projection q of s v onto the simplex for the largest s for which it is in the ball.
 
-        The support grows as s falls: the k largest are it for ``h_k < 1/s <= h_{k+1}``, and then |q|^2 is
-        ``s^2 W_k + 1/k``, with W_k their sum of squares around the mean and ``h_k = sum (v_j - v_k)``.
+        The support grows as s decreases: it is the k largest entries for ``h_k < 1/s <= h_{k+1}``, and then |q|^2 is
+        ``s^2 W_k + 1/k``, with W_k their sum of squares around the mean and ``h_k = sum (v_j - v_k)`` over them.
         """
         n, v = len(v), v - v.max()
-        bound = (self.rho + 1) / n  # of |q|^2
+        bound = (self.rho + 1) / n  # on |q|^2
         descending = v.sort(descending=True).values
         rank = torch.arange(1, n + 1, device=v.device, dtype=v.dtype)
         sums = descending.cumsum(0)
@@ -92,7 +92,7 @@ class ChiSquareBall(_Ball):
         inside = least <= bound * (1 + 1e-15)
         place = inside.to(torch.int8).argmax(0, keepdim=True)
         k, spread = (one.index_select(0, place) for one in (rank, around))
-        # for rho = 0, up to rounding, there is no s, and q is uniform
+        # for rho = 0, up to rounding, no s exists, and q is uniform
         scale = (torch.where(spread > 0, (bound - 1 / k).clamp(min=0) / spread, 0.0) * inside.any()).sqrt()
         return project_to_simplex(scale * v)
 
@@ -108,7 +108,7 @@ class KLBall(_Ball):
     r"""``{q >= 0, sum q = 1, KL(q, 1/n) <= rho}``, with ``KL(q, 1/n) = sum_i q_i log(n q_i)``.
 
     Args:
-        rho: >= 0; 0 leaves only the mean, from log n on there are all weights.
+        rho: radius, >= 0; with 0 Q holds the uniform weights only, from log n on it is the whole simplex.
 
     Raises:
         ConfigError: if rho is negative or not finite.
@@ -148,9 +148,10 @@ class KLBall(_Ball):
 def _sum_to_one(r: Tensor, a: float, b: float) -> Tensor:
     """Find q > 0 with ``a q_i + b log q_i = r_i - u`` for some u and ``sum q = 1``; a > 0, b > 0.
 
-    The sum is convex and decreasing in u, so Newton's method from where it is at least 1 rises to its root.
+    The sum is convex and decreasing in u, so Newton's method, started where the sum is at least 1, converges from
+    below.
     """
-    u, rounding = r.max() - a, 4 * torch.finfo(r.dtype).eps  # the largest q is 1 at this u
+    u, rounding = r.max() - a, 4 * torch.finfo(r.dtype).eps  # here the largest q is 1
     for _ in range(_STEPS):
         q = _entropic_root(r - u, a, b)
         step = (q.sum() - 1) / (q / (a * q + b)).sum()
@@ -161,7 +162,7 @@ def _sum_to_one(r: Tensor, a: float, b: float) -> Tensor:
 
 
 def _entropic_root(r: Tensor, a: float, b: float) -> Tensor:
-    """Find q with ``a q + b log q = r``: b/a times Wright's function, the w with ``w + log w = r/b + log(a/b)``."""
+    """Solve ``a q + b log q = r``: q is b/a times Wright's omega w, with ``w + log w = r/b + log(a/b)``."""
     from scipy.special import wrightomega  # noqa: PLC0415 (slow to import)
 
     return torch.from_numpy(wrightomega((r / b + math.log(a / b)).numpy())) * (b / a)

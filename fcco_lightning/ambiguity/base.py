@@ -1,4 +1,4 @@
-"""What an ambiguity set offers: its worst case, its projections, and the best response to losses under a penalty."""
+"""The interface of ambiguity sets: worst case, projections, and the best response to losses under a penalty."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -12,20 +12,20 @@ from fcco_lightning.ambiguity.penalties import DivergencePenalty
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float64, or as it is on Apple's GPUs, which have none.
+    """Convert to float64, except on Apple's GPUs, which do not support it.
 
-    In float32 a small distance from the uniform weights would be lost in the rounding of its terms.
+    In float32 a small distance from the uniform weights would be lost to rounding.
     """
     return values if values.device.type == "mps" else values.double()
 
 
 def type_of_weights(values: Tensor) -> torch.dtype:
-    """The type of the weights that belong to losses: that of the losses, but at least float32."""
+    """The type of weights q for given losses: that of the losses, but at least float32."""
     return torch.promote_types(values.dtype, torch.float32)
 
 
 def on_host(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    """A map of (n,) to weights that looks at numbers, computed on the CPU in float64: a device is waited for once.
+    """Decorate a map from (n,) to weights that reads values: it runs on the CPU in float64, with one synchronisation.
 
     See :func:`wide` and :func:`type_of_weights`.
     """
@@ -42,8 +42,8 @@ class BestResponse(NamedTuple):
     r"""``max_{q in Q} <q, l> - nu D(q, 1/n)``.
 
     Attributes:
-        value: the maximum, (), in the unit of the losses.
-        q: where it is reached, (n,).
+        value: the maximum, a scalar in the unit of the losses.
+        q: the maximiser, (n,).
     """
 
     value: Tensor
@@ -53,8 +53,8 @@ class BestResponse(NamedTuple):
 class AmbiguitySet(ABC):
     r"""A closed convex set Q of weights ``q >= 0, sum q = 1`` of n groups; the objective is ``max_{q in Q} <q, R>``.
 
-    n is the length of what the methods are given, so one set serves all data and every part of it.  Q is symmetric and
-    holds the uniform weights 1/n.
+    R are the risks of the groups. n is the length of the argument of a method, so one set can be used for any number of
+    groups.  Q is symmetric and contains the uniform weights 1/n.
     """
 
     @abstractmethod
@@ -67,10 +67,10 @@ class AmbiguitySet(ABC):
 
     @abstractmethod
     def project_kl(self, log_p: Tensor) -> Tensor:
-        """``argmin_{q in Q} KL(q, p)`` for ``p = exp(log_p)``, of any sum: (n,) -> (n,)."""
+        """``argmin_{q in Q} KL(q, p)`` for ``p = exp(log_p)``, which need not sum to 1: (n,) -> (n,)."""
 
     def best_response(self, losses: Tensor, penalty: DivergencePenalty) -> BestResponse:
-        """``max_{q in Q} <q, losses> - nu D(q, 1/n)``, which is a projection: (n,) -> value and q.
+        """``max_{q in Q} <q, losses> - nu D(q, 1/n)``, computed by a projection: (n,) -> value and q.
 
         With nu = 0 it is the worst case.
 
@@ -85,7 +85,7 @@ class AmbiguitySet(ABC):
     def prox(self, v: Tensor, q: Tensor, penalty: DivergencePenalty, pull: float) -> Tensor:
         """``argmax_{p in Q} <p, v> - nu D(p, 1/n) - pull Delta(p, q)``: (n,), (n,) -> (n,), for nu + pull > 0.
 
-        Delta is the Bregman divergence of D: the ascent step of primal-dual methods from q along v.
+        Delta is the Bregman divergence of D.  This is the ascent step of primal-dual methods from q along v.
 
         Source: DRAGO paper, eq. (7) and (63).
         """
@@ -93,4 +93,4 @@ class AmbiguitySet(ABC):
         return stronger.projection(self.project, self.project_kl, losses)
 
     def check(self, num_groups: int) -> None:  # noqa: B027 (most sets refuse nothing)
-        """Raise :class:`ConfigError` if the set makes no sense for so many groups; of most sets any number will do."""
+        """Raise :class:`ConfigError` if the set is empty for this number of groups; most sets allow any number."""

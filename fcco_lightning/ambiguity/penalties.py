@@ -1,4 +1,4 @@
-"""Penalties nu D(q, 1/n) of the weights' distance from uniform ones."""
+"""Penalties nu D(q, 1/n) on the divergence of weights from uniform weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class DivergencePenalty(ABC):
     """``nu D(q, 1/n)``; 0 at uniform weights.
 
     Args:
-        nu: >= 0; 0 for no penalty.
+        nu: weight, >= 0; 0 for no penalty.
 
     Raises:
         ConfigError: if nu is negative or not finite.
@@ -31,19 +31,19 @@ class DivergencePenalty(ABC):
 
     @abstractmethod
     def value(self, q: Tensor) -> Tensor:
-        """``nu D(q, 1/n)``: (n,) -> ()."""
+        """``nu D(q, 1/n)``, a scalar, for weights (n,)."""
 
     @abstractmethod
     def curvature(self, n: int) -> float:
-        """C > 0 such that the best response to l is a projection of ``l / C`` and a constant."""
+        """C > 0 such that the best response to losses l is a projection of ``l / C`` plus a constant."""
 
     @abstractmethod
     def projection(self, project: Projection, project_kl: Projection, losses: Tensor) -> Tensor:
-        """The best response to losses as one of the two projections; nu > 0."""
+        """The best response to losses, by one of the two projections of an ambiguity set; nu > 0."""
 
     @abstractmethod
     def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, "DivergencePenalty"]:
-        """Losses and penalty whose best response is that to v with the further term ``-pull Delta(., q)``."""
+        """Losses and a penalty whose best response is that to v with the additional term ``-pull Delta(., q)``."""
 
 
 class _Quadratic(DivergencePenalty):
@@ -54,7 +54,7 @@ class _Quadratic(DivergencePenalty):
 
     def projection(self, project: Projection, project_kl: Projection, losses: Tensor) -> Tensor:  # noqa: ARG002
         n = len(losses)
-        # a shift changes nothing; without it large losses lose the digits of their differences
+        # a shift changes nothing, and avoids cancellation for large losses
         return project((losses - losses.max()) / self.curvature(n) + 1 / n)
 
     def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, DivergencePenalty]:
@@ -68,7 +68,7 @@ class ChiSquarePenalty(_Quadratic):
     Its scale does not depend on n.  It is :class:`EuclideanPenalty` with 2 n nu in place of nu (erratum DRAGO-17).
 
     Args:
-        nu: >= 0.
+        nu: weight, >= 0.
     """
 
     def curvature(self, n: int) -> float:
@@ -79,8 +79,7 @@ class EuclideanPenalty(_Quadratic):
     r"""``(nu/2) |q - 1/n|^2``, the rescaled chi-square divergence (DRAGO paper, eq. (80)).
 
     Args:
-        nu: >= 0; as nu n grows the weights become uniform, so with n samples a nu of the order of n/2 is
-            ``ChiSquarePenalty(1/4)``.
+        nu: weight, >= 0; the effect depends on n: for n samples ``nu = n/2`` is ``ChiSquarePenalty(1/4)``.
     """
 
     def curvature(self, n: int) -> float:  # noqa: ARG002
@@ -91,11 +90,11 @@ class KLPenalty(DivergencePenalty):
     r"""``nu KL(q, 1/n) = nu sum_i q_i log(n q_i)``.
 
     Args:
-        nu: >= 0.
+        nu: weight, >= 0.
     """
 
     def value(self, q: Tensor) -> Tensor:
-        excess = len(q) * q - 1  # with x = 1 + a, x log x - a is as small as it should be near a = 0
+        excess = len(q) * q - 1  # with x = 1 + a, x log x - a is accurate near a = 0
         divergence: Tensor = (torch.special.xlog1py(1 + excess, excess) - excess).mean()
         return self.nu * divergence
 
@@ -106,5 +105,5 @@ class KLPenalty(DivergencePenalty):
         return project_kl((losses - losses.max()) / self.nu)
 
     def absorb(self, v: Tensor, q: Tensor, pull: float) -> tuple[Tensor, DivergencePenalty]:
-        log = (len(q) * q).clamp(min=torch.finfo(q.dtype).tiny).log()  # also of weights that were rounded to zero
+        log = (len(q) * q).clamp(min=torch.finfo(q.dtype).tiny).log()  # finite for weights rounded to 0
         return v + pull * log, replace(self, nu=self.nu + pull)

@@ -1,4 +1,4 @@
-"""All weights, the set behind the worst case, and weights with a cap, that behind the conditional value at risk."""
+"""The simplex, for the worst case, and the capped simplex, for the conditional value at risk."""
 
 import math
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from fcco_lightning.checks import fraction
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.numerics import mean_of_equals, project_to_simplex
 
-_ROUNDING = 1e-9  # alpha n counts as whole, and as 1, up to it
-_TABLE = 2**15  # entries up to which a table is faster than a search
+_ROUNDING = 1e-9  # tolerance for alpha n being a whole number, or 1
+_TABLE = 2**15  # number of entries up to which a table is faster than bisection
 
 
 @dataclass(frozen=True)
 class Simplex(AmbiguitySet):
-    """``{q >= 0, sum q = 1}``: ``max <q, R>`` is the largest R_i; equal ones share the weight."""
+    """``{q >= 0, sum q = 1}``: ``max <q, R>`` is the largest R_i; ties share the weight."""
 
     def worst_case(self, risks: Tensor) -> Tensor:
         largest = (risks == risks.max()).to(risks.dtype)
@@ -34,10 +34,10 @@ class Simplex(AmbiguitySet):
 class CappedSimplex(AmbiguitySet):
     r"""``{q >= 0, sum q = 1, q_i <= 1/(alpha n)}``: ``max <q, R>`` is the mean of the worst alpha n of the R_i (CVaR).
 
-    alpha = 1/n caps nothing (the worst group), alpha = 1 leaves only the mean.
+    alpha = 1/n sets no cap (the worst group); with alpha = 1 it is the mean.
 
     Args:
-        alpha: share of the groups, in [1/n, 1].
+        alpha: fraction of the groups, in [1/n, 1].
     Source: ALEXR paper, section 5.1; SONEX paper, F.1.
     """
 
@@ -61,15 +61,15 @@ class CappedSimplex(AmbiguitySet):
     def worst_case(self, risks: Tensor) -> Tensor:
         cap, n = self.cap(len(risks)), len(risks)
         before = cap * torch.arange(n, device=risks.device, dtype=risks.dtype)
-        weights = (1 - before).clamp(min=0, max=cap)  # of the worst group, the next one, ...
+        weights = (1 - before).clamp(min=0, max=cap)  # from the worst group on
         return mean_of_equals(torch.empty_like(weights).scatter_(0, risks.argsort(descending=True), weights), risks)
 
     def project(self, v: Tensor) -> Tensor:
-        # q = clip(v - t, 0, cap); its sum falls with t, linearly between the ends of the pieces, v and v - cap
+        # q = clip(v - t, 0, cap); its sum decreases with t, linearly between the breakpoints v and v - cap
         cap = self.cap(len(v))
         dtype = type_of_weights(v)
         v = wide(v)
-        v = v - v.max()  # changes nothing but t, and keeps the digits of large v
+        v = v - v.max()  # only shifts t; avoids cancellation for large v
         t = _last_end(v, cap)
         inner = (v > t).sum() - (v - cap > t).sum()
         t = t + ((v - t).clamp(min=0, max=cap).sum() - 1) / inner.clamp(min=1)
@@ -77,30 +77,30 @@ class CappedSimplex(AmbiguitySet):
         return _of_sum_one(q, v, cap).to(dtype)
 
     def project_kl(self, log_p: Tensor) -> Tensor:
-        # q = min(c p, cap): the k largest entries are at the cap, the others share what is left; k is the least that
-        # fits, and is not read from the device, which would have to be waited for
+        # q = min(c p, cap): the k largest entries are at the cap, the others share the rest; k is the smallest possible
+        # number, which is not read from the device, to avoid a synchronisation
         cap = self.cap(len(log_p))
         n = len(log_p)
         dtype = type_of_weights(log_p)
         log_p = wide(log_p)
         log_p = log_p - log_p.max()  # changes nothing but c
-        most = math.ceil(1 / cap - _ROUNDING) - 1  # so many at the cap leave something for the others
+        most = math.ceil(1 / cap - _ROUNDING) - 1  # at most so many can be at the cap
         ascending = log_p.sort().values
         tails = ascending.logcumsumexp(0)[n - most - 1 :]  # log of the sum of all but the k largest, for k = most..0
         remaining = torch.linspace(1 - cap * most, 1, most + 1, device=log_p.device, dtype=log_p.dtype)
         fits = remaining[1:] * torch.exp(ascending[n - most :] - tails[1:]) <= cap * (1 + 1e-12)
         remaining, tail = (one.index_select(0, fits.sum(0, keepdim=True)) for one in (remaining, tails))
         q = (remaining * torch.exp(log_p - tail)).clamp(max=cap)
-        # of a large exponent the exponential keeps few digits, of a sum all
+        # correct the sum, as the exponential of a large number loses digits
         inside = q * (q < cap)
         q = torch.addcmul(q, inside, (1 - q.sum()) / inside.sum().clamp(min=torch.finfo(q.dtype).tiny)).clamp(max=cap)
         return q.to(dtype)
 
 
 def _of_sum_one(q: Tensor, v: Tensor, cap: float) -> Tensor:
-    """Weights in [0, cap] that add up to 1, where t keeps few digits behind the point, or none, as v is large.
+    """Correct weights in [0, cap] whose sum differs from 1 by rounding, for large v.
 
-    Those between the bounds make up for it; if there are none, the next ones in the order of v.
+    The correction is applied to the weights between the bounds; if there are none, to the next ones in the order of v.
     """
     excess, inside = q.sum() - 1, (q > 0) & (q < cap)
     next_up, next_down = torch.where(q < cap, v, -torch.inf).amax(), torch.where(q > 0, v, torch.inf).amin()
@@ -109,16 +109,16 @@ def _of_sum_one(q: Tensor, v: Tensor, cap: float) -> Tensor:
 
 
 def _last_end(v: Tensor, cap: float) -> Tensor:
-    """The largest end t of a piece, of v or v - cap, at which ``sum_i clip(v_i - t, 0, cap)`` is at least 1, a scalar.
+    """The largest breakpoint t of v or v - cap at which ``sum_i clip(v_i - t, 0, cap)`` is at least 1, a scalar.
 
-    Every sum is that of numbers in [0, cap]: a difference of two sums of v would lose all digits where v is large.
+    All sums are over numbers in [0, cap]: a difference of two sums of v would lose its digits for large v.
     """
     ends, least = torch.cat([v, v - cap]), 1 - 16 * torch.finfo(v.dtype).eps
     if len(ends) * len(v) <= _TABLE:
         sums = (v - ends.unsqueeze(1)).clamp(min=0, max=cap).sum(1)
         return torch.where(sums >= least, ends, ends.amin()).amax()
     ends, place = ends.sort().values, torch.zeros(1, dtype=torch.int64, device=v.device)
-    for power in reversed(range((len(ends) - 1).bit_length())):  # by bisection, as the sums fall
+    for power in reversed(range((len(ends) - 1).bit_length())):  # bisection, as the sums decrease
         after = place + 2**power
         t = ends.index_select(0, after.clamp(max=len(ends) - 1))
         enough = (v - t).clamp(min=0, max=cap).sum() >= least

@@ -1,4 +1,4 @@
-"""Spectral risk measures: the weights of losses depend on their rank."""
+"""Spectral risk measures, in which the weight of a loss depends on its rank."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fcco_lightning.numerics import mean_of_equals
 
 Spectrum = Literal["extremile", "esrm", "cvar"]
 Array = NDArray[np.float64]
-_RANGE = 600.0  # logarithms of weights that differ by more are not exponentiated together
+_RANGE = 600.0  # largest difference of log-weights that are exponentiated together
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class SpectralRisk(AmbiguitySet):
 
     Q is the convex hull of the permutations of sigma, ``sigma_k = S(k/n) - S((k-1)/n)``, with S of
 
-    - ``extremile``: ``u^r``, the expected maximum of r draws for a whole r; r >= 1, and 1 is the mean;
+    - ``extremile``: ``u^r``, the expected maximum of r draws for integer r; r >= 1, and 1 is the mean;
     - ``esrm``: ``(e^{r u} - 1)/(e^r - 1)``, the exponential spectral risk measure; r > 0;
-    - ``cvar``: ``max(0, 1 - (1-u)/r)``, the mean of the worst share r; r in (0, 1].  :class:`CappedSimplex` is the same
-      set, and faster.
+    - ``cvar``: ``max(0, 1 - (1-u)/r)``, the mean of the worst fraction r; r in (0, 1]. :class:`CappedSimplex` is the
+      same set, and faster.
 
     Projections are isotonic regressions of the sorted values, O(n log n) on the CPU.
 
     Args:
-        spectrum: which S.
-        r: its parameter.
+        spectrum: name of S.
+        r: parameter of S.
 
     Raises:
         ConfigError: if the spectrum is unknown, or r outside its interval.
@@ -77,7 +77,7 @@ class SpectralRisk(AmbiguitySet):
         fitted = _isotonic(ascending - sigma)
         starts = fitted.blocks[:-1]
         q = ascending - fitted.x
-        # on each block the sum is that of sigma, of which a large v leaves few digits
+        # restore the sum of sigma on each block, which loses digits for a large v
         excess = np.add.reduceat(q - sigma, starts) / np.diff(fitted.blocks)
         q = np.maximum(q - np.repeat(excess, np.diff(fitted.blocks)), 0.0)
         return torch.empty_like(v).scatter_(0, order, torch.from_numpy(q).to(v))

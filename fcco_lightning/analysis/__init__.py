@@ -1,8 +1,8 @@
-"""What theory says about a solution and data can check: Gram matrix, dual values, stationarity, KKT residuals.
+"""Checks of a solution that theory suggests: Gram matrix, dual values, stationarity, KKT residuals.
 
-For group objectives, whose inner functions g_i are means over the samples of a group, all of it is exact: the values
-and gradients are those of a whole split.  So is the certificate of a constrained solution, for every objective and
-every constraint.  w is everything that is trained, of the network and of the objective.
+For group objectives, whose inner functions g_i are means over the samples of a group, all of them are exact: values and
+gradients are those of a whole split.  The certificate of a constrained solution is exact for every objective and
+constraint. w denotes all trained parameters, of the network and of the objective.
 """
 
 from fcco_lightning.analysis.certificate import (

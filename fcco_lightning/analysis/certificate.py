@@ -1,4 +1,4 @@
-"""How nearly a constrained solution meets the conditions of Karush, Kuhn and Tucker, exactly on a whole split."""
+"""The exact residuals of the Karush-Kuhn-Tucker conditions of a constrained solution on a whole split."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,42 +26,42 @@ from fcco_lightning.state.processes import Processes
 
 
 class Samples(NamedTuple):
-    """Whole data sets by part of a batch, that of the objective first.
+    """Whole data sets by part of a batch; the objective's part is the first.
 
     Attributes:
-        outputs: of the network, nested tensors of first dimension n.
-        batch: the columns of the same samples, among them ``index``.
+        outputs: the network's outputs, nested tensors of first dimension n.
+        batch: the columns of the same samples, including ``index``.
     """
 
     outputs: dict[str, Any]
     batch: Batch
 
     def of(self, measured: Measurable) -> tuple[Any, Any]:
-        """The outputs and the columns on which something is measured."""
+        """The outputs and columns on which an objective or a constraint is measured."""
         return read(self.outputs, self.batch, measured)
 
 
 class Certificate(NamedTuple):
     r"""The residuals of the conditions ``grad F + sum_i nu_i grad h_i = 0``, ``nu_i h_i = 0``, ``h_i <= 0``, nu >= 0.
 
-    w is an eps-KKT point of ``min F(w) subject to h_i(w) <= 0`` (SONEX paper, Prop. 5.2, with w itself in the place of
-    the point near it).  A row with ``|nu_i h_i| <= eps`` may have any multiplier, so what counts at the kink of a
-    penalty ``rho [h_i]_+`` is not on which side of it noise has left h_i: as in Def. 4.1 there, the slope may be taken
-    at a value near h_i.
+    w is an eps-KKT point of ``min F(w) subject to h_i(w) <= 0`` (SONEX paper, Prop. 5.2, with w itself in place of a
+    point near it).  A row with ``|nu_i h_i| <= eps`` may have any multiplier.  So at the kink of a penalty ``rho
+    [h_i]_+`` the sign of a noisy h_i does not matter: as in Def. 4.1 there, the slope may be taken at a value near h_i.
 
     An example: ``F(w) = (w - 2)^2`` and ``h(w) = w - 1``.  At w = 1 the gradients are -2 and 1, and with nu = 2 all
-    residuals are 0: the point is optimal.  At w = 1.1 the gradient of F is -1.8 and h = .1.  The best multiplier
-    minimises ``(nu - 1.8)^2 + (.1 nu)^2``, it is 1.78; stationarity is .018, complementarity .178, the violation .1,
+    residuals are 0: the point is optimal.  At w = 1.1 the gradient of F is -1.8 and h = .1.  The best multiplier, the
+    minimiser of ``(nu - 1.8)^2 + (.1 nu)^2``, is 1.78; stationarity is .018, complementarity .178, the violation .1,
     and eps .178.
 
     Attributes:
         stationarity: ``|grad F + sum_i nu_i grad h_i|``, in units of F per unit of a weight.
-        gradient: ``|grad F|``, with which to compare it.
+        gradient: ``|grad F|``, for comparison.
         complementarity: ``max_i |nu_i h_i|``, in units of F.
-        violation: ``max_i h_i``; without constraints 0.
+        violation: ``max_i h_i``; 0 without constraints.
         eps: the largest of stationarity, complementarity and the violation.
-        multipliers: nu_i, shape (m,); of ``|s_i| <= kappa``, which is two constraints, the difference of the two.
-        values: h_i, shape (m,), at the kappa that is enforced.
+        multipliers: nu_i, shape (m,); for ``|s_i| <= kappa``, which is two constraints, the difference of their
+            multipliers.
+        values: h_i, shape (m,), with the enforced kappa.
     """
 
     stationarity: float
@@ -74,12 +74,12 @@ class Certificate(NamedTuple):
 
 
 class _Sides(NamedTuple):
-    """The one-sided constraints: ``s_i - kappa <= 0``, and of two sides ``-s_i - kappa <= 0`` as well.
+    """The one-sided constraints ``s_i - kappa <= 0``, and for rows with two sides also ``-s_i - kappa <= 0``.
 
     Attributes:
-        row: to which row of the constraints they belong, shape (sides,).
-        sign: of s_i, shape (sides,).
-        excess: shape (sides,).
+        row: row of the constraints to which each belongs, shape (sides,).
+        sign: sign of s_i in it, shape (sides,).
+        excess: ``s_i - kappa`` or ``-s_i - kappa``, shape (sides,).
     """
 
     row: Tensor
@@ -97,32 +97,32 @@ def certificate(
 ) -> Certificate:
     r"""Measure the residuals at the present weights, with all trained parameters, in evaluation mode.
 
-    F, the h_i and their derivatives by the network's outputs are those of whole data sets at once; a second pass, batch
-    by batch, takes them on to the weights.  So the gradient is exact for every objective, also where samples are
-    compared with all others, and for every constraint, and no more activations are held than those of one batch.  No
+    F, the h_i and their derivatives with respect to the network's outputs are computed on whole data sets; a second
+    pass, batch by batch, propagates them to the weights.  So the gradient is exact for every objective, also if samples
+    are compared with all others, and for every constraint, while only the activations of one batch are in memory.  No
     ``.grad`` and no buffer changes.
 
-    Parameters of single samples lie in an interval.  Where one is at an end of it, a derivative that points out of it
-    counts as 0, as the multiplier of that bound takes it up.
+    Parameters of single samples are bounded.  If one is at a bound, a derivative that points outwards counts as 0, as
+    the multiplier of the bound compensates it.
 
     Args:
         functions: the network, the objective and the constraints.
         samples: the network's outputs on the whole data sets by part, nested tensors of first dimension n, and their
-            columns, among them ``index``, on the parameters' device.  The objective is measured on the first part,
-            every constraint on the part that it names (a split alone is the part "target").  Where every sample has
-            parameters of its own, as the temperatures of pairs, they are the column that the objective names.
+            columns, including ``index``, on the parameters' device.  The objective is measured on the first part, every
+            constraint on its :attr:`part` (a single split is the part "target").  Parameters of single samples, such as
+            temperatures of pairs, are a column with the name that the objective gives.
         batches: by part the same samples again, or this process's share of them, with the network's input.
-        multipliers: nu_i, shape (m,), with a backward pass or two for every batch.  By default those that make the
-            residuals small together, ``argmin over nu >= 0 of |grad F + sum_i nu_i grad h_i|^2 + sum_i (nu_i h_i)^2``,
-            with a backward pass for every batch and each of F and the s_i that depend on its part.
-        processes: of the job, which share the batches; this one alone by default.
-        max_values: most values of the gradients of all constraints, and of an objective's comparisons of samples where
-            all of them are in memory at once.
+        multipliers: nu_i, shape (m,); they need one or two backward passes per batch.  By default those that minimise
+            the residuals, ``argmin over nu >= 0 of |grad F + sum_i nu_i grad h_i|^2 + sum_i (nu_i h_i)^2``, which need
+            a backward pass per batch for F and for each s_i.
+        processes: the processes of the job, which share the batches; this one alone by default.
+        max_values: largest number of values of the gradients of all constraints, and of an objective's comparisons of
+            samples that are in memory at once.
 
     Raises:
-        ConfigError: if objective or constraints are measured on parts that are not there, parameters of single samples
-            are trained and their column is missing, the network makes random views of the samples, nothing is trained,
-            or there are too many values.
+        ConfigError: if the objective or a constraint is measured on a missing part, the column of parameters of single
+            samples is missing, the network makes random views of the samples, nothing is trained, or there are too many
+            values.
         DataError: if the split has no sample of a constraint's subset.
         NonFiniteError: if a gradient is NaN or infinite.
     """
@@ -155,18 +155,18 @@ def penalty_multipliers(
     epoch: int = 0,
     smoothing: Smoothing | None = None,
 ) -> list[float]:
-    """What a fixed penalty multiplies the gradients of the h_i with, at their exact values.
+    """The factors of a fixed penalty on the gradients of the h_i, at the exact values of the h_i.
 
-    These are the slopes ``phi_rho'(h_i + kappa) / m``.  An algorithm replaces ``f_i = phi_rho(h_i(.) + kappa)`` as a
-    whole by its smoothing, of which the slope by h_i is taken; it is another one than that of a smoothed phi_rho where
-    h_i is made of several inner values.
+    They are the slopes ``phi_rho'(h_i + kappa) / m``.  If an algorithm smooths ``f_i = phi_rho(h_i(.) + kappa)``, the
+    slope of the smoothed f_i with respect to h_i is used; it differs from that of a smoothed phi_rho if h_i depends on
+    several inner values.
 
     Args:
-        penalty: how the constraints are enforced.
-        constraints: all of them, with m rows together.
+        penalty: the penalty.
+        constraints: all constraints, with m rows in total.
         samples: the network's outputs on the whole data sets and their columns, by part.
-        epoch: of which rho is taken.
-        smoothing: of the algorithm, by which f_i is replaced; None for none.
+        epoch: epoch whose rho is used.
+        smoothing: the algorithm's smoothing of f_i; None for none.
     """
     total, slopes = sum(c.num_rows for c in constraints), list[float]()
     for c in constraints:
@@ -182,12 +182,12 @@ def penalty_multipliers(
 
 
 def require_certifiable(functions: InnerFunctions, parts: Sequence[str], max_values: float = MAX_VALUES) -> None:
-    """Find out before anything runs whether a certificate can be given.
+    """Raise before any computation if a certificate cannot be computed.
 
     Args:
         functions: the network, the objective and the constraints.
-        parts: names of the data sets that are there, that of the objective first.
-        max_values: most values of the gradients of objective and constraints, > 0.
+        parts: names of the available data sets, the objective's first.
+        max_values: largest number of values of the gradients of objective and constraints, > 0.
 
     Raises:
         ConfigError: see :func:`certificate`.
@@ -217,7 +217,7 @@ def require_certifiable(functions: InnerFunctions, parts: Sequence[str], max_val
 
 
 def _sample_parameters(objective: Objective, columns: Columns) -> dict[str, Tensor]:
-    """The column of the parameters that every sample has of its own, as the start of a graph; empty without any.
+    """The column of the parameters of single samples, requiring gradients; empty without such parameters.
 
     Raises:
         ConfigError: if the column is missing.
@@ -234,7 +234,7 @@ def _sample_parameters(objective: Objective, columns: Columns) -> dict[str, Tens
 
 
 def _prepared(objective: Objective, columns: Columns, max_values: float) -> Objective:
-    """A copy that belongs to this split and this process alone."""
+    """A copy of the objective for this split and this process alone."""
     copied, count = copy.deepcopy(objective), len(columns["index"])
     copied.num_samples, copied.direct_weight = count, 1.0
     copied.join(Processes(alone=True))
@@ -250,10 +250,10 @@ def _prepared(objective: Objective, columns: Columns, max_values: float) -> Obje
 
 
 def _objective_scalar(objective: Objective, samples: Samples, max_values: float) -> tuple[Tensor, Tensor]:
-    """A scalar with the gradient of F, and what this is by parameters that are not the network's.
+    """F as a scalar with graph, and its gradient with respect to parameters that are not the network's.
 
     Raises:
-        DataError: if F is not finite for what the data holds.
+        DataError: if F is not finite because of the data.
     """
     copied = _prepared(objective, samples.of(objective)[1], max_values)
     outputs, columns = samples.of(copied)
@@ -266,7 +266,7 @@ def _objective_scalar(objective: Objective, samples: Samples, max_values: float)
 
 
 def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Tensor]) -> Tensor:
-    """The gradient of F by the objective's own parameters and then by those of single samples, on the CPU."""
+    """The gradient of F by the objective's parameters, followed by that of single samples' parameters, on the CPU."""
     parameters, rows = [p for p in objective.parameters() if p.requires_grad], list(own_rows.values())
     gradients = gradient(value, [*parameters, *rows])
     if objective.sample_parameters is None:
@@ -279,7 +279,7 @@ def _own_gradient(value: Tensor, objective: Objective, own_rows: Mapping[str, Te
 
 
 def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor, _Sides]:
-    """The numbers s_i of all rows, with the graph of the outputs, shape (m,), and the sides."""
+    """The numbers s_i of all rows, with the graph to the outputs, shape (m,), and the sides."""
     reference = pytree.tree_leaves(samples.outputs)[0]
     numbers = [reference.new_zeros(0)]
     signs = [reference.new_zeros(0)]
@@ -292,14 +292,14 @@ def _signed(constraints: Sequence[Constraint], samples: Samples) -> tuple[Tensor
         exceeded.append(excess(s.detach().unsqueeze(1), c.kappa, c.sides).flatten())
         signs.append(s.new_tensor([1.0, -1.0][: c.sides]).repeat(c.num_rows))
     sign = torch.cat(signs)
-    return torch.cat(numbers), _Sides((sign > 0).cumsum(0) - 1, sign, torch.cat(exceeded))  # a row begins with +
+    return torch.cat(numbers), _Sides((sign > 0).cumsum(0) - 1, sign, torch.cat(exceeded))  # rows begin with +
 
 
 def _inner_values(constraint: Constraint, samples: Samples) -> Tensor:
-    """The inner values of all rows, in their order.
+    """The inner values of all rows in order.
 
     Raises:
-        DataError: if the split has no sample for one.
+        DataError: if the split has no sample for a row.
     """
     outputs, columns = samples.of(constraint)
     index, values = inner_values(constraint, pytree.tree_map(Tensor.double, outputs), columns)
@@ -313,16 +313,16 @@ def _inner_values(constraint: Constraint, samples: Samples) -> Tensor:
 
 
 def _lagrangian(numbers: Tensor, sides: _Sides, values: Tensor, multipliers: Sequence[float] | None) -> list[Tensor]:
-    """The terms of the Lagrangian beside F, whose gradients by the weights are needed.
+    """The scalars, besides F, whose gradients with respect to the weights are needed.
 
-    With known multipliers that is one scalar with the gradient of ``sum_i nu_i h_i``.  The h_i of two sides,
-    ``|s_i| - kappa``, has that of s_i with the sign of the side that is exceeded more, and none where both are exceeded
-    alike.  Without multipliers it is every s_i by itself, as the best nu_i are yet to be found.
+    With given multipliers this is one scalar with the gradient of ``sum_i nu_i h_i``.  For ``h_i = |s_i| - kappa`` the
+    gradient of s_i is used with the sign of the side with the larger excess, and 0 if both are equal.  Without
+    multipliers these are all s_i, as the best nu_i must still be found.
     """
     if multipliers is None or not len(numbers):
         return list(numbers)
     nu = torch.as_tensor(multipliers, dtype=torch.float64, device=numbers.device)
-    largest = (sides.excess == values[sides.row]).to(sides.sign.dtype)  # the side that is exceeded more
+    largest = (sides.excess == values[sides.row]).to(sides.sign.dtype)  # the side with the larger excess
     sign = torch.zeros_like(values).index_add(0, sides.row, largest * sides.sign).clamp(-1, 1)
     return [(nu * sign) @ numbers]
 
@@ -337,17 +337,17 @@ def _gradients_by_weights(
     batches: Mapping[str, Iterable[Columns]],
     processes: Processes,
 ) -> Tensor:
-    """The gradients of scalars of the outputs by the network's weights, shape (scalars, d), on the CPU.
+    """The gradients of scalar functions of the outputs by the network's weights, shape (scalars, d), on the CPU.
 
-    Where o_j are the outputs on sample j, the gradient of a scalar S is ``sum_j (dS / d o_j) (d o_j / dw)``: the first
-    factor is taken once for whole data sets, the second in the network's pass over the batches.
+    With the outputs o_j on sample j, the gradient of a scalar S is ``sum_j (dS / d o_j) (d o_j / dw)``: the first
+    factor is computed once for whole data sets, the second in the network's pass over the batches.
     """
     weights = [p for p in functions.network.parameters() if p.requires_grad]
     total = torch.zeros(len(scalars), sum(w.numel() for w in weights), dtype=torch.float64)
     with processes.together():
         for name, loader in batches.items() if weights else ():
             leaves, index = pytree.tree_leaves(samples.outputs[name]), samples.batch[name]["index"]
-            slopes = [gradients(number, leaves) for number in scalars]  # none of a part on which it does not depend
+            slopes = [gradients(number, leaves) for number in scalars]  # empty if independent of the part
             depending, ordered = [k for k, slope in enumerate(slopes) if slope], index.argsort()
             for batch in loader if depending else ():
                 outputs = pytree.tree_leaves(outputs_of_columns(functions.network, batch))
@@ -365,7 +365,7 @@ def _gradients_by_weights(
 
 
 def _least_residuals(objective: Tensor, rows: Tensor, sides: _Sides) -> Tensor:
-    """The multipliers of the sides for which stationarity and complementarity are nearest to 0, in least squares."""
+    """The multipliers of the sides that minimise stationarity and complementarity, in least squares."""
     if not len(sides.row):
         return torch.zeros(0, dtype=torch.float64)
     products = gram(torch.cat([objective.unsqueeze(0), rows]))

@@ -13,16 +13,16 @@ from fcco_lightning.objectives import GroupObjective, Objective
 from fcco_lightning.outer import Shifted, slopes
 
 GRID = tuple(10 ** (k / 10 - 4) for k in range(51))
-"""The smoothings lam at which stationarity is measured: ten per decade from 1e-4 to 10."""
+"""The smoothings lam at which stationarity is computed: ten per decade from 1e-4 to 10."""
 
 
 class Spectrum(NamedTuple):
     """The extreme eigenvalues of a Gram matrix.
 
     Attributes:
-        lambda_min: The smallest eigenvalue, >= 0; one below ``n k 2e-16 lambda_max`` is rounding.
+        lambda_min: The smallest eigenvalue, >= 0; a value below ``n k 2e-16 lambda_max`` is a rounding error.
         lambda_max: The largest eigenvalue.
-        condition: Their ratio; inf where the smallest one is rounding.
+        condition: Their ratio; inf if the smallest eigenvalue is a rounding error.
     """
 
     lambda_min: float
@@ -31,7 +31,7 @@ class Spectrum(NamedTuple):
 
 
 class Stationarity(NamedTuple):
-    """How nearly stationary w is with the t_i and y_i of one smoothing (SONEX paper, Def. 4.1).
+    """The eps of approximate eps-stationarity of w, with the t_i and y_i of one smoothing (SONEX paper, Def. 4.1).
 
     Attributes:
         lam: The smoothing; 0 for t_i = g_i.
@@ -50,8 +50,8 @@ def stationarity(objective: Objective, jacobian: Jacobian, lams: Sequence[float]
     r"""Compute the eps of Def. 4.1 of the SONEX paper with ``t_i = prox_{lam f}(g_i)`` and ``y_i = grad f_lam(g_i)``.
 
     This is the choice in the proof of Thm 4.2: y_i is in the subdifferential of f at t_i, and the gradient is that of
-    ``g_0 + F_lam``.  For lam = 0, t_i = g_i.  The definition lacks g_0; here its gradient is added.  Where f itself
-    depends on parameters of the objective that are trained (a threshold), its derivative in them is added too.
+    ``g_0 + F_lam``.  For lam = 0, t_i = g_i.  The definition has no g_0; here its gradient is added.  If f depends on
+    trained parameters of the objective (a threshold), the derivative with respect to them is added, too.
 
     Args:
         objective: An objective whose outer function has a prox, unless all ``lams`` are 0.
@@ -95,7 +95,7 @@ def spectrum(matrix: Tensor) -> Spectrum:
 
 
 def _gradient_of_outer(objective: Objective, values: Tensor, lam: float) -> Tensor:
-    """The gradient of ``(1/n) sum_i f_lam(g_i)`` in the objective's trained parameters while the g_i are held fixed."""
+    """The gradient of ``(1/n) sum_i f_lam(g_i)`` with respect to the objective's trained parameters, for fixed g_i."""
     parameters, outer = [p for p in objective.parameters() if p.requires_grad], outer_function(objective)
     if not parameters or outer.coupled:  # a coupled f is a maximum over weights, without parameters
         return torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
@@ -110,12 +110,12 @@ def diagnose(
 
     - ``rows`` n, ``width`` k, ``parameters`` d, and ``value`` F(w) (absent for a max form);
     - ``gram``: the :class:`Spectrum` of ``J J^T`` over all parameters, with a threshold s as part of ``R_i - s``;
-      ``gram_network``: over the network's alone;
+      ``gram_network``: the same over the network's parameters alone;
     - ``duals``: the :class:`Duals` at the exact g_i (``exact``) and of the rows that the algorithm keeps
-      (``remembered``).  ``worst_case`` is n C_f^2/2, inf where C_f is not known.  For a CVaR there are also ``alpha_n``
-      and ``predicted`` = n/(2 alpha), which omega is near at an optimum (ALEXR paper, Remark F.1);
-    - ``stationarity``: the :class:`Stationarity` ``at`` the smoothing lam if it is known, and the ``best`` one on the
-      ``grid`` of lam = 0 and :data:`GRID`.  Smooth f and max forms need no smoothing, so for them lam = 0 only.
+      (``remembered``).  ``worst_case`` is n C_f^2/2, inf if C_f is not known.  For a CVaR there are also ``alpha_n``
+      and ``predicted`` = n/(2 alpha), to which omega is close at an optimum (ALEXR paper, Remark F.1);
+    - ``stationarity``: the :class:`Stationarity` ``at`` the smoothing lam, if it is given, and the ``best`` one on the
+      ``grid`` of lam = 0 and :data:`GRID`.  For smooth f and max forms, which need no smoothing, lam = 0 only.
 
     Args:
         objective: The objective.
@@ -140,7 +140,7 @@ def diagnose(
 
 
 def _threshold_entry(objective: Objective) -> float:
-    """Return what a trained threshold s adds to every entry of the Gram matrix of ``R_i - s``: its slope is -1."""
+    """Return the contribution of a trained threshold s to every entry of the Gram matrix of ``R_i - s``, 1 or 0."""
     outer = outer_function(objective)
     return 1.0 if isinstance(outer, Shifted) and outer.shift.requires_grad else 0.0
 

@@ -1,4 +1,4 @@
-"""Dual values y_i of the inner functions: the exact ones, those that an algorithm's rows stand for, and their sum."""
+"""Dual values y_i of the inner functions: exact ones, those of an algorithm's rows, and their size."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from fcco_lightning.objectives import Objective
 from fcco_lightning.objectives.measurable import Rows
 from fcco_lightning.outer import OuterFunction, WorstCase, slopes, widest
 
-_ACTIVE = 1e-6  # relative to the largest dual value
+_ACTIVE = 1e-6  # fraction of the largest dual value
 
 
 class Duals(NamedTuple):
@@ -48,7 +48,7 @@ def duals(y: Tensor) -> Duals:
 def outer_gradients(objective: Objective, values: Tensor) -> Tensor:
     """Compute ``y_i`` in the subdifferential of f at g_i(w).
 
-    For a max form it is ``n q_i``, where q is the worst case, under the penalty on q if there is one.
+    For a max form it is ``n q_i``, with q the worst case, including a penalty on q if there is one.
 
     Args:
         objective: An objective with inner functions.
@@ -68,12 +68,12 @@ def outer_gradients(objective: Objective, values: Tensor) -> Tensor:
 
 
 def remembered_duals(algorithm: Algorithm, terms: Sequence[Term]) -> Tensor | None:
-    """Compute the y_i for which the remembered rows of an objective stand, without rows that were never written.
+    """Compute the y_i of the remembered rows of an objective, without rows that were never written.
 
-    All processes call it.
+    All processes must call it.
 
     Args:
-        algorithm: The algorithm that maintains the rows.
+        algorithm: The algorithm that keeps the rows.
         terms: The terms of the problem.
 
     Returns:
@@ -104,16 +104,16 @@ def outer_function(objective: Objective) -> OuterFunction:
 
 
 def value_of(objective: Objective, outputs: Any, columns: Columns) -> Tensor | None:
-    r"""``g_0 + mean_i r_i f_i(g_i)`` of the values that samples give.
+    r"""``g_0 + mean_i r_i f_i(g_i)`` with the inner values of given samples.
 
-    The mean is over the rows that the samples contain, r_i is the relevance of a row, 1 by default.
+    The mean is over the rows of the samples; r_i is the relevance of a row, 1 by default.
 
     Args:
         objective: the objective.
-        outputs: of the network for the samples of its part, with graph.
-        columns: of these samples.
+        outputs: the network's outputs for the samples of its part, with graph.
+        columns: the columns of these samples.
 
-    Returns: a scalar with graph, by the parameters of f_i, too; None if the samples contain no row.
+    Returns: a scalar with graph, also to the parameters of f_i; None if the samples contain no row.
     """
     direct, rows = objective.measure(outputs, columns)
     if direct is not None and objective.direct_weight != 1:
@@ -122,14 +122,14 @@ def value_of(objective: Objective, outputs: Any, columns: Columns) -> Tensor | N
     if rows is None or outer is None or not bool((rows.weight != 0).any()):
         return direct
     names = rows.index
-    if names is None and len(columns.get("index", ())) == len(rows.values):  # the rows are those of the samples
+    if names is None and len(columns.get("index", ())) == len(rows.values):  # one row per sample
         names = columns["index"]
     mean = _coupled(objective, rows, names) if outer.coupled else _mean(outer, rows, names)
     return mean if direct is None else direct + mean
 
 
 def _mean(outer: OuterFunction, rows: Rows, names: Tensor | None) -> Tensor:
-    """The mean over rows under a function of single rows; entries with one name count as one row together."""
+    """The mean over rows of a function of single rows; entries with the same name count as one row."""
     members = rows.weight.nonzero().squeeze(1)
     arguments = torch.where((rows.weight != 0).unsqueeze(1), rows.values, 1.0)  # where f and its slope are finite
     terms = outer(arguments.to(widest(arguments)))[members]
@@ -140,7 +140,7 @@ def _mean(outer: OuterFunction, rows: Rows, names: Tensor | None) -> Tensor:
 
 
 def _coupled(objective: Objective, rows: Rows, names: Tensor | None) -> Tensor:
-    """The mean under a function of all rows together, which takes each of them once, in their order."""
+    """The mean over rows of a function of all rows together, which needs each row once, in order."""
     members = rows.weight.nonzero().squeeze(1)
     if names is not None:
         members = members[first_occurrences(names[members])]

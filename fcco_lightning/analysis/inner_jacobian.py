@@ -1,4 +1,4 @@
-"""The exact inner functions of a group objective on a whole split, and their gradients, batch by batch."""
+"""The exact inner functions of a group objective on a whole split, and their gradients, computed in batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from fcco_lightning.state.processes import Processes
 
 MAX_VALUES = 2e9
 """The default for the largest number of values of a Jacobian, or of a Gram matrix: 8 GB in float32."""
-_BLOCK = 2**24  # values of the Jacobian that are converted to float64 at a time
+_BLOCK = 2**24  # values of the Jacobian converted to float64 at once
 
 
 class Jacobian(NamedTuple):
@@ -26,9 +26,9 @@ class Jacobian(NamedTuple):
     Attributes:
         values: The inner values g_i(w), shape (n, k), float64.
         rows: The gradients of their entries, shape (n k, d), float32 or wider; the network's parameters come first.
-        direct: The value g_0(w), 0 where the objective has no direct part.
+        direct: The value g_0(w), 0 if the objective has no direct part.
         direct_gradient: The gradient of g_0, shape (d,), float64.
-        num_network: How many of the d parameters belong to the network.
+        num_network: The number of the d parameters that belong to the network.
     """
 
     values: Tensor
@@ -65,8 +65,8 @@ def jacobian(
     processes = processes or Processes()
     n, k, d = required_size(functions, max_values)
     weights = list(functions.trainable().values())
-    with undisturbed(functions):  # also around the sums: nothing can be done with what Lightning's inference mode makes
-        # of the n k entries of g, and behind them of g_0
+    with undisturbed(functions):  # also the sums, which must not be inference tensors
+        # for the n k entries of g, and g_0 last
         counts, values = torch.zeros(2, n * k + 1, dtype=torch.float64)
         rows = torch.zeros(n * k + 1, d, dtype=torch.promote_types(weights[0].dtype, torch.float32))
         with processes.together():
@@ -149,7 +149,7 @@ def _require_all(counts: Tensor, values: Tensor, rows: Tensor, k: int) -> None:
 
 
 def _by_group(batch: Columns) -> Iterator[Columns]:
-    """Split a batch by group; one without that column stays whole, and the objective says what is missing."""
+    """Split a batch by group; without that column it stays whole, and the objective raises for it."""
     if "group" not in batch:
         yield batch
         return
@@ -159,7 +159,7 @@ def _by_group(batch: Columns) -> Iterator[Columns]:
 
 
 def _means(functions: InnerFunctions, part: Columns) -> Iterator[tuple[int, int, Tensor]]:
-    """Of samples of one group, ``(row k + column, number of samples, mean)`` of each entry of g, and of g_0 as -1.
+    """For samples of one group, ``(row k + column, number of samples, mean)`` of the entries of g, and of g_0 as -1.
 
     Raises:
         DataError: if a column is missing or wrong.
@@ -196,7 +196,7 @@ def undisturbed(functions: InnerFunctions) -> Iterator[None]:
 
 
 def gradients(number: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients of a scalar, whose graph is kept; none if it does not depend on any of the tensors."""
+    """The gradients of a scalar, whose graph is kept; empty if it does not depend on any of the tensors."""
     if not tensors or not number.requires_grad:
         return []
     partials = torch.autograd.grad(number, list(tensors), retain_graph=True, allow_unused=True)
@@ -208,10 +208,10 @@ def gradients(number: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gradient(number: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-    """The same as one vector, float64, on the CPU; zeros where the scalar does not depend on a tensor."""
+    """The gradients of a scalar as one vector, float64, on the CPU; zeros for tensors that it does not depend on."""
     return flat(gradients(number, tensors) or [torch.zeros_like(t) for t in tensors])
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """The values of some tensors as one vector, float64, on the CPU."""
+    """The concatenated values of tensors, a vector, float64, on the CPU."""
     return torch.cat([torch.zeros(0, dtype=torch.float64), *(t.detach().reshape(-1).double().cpu() for t in tensors)])

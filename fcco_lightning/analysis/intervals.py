@@ -1,4 +1,4 @@
-"""How far the constraints' values on a split can be from those on all data that the split is a sample of."""
+"""Confidence intervals of constraints: their values on the population from which a split is a sample."""
 
 import math
 from collections.abc import Sequence
@@ -15,21 +15,21 @@ from fcco_lightning.evaluation.split import inner_values
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.outer import slopes
 
-_ROUNDING = 1e-12  # below it a variance of numbers in [0, 1] is 0
+_ROUNDING = 1e-12  # variances of numbers in [0, 1] below it count as 0
 
 
 class Interval(NamedTuple):
     """A confidence interval of h_i for weights that do not depend on the split.
 
-    On the training split, to which the weights were fitted, it leaves out what fitting did.
+    On the training split, to which the weights were fitted, it does not account for overfitting.
 
     Attributes:
         h: the value on the split.
         low: lower end.
         high: upper end.
-        noise: of ``h = |s| - kappa``, how large ``|s|`` is at most in 95 of 100 splits of this size where nothing
-            differs (s = 0 on all data, and a rate varies within every subset as within all of them together, or where
-            none of their samples differ as with one more at 0 and one at 1); NaN for constraints that compare nothing.
+        noise: for ``h = |s| - kappa`` the 95% quantile of ``|s|`` over splits of this size if there is no difference (s
+            = 0 on the population, and rates vary within every subset as within all subsets together; if no samples
+            differ, as with one more sample at 0 and one at 1); NaN for constraints without a comparison.
         method: "binomial" or "normal", see :func:`intervals`.
     """
 
@@ -41,18 +41,18 @@ class Interval(NamedTuple):
 
 
 class _Means(NamedTuple):
-    """The inner values of a row, and how they vary from split to split.
+    """The inner values of a row, and their variation between splits.
 
     Attributes:
-        values: shape (k,).
-        slopes: of the number s that they make up, shape (k,).
-        variances: shape (k,).
-        sizes: of the subset that each is a mean over, by Kish where samples have weights, shape (k,); empty if they
-            are no means of values in [0, 1].
+        values: the inner values, shape (k,).
+        slopes: derivatives of the number s with respect to the values, shape (k,).
+        variances: variances of the values, shape (k,).
+        sizes: number of samples in the subset of each mean (Kish's effective number, if samples have weights), shape
+            (k,); empty if the values are no means of numbers in [0, 1].
         error: standard error of s.
-        error_of_equals: the same where nothing differs between the subsets.
-        clusters: in the subset that has the fewest; None where all samples are independent.
-        designs: how many times as large the variance of each mean is as that of independent samples, shape (k,).
+        error_of_equals: standard error of s if the subsets do not differ.
+        clusters: number of clusters in the subset with the fewest; None if all samples are independent.
+        designs: design effect: variance of each mean over that of independent samples, shape (k,).
     """
 
     values: Tensor
@@ -65,7 +65,7 @@ class _Means(NamedTuple):
     designs: Tensor
 
     def quantile(self, tail: float) -> float:
-        """How many standard errors are exceeded with the probability ``tail``."""
+        """The number of standard errors that is exceeded with the probability ``tail``."""
         return -float(ndtri(tail) if self.clusters is None else stdtrit(self.clusters - 1, tail))
 
 
@@ -78,47 +78,47 @@ def intervals(
     *,
     decisions: bool = False,
 ) -> dict[str, Interval]:
-    r"""Compute a confidence interval of every constraint that the split has samples of.
+    r"""Compute a confidence interval of every constraint for which the split has samples.
 
-    A constraint says of a number s that ``h = s - kappa <= 0``, or of two sides ``h = |s| - kappa <= 0``, and s is made
-    of one or several inner values: of a rate, or of the difference of two.  The interval of h is that of s, moved by
-    kappa; of two sides it is that of all ``|s| - kappa`` for s in its own.  There are two methods:
+    A constraint requires ``h = s - kappa <= 0``, or with two sides ``h = |s| - kappa <= 0``, for a number s that
+    depends on one or several inner values, such as a rate, or the difference of two rates.  The interval of h is that
+    of s, shifted by kappa; with two sides it contains all ``|s| - kappa`` for s in its interval.  There are two
+    methods:
 
     - "binomial", where the inner values are means of quantities in [0, 1] (rates): each rate has its exact interval
       (:func:`exact_binomial`), and several combine to that of s (:func:`_margins`).  Smoothed rates, which vary less
-      than 0 and 1 do, count as rates of more samples (:func:`_effective_size`).  Rates of samples with weights count
-      as those of ``(sum w)^2 / sum w^2`` samples (Kish, 1965), or of fewer if they vary more than so many do.
-    - "normal", for all others (losses, AUCs, ratios): ``s -+ z SE``, with the standard error of :func:`_influence`.
+      than zeros and ones, count as rates of more samples (:func:`_effective_size`).  Rates of samples with weights
+      count as rates of ``(sum w)^2 / sum w^2`` samples (Kish, 1965), or of fewer if they vary more.
+    - "normal", for other values (losses, AUCs, ratios): ``s -+ z SE``, with the standard error of :func:`_influence`.
 
-    Samples of one patient, camera or handwriting are alike, so that they say less than as many independent ones.  With
-    ``clusters`` only the clusters are independent: standard errors are those of :func:`_with_clusters`, quantiles those
-    of Student's t with c - 1 degrees of freedom, where c is the number of clusters in the subset that has the fewest
-    (MacKinnon, Nielsen and Webb, 2023), and rates count as those of fewer samples.  The noise is larger by the same
-    ratio of standard errors.  Where hits are rare and come in whole clusters, their number is known least where it
-    happens to be small: of a rate of 3% with a correlation of .6 within 40 clusters of 8 samples, 95% intervals hold it
-    in 91% of splits (and in 62% without clusters).
+    Samples of the same patient, camera or handwriting are correlated, and contain less information than as many
+    independent samples.  With ``clusters`` only clusters are assumed to be independent: standard errors are those of
+    :func:`_with_clusters`, quantiles those of Student's t with c - 1 degrees of freedom, where c is the number of
+    clusters in the subset with the fewest (MacKinnon, Nielsen and Webb, 2023), and rates count as rates of fewer
+    samples.  The noise increases by the same ratio of standard errors.  If positives are rare and occur in whole
+    clusters, the intervals are too short: for a rate of 3% with a correlation of .6 within 40 clusters of 8 samples,
+    95% intervals contain it in 91% of splits (in 62% without ``clusters``).
 
-    Quantiles of the pooled scores (``QuantileScores``, ``TopShare``) and ranks (``Exposure``) count as known.
+    Quantiles of the pooled scores (``QuantileScores``, ``TopShare``) and ranks (``Exposure``) are treated as known.
 
-    An example: of 100 samples 12 are decided positive, and at most a share of kappa = .1 is allowed.  The rate of .12
-    has the interval [.064, .200], so h = .02 has [-.036, .100]: the split leaves open whether the cap is kept.  In one
-    group 30% of 50 samples are decided positive, in the other 10% of 100, with the intervals [.179, .446] and
+    An example: 12 of 100 samples have a positive decision, and a rate of at most kappa = .1 is allowed.  The rate of
+    .12 has the interval [.064, .200], so h = .02 has [-.036, .100]: the split does not show whether the cap is met.  In
+    one group 30% of 50 samples have a positive decision, in the other 10% of 100, with the intervals [.179, .446] and
     [.049, .176].  Their difference s = .2 has ``[.2 - sqrt(.121^2 + .076^2), .2 + sqrt(.146^2 + .051^2)]``, that is
     [.057, .355]: the rates of the groups differ.
 
     Args:
-        constraints: any number.
+        constraints: the constraints.
         outputs: the network's outputs on the whole split, shape (n, ...).
         columns: the columns of the split.
-        level: the confidence of a single interval, in (0, 1), as no interval but the whole line is certain; to have all
-            m hold together with confidence ``1 - a`` take ``1 - a / m`` (Bonferroni).
-        clusters: the number of the cluster of every sample, shape (n,); None if all samples are independent.
-        decisions: whether constraints that smooth decisions are enforced on the decisions themselves, whose intervals
-            are wanted then.
+        level: confidence level of a single interval, in (0, 1); for a joint level ``1 - a`` of m intervals use ``1 - a
+            / m`` (Bonferroni).
+        clusters: number of every sample's cluster, shape (n,); None if all samples are independent.
+        decisions: whether to compute intervals of the decisions themselves for constraints that smooth decisions.
 
     Returns:
-        The intervals by name; where two constraints have one name, the later one gets an apostrophe.  Rows of which the
-        split has samples of a single cluster have none, and where the interval is a normal one, of a single sample.
+        The intervals by name; if two constraints have the same name, the later one gets an apostrophe.  Rows with
+        samples of a single cluster are left out, and for normal intervals also rows with a single sample.
 
     Raises:
         ConfigError: if ``level`` is not in (0, 1).
@@ -144,7 +144,7 @@ def intervals(
 def _rows(
     constraint: Constraint, outputs: Tensor, columns: Columns, codes: Tensor | None, *, decisions: bool
 ) -> dict[int, _Means]:
-    """The rows of which the split has samples, of more than one cluster."""
+    """The rows for which the split has samples, and from more than one cluster if there are clusters."""
     wide = outputs.detach().clone().double()
     counted = {name: column.clone() for name, column in columns.items()}
     weight = torch.ones(len(wide), dtype=torch.float64, device=wide.device, requires_grad=True)
@@ -164,7 +164,7 @@ def _rows(
         members = members * sample_weight
         rates = subsets is not None and constraint.range == (0.0, 1.0) and len(members) == len(values)
         if subsets is not None and not rates and int((members > 0).sum(1).min()) < 2:
-            continue  # a single sample has no estimate of variance
+            continue  # no variance estimate from a single sample
         means = _means(values.detach(), slope, influence, members if rates else None)
         clustered = means if codes is None else _with_clusters(means, influence, members, codes.to(influence.device))
         rows |= {} if clustered is None else {i: clustered}
@@ -172,10 +172,10 @@ def _rows(
 
 
 def _means(values: Tensor, slopes: Tensor, influence: Tensor, members: Tensor | None) -> _Means:
-    """Those of independent samples, from the influence of every sample on each of the k values, shape (k, n).
+    """Statistics for independent samples, from the influence of every sample on each of the k values, shape (k, n).
 
-    Means of values in [0, 1] are over subsets, given by what every sample counts in them (0 if it is no member),
-    shape (k, n).  Weights that go with the values make a mean vary more than one of as many equal samples can.
+    For means of numbers in [0, 1] ``members`` are the samples' weights in the k subsets (0 outside), shape (k, n).
+    Weights that are correlated with the values can make a mean vary more than that of as many equally weighted samples.
     """
     variances, error = influence.square().sum(1), float((slopes @ influence).norm())
     means = _Means(values, slopes, variances, values.new_zeros(0), error, error, None, torch.ones_like(values))
@@ -184,7 +184,7 @@ def _means(values: Tensor, slopes: Tensor, influence: Tensor, members: Tensor | 
     totals = members.sum(1)
     sizes, share = totals.square() / members.square().sum(1), totals / totals.sum()
     spread = share @ (sizes * variances + values.square()) - (share @ values).square()
-    number = sizes.sum()  # where no sample differs from another, the spread with one more at 0 and one at 1
+    number = sizes.sum()  # if no samples differ, the spread with one more sample at 0 and one at 1
     spread = torch.where(spread > _ROUNDING, spread, (number + 1) / (number + 2).square())
     equals = (spread * (slopes / totals @ members).square().sum()).sqrt()
     binomial = values * (1 - values) / sizes
@@ -193,15 +193,15 @@ def _means(values: Tensor, slopes: Tensor, influence: Tensor, members: Tensor | 
 
 
 def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Tensor) -> _Means | None:
-    """The same for samples in the clusters ``codes`` (n,), 0..C-1; None if a subset of ``members`` has a single one.
+    """The statistics for samples in clusters ``codes`` (n,), 0..C-1; None if a subset has a single cluster.
 
-    The influences of the samples of a cluster add up to that of the cluster (Liang and Zeger, 1986):
-    ``SE^2 = c / (c - 1) sum over clusters of (sum over its samples j of ds / d weight_j)^2``, with c the number of
-    clusters in the subset that has the fewest.  The factor makes it unbiased for a mean over clusters of one size,
-    whose influences, as those of all weighted means, add up to 0.
+    The influence of a cluster is the sum of the influences of its samples (Liang and Zeger, 1986): ``SE^2 = c / (c - 1)
+    sum over clusters of (sum over its samples j of ds / d weight_j)^2``, with c the number of clusters in the subset
+    with the fewest.  The factor makes it unbiased for a mean over clusters of equal size (influences of a weighted mean
+    sum to 0).
 
-    The design effect of a mean is the ratio of this variance to that of independent samples, not below 1.  Where no
-    sample differs from another it is that of clusters whose samples are all equal.
+    The design effect of a mean is the ratio of this variance to that of independent samples, at least 1.  If no samples
+    differ, it is that of clusters of identical samples.
     """
     shape = int(codes.max()) + 1
     sizes = influence.new_zeros(len(members), shape).index_add(1, codes, members)
@@ -213,7 +213,7 @@ def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Ten
     error = math.sqrt(c / (c - 1)) * float((means.slopes @ totals).norm())
     if len(means.sizes):
         cluster_variances = totals.square().sum(1) * numbers / (numbers - 1)
-        equal = sizes.square().sum(1) / members.square().sum(1)  # of clusters whose samples are all equal
+        equal = sizes.square().sum(1) / members.square().sum(1)  # for clusters of identical samples
         larger = torch.where(means.variances > 0, cluster_variances / means.variances, equal).clamp(min=1)
         means = means._replace(designs=means.designs * larger)
     ratio = error / means.error if means.error > 0 else 1.0
@@ -221,11 +221,11 @@ def _with_clusters(means: _Means, influence: Tensor, members: Tensor, codes: Ten
 
 
 def _influence(value: Tensor, weight: Tensor) -> Tensor:
-    r"""How a value changes with the weight of each sample, ``ds / d weight_j``, shape (n,).
+    r"""The derivative of a value with respect to the weight of each sample, ``ds / d weight_j``, shape (n,).
 
-    The infinitesimal jackknife (Efron, 1981) has the variance of s from it, ``SE^2 = sum_j (ds / d weight_j)^2`` at
-    weights 1, by which those of the column are multiplied.  Of a mean of n values it is ``(x_j - mean) / n``, so that
-    ``SE^2`` is their variance over n.
+    The infinitesimal jackknife (Efron, 1981) estimates the variance of s by ``SE^2 = sum_j (ds / d weight_j)^2`` at
+    weights of 1, which multiply the column ``weight``.  For a mean of n values the derivative is ``(x_j - mean) / n``,
+    so that ``SE^2`` is their variance over n.
     """
     if not value.requires_grad:
         return torch.zeros_like(weight)
@@ -247,19 +247,20 @@ def _interval(constraint: Constraint, means: _Means, level: float) -> Interval:
 
 
 def _margins(means: _Means, tail: float) -> tuple[float, float]:
-    """How far below and above ``s = sum_j c_j u_j`` the ends of its interval are, for independent rates u_j.
+    """Distances from ``s = sum_j c_j u_j`` to the lower and the upper end of its interval, for independent rates u_j.
 
-    With l_j the lower end of the interval of ``c_j u_j``, that of s is ``sqrt(sum_j (c_j u_j - l_j)^2)`` below it, and
-    likewise above (Zou and Donner, 2008; of two rates Newcombe, 1998).  A cluster that is in two subsets is taken for
-    two, which of a difference gives a wider interval.
+    With l_j the lower end of the interval of ``c_j u_j``, the lower distance is ``sqrt(sum_j (c_j u_j - l_j)^2)``, and
+    similarly the upper one (Zou and Donner, 2008; Newcombe, 1998, for two rates).  A cluster in two subsets is treated
+    as two clusters, which makes the interval of a difference wider.
 
-    A single rate is in its interval at least as often as asked for.  Of 95% intervals of a difference of two rates that
-    holds on average over all pairs of rates, and of every pair with 50 and 100 or 200 and 200 samples; with at most ten
-    of each and rates at opposite ends it is 92.5% at least (by enumeration of 37 by 37 pairs of rates).
+    The coverage for a single rate is at least the nominal level.  For 95% intervals of a difference of two rates this
+    is true on average over all pairs of rates, and for every pair with 50 and 100, or 200 and 200 samples; with at most
+    ten samples each and rates at opposite ends the coverage is at least 92.5% (by enumeration of 37 by 37 pairs of
+    rates).
 
-    Of clusters the number of samples of a rate is divided by the design effect, and multiplied by
-    ``(t_(n-1) / t_(c-1))^2``, the quantiles of t (Korn and Graubard, 1998), if that is less than 1: samples of unequal
-    weight may count as fewer than there are clusters.
+    With clusters the number of samples of a rate is divided by the design effect, and multiplied by ``(t_(n-1) /
+    t_(c-1))^2``, with quantiles of t (Korn and Graubard, 1998), if that is less than 1 (the effective number of samples
+    with unequal weights may be smaller than the number of clusters).
     """
     squares_below = squares_above = 0.0
     statistics = (means.values, means.slopes, means.variances, means.sizes, means.designs)
@@ -274,11 +275,11 @@ def _margins(means: _Means, tail: float) -> tuple[float, float]:
 
 
 def _effective_size(rate: float, variance: float, size: float) -> float:
-    """Of how many zeros and ones a mean of values in [0, 1] would vary as much; at least ``size``.
+    """The number of zeros and ones whose mean varies as much as a given mean of numbers in [0, 1]; at least ``size``.
 
-    That is ``p (1 - p) / Var p`` (Korn and Graubard, 1998), the number of samples for hard rates and a larger one for
-    smoothed ones.  Their variance is taken with one more sample at 0 and one at 1: a few low values do not say that
-    there are no high ones.
+    It is ``p (1 - p) / Var p`` (Korn and Graubard, 1998), the number of samples for hard rates and a larger number for
+    smoothed rates.  Their variance is computed with one more sample at 0 and one at 1, as a few low values do not
+    exclude high ones.
     """
     centre, square = (size * rate + 1) / (size + 2), (size * (size * variance + rate**2) + 1) / (size + 2)
     return max(size, rate * (1 - rate) * size / (square - centre**2))
@@ -288,9 +289,9 @@ def exact_binomial(rate: float, size: float, tail: float) -> tuple[float, float]
     """The interval of Clopper and Pearson (1934) for a rate.
 
     Args:
-        rate: observed, in [0, 1].
-        size: number of samples, > 0; effective numbers need not be whole.
-        tail: probability outside on each side.
+        rate: observed rate, in [0, 1].
+        size: number of samples, > 0, not necessarily an integer.
+        tail: probability outside of the interval on each side.
 
     Example:
         >>> [round(end, 3) for end in exact_binomial(0.12, 100, tail=0.025)]

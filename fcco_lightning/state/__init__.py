@@ -1,4 +1,4 @@
-"""The dual state and what keeps it right."""
+"""The dual state: rows, their exchange between processes, and their files."""
 
 from fcco_lightning.state.duplicates import Copies, copies, replaced
 from fcco_lightning.state.rows import SHARDED_FROM, DualState, Layout, checked_index, shard_of

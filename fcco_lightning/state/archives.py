@@ -1,4 +1,4 @@
-"""What the pickle of a checkpoint may ask for, found out before anything of it is made."""
+"""Limits on what the pickle of a checkpoint may create, checked before it is read."""
 
 import pickletools
 import zipfile
@@ -9,22 +9,22 @@ from typing import Any
 _ENCODE, _BYTEARRAY = "_codecs encode", "bytearray"
 _TEXTS = ("BINUNICODE", "SHORT_BINSTRING", "BINSTRING")
 _IN_PLACE = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD")
-_SPARE = 1_000_000  # values that a file may name again, beside one a byte
-_OF_A_VALUE = 100  # characters of a text that count as much as a value
-_LONGEST, _MOST_LONG = 1 << 64, 1000  # beyond 64 bits, numbers can be chosen to be sought one by one as keys
+_SPARE = 1_000_000  # values that a file may refer to again, besides one per byte
+_OF_A_VALUE = 100  # characters of a text that count as one value
+_LONGEST, _MOST_LONG = 1 << 64, 1000  # numbers of more than 64 bits can be chosen to collide as keys
 
 
 def excess(path: Path) -> str | None:
-    """What a checkpoint asks for beyond its size, in words; None if it asks for nothing.
+    """A phrase on how a checkpoint asks for more memory or time than its size justifies; None if it does not.
 
-    ``torch.load`` with ``weights_only`` runs no code of a file, but makes what the file says, and a few bytes can say
-    much: ``bytearray(n)`` asks for any memory, 40 calls of the codec "hex" in a row for 1 TB, and 40 pairs, each of
-    the one before twice, for 2^40 steps as soon as one is a key.
+    ``torch.load`` with ``weights_only`` runs no code of a file, but creates all values that the file describes, and a
+    few bytes can describe a lot: ``bytearray(n)`` takes any amount of memory, 40 nested calls of the codec "hex" take 1
+    TB, and 40 nested pairs, each containing the previous one twice, take 2^40 steps as soon as one is used as a key.
 
     Args:
-        path: of a whole archive, see :func:`~fcco_lightning.checks.check_file`.
+        path: path of a complete archive, see :func:`~fcco_lightning.checks.check_file`.
     """
-    with zipfile.ZipFile(path) as archive:  # torch asks for data.pkl in letters of any case
+    with zipfile.ZipFile(path) as archive:  # torch ignores the case of the name
         pickles = [archive.read(entry) for entry in archive.infolist() if entry.filename.lower().endswith("data.pkl")]
     return next((reason for entry in pickles if (reason := _excess(entry)) is not None), None)
 
@@ -36,7 +36,7 @@ def _excess(pickled: bytes) -> str | None:
             shared, long = shared + count, long + is_long
             if shared > _SPARE + len(pickled) or long > _MOST_LONG:
                 return "it names the same values again and again, or numbers of more than 64 bits"
-    except (ValueError, LookupError) as error:  # what torch would make up to there is not known either
+    except (ValueError, LookupError) as error:  # what torch would create before the error is not known either
         return f"it is no pickle ({error})"
     if makes_bytes and not _is_standard_pickle([*_pushed_names(pickled)]):
         return "it asks for memory that it does not fill (bytearray, _codecs.encode)"
@@ -44,7 +44,7 @@ def _excess(pickled: bytes) -> str | None:
 
 
 def _is_standard_pickle(names: list[str]) -> bool:
-    """Whether bytes are made as Python writes them down: of a text in Latin 1, of such bytes, or of nothing."""
+    """Whether bytes are created only as Python pickles them: from Latin-1 text, from such bytes, or empty."""
     for i, name in enumerate(names):
         encodes_text = names[i + 1 : i + 5] == ["text", "latin1", "TUPLE2", "REDUCE"]
         copies_bytes = names[i + 1] in (_ENCODE, "REDUCE", "EMPTY_TUPLE") if name == _BYTEARRAY else False
@@ -54,7 +54,7 @@ def _is_standard_pickle(names: list[str]) -> bool:
 
 
 def _pushed_names(pickled: bytes) -> Iterator[str]:
-    """What every operation of a pickle pushes: a function, a text, the codec Latin 1, or the operation's own name."""
+    """What each operation of a pickle pushes: a function's name, "text", "latin1", or the operation's name."""
     memo: dict[Any, str] = {}
     last = ""
     for operation, argument, _ in pickletools.genops(pickled):
@@ -73,17 +73,17 @@ def _pushed_names(pickled: bytes) -> Iterator[str]:
 
 
 class _Value:
-    """What an operation pushes: how many values it holds, members of members too, and whether it is named again."""
+    """A pushed object: the number of values in it, including nested ones, and whether it is referred to again."""
 
     def __init__(self) -> None:
         self.count, self.again = 0, False
 
 
 def _values_again(pickled: bytes) -> Iterator[tuple[int, bool]]:
-    """How many values every operation of a pickle names again, and whether it pushes a number of over 64 bits.
+    """For each operation of a pickle the number of values referred to again, and whether it pushes a long number.
 
     Raises:
-        ValueError: if the pickle is damaged, or changes a value that it has named again.
+        ValueError: if the pickle is damaged, or changes an object after referring to it again.
     """
     memo: dict[Any, _Value] = {}
     stack: list[_Value | None] = []  # None is a mark

@@ -1,4 +1,4 @@
-"""What is read of a checkpoint file: whole, of a known format, made of what it says, and nothing in it is run."""
+"""Reading of checkpoint files: complete, of a known format and structure, and without running code in them."""
 
 import hashlib
 import io
@@ -22,12 +22,12 @@ from fcco_lightning.state.divided import put_back
 
 CHECKPOINT_VERSION = 5
 STRUCTURE = "structure"
-"""Key of a checkpoint's header under which it says what it is made of."""
+"""Key of a checkpoint's header that describes its structure, see :func:`structure_of`."""
 _MISSING = "is missing"
-_MOST_MEMBERS = 1000  # of a part that is described member by member
+_MOST_MEMBERS = 1000  # up to which an entry is described member by member
 _PLAIN = (int, float, bool, str)
 _HYPER_PARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters", "hparams", "module_arguments")  # of Lightning
-_DEEPEST, _MOST_VALUES = 100, 1_000_000  # of nested parts, and of values that are no numbers in a row
+_DEEPEST, _MOST_VALUES = 100, 1_000_000  # levels of nesting, and values outside of lists of plain values
 WEIGHTS_ALONE = (
     "has no optimizer_states: saved with save_weights_only=True, it can be evaluated, but not continued. Continue one "
     "that was saved whole, or start without --ckpt_path."
@@ -40,12 +40,12 @@ def rows_folder(path: str | Path) -> Path:
 
 
 def read_file(path: str | Path, *, to_continue: bool = False, whole: bool = False) -> dict[str, Any]:
-    """What a checkpoint file holds, its tensors mapped from the file; nothing in it is run.
+    """The content of a checkpoint file; tensors are memory-mapped, and no code in it is run.
 
     Args:
-        path: of the file.
-        to_continue: whether a training is to be continued, which needs more than weights and rows.
-        whole: whether weights that lie in files beside it are read, too.
+        path: path of the file.
+        to_continue: whether training is to be continued, which needs more than weights and rows.
+        whole: whether weights in files beside it are read, too.
 
     Raises:
         CheckpointError: naming the file and what is wrong, if it is missing, damaged, not written by
@@ -60,15 +60,15 @@ def read_file(path: str | Path, *, to_continue: bool = False, whole: bool = Fals
 
 
 def require_sound(content: Mapping[str, Any], path: str | Path, *, to_continue: bool = False) -> None:
-    """Refuse content that is not what :mod:`~fcco_lightning.state.checkpoint_schema` says a checkpoint holds.
+    """Refuse content that does not follow :mod:`~fcco_lightning.state.checkpoint_schema`.
 
     Args:
-        content: of a checkpoint.
-        path: of its file.
-        to_continue: whether a training is to be continued, which needs more than weights and rows.
+        content: content of a checkpoint.
+        path: path of its file.
+        to_continue: whether training is to be continued, which needs more than weights and rows.
 
     Raises:
-        CheckpointError: naming the file, the entry, what is there and what belongs there.
+        CheckpointError: naming the file, the entry, its value and what is required.
     """
     header = content.get("fcco")
     if header is None:
@@ -86,15 +86,15 @@ def require_sound(content: Mapping[str, Any], path: str | Path, *, to_continue: 
 
 @contextmanager
 def in_words(name: str) -> Iterator[None]:
-    """Inside, a part loads its state; an error that it raises becomes a :class:`CheckpointError`.
+    """A context for loading a state, which turns errors into a :class:`CheckpointError`.
 
-    Only the owner of a state, such as an optimizer, knows its form.
+    It is for states whose format only their owner knows, such as an optimizer's.
 
     Args:
-        name: how a message names the state.
+        name: name of the state in messages.
 
     Raises:
-        CheckpointError: with the owner's own words.
+        CheckpointError: with the original message.
     """
     try:
         yield
@@ -109,7 +109,7 @@ def in_words(name: str) -> Iterator[None]:
 
 
 def in_memory(path: str | Path) -> io.BytesIO:
-    """A checkpoint with the weights that lie in files beside it, as a file in memory.
+    """A checkpoint with the weights in files beside it, as a file in memory.
 
     Raises:
         CheckpointError: see :func:`read_file`, or naming a file beside it that is missing or damaged.
@@ -121,7 +121,7 @@ def in_memory(path: str | Path) -> io.BytesIO:
 
 
 def another_format(header: Mapping[str, Any]) -> str:
-    """The message for a checkpoint of an earlier or later format, whose rows would be misread."""
+    """The message for a checkpoint of another format."""
     return (
         f"it has format {header.get('version')!r}, this installation reads format {CHECKPOINT_VERSION}. Load it with "
         "the version of fcco_lightning that wrote it, or start without --ckpt_path."
@@ -129,18 +129,18 @@ def another_format(header: Mapping[str, Any]) -> str:
 
 
 def opened(path: Path) -> dict[str, Any]:
-    """What the file holds, its tensors mapped from it, whoever wrote it.
+    """The content of a file from any source; its tensors are memory-mapped.
 
     Raises:
-        CheckpointError: if it is missing or damaged, would run code, holds something else than a checkpoint, or differs
-            from what it says it is made of.
+        CheckpointError: if it is missing or damaged, would run code, is not a checkpoint, or differs from the structure
+            stored in it.
     """
     check_file(path)
     if (reason := excess(path)) is not None:
         raise _invalid_checkpoint(path, reason)
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a file that is no checkpoint may raise anything
+    except Exception as error:  # any error is possible
         match = re.search(r"GLOBAL ([\w.]+)", str(error))
         no_data = f"it names {match and match[1]}, which is no data (if you trust it: torch.serialization.safe_globals)"
         raise _invalid_checkpoint(path, no_data if match else type(error).__name__) from error
@@ -158,7 +158,7 @@ def opened(path: Path) -> dict[str, Any]:
 
 
 def _require_plain_arguments(path: Path, content: Mapping[Any, Any]) -> None:
-    """Refuse hyper parameters of which Lightning would make a module by code that the file names."""
+    """Refuse hyperparameters from which Lightning would create a module with code that the file names."""
     for name in _HYPER_PARAMETERS:
         arguments = content.get(name, {})
         if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):
@@ -171,7 +171,7 @@ def _require_plain_arguments(path: Path, content: Mapping[Any, Any]) -> None:
 
 
 def _require_tree(path: Path, content: Mapping[Any, Any]) -> None:
-    """Refuse content that is no tree of a sane size, such as a list that holds itself, or larger than its file."""
+    """Refuse content that is not a tree of limited size (such as a list that contains itself), or exceeds its file."""
     size, count = path.stat().st_size, 0
     todo: list[tuple[Any, int]] = [(content, 0)]
     while todo:
@@ -185,7 +185,7 @@ def _require_tree(path: Path, content: Mapping[Any, Any]) -> None:
                     path, f"it holds a tensor of shape {tuple(value.shape)} whose values it does not have"
                 )
         elif isinstance(value, Mapping):
-            if not getattr(value, "__dict__", {}).keys() <= {"_metadata"}:  # one called `values` would hide its members
+            if not getattr(value, "__dict__", {}).keys() <= {"_metadata"}:  # `values` would hide members
                 raise _invalid_checkpoint(path, f"it holds a mapping with attributes ({', '.join(vars(value))})")
             todo += [(member, depth + 1) for member in value.values()]
         elif isinstance(value, list | tuple) and not set(map(type, value)) <= set(_PLAIN):
@@ -200,22 +200,22 @@ def _invalid_checkpoint(path: str | Path, reason: str) -> CheckpointError:
 
 
 def weights_of_network(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights and buffers of the network in a checkpoint, by their names in the network."""
+    """The network's weights and buffers in a checkpoint, by their names in the network."""
     stored = content["state_dict"]
     return {k.removeprefix("network."): v for k, v in stored.items() if k.startswith("network.")}
 
 
 def load_weights(network: nn.Module, content: Mapping[str, Any], file: str, way_out: str = "") -> None:
-    """Give a network its weights in a checkpoint.
+    """Load the weights of a checkpoint into a network.
 
     Args:
-        network: of the architecture that was trained.
-        content: of the checkpoint.
-        file: how a message names the checkpoint.
-        way_out: what a message says at its end.
+        network: the network, with the architecture that was trained.
+        content: content of the checkpoint.
+        file: name of the checkpoint in messages.
+        way_out: last sentence of messages.
 
     Raises:
-        CheckpointError: if the weights are those of another network.
+        CheckpointError: if the weights belong to another network.
     """
     weights = weights_of_network(content)
     with whole_or_not(network, weights, file, way_out):
@@ -223,9 +223,9 @@ def load_weights(network: nn.Module, content: Mapping[str, Any], file: str, way_
 
 
 def versioned(module: nn.Module, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Stored weights with the versions of the module's layers, where the stored mapping has lost its own.
+    """Stored weights with the versions of the module's layers, if the stored mapping has lost its own versions.
 
-    A layer whose weights have had several forms asks for theirs: without it MNASNet of torchvision takes none.
+    Layers whose weights had several formats need the version: without it MNASNet of torchvision loads nothing.
     """
     weights = OrderedDict(stored)
     versions = getattr(stored, "_metadata", None) or module.state_dict()._metadata  # type: ignore[attr-defined]
@@ -235,16 +235,16 @@ def versioned(module: nn.Module, stored: Mapping[str, Any]) -> Mapping[str, Any]
 
 @contextmanager
 def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_out: str = "") -> Iterator[None]:
-    """Inside, stored weights are loaded; where torch refuses them the module keeps the weights that it had.
+    """A context for loading stored weights; if torch refuses them, the module keeps its old weights.
 
     Args:
-        module: that loads them.
+        module: the module that loads them.
         stored: weights and buffers by name.
-        file: how a message names the checkpoint.
-        way_out: what a message says at its end.
+        file: name of the checkpoint in messages.
+        way_out: last sentence of messages.
 
     Raises:
-        CheckpointError: naming a weight that differs, if the weights are those of another network.
+        CheckpointError: if the weights belong to another network, naming a weight that differs.
     """
     present = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     present_shapes, stored_shapes = _shapes(present), _shapes(stored)
@@ -271,7 +271,7 @@ def whole_or_not(module: nn.Module, stored: Mapping[str, Any], file: str, way_ou
 
 
 def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
-    """The shapes of tensors in words by name; of lazy ones, which take any, none."""
+    """Phrases with the shapes of tensors by name, without lazy tensors, which accept any shape."""
     tensors = {k: v for k, v in weights.items() if isinstance(v, Tensor) and not is_lazy(v)}
     return {name: f"has shape {tuple(value.shape)}" for name, value in tensors.items()}
 
@@ -295,7 +295,7 @@ def difference(content: Mapping[str, Any]) -> str | None:
     Whole entries may be missing or added: code that needs an entry checks for it.
 
     Args:
-        content: of the checkpoint.
+        content: content of the checkpoint.
     """
     header = content.get("fcco")
     stored = header.get(STRUCTURE, {}) if isinstance(header, Mapping) else {}
@@ -310,7 +310,7 @@ def difference(content: Mapping[str, Any]) -> str | None:
 
 
 def _described(path: str, value: Any) -> Iterable[tuple[str, str]]:
-    """The kind of a value, then those of its members."""
+    """The kind of a value, followed by the kinds of its members."""
     kind, members = _kind(value)
     inside = [entry for key, member in members for entry in _described(f"{path}.{key}", member)]
     if len(members) > _MOST_MEMBERS:
@@ -320,7 +320,7 @@ def _described(path: str, value: Any) -> Iterable[tuple[str, str]]:
 
 
 def _kind(value: Any) -> tuple[str, list[tuple[Any, Any]]]:
-    """What a value is, and its members by their keys; numbers and words in a row are described together."""
+    """The kind of a value, and its members by key; lists of plain values are described as a whole."""
     if isinstance(value, Tensor):
         return f"tensor {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}", []
     if isinstance(value, Mapping):

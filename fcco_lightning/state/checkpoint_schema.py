@@ -1,7 +1,7 @@
-"""What a checkpoint holds: the type of every entry that this package reads, and the messages for values that differ.
+"""The schema of checkpoints: the type of every entry that this package reads, and messages for other values.
 
-Entries that Lightning, torch and user code read by themselves are mappings of whatever they wrote; what they cannot
-take over is told by :func:`~fcco_lightning.state.checkpoint_files.in_words`.
+Entries that Lightning, torch and user code read themselves are arbitrary mappings; errors in loading them are reported
+by :func:`~fcco_lightning.state.checkpoint_files.in_words`.
 """
 
 import re
@@ -45,7 +45,7 @@ class ManifestFile(TypedDict):
 
 
 class _Table(TypedDict):
-    """A dual state; its rows are ``state_dict["NAME.rows"]``, or lie in files beside the checkpoint."""
+    """A dual state; its rows are ``state_dict["NAME.rows"]``, or in files beside the checkpoint."""
 
     num_rows: int
     width: int
@@ -54,7 +54,7 @@ class _Table(TypedDict):
 
 
 class RowsState(TypedDict):
-    """Which rows a :class:`~fcco_lightning.state.DualState` has held."""
+    """The range of rows of a :class:`~fcco_lightning.state.DualState`."""
 
     version: int
     num_rows: int
@@ -62,9 +62,9 @@ class RowsState(TypedDict):
 
 
 class AveragesState(TypedDict, total=False):
-    """The means of estimates: of every part the sum and its weight, and parts and sizes of batches to be added.
+    """The averages of estimates: weighted sums and their weights, and summands and sizes of batches not yet added.
 
-    Earlier versions wrote the sums of all batches, too, as ``so_far``.
+    Earlier versions wrote the sums over all batches as ``so_far``, too.
     """
 
     sums: dict[str, tuple[Tensor, Tensor]]
@@ -80,7 +80,7 @@ class _Samples(TypedDict):
 
 
 class _Problem(TypedDict):
-    """What the rows belong to."""
+    """The objective and the constraints to which rows belong."""
 
     objective: str
     constraints: list[tuple[str, list[str]]]
@@ -102,14 +102,14 @@ class EngineState(TypedDict):
 
 
 class CriterionState(TypedDict):
-    """What a :class:`~fcco_lightning.Criterion` remembers."""
+    """The state of a :class:`~fcco_lightning.Criterion`."""
 
     problem: dict[str, Any]
     engine: EngineState
 
 
 class _Columns(TypedDict, total=False):
-    """The columns of a table by their roles, as far as a prediction needs them."""
+    """The roles of a table's columns, as far as predictions need them."""
 
     label: str | list[str] | None
     sensitive: str | list[str] | None
@@ -120,13 +120,13 @@ class _Group(TypedDict, total=False):
 
 
 class _Groups(TypedDict, total=False):
-    """The columns of a table by which groups are made."""
+    """The columns of a table that define groups."""
 
     by: list[str | _Group] | None
 
 
 class _DataArguments(TypedDict, total=False):
-    """Arguments of a datamodule that a prediction needs."""
+    """The arguments of a datamodule that predictions need."""
 
     columns: _Columns | None
     groups: _Groups | None
@@ -154,7 +154,7 @@ class _Config(TypedDict, total=False):
 
 
 class _Random(TypedDict):
-    """The streams that training draws from."""
+    """The states of the random generators."""
 
     torch: Tensor
     python: tuple[list[int], float | None]
@@ -175,14 +175,14 @@ class _Phase(TypedDict):
 
 
 class _Average(TypedDict):
-    """An average of weights: how many they were, and the last ones."""
+    """An average of weights: the number of averaged weights, and the average."""
 
     count: int
     weights: dict[str, Tensor]
 
 
 class _EasedDecay(TypedDict):
-    """What is remembered of scores for the decay of weights, see ``EasedDecay``."""
+    """Statistics of scores for the decay of weights, see ``EasedDecay``."""
 
     share: float
     sums: Tensor | None
@@ -199,7 +199,7 @@ class _Isotonic(TypedDict):
 
 
 class _Decisions(TypedDict):
-    """What decisions are for, and the numbers that follow from the data."""
+    """The state of a :class:`~fcco_lightning.constraints.DecisionRule`."""
 
     asked: dict[str, float | str | list[float]]
     costs: list[float]
@@ -237,7 +237,7 @@ class _Header(TypedDict):
 
 
 class _Count(TypedDict):
-    """How many batches or epochs a loop of Lightning has gone through."""
+    """Progress of a Lightning loop in batches or epochs."""
 
     ready: int
     completed: int
@@ -246,7 +246,7 @@ class _Count(TypedDict):
 
 
 class _Updates(TypedDict):
-    """How many updates a loop of Lightning has made."""
+    """Progress of a Lightning loop in updates."""
 
     ready: int
     completed: int
@@ -267,7 +267,7 @@ class _Steps(TypedDict):
 
 
 class LoaderPlace(TypedDict):
-    """Where a :class:`~fcco_lightning.ResumableLoader` stands in its data."""
+    """The position of a :class:`~fcco_lightning.ResumableLoader` in its data."""
 
     epoch: int
     given: int
@@ -311,14 +311,14 @@ class _ParameterGroup(TypedDict):
 
 
 class _OptimizerState(TypedDict):
-    """What every optimizer of torch remembers; its entries for a parameter are not checked."""
+    """The state of a torch optimizer; the entries of single parameters are not checked."""
 
     state: dict[int | str, dict[str, Any]]
     param_groups: list[_ParameterGroup]
 
 
 class _Schedule(TypedDict, total=False):
-    """What schedules of torch count, those of a chain among them; their other entries are not checked."""
+    """The state of a torch schedule, also of a chained one; other entries are not checked."""
 
     last_epoch: int
     base_lrs: list[float | Tensor]
@@ -329,7 +329,7 @@ class _Schedule(TypedDict, total=False):
 
 
 class _ModelCheckpointState(TypedDict):
-    """The state of a ``ModelCheckpoint``: the files that it has written."""
+    """The state of a ``ModelCheckpoint``: the written files."""
 
     best_model_path: str
     best_model_score: Tensor | None
@@ -356,7 +356,7 @@ class _ReportState(TypedDict):
 
 
 class _BaselineState(TypedDict, total=False):
-    """The model without constraints of a ``Baseline``: nothing, or all of it."""
+    """The model without constraints of a ``Baseline``; empty or complete."""
 
     network: dict[str, Any]
     objective: dict[str, Any]
@@ -374,7 +374,7 @@ class _Candidate(TypedDict):
 
 
 class _BestFeasibleState(TypedDict, total=False):
-    """The weights that a ``BestFeasible`` has chosen: nothing, or all of it."""
+    """The weights chosen by a ``BestFeasible``; empty or complete."""
 
     chosen: _Candidate
     weights: dict[str, Tensor]
@@ -408,7 +408,7 @@ class _Categories(_NamedColumn):
 
 
 class _Encoder(TypedDict):
-    """How the columns of a table become features."""
+    """The encoding of a table's columns as features."""
 
     missing: str
     columns: list[_Numbers | _Bins | _Categories]
@@ -420,7 +420,7 @@ class _Encoder(TypedDict):
 
 
 class _Texts(TypedDict):
-    """How texts become tokens."""
+    """The tokenisation of texts."""
 
     column: str
     max_length: int
@@ -429,7 +429,7 @@ class _Texts(TypedDict):
 
 
 class _DataState(TypedDict):
-    """The state of a datamodule, an entry under the name of its class."""
+    """The state of a datamodule, stored under the name of its class."""
 
     train_split: dict[str, Any]
     groups_by: NotRequired[dict[str, list[str]]]
@@ -453,16 +453,16 @@ _Content = TypedDict(
     },
 )
 _TO_CONTINUE = ("loops", "callbacks", "optimizer_states", "lr_schedulers"), ("engine", "random", "problem")
-"""What a checkpoint and its entry ``fcco`` must hold, too, if a training is to be continued."""
+"""Additional entries of a checkpoint, and of its entry ``fcco``, that are needed to continue training."""
 _VERSION = re.compile(r"[2-9]\d*(\.\d+)*((a|b|rc|\.?dev|\.?post)\d+)*(\+[\w.]+)?")
 
 
 def misfit_of_checkpoint(content: Mapping[str, Any], *, to_continue: bool) -> str | None:
-    """What is wrong with the content of a checkpoint, naming the entry; None if nothing is.
+    """A phrase on the first entry of a checkpoint that violates the schema; None if there is none.
 
     Args:
-        content: of the file.
-        to_continue: whether a training is to be continued, which needs more than weights and rows.
+        content: content of the file.
+        to_continue: whether training is to be continued, which needs more than weights and rows.
     """
     return next(_misfits_of_checkpoint(content, to_continue), None)
 
@@ -482,7 +482,7 @@ def _misfits_of_checkpoint(content: Mapping[str, Any], to_continue: bool) -> Ite
 
 
 def _misfits_of_parts(content: Mapping[str, Any]) -> Iterator[str]:
-    """What differs in the entries whose names only the run knows."""
+    """Violations in entries whose names depend on the run."""
     for name, value in content["state_dict"].items():
         if not isinstance(value, Tensor) and not name.endswith("_extra_state"):
             yield _wrong_value(f"state_dict.{name}", value, Tensor)
@@ -506,7 +506,7 @@ def _mapping(value: Any) -> Mapping[Any, Any]:
 
 
 def _misfits_of_rows(name: str, table: Mapping[str, Any], content: Mapping[str, Any]) -> Iterator[str]:
-    """The rows of a dual state are those that the header describes, or in files that it names."""
+    """Violations in the rows of a dual state: they must be as the header describes, or in the files that it names."""
     rows, shape = content["state_dict"].get(f"{name}.rows"), (table["num_rows"], table["width"])
     if min(shape) < 1:
         yield f"its entry `fcco.tables.{name}` says {shape[0]} rows of width {shape[1]}, and both must be at least 1"
@@ -521,22 +521,22 @@ def _misfits_of_rows(name: str, table: Mapping[str, Any], content: Mapping[str, 
 
 
 def require(value: Any, form: Any, name: str) -> None:
-    """Refuse a state that has not the form it must have.
+    """Refuse a state that does not have the required type.
 
     Args:
         value: the state.
-        form: a type, of those that :mod:`typing` describes and this module uses.
-        name: how a message names the state.
+        form: the type, one of those used in this module.
+        name: name of the state in messages.
 
     Raises:
-        CheckpointError: naming the first entry that differs, what is there and what belongs there.
+        CheckpointError: naming the first entry that differs, its value and what is required.
     """
     for misfit in _misfits(value, form, ""):
         raise CheckpointError(f"{name}: {misfit}. Give a state that was saved whole.")
 
 
 def _misfits(value: Any, form: Any, entry: str) -> Iterator[str]:
-    """What differs in a value from a type, entry by entry."""
+    """Differences between a value and a type, entry by entry."""
     origin, inner = get_origin(form), get_args(form)
     if origin in (Union, UnionType):
         yield from _misfits_of_union(value, inner, entry)
@@ -566,7 +566,7 @@ def _misfits_of_entries(value: Mapping[Any, Any], form: Any, entry: str) -> Iter
 
 
 def _misfits_of_union(value: Any, kinds: tuple[Any, ...], entry: str) -> Iterator[str]:
-    """The misfits from the kind that comes closest: of the value's own type, if there is one, with the fewest."""
+    """The differences from the closest kind: one of the value's own type, if there is any, with the fewest."""
     misfits = [list(_misfits(value, kind, entry)) for kind in kinds]
     if all(misfits):
         same_type = [misfit for kind, misfit in zip(kinds, misfits, strict=True) if _is(value, kind)]
@@ -579,7 +579,7 @@ def _entries(form: Any) -> dict[str, Any]:
 
 
 def _is(value: Any, form: Any) -> bool:
-    """Whether a value is of a type, whatever its members are."""
+    """Whether a value is of a type, without regard to its members."""
     origin, inner = get_origin(form), get_args(form)
     if origin in (Union, UnionType):
         return any(_is(value, kind) for kind in inner)
@@ -621,7 +621,7 @@ _NAMES: dict[Any, str] = {
 
 
 def _short(value: Any) -> str:
-    """A value in a few words."""
+    """A short description of a value."""
     if isinstance(value, str | int | float | None):
         text = repr(value)
         return text if len(text) <= 40 else f"{text[:36]}..."

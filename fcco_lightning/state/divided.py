@@ -1,8 +1,8 @@
-"""Tensors that lie in parts on all processes, as FSDP2 divides weights: each holds consecutive rows of them.
+"""Sharded tensors (``DTensor``), as FSDP2 makes of weights: every process holds consecutive rows of them.
 
 Process r of P holds the rows ``r c, ..., (r + 1) c - 1`` of the first dimension (n, ...), ``c = ceil(n / P)``, so that
-the last processes may hold fewer, or none.  A checkpoint holds the shapes of such tensors; their values lie in one
-table of row files (:mod:`~fcco_lightning.state.row_files`), where the parts of one process follow those of the other.
+the last processes may hold fewer, or none.  A checkpoint holds the shapes of such tensors; their values are in a table
+of row files (:mod:`~fcco_lightning.state.row_files`), ordered by process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,24 +19,24 @@ from fcco_lightning.state.row_files import Manifest, read_manifest, read_rows
 
 TABLE = "weights"
 """Name of the table in row files."""
-_PLACES = ("state_dict", "optimizer_states", "fcco")  # of a checkpoint that may hold divided tensors
+_PLACES = ("state_dict", "optimizer_states", "fcco")  # entries of a checkpoint that may hold sharded tensors
 
 
 def is_divided(value: object) -> bool:
-    """Whether a value is a tensor that lies in parts on several processes, a ``DTensor``."""
+    """Whether a value is a sharded tensor, a ``DTensor``."""
     return hasattr(value, "to_local")
 
 
 def is_gathered(network: nn.Module) -> bool:
-    """Whether weights of a network are gathered from several processes where they are used, as FSDP2 does.
+    """Whether the weights of a network are sharded by FSDP2, which gathers them when they are used.
 
-    While they are in use they look whole, so that :func:`is_divided` does not tell.
+    While weights are gathered, :func:`is_divided` is false for them.
     """
     return any(hasattr(module, "set_reshard_after_forward") for module in network.modules())
 
 
 def part_of(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds, in the same memory and without graph; a whole tensor as it is."""
+    """The part of a tensor that this process holds, in the same memory and without graph; a plain tensor unchanged."""
     if not is_divided(tensor):
         return tensor
     detached: Any = tensor.detach()
@@ -50,9 +50,9 @@ def parts_of(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def exchange(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor]:
-    """Let tensors hold other values, and return what they held.
+    """Set tensors to other values, and return their old values.
 
-    Memory changes hands, but for divided tensors, whose values are copied: FSDP2 reads its own memory only.
+    Memory is exchanged without a copy, except for sharded tensors, as FSDP2 reads its own memory only.
     """
     old_values: list[Tensor] = []
     for tensor, value in zip(tensors, values, strict=True):
@@ -67,7 +67,7 @@ def exchange(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> list[Tensor
 
 
 def divided_as(tensor: Tensor, other: Tensor | None) -> Tensor:
-    """This process's part of a whole tensor, divided as ``other`` of the same shape is; unchanged where none is."""
+    """Shard a plain tensor like ``other``, which has the same shape; unchanged if ``other`` is not sharded."""
     reference: Any = other
     if not is_divided(reference) or is_divided(tensor):
         return tensor
@@ -77,7 +77,7 @@ def divided_as(tensor: Tensor, other: Tensor | None) -> Tensor:
 
 
 def _share(shape: Sequence[int], size: int, rank: int) -> tuple[int, int]:
-    """The range of values, in the order of memory, that one of ``size`` processes holds of a tensor."""
+    """The range of values of a tensor, in memory order, that the process ``rank`` of ``size`` holds."""
     rows, width = shape[0], prod(shape[1:])
     rows_per_process = -(-rows // size)
     return min(rows, rank * rows_per_process) * width, min(rows, (rank + 1) * rows_per_process) * width
@@ -96,7 +96,7 @@ def _assembled(part: Tensor, shape: torch.Size, mesh: Any) -> Tensor:
 
 
 def take_out(checkpoint: dict[str, Any]) -> list[Tensor]:
-    """Leave the shapes of divided tensors in a checkpoint, as tensors without values, and return the tensors."""
+    """Replace sharded tensors in a checkpoint by tensors without values (device "meta"), and return them."""
     divided: list[Tensor] = []
 
     def shape_of(tensor: Tensor) -> Tensor:
@@ -110,21 +110,21 @@ def take_out(checkpoint: dict[str, Any]) -> list[Tensor]:
 
 
 def gathered(checkpoint: dict[str, Any]) -> None:
-    """Make divided tensors in a checkpoint whole; all processes call it together."""
+    """Replace sharded tensors in a checkpoint by whole ones; all processes must call it."""
     _change(checkpoint, lambda tensor: tensor.full_tensor() if is_divided(tensor) else tensor)  # type: ignore[attr-defined]
 
 
 def rows_here(tensors: Sequence[Tensor]) -> Tensor:
-    """What this process holds of divided tensors, one behind the other, as rows (count, 1) on the CPU.
+    """This process's parts of sharded tensors, concatenated to rows (count, 1) on the CPU.
 
-    They are float32, in which 16 bits lose nothing, or float64 where a tensor is.
+    They are float64 if a tensor is, and otherwise float32, which holds half precision exactly.
     """
     dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
     return torch.cat([part.reshape(-1).to("cpu", dtype) for part in parts_of(tensors)]).unsqueeze(1)
 
 
 def place_of(tensors: Sequence[Tensor], size: int, rank: int) -> tuple[int, int]:
-    """The number of the first row of one of ``size`` processes in the table of divided tensors, and of all rows."""
+    """The first row of process ``rank`` of ``size`` in the table of sharded tensors, and the number of all rows."""
     ends = [0, *accumulate(_length(tensors, size, other) for other in range(size))]
     return ends[rank], ends[-1]
 
@@ -134,7 +134,7 @@ def _length(tensors: Sequence[Tensor], size: int, rank: int) -> int:
 
 
 def without_values(checkpoint: Mapping[str, Any]) -> list[Tensor]:
-    """The tensors of a checkpoint whose values lie in row files."""
+    """The tensors of a checkpoint whose values are in row files."""
     meta: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -147,12 +147,12 @@ def without_values(checkpoint: Mapping[str, Any]) -> list[Tensor]:
 
 
 def put_back(checkpoint: dict[str, Any], folder: Path, mesh: Any = None) -> None:
-    """Give the tensors of a checkpoint their values from row files, in the parts of this process or whole.
+    """Replace the tensors without values of a checkpoint by tensors with values from row files, sharded or whole.
 
     Args:
-        checkpoint: as it was saved; its tensors without values are replaced.
-        folder: that belongs to the checkpoint, with a folder for its save.
-        mesh: of the processes over which the tensors are divided; None for whole ones.
+        checkpoint: the content of the checkpoint, which is changed.
+        folder: the folder of the checkpoint, which contains a folder for its save.
+        mesh: device mesh of the processes over which tensors are sharded; None for whole tensors.
 
     Raises:
         CheckpointError: if a file is missing, damaged or of another save.
@@ -165,7 +165,7 @@ def put_back(checkpoint: dict[str, Any], folder: Path, mesh: Any = None) -> None
         raise CheckpointError("the checkpoint has weights without values, and names no files that hold them.")
     manifest = read_manifest(folder / header["save_id"], header["save_id"])
     num_expected, num_stored = sum(tensor.numel() for tensor in tensors), manifest.tables.get(TABLE, 0)
-    if num_expected != num_stored:  # before memory is taken for them
+    if num_expected != num_stored:  # before memory is allocated
         raise CheckpointError(
             f"the checkpoint has {num_expected} values of weights in files beside it, and `{folder}` holds "
             f"{num_stored}. Copy the folder again from where it was saved."
@@ -186,7 +186,7 @@ def put_back(checkpoint: dict[str, Any], folder: Path, mesh: Any = None) -> None
 def _read_ranges(
     tensors: Sequence[Tensor], ranges: Sequence[tuple[int, int]], folder: Path, manifest: Manifest, writers: int
 ) -> list[Tensor]:
-    """The wanted ranges of values of tensors that ``writers`` processes have written, those of one at a time."""
+    """Ranges of values of tensors, from the files of ``writers`` processes, one process at a time."""
     kinds = [getattr(torch, part.dtype) for part in manifest.parts if part.table == TABLE]
     dtype = kinds[0] if kinds else torch.float32
     buffers = [torch.empty(stop - first, dtype=dtype) for first, stop in ranges]
@@ -212,7 +212,7 @@ def _change(checkpoint: dict[str, Any], change: Callable[[Tensor], Tensor]) -> N
 
 
 def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The value with every member of type ``kind`` changed; a container in which nothing changes is returned itself."""
+    """The value with ``change`` applied to all members of type ``kind``; unchanged containers are not copied."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Repeated indices within a batch are copies of one row."""
+"""Repeated indices within a batch, which are copies of the same row."""
 
 from typing import NamedTuple
 
@@ -13,14 +13,14 @@ class Copies(NamedTuple):
 
     Attributes:
         first: position of the first entry with the same index, for every entry, shape (b,), int64.
-        count: how many there are, shape (b,), int64.
+        count: number of entries with the same index, for every entry, shape (b,), int64.
     """
 
     first: Tensor
     count: Tensor  # type: ignore[assignment]  # the field hides tuple.count
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum of the values (b, ...) of equal indices, for every entry; equal entries have equal bits."""
+        """The sum of the values (b, ...) of equal indices, for every entry; bitwise equal for equal indices."""
         return torch.zeros_like(values).index_add(0, self.first, values).index_select(0, self.first)
 
 
@@ -31,13 +31,14 @@ def copies(index: Tensor) -> Copies:
 
 
 def replaced(rows: Tensor, index: Tensor | None, targets: Tensor | None, new_rows: Tensor) -> Tensor:
-    """Rows with those of some indices replaced.
+    """Replace the rows of some indices.
 
     Args:
-        rows: of the indices ``index``, shape (b, k).
-        index: shape (b,), int64; None for all rows, in their order.
-        targets: indices of the rows to replace, shape (c,), c >= 1, int64, or None for all; equal ones have equal rows.
-        new_rows: of the indices ``targets``, shape (c, k).
+        rows: the rows of ``index``, shape (b, k).
+        index: row numbers, shape (b,), int64; None for all rows in order.
+        targets: numbers of the rows to replace, shape (c,), c >= 1, int64, or None for all; equal numbers must have
+            equal rows.
+        new_rows: the rows of ``targets``, shape (c, k).
 
     Returns: the rows, shape (b, k).
     """

@@ -1,4 +1,4 @@
-"""All processes of a job as seen from one of them: the only collectives that a training step needs."""
+"""The processes of a job, with the only collectives that a training step needs."""
 
 import gc
 import zlib
@@ -17,17 +17,17 @@ from fcco_lightning.state.watch import Watch, is_lost
 
 _HEADER = 6  # int64: failed, bytes needed, rows, layout of the tensors, marks, unused
 _HEADER_BYTES = 8 * _HEADER
-_ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
+_ALIGNMENT = 16  # bytes; at such offsets a buffer can be viewed as any dtype
 _ALONE: AbstractContextManager[None] = nullcontext()
 
 
 class Gathered(NamedTuple):
-    """What all processes contributed to a :meth:`Processes.gather`.
+    """The result of :meth:`Processes.gather`.
 
     Attributes:
-        tensors: of all processes, one behind the other in the order of ranks.
-        sizes: rows of each process.
-        marks: the marks of each process.
+        tensors: the tensors of all processes, concatenated in the order of ranks.
+        sizes: number of rows of each process.
+        marks: the mark of each process.
     """
 
     tensors: list[Tensor]
@@ -35,27 +35,27 @@ class Gathered(NamedTuple):
     marks: list[int]
 
     def any_mark(self, mark: int) -> bool:
-        """Whether a process set this bit."""
+        """Whether some process has set this bit."""
         return any(m & mark for m in self.marks)
 
 
 class Processes:
-    """The processes of a ``torch.distributed`` group; without one, this process alone, and nothing costs anything.
+    """The processes of a ``torch.distributed`` group; without a group this process alone, at no cost.
 
-    Every method is to be called by all processes of the group together.  Where one of them fails before, it calls
-    :meth:`fail` instead, and all of them raise.
+    All processes of the group must call a method together.  A process that fails before that calls :meth:`fail`
+    instead, and then all of them raise.
 
     Args:
-        group: of processes; None for all of them.
-        alone: this process alone, although there is a group.
+        group: the group; None for all processes.
+        alone: whether to use this process alone, although there is a group.
 
     Attributes:
-        size: P, number of processes.
-        rank: of this one, in 0..P-1.
-        bytes: sent by this process so far.
-        patience: seconds that a failing process waits for the others to hear of it; None for as long as the group
-            waits.  Where a network divided over the processes is evaluated, they may wait for this one instead.
-        watch: hears of failures wherever this process is; None without.
+        size: P, the number of processes.
+        rank: rank of this process, in 0..P-1.
+        bytes: number of bytes sent by this process so far.
+        patience: seconds that a failing process waits until the others know of it; None for the timeout of the group.
+            (In the evaluation of a sharded network the others may wait for this process instead.)
+        watch: learns of failures of others at any time; None without.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
@@ -65,39 +65,39 @@ class Processes:
         self.rank = dist.get_rank(group) if running else 0
         self.bytes, self._capacity = 0, 0
         self.patience: float | None = None
-        # where the backend needs all tensors; None for where they are
+        # device that the backend needs; None for any
         self._device = torch.device("cuda") if running and "gloo" not in dist.get_backend(group) else None
-        self._announced: BaseException | None = None  # the failure here of which the others are informed
+        self._announced: BaseException | None = None  # the failure of this process that the others know
         self.watch: Watch | None = None
 
     @classmethod
     def apart(cls) -> "Processes":
-        """All processes, in a group of its own, with a watch: what others exchange meanwhile cannot get between."""
-        watch = Watch()  # before the others have all they need to fail
+        """All processes in a new group with a watch; other communication cannot interfere with it."""
+        watch = Watch()  # before any other process can fail
         processes = cls(dist.new_group())  # type: ignore[arg-type]
         processes.watch = watch
         return processes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
-        """The same: a copy of what refers to processes refers to these."""
+        """Return this object: copies of objects that refer to it share it."""
         return self
 
     def gather(self, tensors: Sequence[Tensor], mark: int = 0) -> Gathered:
         """Concatenate the tensors of all processes along the first dimension, differentiably.
 
-        One collective, whatever the number of tensors; a second one only when more has to be sent than ever before.
-        Processes may contribute different numbers of rows, also none.  Backward gives this process P times its part of
-        the gradient, so that averaging over processes (as DistributedDataParallel does) gives the gradient of one
-        function of the concatenated tensors that every process computes in full.
+        This takes one collective for any number of tensors, and a second one only if more bytes are sent than ever
+        before.  Processes may contribute different numbers of rows, also none.  The backward pass gives this process P
+        times its part of the gradient, so that averaging over processes (as in DistributedDataParallel) gives the
+        gradient of a function of the concatenated tensors that every process computes.
 
         Args:
-            tensors: of shapes (b, ...); b is the same for all, other dimensions and dtypes are the same on all
+            tensors: tensors of shapes (b, ...) with the same b; other dimensions and dtypes are the same on all
                 processes.
-            mark: bits that every process gets to see.
+            mark: bits that are sent to every process.
 
         Raises:
             ConfigError: if the tensors have different numbers of rows.
-            PeerError: if another process has failed, or sends tensors of other shapes.
+            PeerError: if another process has failed, or has sent tensors of other shapes.
         """
         if self.size == 1:
             return Gathered(list(tensors), [tensors[0].shape[0] if tensors else 0], [mark])
@@ -121,9 +121,9 @@ class Processes:
         return Gathered(union, sizes, [h[4] for h in headers])
 
     def fail(self, error: BaseException, timeout: float | None = None) -> None:
-        """Tell the others, which are in :meth:`gather` or :meth:`agree` or on their way, why this process is not.
+        """Tell the others, which are or will be in :meth:`gather` or :meth:`agree`, why this process fails.
 
-        They are waited for ``timeout`` seconds; :attr:`patience` if it is None.
+        It waits for them for ``timeout`` seconds; :attr:`patience` if it is None.
         """
         timeout = self.patience if timeout is None else timeout
         announced = (e is self._announced or isinstance(e, PeerError) or is_lost(e) for e in _causes(error))
@@ -132,13 +132,13 @@ class Processes:
         self._announced = error
         if self.watch is not None:
             self.watch.tell(error)
-        # if the others are gone, the own error matters, not that they could not be told
+        # if the others are gone, only this process's own error matters
         with suppress(Exception):
             self._exchange([], [1, 0, 0, 0, 0, 0], timeout)
             self._everyone(f"{type(error).__name__}: {error}")
 
     def guard(self) -> AbstractContextManager[None]:
-        """If the body, which only this process runs, raises, the others raise at their next exchange."""
+        """A context for code without communication; if it raises here, the others raise at their next exchange."""
         return self._announcing_failure() if self.size > 1 else _ALONE
 
     @contextmanager
@@ -151,7 +151,7 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """All processes get through the body, or all raise; the body itself must not communicate.
+        """A context that all processes complete, or all raise; the body itself must not communicate.
 
         Raises:
             PeerError: if another process has failed in its body.
@@ -161,7 +161,7 @@ class Processes:
         self.agree()
 
     def agree(self) -> None:
-        """Wait for all processes; raise if one of them has failed.
+        """Wait for all processes, and raise if one of them has failed.
 
         Raises:
             PeerError: naming the process and its error.
@@ -170,7 +170,7 @@ class Processes:
             self._exchange([], [0] * _HEADER)
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over all processes, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.size > 1:
             buffer = tensor.to(self._device or tensor.device)
             dist.all_reduce(buffer, group=self.group)
@@ -180,7 +180,7 @@ class Processes:
         return tensor
 
     def largest(self, number: int) -> int:
-        """The largest number of all processes: one collective."""
+        """The largest of the numbers of all processes; one collective."""
         if self.size == 1:
             return number
         maximum = torch.tensor(number, device=self._device)
@@ -189,7 +189,7 @@ class Processes:
 
     @torch.no_grad()
     def copy_first_(self, tensors: Sequence[Tensor]) -> None:
-        """Give every tensor the values that it has on the first process: one collective for each."""
+        """Set every tensor to its values on the first process; one collective for each."""
         for tensor in tensors if self.size > 1 else ():
             buffer = tensor.to(self._device or tensor.device).contiguous()
             dist.broadcast(buffer, group_src=0, group=self.group)
@@ -197,9 +197,9 @@ class Processes:
 
     @torch.no_grad()
     def average_(self, tensors: Sequence[Tensor]) -> None:
-        """Replace every tensor by its mean over all processes: one collective per dtype.
+        """Replace every tensor by its mean over all processes; one collective per dtype.
 
-        A tensor that lies in parts on the processes is one for all of them, and stays.
+        Sharded tensors (DTensor) are unchanged.
         """
         if self.size == 1:
             return
@@ -211,7 +211,7 @@ class Processes:
                 t.copy_(mean.view_as(t))
 
     def everyone(self, value: Any) -> list[Any]:
-        """Any picklable value of each process, by rank; slow, for set-up.
+        """The values of all processes by rank, for any picklable value; slow, for set-up.
 
         Raises:
             PeerError: if another process has failed.
@@ -229,7 +229,7 @@ class Processes:
     def _exchange(
         self, contents: Sequence[Tensor], header: list[int], timeout: float | None = None
     ) -> tuple[list[list[int]], Tensor]:
-        """Headers and buffers of all processes.  All of them agree on the size of a buffer, so that none has to ask."""
+        """Exchange headers and buffers; the size of a buffer is the same on all processes, without communication."""
         device = contents[0].device if contents else self._device or torch.device("cpu")
         while True:
             buffer = torch.empty(_HEADER_BYTES + self._capacity, dtype=torch.uint8, device=device)
@@ -250,22 +250,20 @@ class Processes:
             self._capacity = largest
 
     def _gather_bytes(self, everything: Tensor, buffer: Tensor, timeout: float | None) -> None:
-        if (
-            timeout is not None and self._device is None
-        ):  # by gloo, whose thread has to give up, or the process cannot end
+        if timeout is not None and self._device is None:  # gloo's thread must time out, or the process cannot end
             options = dist.distributed_c10d.AllgatherOptions()  # type: ignore[attr-defined]
             options.timeout = timedelta(seconds=timeout)
             group = dist.group.WORLD if self.group is None else self.group
             group._allgather_base(everything, buffer, options).wait()  # type: ignore[union-attr]
             return
-        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the earlier name
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the older name
         work = gather(everything, buffer, group=self.group, async_op=True)
         if work is not None:
             work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
 
 
 def packed_size(tensors: Sequence[Tensor]) -> int:
-    """Bytes that ``tensors`` need in a buffer."""
+    """Number of bytes that ``tensors`` need in a buffer."""
     return sum(_padded(t.nbytes) for t in tensors)
 
 
@@ -283,8 +281,8 @@ def unpack(buffers: Tensor, templates: Sequence[Tensor], sizes: Sequence[int]) -
 
     Args:
         buffers: one row per process, uint8, at aligned addresses.
-        templates: tensors of the dtypes and shapes that were packed, up to the first dimension.
-        sizes: first dimension of each process.
+        templates: tensors with the dtypes and shapes of the packed ones, up to the first dimension.
+        sizes: first dimension of the tensors of each process.
     """
     even = len(set(sizes)) == 1
     offsets = [0] * len(sizes)
@@ -305,7 +303,7 @@ def _padded(size: int) -> int:
 
 
 class _Union(torch.autograd.Function):
-    """The gathered tensor, of which this process's rows have a graph."""
+    """The gathered tensor, with the graph of this process's rows."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, union: Tensor, start: int, size: int) -> Tensor:
@@ -326,17 +324,17 @@ def _first_dimension(tensors: Sequence[Tensor]) -> int:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those during whose handling it came up."""
+    """The error and its chain of causes and contexts."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def end_processes() -> None:
-    """Take down the process group, at the end of a job that all processes have done.
+    """Destroy the process group at the end of a job that all processes have completed.
 
-    The threads of gloo's groups would otherwise run while the process is taken apart, which can end it by SIGABRT
-    ("terminate called without an active exception").  What else holds a group of its own must be gone by then.
+    Otherwise the threads of gloo's groups would run during the exit of the process, which can end with SIGABRT
+    ("terminate called without an active exception").  Objects with groups of their own must be deleted before.
     """
     if dist.is_available() and dist.is_initialized():
         gc.collect()
@@ -344,10 +342,10 @@ def end_processes() -> None:
 
 
 def require_same_everywhere(processes: Processes, description: Mapping[str, str]) -> None:
-    """Compare what must be the same on all processes.
+    """Refuse a description that differs between processes.
 
     Raises:
-        ConfigError: naming the first thing that differs, with the value of every process.
+        ConfigError: naming the first entry that differs, with the value of every process.
     """
     everyone = processes.everyone(dict(description))
     for name in dict.fromkeys(name for d in everyone for name in d):

@@ -1,8 +1,8 @@
-"""Tables of rows on disk: every process writes the rows it holds to one file, any number of processes reads them back.
+"""Tables of rows on disk: each process writes its rows to a file, and any number of processes can read them.
 
-A part file holds rows as they lie in memory, so that every bit of a NaN survives.  ``manifest.json`` names the parts of
-all tables, with the checksum of every chunk of ``CHUNK_BYTES``, and is written last: a folder without it holds a save
-that was interrupted.
+A part file holds rows as in memory, so that even NaNs are preserved bit for bit.  ``manifest.json`` lists the parts of
+all tables, with the checksum of every chunk of ``CHUNK_BYTES``, and is written last: a folder without it is an
+interrupted save.
 """
 
 import json
@@ -29,13 +29,13 @@ from fcco_lightning.state.checkpoint_schema import ManifestFile, require
 FORMAT_VERSION = 2
 CHUNK_BYTES = 4 << 20  # part of the format: files written with another value are refused
 MANIFEST = "manifest.json"
-_COLUMNS = 512  # of the matrix as which a chunk is summed up
+_COLUMNS = 512  # of the matrix whose sums give the checksum of a chunk
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class RowPart:
-    """What one process wrote, as plain values."""
+    """The part of a table that one process has written, as plain values."""
 
     table: str
     file: str  # name in the folder; a part without rows has no file
@@ -47,13 +47,13 @@ class RowPart:
 
     @property
     def checksum(self) -> int:
-        """Of the rows, see :func:`checksum`."""
+        """Checksum of the rows, see :func:`checksum`."""
         return sum(self.sums) & _MASK
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a save holds: ``tables`` maps a name to its number of rows; ``parts`` are sorted, none is empty."""
+    """The content of a save: ``tables`` maps names to numbers of rows; ``parts`` are sorted and not empty."""
 
     save_id: str
     tables: dict[str, int]
@@ -63,10 +63,11 @@ class Manifest:
 def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor, num_rows: int) -> RowPart:
     """Write ``rows`` (count, k), global rows ``first``, ``first + 1``, ... of ``num_rows``, chunk by chunk, and fsync.
 
-    Nothing is written if count is 0.  The file's name holds ``save_id``: an earlier save in the folder stays whole.
+    Nothing is written if count is 0.  The file's name contains ``save_id``, so that an earlier save in the folder stays
+    intact.
 
     Raises:
-        CheckpointError: if ``rows`` are no part of the table, or cannot be written; no file is left then.
+        CheckpointError: if ``rows`` do not fit into the table, or cannot be written; no file is left then.
     """
     _layout(rows)
     name = f"{quote(table, safe='')}.{first:012d}.{quote(save_id, safe='')}.rows"
@@ -80,9 +81,9 @@ def write_part(folder: Path, table: str, save_id: str, first: int, rows: Tensor,
 
 
 def write_manifest(folder: Path, save_id: str, tables: Mapping[str, int], parts: Sequence[RowPart]) -> None:
-    """Complete the save, at once or not at all; one process calls it after all have written their parts.
+    """Complete the save atomically; one process calls it after all processes have written their parts.
 
-    ``tables`` are the numbers of rows by name, ``parts`` those of all tables and processes, in any order.
+    ``tables`` are numbers of rows by name, ``parts`` the parts of all tables and processes, in any order.
 
     Raises:
         CheckpointError: if the parts of a table do not hold each of its rows once, or on a failure to write.
@@ -111,9 +112,9 @@ def _check_cover(table: str, num_rows: int, parts: Sequence[RowPart]) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when all of it is on the disk, or never; until then an older one of that name stays.
+    """A context that writes a file atomically: it gets its name when it is completely on disk, or never.
 
-    What a link points to is written, and into a pipe or another thing that is no file at once.
+    Links are followed; pipes and other special files are written directly.
 
     Raises:
         CheckpointError: if it cannot be written.
@@ -123,7 +124,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         with path.open("wb") as pipe:
             yield pipe
         return
-    # in the same folder: a file on another file system could not take its place at once
+    # in the same folder, as renaming between file systems is not atomic
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # another job may write the same name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +133,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except (OSError, RuntimeError) as error:  # torch wraps what its own writer meets
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
             f"cannot write `{path}`: {reason}. What was there before is as it was. Free space, or choose another "
@@ -141,7 +142,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             temporary.unlink()
-    with suppress(OSError):  # not every file system can; a name that is lost reads as an interrupted save
+    with suppress(OSError):  # not supported by every file system; a lost name looks like an interrupted save
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -150,11 +151,11 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_manifest(folder: Path, save_id: str | None = None) -> Manifest:
-    """What the save in ``folder`` holds.
+    """The manifest of the save in ``folder``.
 
     Raises:
         CheckpointError: if there is no manifest, if it is damaged or of another format version, or if ``save_id`` is
-            given and is not that of the save.
+            given and differs from that of the save.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -186,12 +187,12 @@ def read_rows(
 ) -> None:
     """Fill ``into`` (m, k) with the global rows ``first``, ..., ``first + m - 1`` of ``table``.
 
-    Every chunk that holds one of them is read and verified as a whole; no file is read if m is 0.  ``into`` is of the
-    dtype that was saved, on any device, and undefined after an error.  The caller's table has ``num_rows`` rows; None:
-    as many as were saved.
+    Every chunk with one of these rows is read and verified completely; no file is read if m is 0.  ``into`` has the
+    saved dtype, on any device, and is undefined after an error.  The caller's table has ``num_rows`` rows; None for the
+    saved number.
 
     Raises:
-        CheckpointError: if table, shape or dtype is another, or a file is missing, damaged or of another save.
+        CheckpointError: if table, shape or dtype differs, or a file is missing, damaged or of another save.
     """
     _layout(into)
     if table not in manifest.tables:
@@ -212,7 +213,7 @@ def read_rows(
 
 
 def _read_part(path: Path, part: RowPart, start: int, into: Tensor) -> None:
-    """Fill ``into`` with the rows ``start``, ... of a part, counted from its first."""
+    """Fill ``into`` with the rows ``start``, ... of a part, counted from the part's first row."""
     (width, step), stop = _layout(into), start + len(into)
     with _naming_file(path), path.open("rb") as file:
         size, expected_size = os.fstat(file.fileno()).st_size, 4 * part.count * width
@@ -233,7 +234,7 @@ def _read_part(path: Path, part: RowPart, start: int, into: Tensor) -> None:
 
 @contextmanager
 def _naming_file(path: Path) -> Iterator[None]:
-    """What cannot be read, or not be understood, is named."""
+    """A context that turns errors of reading or parsing into a :class:`CheckpointError` naming the file."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -249,12 +250,13 @@ _WAY_OUT = "Copy the folder again from where it was saved, or resume from anothe
 
 
 def checksum(rows: Tensor, first: int) -> int:
-    r"""Checksum of ``rows`` (count, k), whose first has the global number ``first``; it adds up over chunks.
+    r"""Checksum of ``rows`` (count, k), beginning with the global row ``first``; the sum of the chunks' checksums.
 
     The memory of a chunk is read as a matrix of 512 columns of 64-bit numbers.  Of its column sums and row sums, both
     mod 2**64, the low and the high halves are weighted with 64-bit random numbers and added up; the sum is multiplied
-    by an odd random number that belongs to the chunk's position in the table.  A change of the rows, a swap too, goes
-    unseen as rarely as two random 64-bit numbers agree, and it costs little more than reading the memory.
+    by an odd random number that belongs to the chunk's position in the table.  A change of the rows, including a swap,
+    is undetected with the probability that two random 64-bit numbers agree; the cost is little more than that of
+    reading the memory.
     """
     return sum(total for _, total in _chunks(rows, first)) & _MASK
 
@@ -269,7 +271,7 @@ def require_checksum(total: int, stored: str, name: str, path: str | Path) -> No
 
 
 def _chunks(rows: Tensor, first: int) -> Iterator[tuple[NDArray[np.uint32], int]]:
-    """The words of every chunk, still in the cache, and their checksum."""
+    """The words of every chunk, which are then in the cache, and their checksum."""
     width, step = _layout(rows)
     for start in range(0, len(rows), step):
         words = rows[start : start + step].detach().cpu().contiguous().numpy().reshape(-1).view(np.uint32)
@@ -300,14 +302,14 @@ def _format() -> dict[str, Any]:
 
 
 def _manifest_bytes(content: Mapping[str, Any]) -> bytes:
-    """The one text of ``content``, with its digest."""
+    """The canonical text of ``content``, with its digest."""
     body = {name: value for name, value in content.items() if name != "digest"}
     digest = sha256(json.dumps(body).encode()).hexdigest()
     return json.dumps({**body, "digest": digest}, indent=1).encode() + b"\n"
 
 
 def _layout(rows: Tensor) -> tuple[int, int]:
-    """Words of a row, and rows of a chunk."""
+    """Number of words per row, and of rows per chunk."""
     if rows.dim() != 2 or rows.shape[1] < 1 or rows.dtype not in (torch.float32, torch.float64):
         raise CheckpointError(
             f"rows must be (count, width), width >= 1, of float32 or float64, got {tuple(rows.shape)} {rows.dtype}."

@@ -1,4 +1,4 @@
-"""The dual state: what is remembered of every inner function."""
+"""The dual state: a table with a row for every inner function."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self, get_args
@@ -13,7 +13,7 @@ from fcco_lightning.state.processes import Processes
 
 STATE_VERSION = 2
 SHARDED_FROM = 1_000_000
-"""Values (rows x width) from which a table is divided among the processes and kept in files of its own."""
+"""Number of values (rows x width) from which a table is sharded over the processes and stored in separate files."""
 _INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _BITS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -23,22 +23,22 @@ Layout = Literal["auto", "replicated", "sharded"]
 class DualState(nn.Module):
     r"""n rows of width k; row i holds u_i (an estimate of g_i(w)) or y_i (a dual variable) of index i.
 
-    Reading and writing cost O(batch), never O(n).  A row never written holds NaN, which no row that was written can: a
-    value that is not finite and an index that names no row never get in, both raise before anything changes.
+    Reading and writing cost O(batch), never O(n).  NaN marks a row that was never written; writing a value that is not
+    finite, or to an invalid index, raises an error before anything changes.
 
-    Behind the rows lies one more that means nothing, the *sink*: what a batch has for no row is written there, so that
-    every batch of one size reads and writes equally many rows.
+    After the rows there is an additional row without meaning, the *sink*: entries of a batch without a row are written
+    there, so that batches of the same size read and write the same number of rows.
 
     With P processes a small table is replicated: every process writes the same values to its own copy.  A large one is
-    sharded: process r holds the rows [r ceil(n/P), (r+1) ceil(n/P)), the last ones fewer or none.  Whoever reads or
-    writes cannot tell: all processes call with the same index (that of the union of their batches) and the same values;
-    reading a sharded table costs one collective of O(batch) bytes, writing none.
+    sharded: process r holds the rows [r ceil(n/P), (r+1) ceil(n/P)), the last processes fewer or none.  The interface
+    is the same for both: all processes call with the same index (that of the union of their batches) and the same
+    values; reading a sharded table needs one collective of O(batch) bytes, writing none.
 
     Args:
         num_rows: n, >= 1: samples of the training split, groups, or constraints.
         width: k, >= 1.
-        dtype: of the rows, float32 or float64.
-        processes: that share the table; this one alone by default.
+        dtype: type of the rows, float32 or float64.
+        processes: the processes that share the table; this one alone by default.
         layout: "replicated", "sharded", or "auto": sharded from 1,000,000 values (rows x width) on.
         sink: whether :meth:`gather` and :meth:`scatter_` take n for "no row".
 
@@ -54,9 +54,9 @@ class DualState(nn.Module):
     """
 
     held: Tensor
-    """The rows that this process holds, and the sink."""
+    """The rows that this process holds, followed by the sink."""
     number: int = 0
-    """By which a problem knows its states."""
+    """Position among the states of a problem."""
 
     def __init__(
         self,
@@ -81,30 +81,30 @@ class DualState(nn.Module):
 
     @property
     def rows(self) -> Tensor:
-        """The rows held here, a view: shape (n, k), or (about n/P, k) where sharded."""
+        """The rows held by this process, a view: shape (n, k), or (about n/P, k) if sharded."""
         return self.held[:-1]
 
     @property
     def seen(self) -> Tensor:
-        """Which of the rows held here were ever written, bool.  O(n/P): for reports, not for a step."""
+        """A mask of this process's rows that were ever written, bool.  O(n/P): for reports, not for a step."""
         return ~torch.isnan(self.rows[:, 0])
 
     def seen_share(self) -> float:
-        """Share of the n rows that were ever written, in [0, 1]; all processes call it.  O(n/P)."""
+        """Fraction of the n rows that were ever written, in [0, 1]; all processes must call it.  O(n/P)."""
         count = self.seen.sum()
         return (self.processes.sum_(count) if self.divided else count).item() / self.num_rows
 
     def gather(self, index: Tensor | None) -> Tensor:
-        """Rows of a step: as :meth:`read`, without a look at the numbers.
+        """Rows of a step: as :meth:`read`, without checking values.
 
         Args:
-            index: rows, shape (b,), int64, perhaps n for the sink; None for all rows, in their order.
+            index: row numbers, shape (b,), int64, n for the sink; None for all rows in order.
 
-        Returns: shape (b, k), or (n, k): without graph, and not to be changed in place.  Where an index names no row,
-            infinity, unless an error is raised.
+        Returns: shape (b, k), or (n, k), without graph; must not be changed in place.  Infinity for an invalid index,
+        unless an error is raised.
 
         Raises:
-            IndexError: on the host, where the rows are not divided, if an index names no row.
+            IndexError: for an invalid index, if the rows are on the CPU and not sharded.
         """
         if not self.divided and index is None:
             return self.held[:-1]
@@ -112,16 +112,16 @@ class DualState(nn.Module):
         if not self.divided and self.held.device.type == "cpu":
             return (self.held if self.sink else self.rows).index_select(0, index)
         local, none = self._local(index), (index < 0) | (index >= self.num_rows + self.sink)
-        # the owner contributes the bits of its rows and everybody else zeros: a sum of integers is exact
+        # the owner contributes the bits of its rows and all others zeros: a sum of integers is exact
         bits = self.held.view(_BITS[self.held.dtype]).index_select(0, local)
         bits = bits.masked_fill((local == len(self.held) - 1).unsqueeze(1), 0)
         bits = self.processes.sum_(bits) if self.divided else bits
         return bits.view(self.held.dtype).masked_fill(none.unsqueeze(1), torch.inf)
 
     def scatter_(self, index: Tensor | None, values: Tensor) -> None:
-        """Set rows of a step, finite values (b, k): as :meth:`write`, without a look at the numbers.
+        """Set rows of a step to finite values (b, k): as :meth:`write`, without checking values.
 
-        Equal indices must come with equal values.
+        Equal indices must have equal values.
         """
         local_rows, values = self.held, values.detach() if values.requires_grad else values
         if index is None:
@@ -139,7 +139,7 @@ class DualState(nn.Module):
         return self.gather(self.checked_index(index).to(self.held.device))
 
     def write(self, index: Tensor, values: Tensor) -> None:
-        """Set rows ``index`` (b,), all different, to ``values`` (b, k); each process keeps those that it holds.
+        """Set the rows ``index`` (b,), all different, to ``values`` (b, k); each process stores those that it holds.
 
         Raises:
             StateIndexError: if an index is not a whole number in [0, n).
@@ -158,7 +158,7 @@ class DualState(nn.Module):
 
     @torch.no_grad()
     def scale_(self, factor: float) -> None:
-        """Multiply every row by ``factor``: O(n), only for MOAP, whose definition is dense."""
+        """Multiply all rows by ``factor``: O(n), only for MOAP, whose update changes all rows."""
         self.held.mul_(factor)
 
     def checked_index(self, index: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ class DualState(nn.Module):
         return checked_index(index, self.num_rows)
 
     def _local(self, index: Tensor) -> Tensor:
-        """Which of the rows held here these are, the sink for those of other processes."""
+        """Local positions of row numbers in :attr:`held`; the sink for rows of other processes."""
         local = index - self.first
         inside = (local >= 0) & (local < len(self.held) - 1)
         return torch.where(inside, local, len(self.held) - 1)
@@ -175,15 +175,15 @@ class DualState(nn.Module):
         before = self.held
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.held.dtype in (torch.float16, torch.bfloat16):
-            self.held = before.to(self.held.device)  # averages of thousands of steps do not survive 8 or 11 bits
+            self.held = before.to(self.held.device)  # running averages need more than 8 or 11 bits
         return self
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Version of the format, and which rows these are."""
+        """Version of the format, and the range of rows of this process."""
         return {"version": STATE_VERSION, "num_rows": self.num_rows, "first": self.first}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse rows of another format or of another part of a table, before any is read."""
+        """Refuse rows of another format or of another range, before any is read."""
         if isinstance(state, Mapping) and state.get("version") != STATE_VERSION:
             raise CheckpointError(
                 f"the checkpoint's dual state has format version {state.get('version')!r}, this installation reads "
@@ -231,7 +231,7 @@ def checked_index(index: Tensor, num_rows: int) -> Tensor:
     """``index`` (b,) as int64.
 
     Args:
-        index: of samples.
+        index: indices of samples.
         num_rows: n.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the processes of a job tell each other of failures beside their collectives, in the store of their group."""
+"""Communication of failures between processes, outside of collectives, through the store of their group."""
 
 import json
 import os
@@ -11,10 +11,10 @@ import torch.distributed as dist
 
 from fcco_lightning.errors import PeerError
 
-_INTERVAL = 0.5  # seconds between two looks
+_INTERVAL = 0.5  # seconds between two reads of the store
 _PATIENCE = 15.0  # seconds in which a process may stand still after another one has failed
-_COUNT, _FAILURE = "fcco/failures", "fcco/failure/"  # keys of the store: how many there were, and the one of a number
-_LOST = (  # in messages of collectives that others have left
+_COUNT, _FAILURE = "fcco/failures", "fcco/failure/"  # keys of the store: number of failures, and prefix of one failure
+_LOST = (  # in messages of collectives that lost a peer
     "gloo/transport",
     "Connection closed by peer",
     "Connection reset by peer",
@@ -24,21 +24,21 @@ _LOST = (  # in messages of collectives that others have left
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether an error only says that another process is gone, or does not answer."""
+    """Whether an error only means that another process is gone, or does not respond."""
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST)
 
 
 class Watch:
-    """Hears of the failures of other processes, wherever this one is.
+    """Learns of failures of other processes, whatever this process is doing.
 
-    A process that fails says so in the store of the default process group (:meth:`tell`); between :meth:`start` and
-    :meth:`stop` a thread of every other one looks there twice a second, which touches neither the device nor the
-    collectives.  Most processes then learn of the failure by an exception of the collective they are in.  One that
-    stands still for 15 seconds after it has heard of a failure waits for a process that will not come, where nothing
-    can be raised; it is ended with exit status 1 and a message on stderr.
+    A failing process writes its error to the store of the default process group (:meth:`tell`); between :meth:`start`
+    and :meth:`stop` a thread of every other process reads the store twice a second, without using the device or
+    collectives.  Most processes learn of the failure by an exception of the collective that they are in.  A process
+    that makes no progress for 15 seconds after it has read of a failure waits for a peer in a place where no exception
+    can be raised; it is terminated with exit status 1 and a message on stderr.
 
     Attributes:
-        failures: of other processes that are not forgotten, by rank, as they have told them.
+        failures: errors of other processes by rank, since the last :meth:`forget`.
     """
 
     def __init__(self) -> None:
@@ -46,19 +46,19 @@ class Watch:
         self._rank = dist.get_rank()
         self._num_read = self._store.add(_COUNT, 0)
         self.failures: dict[int, str] = {}
-        self._heard = 0  # how many failures of others
+        self._heard = 0  # number of failures of others
         self._stop_event = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Watch over the thread that calls this."""
+        """Start to watch the calling thread."""
         self.stop()
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=(threading.get_ident(), self._stop_event), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer.  What was told meanwhile may yet explain an error of the next run."""
+        """Stop watching.  Failures read so far may still explain an error of the next run."""
         self._stop_event.set()
         if self._thread is not None:
             self._thread.join()
@@ -66,18 +66,18 @@ class Watch:
             self._look()
 
     def forget(self) -> None:
-        """Forget the failures so far, on which this process has failed, too."""
+        """Forget the failures so far, because of which this process has failed, too."""
         self._look()
         self.failures.clear()
 
     def tell(self, error: BaseException) -> None:
-        """Let the other processes know why this one fails."""
+        """Tell the other processes why this one fails."""
         with suppress(RuntimeError):  # the store has gone with its process
             number = self._store.add(_COUNT, 1) - 1
             self._store.set(f"{_FAILURE}{number}", json.dumps([self._rank, f"{type(error).__name__}: {error}"]))
 
     def explain(self, error: BaseException) -> None:
-        """Let an error of a lost connection say which process has failed, and why; another error stays as it is."""
+        """Add to an error of a lost connection which process has failed, and why; other errors are unchanged."""
         if is_lost(error):
             self._look()
             reason = PeerError(
@@ -92,7 +92,7 @@ class Watch:
 
     def _look(self) -> None:
         with suppress(RuntimeError):  # the store has gone with its process
-            # one that is counted may not be told yet: to wait for it would keep this process from telling it itself
+            # a counted failure may not be written yet; this process itself may be the one to write it, so do not wait
             while self._store.check([f"{_FAILURE}{self._num_read}"]):
                 rank, reason = json.loads(self._store.get(f"{_FAILURE}{self._num_read}"))
                 if rank != self._rank:
@@ -101,7 +101,7 @@ class Watch:
 
     def _watch(self, worker: int, stop_event: threading.Event) -> None:
         place: tuple[FrameType | None, int] | None = None
-        waited, before_start = 0.0, self._heard  # failures of an earlier run explain errors, and end nothing
+        waited, before_start = 0.0, self._heard  # failures of an earlier run terminate nothing
         while not stop_event.wait(_INTERVAL):
             self._look()
             if self._heard > before_start:
