@@ -1,4 +1,4 @@
-"""Evaluations: what a run reports of the network's outputs on a whole split."""
+"""Evaluations: figures, tables and pictures of the network's outputs on a whole split."""
 
 from fcco_lightning.evaluation.base import Evaluation, direction, shown_split
 from fcco_lightning.evaluation.classes import ClassEvaluation, NeighbourEvaluation

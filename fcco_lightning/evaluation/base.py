@@ -17,7 +17,7 @@ from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.base import one_label_each, one_tensor, require
 
-_SMALL_IS_GOOD = {"loss", "error", "gap", "rmse", "mae", "brier"}  # words of names
+_SMALL_IS_GOOD = {"loss", "error", "gap", "rmse", "mae", "brier"}  # words in names of figures
 
 Final: TypeAlias = Mapping[str, tuple[Tensor, Columns]]
 """The outputs and the columns of every split, by its name, as ``Split`` holds them."""
@@ -26,17 +26,17 @@ Pictures: TypeAlias = dict[str, Callable[[Path], Path | None]]
 
 
 class Evaluation(ABC):
-    """What a run reports of the network's outputs on a split.  A new task defines a subclass.
+    """Computes what a run reports about the network's outputs on a split.  A new task defines a subclass.
 
     Attributes:
         bar: The figures that the progress bar shows.
         merit: The figure of merit, by which weights and settings are chosen unless the user names another one.
         separable: Whether the figures of a random part of the samples estimate those of all, so that importances may be
-            measured on such a part.  They do not where a figure is about whole lists, or about the nearest of all.
-        group_names: The names of the groups 0, 1, ..., see :meth:`take_names`.
-        label_names: The names of several labels of a sample, likewise.
-        class_names: The names of the classes 0, 1, ..., likewise.
-        groups_by: Columns by which constraints group, with the names of the groups 0, 1, ... of each, likewise.
+            measured on such a part.  They do not for figures of whole lists or of nearest neighbours.
+        group_names: The names of the groups 0, 1, ..., set by :meth:`take_names`, like the following.
+        label_names: The names of several labels of a sample.
+        class_names: The names of the classes 0, 1, ...
+        groups_by: Columns that define groups for constraints, with the names of the groups 0, 1, ... of each.
     """
 
     bar: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class Evaluation(ABC):
     _warned: bool = False
 
     def take_names(self, datamodule: Any) -> None:
-        """Take over the names that a datamodule knows, of groups, labels and classes; None knows none."""
+        """Set the names of groups, labels and classes that a datamodule defines; None defines none."""
         for names in ("group_names", "label_names", "class_names", "groups_by"):
             setattr(self, names, getattr(datamodule, names, getattr(self, names)))
 
@@ -65,30 +65,30 @@ class Evaluation(ABC):
             batch: The columns of the split, each with first dimension n.
 
         Returns:
-            The figures by name.  A figure that the split leaves undefined (because a class is absent) is NaN, which
-            :meth:`warn_of_undefined` says once.
+            The figures by name.  A figure that is undefined on the split (because a class is absent) is NaN;
+            :meth:`warn_of_undefined` warns once.
 
         Raises:
-            DataError: if the outputs or the columns are not those that the class describes: a column is missing, shapes
+            DataError: if the outputs or the columns are not as the class describes: a column is missing, shapes
                 do not fit, or a value is out of range.
         """
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: B027
-        """Refuse outputs of which there would be no figures once an epoch is trained; by default none.
+        """Refuse outputs for which no figures could be computed after the epoch; by default, refuse none.
 
         Args:
             outputs: The network's outputs on the first training batch.
-            batch: Its columns.
+            batch: The columns of that batch.
 
         Raises:
-            DataError: naming the shape and the way out.
+            DataError: naming the shape, with advice.
         """
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:  # noqa: ARG002
-        """Describe a split in ``report.json`` beyond its figures, in plain numbers.
+        """Compute further entries of ``report.json`` for a split, in plain numbers.
 
         A list of records becomes a table of its own.  Only its first rows are printed, so the most important ones
-        should stand first.
+        should come first.
 
         Args:
             outputs: The network's outputs on the whole split.
@@ -114,15 +114,15 @@ class Evaluation(ABC):
         return {}
 
     def pictures(self, history: History, final: Final) -> Pictures:  # noqa: ARG002
-        """Say how the pictures of a finished run are drawn; nothing is drawn here, and an error in one spoils no other.
+        """Return functions that draw the pictures of a finished run; they are called one by one, after this method.
 
         Args:
             history: The figures of every validation, see :mod:`fcco_lightning.evaluation.pictures`.
             final: The outputs and the columns of every split, computed with the final weights.
 
         Returns:
-            By the name of a PNG file, a function that draws it into the path that it is given and returns that path, or
-            None if there is nothing to show.  By default that is a picture of the constraints.
+            For the name of every PNG file a function that draws it to the given path and returns that path, or None if
+            there is nothing to show.  The default is a picture of the constraints.
         """
         return {"constraints.png": partial(plot_constraints, history)}
 
@@ -132,11 +132,11 @@ class Evaluation(ABC):
         return [path for path in paths if path is not None]
 
     def warn_of_undefined(self, figures: str, reason: str) -> None:
-        """Warn, the first time, that figures of a split are NaN.
+        """Warn, only once, that figures of a split are NaN.
 
         Args:
-            figures: Their names, or of what kind they are.
-            reason: Why, and what to do about it: a sentence or two without the full stop.
+            figures: The names or the kind of the figures.
+            reason: The reason and a remedy: a sentence or two without the last full stop.
         """
         if not self._warned:
             self._warned = True
@@ -149,7 +149,7 @@ class Evaluation(ABC):
             asked: The figure that the user has named; None for the evaluation's own.
 
         Raises:
-            ConfigError: if none was named, and the evaluation shows several without saying which one counts.
+            ConfigError: if none was named, and the evaluation has several figures but no figure of merit.
         """
         if figure := asked or self.merit or (self.bar[0] if len(self.bar) == 1 else ""):
             return figure
@@ -159,11 +159,11 @@ class Evaluation(ABC):
         )
 
     def group_name(self, group: int) -> str:
-        """Return the name of a group, or its number where no name is known."""
+        """Return the name of a group, or its number if it has no name."""
         return _name(self.group_names, group)
 
     def label_name(self, label: int) -> str:
-        """Return the name of one of several labels, or its number where no name is known."""
+        """Return the name of one of several labels, or its number if it has no name."""
         return _name(self.label_names, label)
 
 
@@ -172,24 +172,24 @@ def _name(names: Sequence[str], number: int) -> str:
 
 
 def direction(figure: str) -> Literal["max", "min"]:
-    """Whether larger or smaller values of a figure are better: smaller of losses, errors and gaps, not of shares.
+    """Return "min" if smaller values of a figure are better, as for losses, errors and gaps, else "max".
 
     Example:
         >>> [direction(name) for name in ("auc", "worst_group_accuracy", "cvar_loss", "roc_gap", "bellman_error")]
         ['max', 'max', 'min', 'min', 'min']
     """
-    parts = set(figure.partition("/")[0].split("_"))  # behind it stands the name of a group or label
+    parts = set(figure.partition("/")[0].split("_"))  # after "/" comes the name of a group or label
     return "min" if _SMALL_IS_GOOD & parts and "satisfied" not in parts else "max"
 
 
 def shown_split(names: Iterable[str]) -> str:
-    """Return the split that stands for all where only one is shown: "test", or else the last; empty without any."""
+    """Return the split to show if only one is shown: "test", or else the last; empty if there is none."""
     splits = [*names]
     return "test" if "test" in splits else next(reversed(splits), "")
 
 
 def require_columns(batch: Columns, *names: str, figures: str) -> None:
-    """Raise :class:`DataError` if a split lacks one of the columns of which ``figures`` are computed."""
+    """Raise :class:`DataError` if a split lacks one of the columns from which ``figures`` are computed."""
     for name in names:
         if name not in batch:
             raise DataError(
@@ -199,13 +199,13 @@ def require_columns(batch: Columns, *names: str, figures: str) -> None:
 
 
 def weight_of(batch: Columns, values: Tensor, needed_by: object) -> Tensor:
-    """Return what each sample counts, the column ``weight`` or else 1: float64, where ``values`` are, shape (n,)."""
+    """Return the weights of the samples, the column ``weight`` or 1: float64, on the device of ``values``, (n,)."""
     weight = one_label_each(batch, needed_by, "weight") if "weight" in batch else values.new_ones(len(values))
     return weight.to(values.device, torch.float64)
 
 
 def mean_of(values: Tensor, weight: Tensor) -> float:
-    """Return the mean of values of samples, shape (n,), by what they count, shape (n,)."""
+    """Return the mean of values, shape (n,), with the samples' weights, shape (n,)."""
     return float((values * weight.to(values)).sum() / weight.to(values).sum())
 
 
@@ -223,7 +223,7 @@ def correct_and_loss(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         ``(correct, loss)``, both of shape (n,): truth values, and losses in nats as float64.
 
     Raises:
-        DataError: if the shapes do not fit, or if a class does not exist.
+        DataError: if the shapes do not fit, or a class is out of range.
 
     Example:
         >>> import torch

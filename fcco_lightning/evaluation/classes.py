@@ -1,4 +1,4 @@
-"""Figures of classes: of a classifier, and of the neighbours of embeddings."""
+"""Figures of a classifier, and of nearest neighbours of embeddings."""
 
 import math
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from fcco_lightning.evaluation.base import Evaluation, correct_and_loss, mean_of
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import one_label_each, one_tensor
 
-_AT_ONCE = 1024  # rows of the matrix of similarities that are formed together
+_AT_ONCE = 1024  # rows of the similarity matrix that are computed together
 
 
 class ClassEvaluation(Evaluation):
@@ -23,11 +23,11 @@ class ClassEvaluation(Evaluation):
     the column ``y`` (n,) contains the classes 0, 1, ...
 
     - ``accuracy``: share of the samples whose class has the highest score;
-    - ``top5_accuracy``: share of the samples whose class is among the five highest scores, if there are more; of equal
-      scores any may be among them, so that a class counts by its chance;
+    - ``top5_accuracy``: share of the samples whose class is among the five highest scores, if there are more than five
+      classes; ties are broken at random, and the expected value is computed;
     - ``loss``: mean cross-entropy (nats).
 
-    Of three classes or more the report has a record for each, ``classes``, see :meth:`details`.
+    With three classes or more the report has a record for each, ``classes``, see :meth:`details`.
     """
 
     bar = ("accuracy", "loss")
@@ -40,21 +40,20 @@ class ClassEvaluation(Evaluation):
         figures = {"accuracy": mean_of(correct.double(), weight), "loss": mean_of(loss, weight)}
         if outputs.dim() == 2 and outputs.shape[1] > 5:
             score_of_class = outputs.gather(1, one_label_each(batch, self).long().unsqueeze(1))
-            # none is equal to NaN
+            # a NaN is equal to no score
             higher, equal = (outputs > score_of_class).sum(1), (outputs == score_of_class).sum(1)
             figures["top5_accuracy"] = mean_of(((5 - higher) / equal).nan_to_num(0, 0).clamp(0, 1), weight)
         return figures
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
-        """``classes``: a record for every class, those with the lowest recall first.
+        """Return ``classes``: a record for every class, those with the lowest recall first.
 
-        It has the number of the class's ``samples``, the share of these that is decided to be of it (``recall``), the
-        share of the samples decided to be of it that is (``precision``), and the class that its samples are most often
-        ``mistaken for``; null where there is nothing to divide by.  Samples with a ``weight`` count by it in everything
-        but their number.
+        A record has the number of the class's ``samples``, its ``recall`` and ``precision``, and the class that its
+        samples are most often ``mistaken for``; null if the denominator is 0.  All of these except the number use the
+        samples' ``weight``.
         """
         if outputs.dim() != 2 or outputs.shape[1] < 3:
-            return {}  # decisions between two classes are described with what they are for
+            return {}  # decision_details describes two classes
         y = one_label_each(batch, self).long()
         decided = outputs.argmax(1)
         size = outputs.shape[1]
@@ -77,22 +76,22 @@ class ClassEvaluation(Evaluation):
 
 
 class NeighbourEvaluation(Evaluation):
-    """Accuracy of k nearest neighbours within a split, every sample being left out of its own vote.
+    """Leave-one-out accuracy of the k nearest neighbours within a split.
 
-    The outputs are embeddings, shape (n, d); the column ``y`` (n,) contains the classes.  Of samples that are equally
-    near, of which only some belong to the k, each has the same part of a vote.  Of classes with equally many votes the
-    smallest number wins.
+    The outputs are embeddings, shape (n, d); the column ``y`` (n,) contains the classes.  If several samples tie for
+    the last of the k places, they share the votes of these places equally.  Among classes with equally many votes the
+    one with the smallest number wins.
 
     - ``knn_accuracy``: share of the samples whose neighbours vote for their class;
-    - ``spread``: root mean square distance of the unit embeddings from their mean, 0 where all have collapsed to one
-      point, 1 where they cancel out; left out where distances are Euclidean.
+    - ``spread``: root mean square distance of the unit embeddings from their mean, 0 if all have collapsed to one
+      point, 1 if their mean is 0; absent for Euclidean distances.
 
     Args:
-        k: neighbours, >= 1; at most n - 1 are there.
-        distance: how embeddings are compared.
+        k: number of neighbours, >= 1; at most n - 1 are used.
+        distance: distance of embeddings, "cosine" or "euclidean".
 
     Raises:
-        ConfigError: if k is not a whole number >= 1, or the distance is not known.
+        ConfigError: if k is not a whole number >= 1, or the distance is another word.
     """
 
     bar = ("knn_accuracy",)
@@ -112,7 +111,7 @@ class NeighbourEvaluation(Evaluation):
             )
         cosine = self.distance == "cosine"
         points = outputs.float()
-        points = normalize(points, dim=1) if cosine else points - points.mean(0)  # an offset would cost digits
+        points = normalize(points, dim=1) if cosine else points - points.mean(0)  # centring improves precision
         names, y = torch.unique(one_label_each(batch, self).long(), return_inverse=True)
         correct = 0
         for rows in torch.split(torch.arange(len(points), device=points.device), _AT_ONCE):
@@ -125,7 +124,7 @@ class NeighbourEvaluation(Evaluation):
         return figures
 
     def _votes(self, closeness: Tensor, y: Tensor, classes: int) -> Tensor:
-        """What the k nearest of the others vote for, shape (rows, classes): whole numbers, in parts of a vote."""
+        """Votes of the k nearest other samples, shape (rows, classes), in whole numbers of fractions of a vote."""
         k = min(self.k, closeness.shape[1] - 1)
         last = closeness.topk(k, dim=1).values[:, -1:]
         nearer, tied = closeness > last, closeness == last

@@ -1,4 +1,4 @@
-"""What a model has learnt of a target task and forgotten of the tasks that it already knew."""
+"""Figures of continual learning: what a model has learnt on a target task and forgotten on earlier tasks."""
 
 from functools import partial
 from typing import Any
@@ -21,18 +21,18 @@ TARGET = -1
 
 
 class ContinualEvaluation(Evaluation):
-    r"""What a model has learnt of the target and forgotten of the protected tasks.
+    r"""Changes of accuracy and loss on a target task and on protected tasks, compared with the old model.
 
     The outputs are class scores, shape (n, C).  The column ``y`` (n,) contains the class, the column ``task`` (n,) the
     protected task k >= 0 of a sample, -1 for a sample of the target, and a lower number for a sample that belongs to
     neither.  Let a_k and L_k be the accuracy and the mean cross-entropy on the samples of task k, in float64.  A task
-    that the split lacks counts nowhere.
+    without samples in the split is left out everywhere.
 
     - ``accuracy``: the accuracy over all samples; ``target_accuracy``: over the samples of the target;
     - ``protected_accuracy``: the mean of a_k over the protected tasks.
 
-    Further figures compare with the old model, if the columns ``old_correct`` and ``old_loss`` contain what it made of
-    every sample (:meth:`reference`):
+    Further figures compare with the old model w_old, if the columns ``old_correct`` and ``old_loss`` contain its
+    results on every sample (:meth:`reference`):
 
     - ``delta_target``: Delta ACC of the target, its accuracy minus that of the old model;
     - ``worst_change``: min_k of a_k - a_k(w_old), which is >= 0 where nothing was forgotten;
@@ -123,12 +123,12 @@ class ContinualEvaluation(Evaluation):
         return {"tasks": ordered[[name for name in columns if name in tasks]].to_dict("records")}
 
     def pictures(self, history: History, final: Final) -> Pictures:
-        """``continual.png`` and ``constraints.png``, which shows the constraints in the surrogate loss."""
+        """Return ``continual.png`` and ``constraints.png``, which shows the constraints on the surrogate loss."""
         return {"continual.png": partial(plot_continual, history), **super().pictures(history, final)}
 
 
 def _samples(outputs: Tensor, batch: Columns) -> pd.DataFrame:
-    """Return the task of every sample of a split, and what is averaged over tasks, as float64."""
+    """Return a table with the task of every sample and the values that are averaged over tasks, as float64."""
     require_columns(batch, "y", "task", figures="figures by task")
     correct, losses = correct_and_loss(outputs, batch["y"])
     task = batch["task"]
@@ -140,20 +140,20 @@ def _samples(outputs: Tensor, batch: Columns) -> pd.DataFrame:
 
 
 def _by_task(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return the means over each task that is there, by its number, and the number of its samples, ``size``."""
+    """Return for every task with samples the means over these and their number ``size``, indexed by task."""
     tasks = samples[samples["task"] >= TARGET].groupby("task")
     return tasks.mean().assign(size=tasks.size())
 
 
 def _compared(correct: Tensor, losses: Tensor, batch: Columns) -> dict[str, Tensor]:
-    """Compare with the old model on every sample, columns (n,); empty if the old model was not measured."""
+    """Compare with the old model on every sample, columns (n,); empty without columns of the old model."""
     if not {"old_loss", "old_correct"} & set(batch):
         return {}
     require_columns(batch, "old_loss", "old_correct", figures="figures by task")
     old_loss, old_correct = batch["old_loss"], batch["old_correct"]
     same_rows(y=batch["y"], old_loss=old_loss, old_correct=old_correct)
     require(torch.isfinite(old_loss), old_loss, "old_loss must be finite", "Measure the old model again.")
-    # Compared in the precision in which it was stored, so that the old model itself has changed by exactly 0.
+    # compared in the stored precision, so that the change of the old model itself is exactly 0
     change = losses.to(old_loss.dtype).double() - old_loss.double()
     return {
         "old_accuracy": old_correct,

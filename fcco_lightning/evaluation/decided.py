@@ -1,4 +1,4 @@
-"""What decisions between two classes and their probabilities are worth on a split."""
+"""Quality of decisions between two classes, and of their probabilities, on a split."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,34 +24,35 @@ def decision_details(
     *,
     classifies: bool = True,
 ) -> dict[str, Any]:
-    r"""Describe the decisions of a rule between two classes, and their probabilities if the scores have some.
+    r"""Compute tables of the decisions of a rule between two classes, and of their probabilities if there are any.
 
-    - ``confusion_matrix``: a record for either class, with how many of its samples are decided to be of which class;
+    - ``confusion_matrix``: a record for each class, with the numbers of its samples by decision;
     - ``rates_by_group``: a record for all samples and one for every group, those with the lowest true positive rate
-      first, with the numbers of positives and negatives, and the rates of decisions among these: of true positives
-      (``tpr``), of false positives (``fpr``), of positive decisions (``chosen``), and of positives among those
-      (``precision``); null where there is nothing to divide by; samples of group -1 are of none;
-    - ``decision_cost``: where decisions are for given costs, the mean over the samples of what the mistakes cost,
-      ``(c_0 FP + c_1 FN) / n``; ``constant_decision_cost``: the least of that if all are decided alike;
+      first, with the numbers of positives and negatives, the true positive rate (``tpr``), the false positive rate
+      (``fpr``), the share of positive decisions (``chosen``) and the ``precision``; null if the denominator is 0;
+      samples of group -1 belong to no group;
+    - ``decision_cost``: if costs c_0 of a false positive and c_1 of a false negative are given, the mean cost of
+      mistakes, ``(c_0 FP + c_1 FN) / n``; ``constant_decision_cost``: the smaller of the mean costs if all samples have
+      the same decision;
     - ``brier_loss``: the mean of :math:`(p - y)^2`, scikit-learn's ``brier_score_loss``;
     - ``calibration``: a record for each of at most 10 bins of about equally many samples with similar probabilities,
-      with their number, the mean of what is ``predicted`` and the share of positives that is ``observed``;
-    - ``calibration_error``: the mean over these bins of :math:`|\text{predicted} - \text{observed}|`, each by its
+      with their number, the mean ``predicted`` probability and the ``observed`` share of positives;
+    - ``calibration_error``: the mean of :math:`|\text{predicted} - \text{observed}|` over these bins, weighted by their
       samples (expected calibration error).
 
-    Samples with a ``weight`` count by it in everything but the numbers of positives, negatives and samples.
+    All of these except the numbers of positives, negatives and samples use the samples' ``weight``.
 
     Args:
-        rule: the decisions.
-        outputs: of the network on the whole split, one per sample, or two of a classifier.
-        columns: of the split; ``y`` are classes 0 and 1.
-        classes: the names of the two.
-        group_name: the name of a number in the column ``group``.
+        rule: the decision rule.
+        outputs: outputs of the network on the whole split, one per sample, or two if the network is a classifier.
+        columns: columns of the split; ``y`` are classes 0 and 1.
+        classes: the names of the two classes.
+        group_name: function from a number in the column ``group`` to a name.
         groups_by: further columns of the split that number groups, with the names of the groups 0, 1, ... of each.
-        classifies: whether the objective gives positives a score above 0, or the larger of two.
+        classifies: whether the objective trains scores that are above 0, or the larger of two, for positives.
 
     Returns:
-        The entries of the report by name; none where there are not two classes, or the decisions are not known.
+        The entries of the report by name; none if there are not two classes, or the rule is not known.
     """
     y = columns.get("y")
     is_binary = isinstance(outputs, Tensor) and (
@@ -89,12 +90,12 @@ def decision_details(
 
 
 class _Confusion:
-    """Decisions beside the truth; each sample may have a weight."""
+    """The confusion matrix of decisions, with optional weights of samples."""
 
     def __init__(self, positive: npt.NDArray[np.bool_], decided: npt.NDArray[np.bool_], weight: FloatArray | None):
         self.positive, self.decided, self.weight = positive, decided, weight
         cell = 2 * positive.astype(np.int64) + decided
-        self.matrix = np.bincount(cell, weights=weight, minlength=4).reshape(2, 2)  # also where all weights are 0
+        self.matrix = np.bincount(cell, weights=weight, minlength=4).reshape(2, 2)  # works if all weights are 0, too
 
     def part(self, mask: npt.NDArray[np.bool_]) -> "_Confusion":
         return _Confusion(self.positive[mask], self.decided[mask], None if self.weight is None else self.weight[mask])
@@ -141,8 +142,8 @@ def _calibration_details(positive: npt.NDArray[np.bool_], p: FloatArray, weight:
     reached = np.cumsum(w[order])
     if not reached[-1] > 0:
         return {}
-    # scikit-learn's calibration_curve knows no weights, and does not say how many samples are in a bin
-    tenths = reached[-1] * np.arange(1, _BINS) / _BINS * (1 - 1e-12)  # so that rounding decides on no edge
+    # scikit-learn's calibration_curve has no weights, and does not return the sizes of the bins
+    tenths = reached[-1] * np.arange(1, _BINS) / _BINS * (1 - 1e-12)  # edges are robust against rounding
     ends = p[order][np.searchsorted(reached, tenths)]
     bins = np.searchsorted(ends, p)
     count, mass, predicted, observed = (

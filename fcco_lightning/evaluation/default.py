@@ -1,4 +1,4 @@
-"""The evaluation that an objective has unless the user chooses another one."""
+"""The default evaluation of every type of objective."""
 
 from collections.abc import Callable
 from functools import singledispatch
@@ -46,18 +46,18 @@ def default_evaluation(objective: Any) -> Evaluation:
 
 
 def _for(merit: str, evaluation: Evaluation) -> Evaluation:
-    """With the figure of merit that the objective is a surrogate of."""
+    """Set the figure of merit: the figure of which the objective is a surrogate."""
     evaluation.merit = merit
     return evaluation
 
 
 def _group_evaluation(objective: objectives.GroupObjective) -> Evaluation:
-    """Of the worst groups as many as the objective is about, if it is about a share of them."""
+    """The tail of groups has the size of the objective's, if the objective is about a share of the groups."""
     return GroupEvaluation() if objective.tail is None else GroupEvaluation(objective.tail)
 
 
 def _region_evaluation(objective: objectives.CVaRPartialAUC) -> Evaluation:
-    """The same region; where the objective leaves a side open, the usual one."""
+    """Partial areas in the objective's region; a side that the objective leaves open has the default limit."""
     usual = RankingEvaluation()
     max_fpr = objective.max_fpr if objective.max_fpr < 1 else usual.max_fpr
     one_sided = "partial_auc" if objective.max_fpr < 1 else "partial_auc_tpr"
@@ -66,7 +66,7 @@ def _region_evaluation(objective: objectives.CVaRPartialAUC) -> Evaluation:
 
 
 def _list_evaluation(objective: objectives.NDCG) -> Evaluation:
-    """With the same gain; of as many places, if the objective is about the first ones."""
+    """NDCG with the objective's gain and, if the objective has a number of first places, with that number."""
     places = (5, 10) if objective.top_k is None else (objective.top_k,)
     return RetrievalEvaluation(places, objective.gain)
 

@@ -1,4 +1,4 @@
-"""Figures of the groups of a split, above all of the worst ones, of one task or of several."""
+"""Figures of the groups of a split, in particular the worst groups, for one task or several."""
 
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,8 @@ class GroupEvaluation(Evaluation):
     r"""Accuracy and loss on average and for the worst groups.
 
     The column ``y`` (n,) contains the classes, the column ``group`` (n,) the groups.  Let a_g and L_g be the accuracy
-    and the mean loss of group g, in float64, and let G be the number of groups that are present in the split.  An
-    absent group counts nowhere, nor do samples of group -1, which are of none.
+    and the mean loss of group g, in float64, and let G be the number of groups that are present in the split.  Absent
+    groups, and samples of group -1, which belong to no group, are left out.
 
     - ``accuracy``, ``loss``: the means over samples;
     - ``group_balanced_accuracy``: the mean of a_g over groups;
@@ -103,7 +103,7 @@ class GroupEvaluation(Evaluation):
         return {"groups": table.sort_values(["accuracy", "loss"], ascending=[True, False]).to_dict("records")}
 
     def pictures(self, history: History, final: Final) -> Pictures:
-        """``group_curves.png``, ``constraints.png`` and ``groups.png``, of the test split or else the last one."""
+        """Return ``group_curves.png``, ``constraints.png`` and ``groups.png``, of the test split or else the last."""
         return {
             "group_curves.png": partial(plot_group_curves, history),
             **super().pictures(history, final),
@@ -123,7 +123,7 @@ class TaskEvaluation(Evaluation):
 
     The outputs are one score per task, shape (n, T); the column ``y`` (n, T) contains the labels 0 and 1, the column
     ``group`` (n,) the groups.  Let a_tg and L_tg be the accuracy and the mean logistic loss (nats) of task t in group
-    g.  A group that the split lacks counts nowhere.
+    g.  Absent groups are left out.
 
     - ``accuracy``, ``loss``: the means over samples and tasks;
     - ``worst_accuracy``: min over tasks and groups of a_tg;
@@ -158,9 +158,9 @@ class TaskEvaluation(Evaluation):
 
 
 def _sums_by_group(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> Tensor:
-    """Size, correct classifications and sum of the losses of every group up to the highest one, (G, 3), float64.
+    """Size, number of correct classifications and sum of losses of every group 0..G-1, (G, 3), float64.
 
-    Of samples with weights all three are sums of these.
+    If samples have weights, all three are weighted sums.
     """
     require_columns(batch, "y", "group", figures="figures by group")
     correct, losses = correct_and_loss(outputs, batch["y"])
@@ -174,7 +174,7 @@ def _sums_by_group(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> Te
 
 
 def _present(sums: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The numbers of the groups that a split has, and of these the columns of :func:`_sums_by_group`."""
+    """The numbers of the groups that are present, and the columns of :func:`_sums_by_group` for these groups."""
     present = sums[:, 0].nonzero().squeeze(1)
     if len(present) == 0:
         raise DataError("figures by group need at least one sample, got none. Is the split empty?")

@@ -1,4 +1,4 @@
-"""Figures of predicted numbers, and of a value function on transitions."""
+"""Figures of regression, and of a value function on transitions."""
 
 import math
 from typing import Any
@@ -13,14 +13,14 @@ from fcco_lightning.objectives.others.bellman import TemporalDifference, mean_re
 
 
 class NumberEvaluation(Evaluation):
-    r"""How far predictions are from the labels, which are numbers.
+    r"""Errors of predicted numbers.
 
-    The outputs and the column ``y`` have n numbers each.
+    The outputs and the column ``y`` have n numbers each, or n x T for T labels.
 
     - ``rmse``: root of the mean squared error, in units of the label;
-    - ``mae``: mean absolute error, likewise;
-    - ``r2``: share of the labels' variance that is predicted, ``1 - mse / variance``; of several labels the mean of
-      theirs, without those that are equal for all samples; absent if there is no other.
+    - ``mae``: mean absolute error, in units of the label;
+    - ``r2``: share of the labels' variance that is explained, ``1 - mse / variance``; for several labels the mean over
+      those with a positive variance; absent if there is none.
     """
 
     bar = ("rmse", "r2")
@@ -40,7 +40,7 @@ class NumberEvaluation(Evaluation):
         y, outputs = batch["y"].double(), one_tensor(outputs)
         y = y.reshape(len(y), -1)
         residuals, weight = outputs.double().reshape(y.shape) - y, weight_of(batch, y, self)
-        share = (weight / weight.sum()).unsqueeze(1)  # of the samples, (n, 1)
+        share = (weight / weight.sum()).unsqueeze(1)  # normalised weights of the samples, (n, 1)
         squares = (share * residuals.square()).sum(0)
         figures = {"rmse": squares.mean().sqrt().item(), "mae": (share * residuals.abs()).sum(0).mean().item()}
         varied = ((y != y[share.argmax()]) & (share > 0)).any(0)
@@ -49,18 +49,18 @@ class NumberEvaluation(Evaluation):
 
 
 class ValueEvaluation(Evaluation):
-    r"""How well a value function solves the Bellman equation, and how far it is from the true one where that is known.
+    r"""Residuals of a value function V_w in the Bellman equation, and its error if the true value function V is known.
 
     The outputs are the values of both states of n transitions, shape (n, 2) or (n, 2, 1).
 
     - ``bellman_error``: root of the mean over states of the squared mean temporal difference of a state;
-    - ``td_error``: root of the mean over transitions of the squared temporal difference, which the variance of the next
-      state keeps from vanishing;
+    - ``td_error``: root of the mean over transitions of the squared temporal difference, which is positive even for V
+      if next states are random;
     - ``value_error``: root mean square of V_w(s) - V(s) over the transitions' first states, if the split has a column
       ``value`` (n,) with the true V(s).
 
     Args:
-        discount: as of the objective, in [0, 1).
+        discount: discount factor of the objective, in [0, 1).
 
     Raises:
         ConfigError: if ``discount`` is out of range.
@@ -69,7 +69,7 @@ class ValueEvaluation(Evaluation):
     bar = ("bellman_error",)
 
     def __init__(self, discount: float = 0.95) -> None:
-        self.discount = TemporalDifference(discount).discount  # which checks it
+        self.discount = TemporalDifference(discount).discount  # TemporalDifference checks it
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
         require_columns(batch, "group", "reward", figures="figures of a value function")

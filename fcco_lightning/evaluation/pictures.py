@@ -1,15 +1,15 @@
 """Pictures of a run: pure functions from plain numbers to PNG files.
 
-A *history* is a list of records, one an epoch and split, as logged at the end of the epoch::
+A *history* is a list of records, one per epoch and split, as logged at the end of the epoch::
 
     {"epoch": 0, "split": "train", "auc": 0.89, "worst_violation": 0.02, "h/tpr@-3": -0.004, "h/fpr@2": 0.02}
 
-All keys but ``epoch`` and ``split`` are optional.  An absent or None value is passed over, one that is not finite
-leaves a hole in its line.
+All keys except ``epoch`` and ``split`` are optional.  Absent values and None are skipped; a value that is not finite
+is a gap in its line.
 
-Every ``plot_...`` takes ``path``, the PNG file to write, whose folder is created.  It returns the file written, or None
-where there is nothing to show: then nothing is written.  Figures are made without pyplot, so no global state or display
-is touched, and matplotlib is imported only when a picture is drawn.
+Every ``plot_...`` has an argument ``path``, the PNG file to write, whose folder is created.  It returns the file, or
+None, without writing, if there is nothing to show.  Figures are made without pyplot, so that no global state or display
+is used, and matplotlib is imported only when a picture is drawn.
 """
 
 import re
@@ -40,82 +40,82 @@ History: TypeAlias = Sequence[Mapping[str, Any]]
 """Records of a run, see the module."""
 
 DPI = 130
-# Okabe & Ito's palette, told apart under the common colour blindnesses; markers differ too, for print in grey.
+# palette of Okabe and Ito, distinguishable with common colour blindnesses; markers differ, too, for grey print
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 COLORS, MARKERS = (BLUE, VERMILION, GREEN, PURPLE, "#E69F00", "#56B4E9", "0.15"), "os^Dv<>"
-MINUS = "\N{MINUS SIGN}"  # as on the axes; a hyphen is too short to be seen
+MINUS = "\N{MINUS SIGN}"  # as on the axes
 _SPLITS = {"train": (BLUE, "o", "-"), "val": (VERMILION, "s", "--"), "test": (GREEN, "^", ":")}
 _MOST_LINES, _MOST_ROWS, _MOST_BARS, _MOST_TASKS = 14, 40, 40, 12
 _MOST_IMPORTANCES, _MOST_LETTERS = 30, 28
-_MARKS = 8  # on the line of a task, however long: they tell the tasks apart where colours are not enough
+_MARKS = 8  # number of markers on a line, which distinguish tasks if colours do not suffice
 _BESIDE: dict[str, Any] = {
     "loc": "center left",
     "bbox_to_anchor": (1.01, 0.5),
     "frameon": False,
     "fontsize": 9,
-}  # a legend
+}  # arguments of a legend beside the axes
 
 
-# ------------------------------------------------------------------------------------------------------ what all share
+# ------------------------------------------------------------------------------------------------------ shared helpers
 
 
 def line_of(records: History, key: str) -> "pd.Series[float]":
-    """The values of ``key`` by epoch, NaN where they are not finite; empty without any finite one."""
+    """The values of ``key`` by epoch, NaN where they are not finite; empty if none is finite."""
     recorded = [record for record in records if record.get(key) is not None]
     line = pd.Series([record[key] for record in recorded], [record["epoch"] for record in recorded], dtype=float)
-    line = line.where(np.isfinite(line)).sort_index(kind="stable")  # an infinity would stretch the axis beyond use
+    line = line.where(np.isfinite(line)).sort_index(kind="stable")  # an infinity would spoil the axis
     return line if line.notna().any() else line.iloc[:0]
 
 
 def lines_by_split(history: History, key: str) -> "dict[str, pd.Series[float]]":
-    """The lines of ``key``, a split each; without those that have no finite value."""
+    """The lines of ``key`` by split, without lines that have no finite value."""
     splits = dict.fromkeys(record["split"] for record in history)
     lines = {split: line_of([r for r in history if r["split"] == split], key) for split in splits}
     return {split: line for split, line in lines.items() if len(line)}
 
 
 def split_style(split: str) -> dict[str, Any]:
-    """Colour and marker of a split, as matplotlib names them."""
+    """Colour and marker of a split, as arguments of matplotlib."""
     color, marker, _ = _SPLITS.get(split, (PURPLE, "D", "-."))
     return {"color": color, "marker": marker}
 
 
 def shown(name: object, most: int = _MOST_LETTERS) -> str:
-    """A name from data as a picture may show it: short, without control characters, and no formula.
+    """A name from the data in a form for pictures: short, without control characters, and not a formula.
 
-    It is without its middle where it is long: names of intersections often differ in their last part.  A dollar would
-    begin a formula, and a legend leaves out what is empty or begins with an underscore.
+    A long name loses its middle, since names of intersections often differ in their last part.  A dollar sign would
+    begin a formula, and a legend omits names that are empty or begin with an underscore.
     """
     text = printable(name, most).replace("$", r"\$")
     return f" {text}" if text.startswith("_") or not text else text
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure of that size in inches, which keeps its parts from overlapping."""
+    """An empty figure of this size in inches, with a layout that avoids overlaps."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (slow to import)
 
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def row_of_axes(figure: "Figure", count: int) -> list["Axes"]:
-    """Panels side by side."""
+    """Make ``count`` panels side by side."""
     return list(figure.subplots(1, count, squeeze=False)[0])
 
 
 def quiet_frame(axes: "Axes") -> None:
-    """A light grid behind, no frame above and to the right."""
+    """Draw a light grid in the background, and no frame above and to the right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(color="0.92")
     axes.set_axisbelow(True)
 
 
 def mark_level(axes: "Axes", level: float, label: str) -> None:
-    """A level that divides what is good from what is not."""
+    """Draw the level that separates good from bad values."""
     axes.axhline(level, color="0.35", linestyle="--", linewidth=1.1, label=label, zorder=1)
 
 
 def label_epochs(axes: "Axes", unit: str, title: str) -> None:
-    """Whole epochs on the x-axis."""
+    """Label the axes, with whole epochs on the x-axis, and set the title."""
     from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 (slow to import)
 
     axes.set(xlabel="epoch", ylabel=unit, title=title)
@@ -124,22 +124,22 @@ def label_epochs(axes: "Axes", unit: str, title: str) -> None:
 
 
 def save(figure: "Figure", path: str | Path) -> Path:
-    """Write the PNG, whole or not at all; its folder is created."""
+    """Write the PNG completely or not at all; its folder is created."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 (slow to import)
 
     with new_file(Path(path)) as file:
-        # savefig would draw all twice, the first time for nothing but the layout
+        # savefig would draw everything twice
         FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
     return Path(path)
 
 
 def _some_of(num_drawn: int, total: int, description: str) -> str:
-    """What the title adds where not all is shown."""
+    """The addition to a title if not all items are drawn."""
     return f"{description} {num_drawn} of {total:,}" if num_drawn < total else ""
 
 
 def _unit_square(axes: "Axes", **labels: Any) -> None:
-    """Both axes from 0 to 1, as of shares, with titles and the like."""
+    """Set both axes to [0, 1], and their labels and title."""
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), **labels)
     quiet_frame(axes)
 
@@ -148,11 +148,11 @@ def _mark_diagonal(axes: "Axes") -> None:
     axes.plot([0, 1], [0, 1], color="0.75", linewidth=1, linestyle=":")
 
 
-# ------------------------------------------------------------------------------------------------------ against epochs
+# -------------------------------------------------------------------------------------------------- figures by epoch
 
 
 def plot_objective_and_violation(history: History, path: str | Path) -> Path | None:
-    """Draw AUC and worst constraint violation (largest h_i) against the epoch, one line a split, side by side.
+    """Draw AUC and worst constraint violation (largest h_i) against the epoch, one line per split, in two panels.
 
     Args:
         history: records with ``auc`` and ``worst_violation``; a panel without any number is left out.
@@ -181,7 +181,7 @@ def plot_objective_and_violation(history: History, path: str | Path) -> Path | N
 
 
 class _Constraint(NamedTuple):
-    """A constraint's name in parts; ``rate`` and ``threshold`` are empty for a name not like ``tpr@-3``."""
+    """The parts of a constraint's name; ``rate`` and ``threshold`` are empty unless it has the form ``tpr@-3``."""
 
     key: str
     rate: str
@@ -197,9 +197,8 @@ class _Constraint(NamedTuple):
 def plot_constraints(history: History, path: str | Path, split: str | None = None) -> Path | None:
     """Draw every constraint value h_i against the epoch on one pair of axes.
 
-    More than 14 lines could not be told apart.  They become a heat map with a row for each constraint and a column for
-    each epoch, orange where it is violated and purple where it holds; of more than 40 it has those that are largest at
-    the end.
+    More than 14 constraints are drawn as a heat map with a row for each constraint and a column for each epoch, orange
+    where it is violated and purple where it holds; if there are more than 40, those with the largest last value.
 
     Constraints called ``tpr@<threshold>`` or ``fpr@<threshold>`` are coloured by their threshold, from dark to light;
     TPR lines are solid, FPR lines dashed.  Other names are solid and coloured by their order.
@@ -207,7 +206,7 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
     Args:
         history: records with keys ``h/<name>``.
         path: see the module.
-        split: whose values to draw; None takes ``train``, or else the first split that has any.
+        split: the split to draw; None for ``train``, or else the first split that has values.
     """
     split_drawn, lines = _lines_of_constraints("h/", history, split)
     meaning = "constraint value $h_i$ (feasible: at most 0)"
@@ -217,21 +216,21 @@ def plot_constraints(history: History, path: str | Path, split: str | None = Non
 def plot_multipliers(history: History, path: str | Path) -> Path | None:
     """Draw every multiplier nu_i against the epoch, in the colours of :func:`plot_constraints`.
 
-    More than 14 become a heat map, the darker the larger.
+    More than 14 multipliers are drawn as a heat map, in which larger values are darker.
 
     Args:
         history: records with keys ``nu/<name>``.
         path: see the module.
     """
     _, lines = _lines_of_constraints("nu/", history)
-    signed = any((line < 0).any() for line in lines.values())  # as those of equalities may be
+    signed = any((line < 0).any() for line in lines.values())  # multipliers of equalities may be negative
     return _plot_lines(lines, path, "Multipliers of the constraints", "multiplier $\\nu_i$", signed=signed)
 
 
 def _lines_of_constraints(
     prefix: str, history: History, split: str | None = None
 ) -> "tuple[str | None, dict[str, pd.Series[float]]]":
-    """The split that is drawn, and the line of every constraint, by key."""
+    """The split that is drawn, and the lines of the constraints by key."""
     able = [record for record in history if any(key.startswith(prefix) for key in record)]
     splits = [record["split"] for record in able]
     split_drawn = split or ("train" if "train" in splits else next(iter(splits), None))
@@ -249,7 +248,7 @@ def _plot_lines(
     level: float | None = None,
     signed: bool = True,
 ) -> Path | None:
-    """Lines of constraints, or the heat map of many."""
+    """Draw lines of constraints, or a heat map if there are many."""
     from matplotlib import colormaps  # noqa: PLC0415 (slow to import, and only needed here)
 
     if not lines:
@@ -264,19 +263,19 @@ def _plot_lines(
     ranks = [names.index(c.key) if c.threshold is None else thresholds.index(c.threshold) for c in constraints]
     for constraint, rank in zip(constraints, ranks, strict=True):
         dashes, marker = ("--", "x") if constraint.rate == "fpr" else ("-", "o")
-        line, color = lines[constraint.key], colormaps["viridis"](0.9 * rank / max(1, *ranks))  # without its pale end
-        single_marker = marker if len(line) == 1 else None  # one epoch draws no line
+        line, color = lines[constraint.key], colormaps["viridis"](0.9 * rank / max(1, *ranks))  # not the pale end
+        single_marker = marker if len(line) == 1 else None  # else one epoch is invisible
         axes.plot(line, dashes, color=color, marker=single_marker, label=constraint.label, linewidth=1.5)
     label_epochs(axes, meaning, title)
-    # One column a rate, thresholds side by side; outside, because 14 lines leave no free corner.
+    # one column per rate; beside the axes, because 14 lines leave no free corner
     axes.legend(**_BESIDE, ncols=1 + (len(lines) > 10))
     if level is not None:
-        mark_level(axes, level, "_unlisted")  # an odd entry would push the legend's two columns out of step
+        mark_level(axes, level, "_unlisted")  # an odd entry would misalign the legend's columns
     return save(figure, path)
 
 
 def _ordered(keys: Iterable[str]) -> list[_Constraint]:
-    """True positive rates first, each kind by its thresholds."""
+    """Sort constraints: true positive rates first, and each kind by its thresholds."""
     matches = {key: re.fullmatch(r"(\w+)@([-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)", key.partition("/")[2]) for key in keys}
     parts = [
         _Constraint(key, m[1].lower(), float(m[2])) if m else _Constraint(key, "", None) for key, m in matches.items()
@@ -290,18 +289,18 @@ def _heat_map(lines: "Mapping[str, pd.Series[float]]", title: str, meaning: str,
     at_end = {key: np.nan_to_num(line.iloc[-1], nan=np.inf) for key, line in lines.items()}
     largest = set(sorted(lines, key=lambda key: -at_end[key])[:_MOST_ROWS])
     rows = _ordered(key for key in lines if key in largest)
-    columns = (lines[c.key] for c in rows)  # of several validations of an epoch the last
+    columns = (lines[c.key] for c in rows)  # the last of several validations in an epoch
     last = (line[~line.index.duplicated(keep="last")] for line in columns)
     values = pd.DataFrame(dict(enumerate(last))).sort_index()
     bound = float(np.nanmax(np.abs(values.to_numpy()))) or 1.0
     epochs = values.index.to_numpy(dtype=float)
-    middles = (epochs[1:] + epochs[:-1]) / 2  # a column lies around its epoch, however far apart these are
+    middles = (epochs[1:] + epochs[:-1]) / 2  # borders of columns around unevenly spaced epochs
     left, right = (middles[0], middles[-1]) if len(middles) else (epochs[0] + 0.5, epochs[0] - 0.5)
     edges = [2 * epochs[0] - left, *middles, 2 * epochs[-1] - right]
     figure = new_figure(8.4, 1.4 + 0.22 * len(rows))
     axes = figure.add_subplot()
-    axes.set_facecolor("0.85")  # where nothing is known
-    # colours follow the logarithm of values beyond a twentieth of the largest, so that small ones have a sign, too
+    axes.set_facecolor("0.85")  # colour of absent values
+    # logarithmic beyond a twentieth of the largest value, so that the sign of small values is visible, too
     norm = SymLogNorm(0.05 * bound, vmin=-bound if signed else 0.0, vmax=bound)
     mesh = axes.pcolormesh(
         edges, range(len(rows) + 1), values.T.to_numpy(), cmap="PuOr_r" if signed else "Purples", norm=norm
@@ -315,9 +314,9 @@ def _heat_map(lines: "Mapping[str, pd.Series[float]]", title: str, meaning: str,
 
 
 def plot_group_curves(history: History, path: str | Path) -> Path | None:
-    """Draw accuracies (average, worst groups, worst group) and losses (average, CVaR) against the epoch, side by side.
+    """Draw accuracies (average, worst groups, worst group) and losses (average, CVaR) against the epoch, in two panels.
 
-    A colour says which groups, solid lines are train, dashed ones val.
+    Colours distinguish the groups; solid lines are train, dashed ones val.
 
     Args:
         history: records with ``accuracy``, ``tail_accuracy``, ``worst_group_accuracy`` in [0, 1], ``loss`` and
@@ -347,10 +346,10 @@ def plot_group_curves(history: History, path: str | Path) -> Path | None:
 
 
 def plot_continual(history: History, path: str | Path) -> Path | None:
-    """Draw the change of accuracy since the old model against the epoch: of the target, and of every protected task.
+    """Draw the change of accuracy since the old model against the epoch, for the target and every protected task.
 
-    The target has one line a split; the protected tasks have one panel a split, with a common scale.  Zero is the old
-    model: a protected task below it was forgotten in part.  Of more than 12 tasks the 12 that end worst are drawn.
+    The target has one line per split; the protected tasks have one panel per split, with a common scale.  A negative
+    change of a protected task is forgetting.  If there are more than 12 tasks, the 12 with the worst end are drawn.
 
     Args:
         history: records with ``delta_target`` and ``change/<name>``, differences of accuracies in [-1, 1]; a panel
@@ -383,9 +382,9 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
         for k, task in enumerate(tasks_drawn):
             turn = k % len(COLORS)
             look: dict[str, Any] = {"color": COLORS[turn], "marker": MARKERS[turn]}
-            if k != turn:  # dashed and hollow in the second round: told apart also where one epoch draws no line
+            if k != turn:  # colours repeat: dashed lines and hollow markers, which are visible for one epoch, too
                 look |= {"linestyle": "--", "markerfacecolor": "white"}
-            # One that the split lacks is drawn too, as nothing, so that the last panel's legend has them all.
+            # a task that the split lacks gets an empty line, so that the last panel's legend has all tasks
             _draw_change(axes, tasks[task].get(split, pd.Series(dtype=float)), k, label=shown(task), **look)
         _finish_changes(axes, f"Protected tasks ({split}){_some_of(len(tasks_drawn), len(tasks), ', the worst')}")
     if panels:
@@ -395,7 +394,7 @@ def plot_continual(history: History, path: str | Path) -> Path | None:
 
 def _draw_change(axes: "Axes", line: "pd.Series[float]", first_mark: int = 0, **look: Any) -> None:
     interval = max(1, len(line) // _MARKS)
-    marks = first_mark % interval, interval  # of lines that lie on each other they stand side by side
+    marks = first_mark % interval, interval  # markers of coinciding lines do not overlap
     axes.plot(line.index, 100 * line.to_numpy(), markevery=marks, markersize=4.5, linewidth=1.5, **look)
 
 
@@ -404,7 +403,7 @@ def _finish_changes(axes: "Axes", title: str) -> None:
     label_epochs(axes, "change in accuracy (points)", title)
 
 
-# ----------------------------------------------------------------------------------------------------- of final weights
+# --------------------------------------------------------------------------------------------- figures of final weights
 
 
 def plot_ranking(
@@ -414,18 +413,17 @@ def plot_ranking(
     region: tuple[float, float] = (1.0, 0.0),
     split: str = "",
 ) -> Path | None:
-    """Draw precision over recall and, beside it, the ROC curve, of every label.
+    """Draw the precision-recall curve and the ROC curve of every label, in two panels.
 
-    Of more than three labels those with the lowest, the middle and the highest average precision have colours, the
-    others are grey.  A dotted line is the share of the positives, which is the precision of a random ranking.
+    If there are more than three labels, those with the lowest, the median and the highest average precision are
+    coloured, the others grey.  A dotted line is the share of the positives, the precision of a random ranking.
 
     Args:
-        lists: the scores, the classes and, where samples have some, the weights of each label, as
-            :mod:`fcco_lightning.evaluation.metrics.ranking` takes them, by its name, which may be empty if there is one
-            only.
+        lists: name of a label -> scores, classes and, optionally, weights of the samples, as in
+            :mod:`fcco_lightning.evaluation.metrics.ranking`; the name of a single label may be empty.
         path: see the module.
-        region: largest false positive rate and smallest true positive rate of the part of the ROC curve to shade.
-        split: what is shown, for the titles.
+        region: largest false positive rate and smallest true positive rate of the shaded part of the ROC curve.
+        split: name of the split in the titles.
     """
     if not lists:
         return None
@@ -449,7 +447,7 @@ def plot_ranking(
             area = partial_auc(scores, y, *region, *weight).item()
             ap = average_precision(scores, y, *weight).item()
             labels = [f"{prefix}AP {ap:.3f}", f"{prefix}shaded part {area:.3f}"]
-            left.axhline(float(precision[-1]), color=color, linewidth=0.8, linestyle=":")  # where all count as positive
+            left.axhline(float(precision[-1]), color=color, linewidth=0.8, linestyle=":")  # share of positives
         left.step(recall.tolist(), precision.tolist(), where="pre", label=labels[0], **look)
         right.plot(fpr.tolist(), tpr.tolist(), label=labels[1], **look)
     suffix = f" ({split})" if split else ""
@@ -467,17 +465,17 @@ def plot_roc_by_group(
     names: tuple[str, str] = ("group 0", "group 1"),
     num_thresholds: int = 200,
 ) -> Path | None:
-    """Draw the ROC curves of the groups, one panel a split, with each AUC and the hard gap.
+    """Draw the ROC curves of the groups, one panel per split, with each AUC and the hard gap.
 
-    The grey segment joins the groups' points at the common threshold where their rates differ most: curves that lie
-    on each other can still be far apart there.
+    A grey segment joins the groups' points at the common threshold where their rates differ most; these points may be
+    far apart even if the curves coincide.
 
     Args:
-        splits: scores, classes, groups and, where samples have some, weights of each split, as
-            :func:`~fcco_lightning.evaluation.metrics.group_rates` takes them.
+        splits: name of a split -> scores, classes, groups and, optionally, weights of the samples, as in
+            :func:`~fcco_lightning.evaluation.metrics.group_rates`.
         path: see the module.
-        names: of the groups 0 and 1.
-        num_thresholds: the number of quantiles of the scores at which the gap is taken, >= 1.
+        names: names of the groups 0 and 1.
+        num_thresholds: number of quantiles of the scores at which the gap is computed, >= 1.
     """
     if not splits:
         return None
@@ -507,12 +505,12 @@ def plot_roc_by_group(
 def plot_calibration(
     groups: Mapping[str, Sequence[Mapping[str, Any]]], path: str | Path, *, horizon: float | None = None
 ) -> Path | None:
-    """Draw the predicted probability of groups of samples against the observed share; on the diagonal they agree.
+    """Draw the observed share against the predicted probability of groups of samples; on the diagonal they agree.
 
     Args:
         groups: for each split a list of records with ``predicted`` and ``observed``, probabilities.
         path: see the module.
-        horizon: where survival is meant, until when; None for the class of positives.
+        horizon: time until which survival is predicted; None for probabilities of the positive class.
     """
     tables = {split: pd.DataFrame(records)[["predicted", "observed"]] for split, records in groups.items() if records}
     if not tables:
@@ -527,7 +525,7 @@ def plot_calibration(
     else:
         labels = {"title": f"survival to {horizon:.4g}", "ylabel": "observed (Kaplan-Meier)"}
     _unit_square(axes, aspect="equal", xlabel="predicted", **labels)
-    if horizon is None:  # of rare positives all are small
+    if horizon is None:  # if positives are rare, all are small
         largest = float(pd.concat(tables).to_numpy().max())
         axes.set(xlim=(-0.02 * largest, 1.05 * largest), ylim=(-0.02 * largest, 1.05 * largest))
     axes.legend(loc="lower right", frameon=False)
@@ -537,14 +535,14 @@ def plot_calibration(
 def plot_groups(
     groups: Sequence[Mapping[str, Any]], path: str | Path, *, average: float, split: str = "test"
 ) -> Path | None:
-    """Draw the accuracy of every group as a bar, the worst on the left, over its weight in CVaR.
+    """Draw bars of the accuracy of every group, the worst on the left, and below them its weight in CVaR.
 
     Args:
-        groups: ``{"name", "size", "accuracy", "weight"}`` of each, the worst first; accuracies in [0, 1], weights of
-            sum 1 and drawn as multiples of the uniform weight.  Of more than 40 groups the worst 40 are drawn.
+        groups: ``{"name", "size", "accuracy", "weight"}`` of each group, the worst first; accuracies in [0, 1]; weights
+            have sum 1 and are drawn as multiples of the uniform weight.  At most the worst 40 groups are drawn.
         path: see the module.
         average: accuracy over the samples of the split, in [0, 1], drawn as a line.
-        split: its name.
+        split: name of the split.
     """
     if not groups:
         return None
@@ -563,7 +561,7 @@ def plot_groups(
     top.axhline(100 * average, label=f"average {average:.1%}", **line)
     top.set(ylim=(0, 100), ylabel="accuracy (%)")
     title = f"Accuracy by group ({split}){_some_of(number, len(groups), ': the worst')}"
-    top.set_title(title, loc="left")  # the legend stands on the right
+    top.set_title(title, loc="left")  # the legend is on the right
     mark_level(bottom, 1, "uniform")
     bottom.set(ylabel="weight in CVaR,\ntimes uniform", ylim=(0, 1.08 * max(1.0, *multiples)))
     for axes in (top, bottom):  # outside: a bar may be as high as the frame
@@ -579,8 +577,8 @@ def plot_importances(records: Sequence[Mapping[str, Any]], path: str | Path, *, 
     Args:
         records: ``{"column", "change", "std"}`` of each, the most important first; the first 30 are drawn.
         path: see the module.
-        label: what the change is of.
-        title: of the picture.
+        label: label of the axis of changes.
+        title: title of the picture.
     """
     if not records:
         return None
@@ -599,7 +597,7 @@ def plot_importances(records: Sequence[Mapping[str, Any]], path: str | Path, *, 
     return save(figure, path)
 
 
-# ----------------------------------------------------------------------------------------------------- of several runs
+# ---------------------------------------------------------------------------------------------- figures of several runs
 
 
 def plot_comparison(rows: Sequence[Mapping[str, Any]], figure: str, violation: str, path: Path) -> Path | None:
@@ -608,7 +606,7 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], figure: str, violation: s
     Runs that meet their constraints are blue dots, the others vermilion crosses.
 
     Args:
-        rows: of runs, with the key ``run``.
+        rows: records of the runs, with the key ``run``.
         figure: key of the figure.
         violation: key of the largest constraint value.
         path: see the module.
@@ -636,11 +634,11 @@ def plot_comparison(rows: Sequence[Mapping[str, Any]], figure: str, violation: s
 
 
 def plot_front(points: Sequence[Mapping[str, Any]], figure: str, path: Path) -> Path | None:
-    """Draw a figure of every point against the violation, a line for every split, each point with its label.
+    """Draw a figure of every point of a front against the violation, with a line for every split and labelled points.
 
     Args:
-        points: from the loosest to the tightest, with ``point``, the label, and ``SPLIT violation`` and
-            ``SPLIT FIGURE`` for every split.
+        points: records from the loosest to the tightest constraints, with ``point``, the label, and
+            ``SPLIT violation`` and ``SPLIT FIGURE`` for every split.
         figure: name of the figure.
         path: see the module.
     """

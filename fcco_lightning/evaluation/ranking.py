@@ -1,4 +1,4 @@
-"""Figures of one score, or one score for each of several labels, that ranks the positives above the negatives."""
+"""Figures of a ranking by one score, or by one score for each of several labels."""
 
 import math
 from collections.abc import Sequence
@@ -25,18 +25,18 @@ _WHOLE_LISTS = ("average_precision", "auc", "partial_auc", "partial_auc_tpr", "t
 
 
 class BinaryEvaluation(Evaluation):
-    """Area under the ROC curve, average precision, range of the scores and, of two groups, the hard ROC gap.
+    """Area under the ROC curve, average precision, range of the scores and, for two groups, the hard ROC gap.
 
     The outputs are one score per sample, shape (n,) or (n, 1); the column ``y`` (n,) contains the classes 0 and 1.
 
-    - ``auc``: the area under the ROC curve, NaN where the split lacks a class;
-    - ``average_precision``: likewise; of random scores it is the share of the positives;
+    - ``auc``: the area under the ROC curve, NaN if the split lacks a class;
+    - ``average_precision``: NaN likewise; for random scores it is the share of the positives;
     - ``score_min``, ``score_max``: the range of the scores;
     - ``roc_gap``: the hard ROC gap between the groups of the column ``group`` (n,), if it contains exactly two values;
-      NaN where a group lacks a class, or where the two are not called 0 and 1.
+      NaN if a group lacks a class, or if the values are not 0 and 1.
 
     Args:
-        num_thresholds: The number of quantiles of the pooled scores at which the gap is taken, >= 1.
+        num_thresholds: The number of quantiles of the pooled scores at which the gap is computed, >= 1.
 
     Raises:
         ConfigError: if ``num_thresholds`` is not a whole number >= 1.
@@ -74,7 +74,7 @@ class BinaryEvaluation(Evaluation):
             _scores(outputs)
 
     def pictures(self, history: History, final: Final) -> Pictures:
-        """``auc_and_violation.png``, ``constraints.png`` and, of splits with two groups, ``roc_by_group.png``."""
+        """Return ``auc_and_violation.png``, ``constraints.png`` and, for two groups, ``roc_by_group.png``."""
         return {
             "auc_and_violation.png": partial(plot_objective_and_violation, history),
             **super().pictures(history, final),
@@ -101,20 +101,20 @@ class RankingEvaluation(Evaluation):
     - ``average_precision``, ``auc``;
     - ``partial_auc``: the part of the ROC curve with a false positive rate of at most ``max_fpr``;
     - ``partial_auc_tpr``: the part with a true positive rate of at least ``min_tpr``;
-    - ``two_way_partial_auc``: the part with both; all three standardised as
-      :func:`~fcco_lightning.evaluation.metrics.partial_auc` describes;
+    - ``two_way_partial_auc``: the part with both; all three are standardised, see
+      :func:`~fcco_lightning.evaluation.metrics.partial_auc`;
     - ``precision_at_k``, ``recall_at_k`` for every k in ``top``.
 
     With several labels each of these is the mean over the labels that have both classes in the split, and
     ``average_precision/NAME`` and ``auc/NAME`` are those of a single label.  ``report.json`` then contains a table
-    ``labels``, the lowest average precision first.  A figure that no label defines is NaN.
+    ``labels``, the lowest average precision first.  A figure that is undefined for all labels is NaN.
 
     Args:
         max_fpr: Largest false positive rate of the partial areas, in (0, 1].
         min_tpr: Smallest true positive rate of the partial areas, in [0, 1).
-        top: Lengths k of the head of the list, whole numbers >= 1.  In a list shorter than k the places that stay empty
-            are misses: precision is the number of positives over k, recall 1.
-        missing: Value of ``y`` for labels that are not known, which are left out; None if all are.
+        top: Lengths k of the head of the list, whole numbers >= 1.  If a list is shorter than k, precision is its
+            number of positives over k, and recall is 1.
+        missing: Value of ``y`` for unknown labels, which are left out; None if all are known.
         most_labels: The figures of single labels are logged only if there are at most so many, >= 0.
 
     Raises:
@@ -149,7 +149,7 @@ class RankingEvaluation(Evaluation):
         return summary
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
-        """Return, of several labels, ``labels``: name, numbers of samples and positives, and figures of each."""
+        """Return ``labels`` if there are several: name, numbers of samples and positives, and figures of each."""
         lists = self._lists(outputs, batch)
         if len(lists) == 1:
             return {}
@@ -160,7 +160,7 @@ class RankingEvaluation(Evaluation):
         return {"labels": table.dropna().sort_values("average_precision", kind="stable").to_dict("records")}
 
     def pictures(self, history: History, final: Final) -> Pictures:
-        """``constraints.png`` and ``ranking.png``, of the test split or else the last one."""
+        """Return ``constraints.png`` and ``ranking.png``, of the test split or else the last one."""
         return {**super().pictures(history, final), "ranking.png": partial(self._draw_ranking, final)}
 
     def _draw_ranking(self, final: Final, path: Path) -> Path | None:
@@ -171,7 +171,7 @@ class RankingEvaluation(Evaluation):
         return plot_ranking(curves, path, region=(self.max_fpr, self.min_tpr), split=split)
 
     def _warn_of_absent(self, lists: Sequence[_List]) -> None:
-        """Say once which labels have no figures in a split."""
+        """Warn once of labels without figures in a split."""
         absent = [t for t, (_, y, _) in enumerate(lists) if not _has_both_classes(y)]
         if not absent:
             return
@@ -185,7 +185,7 @@ class RankingEvaluation(Evaluation):
         )
 
     def _figures(self, scores: Tensor, y: Tensor, weight: Tensor) -> dict[str, float]:
-        """Those of one list; NaN where a class is absent."""
+        """The figures of one list; NaN if a class is absent."""
         if not _has_both_classes(y):
             heads = [f"{metric}_at_{k}" for k in self.top for metric in ("precision", "recall")]
             return dict.fromkeys([*_WHOLE_LISTS, *heads], math.nan)
@@ -202,7 +202,7 @@ class RankingEvaluation(Evaluation):
         return {name: float(value) for name, value in figures.items()}
 
     def _lists(self, outputs: Tensor, batch: Columns) -> list[_List]:
-        """Scores and labels of every label, where they are known, and what the samples count."""
+        """Scores, classes and weights of the samples for every label, without samples whose label is unknown."""
         require_columns(batch, "y", figures="ranking figures")
         y, scores = batch["y"], one_tensor(outputs)
         if scores.dim() == 1 and y.dim() == 2 and y.shape[1] == 1:
@@ -226,11 +226,11 @@ class RankingEvaluation(Evaluation):
 
 
 class BagEvaluation(Evaluation):
-    """The figures and the picture of :class:`RankingEvaluation` for bags, each with the pooled score of its instances.
+    """The figures and the picture of :class:`RankingEvaluation` for bags, whose scores are pooled over their instances.
 
-    The outputs are those that the pooling reads, with first dimension n, the number of instances.  The column ``bag``
-    (n,) names the bag of an instance, the column ``y`` (n,) contains the label of that bag, 0 or 1.  A bag is pooled
-    over all of its instances in the split.
+    The outputs are the pooling's inputs, with first dimension n, the number of instances.  The column ``bag`` (n,)
+    contains the bag of an instance, the column ``y`` (n,) the label of that bag, 0 or 1.  A bag is pooled over all of
+    its instances in the split.
 
     Args:
         pooling: The pooling, that of the objective.
@@ -247,7 +247,7 @@ class BagEvaluation(Evaluation):
         return self.figures(*self._bags(outputs, batch))
 
     def pictures(self, history: History, final: Final) -> Pictures:
-        """``constraints.png`` and ``ranking.png``."""
+        """Return ``constraints.png`` and ``ranking.png``."""
         return self.figures.pictures(history, {name: self._bags(*split) for name, split in final.items()})
 
     def _bags(self, outputs: Tensor, batch: Columns) -> tuple[Tensor, Columns]:
@@ -275,7 +275,7 @@ def _scores(outputs: Tensor) -> Tensor:
 def _grouped_columns(
     scores: Tensor, y: Tensor, batch: Columns, needed_by: Evaluation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the scores, labels, groups and weights of the samples that count and have a group; none without groups."""
+    """Return scores, labels, groups and weights of the samples with a group and a positive weight; else none."""
     group = one_label_each(batch, needed_by, "group") if "group" in batch else torch.full_like(y, -1)
     weight = weight_of(batch, scores, needed_by)
     in_group = (group >= 0) & (weight > 0)
@@ -283,10 +283,10 @@ def _grouped_columns(
 
 
 def _two_groups(group: Tensor, y: Tensor) -> bool:
-    """Return whether there are the groups 0 and 1 and no other, each with both classes."""
+    """Return whether the groups are exactly 0 and 1, each with both classes."""
     return _has_both_classes(group) and all(_has_both_classes(y[group == g]) for g in (0, 1))
 
 
 def _has_both_classes(values: Tensor) -> bool:
-    """Return whether there are two different values: both classes, of labels that are checked to be 0 or 1."""
+    """Return whether there are exactly two distinct values: both classes, if these are labels 0 and 1."""
     return len(torch.unique(values)) == 2

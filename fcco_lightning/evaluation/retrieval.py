@@ -17,9 +17,9 @@ from fcco_lightning.objectives.ranking.lists import graded
 class RetrievalEvaluation(Evaluation):
     """NDCG, mean average precision and mean reciprocal rank of the lists of all queries.
 
-    The outputs are one score per item, shape (n,) or (n, 1); the column ``query`` (n,) names the query of an item, the
-    column ``y`` (n,) its grade >= 0.  Every figure is a mean over the queries with a relevant item (y > 0), and NaN
-    where there is none.  Among items of equal scores the less relevant ones count as first.
+    The outputs are one score per item, shape (n,) or (n, 1); the column ``query`` (n,) contains the query of an item,
+    the column ``y`` (n,) its grade >= 0.  Every figure is a mean over the queries with a relevant item (y > 0), and NaN
+    if there is none.  Items with equal scores are ranked from the least to the most relevant.
 
     - ``ndcg_K``: the normalized discounted cumulative gain of the first K places, for every K;
     - ``map``: the mean average precision over whole lists;
@@ -30,7 +30,7 @@ class RetrievalEvaluation(Evaluation):
         gain: "exponential" for 2^y - 1, "linear" for y.
 
     Raises:
-        ConfigError: if ``k`` is empty or holds another number, or ``gain`` is another one.
+        ConfigError: if ``k`` is empty or has a number < 1, or ``gain`` is another word.
     """
 
     bar = ("map",)
@@ -56,7 +56,7 @@ class RetrievalEvaluation(Evaluation):
         }
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
-        """Return the number of ``queries``, and of those with a relevant item."""
+        """Return the number of all ``queries``, and that of queries with a relevant item."""
         lists = _lists(outputs, batch, self)
         return {"num_queries": len(lists.has_relevant), "num_queries_with_relevant": int(lists.has_relevant.sum())}
 

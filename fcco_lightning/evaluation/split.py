@@ -1,4 +1,4 @@
-"""A whole split: its samples from all processes, and all of its figures."""
+"""Collection of a whole split from all processes, and computation of all its figures."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -39,8 +39,8 @@ def summarise(
     """Compute all figures of a split: those of the evaluation and those of the constraints.
 
     With constraints, ``worst_violation`` is the largest of the enforced h_i, ``vacuous`` is 1.0 or 0.0, and there are
-    ``h/NAME`` and ``decided/NAME`` of every constraint (:func:`constraint_values`).  The weights are feasible where the
-    first is <= 0 and the constraints are not vacuous (:func:`is_feasible`).
+    ``h/NAME`` and ``decided/NAME`` of every constraint (:func:`constraint_values`).  The weights are feasible if
+    ``worst_violation`` <= 0 and the constraints are not vacuous (:func:`is_feasible`).
 
     Args:
         evaluation: The evaluation.
@@ -68,11 +68,12 @@ def summarise(
 
 
 def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch: Columns) -> dict[str, float]:
-    """Compute h_i of every constraint on the whole split, in float64; arguments as of :func:`summarise`.
+    """Compute h_i of every constraint on the whole split, in float64; arguments as for :func:`summarise`.
 
     Returns:
-        h_i by ``h/NAME``, and on decisions, of constraints that smooth these, by ``decided/NAME``.  A constraint of
-        which the split has no sample is absent.  Where two constraints have one name, the later one gets an apostrophe.
+        ``h/NAME``, the values h_i, and ``decided/NAME``, the values on decisions of constraints that smooth decisions.
+        A constraint without samples in the split is absent.  If two constraints have the same name, the later one gets
+        an apostrophe.
     """
     smooth: dict[str, float] = {}
     decided: dict[str, float] = {}
@@ -89,16 +90,17 @@ def constraint_values(constraints: Sequence[Constraint], outputs: Tensor, batch:
 
 
 def inner_values(constraint: Constraint, outputs: Any, batch: Columns) -> tuple[Tensor, Tensor]:
-    """Measure the rows of a constraint of which a split has samples; outputs and batch as of :func:`summarise`.
+    """Compute the inner functions of a constraint on a split; outputs and batch as for :func:`summarise`.
 
     Returns:
-        Which rows these are, in increasing order, shape (r,), and their inner values with graph, shape (r, k).
+        The rows that have samples in the split, in increasing order, shape (r,), and their inner values with graph,
+        shape (r, k).
 
     Raises:
-        DataError: if the split lacks a column, or values are not finite because the constraint would misread the split.
+        DataError: if the split lacks a column, or if values are not finite because the constraint does not fit it.
     """
     _, rows = constraint.measure(outputs, batch)
-    assert rows is not None  # noqa: S101 - a constraint has nothing else
+    assert rows is not None  # noqa: S101 - constraints always have rows
     if not bool(rows.values.isfinite().all()):
         constraint.check(outputs, batch)
     index = rows.weight.nonzero().squeeze(1)
@@ -126,14 +128,14 @@ def concatenate(parts: Sequence[Split], processes: Processes) -> Split:
     joined: Split = pytree.tree_unflatten(processes.gather(leaves).tensors, structure)
     index = joined.columns.get("index")
     if processes.size > 1 and index is not None and torch.unique(index).numel() < len(index):
-        # Lightning's own sampler repeats samples so that all processes have equally many.
+        # Lightning's sampler repeats samples to give processes equally many
         first = first_occurrences(index)
         joined = pytree.tree_map(lambda leaf: leaf[first], joined)
     return joined
 
 
 def first_occurrences(index: Tensor) -> Tensor:
-    """Return the positions at which a value occurs for the first time, ordered by the value.
+    """Return the position of the first occurrence of every distinct value, ordered by value.
 
     Example:
         >>> first_occurrences(torch.tensor([2, 0, 2, 1, 0])).tolist()

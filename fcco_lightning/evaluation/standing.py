@@ -1,25 +1,25 @@
-"""Which weights are better under constraints: one order for all that choose among validations, runs and trials."""
+"""The order of weights under constraints, by which validations, runs and trials are compared."""
 
 import math
 from typing import NamedTuple
 
 
 def is_feasible(violation: float | None, vacuous: object = False) -> bool:
-    """Whether weights meet the constraints on a split, and these are not vacuous there.
+    """Whether weights satisfy the constraints on a split, and these are not vacuous there.
 
     Args:
         violation: the largest constraint value; None without constraints.
-        vacuous: whether they hold whatever the scores are, see :meth:`Constraint.vacuous`.
+        vacuous: whether the constraints hold whatever the order of the scores, see :meth:`Constraint.vacuous`.
     """
-    return violation is None or (violation <= 0 and not vacuous)  # NaN does not hold
+    return violation is None or (violation <= 0 and not vacuous)  # NaN is infeasible
 
 
 class Standing(NamedTuple):
-    """Where weights stand among others: those that are larger, as a tuple, are better.
+    """The rank of weights: a larger tuple is better.
 
     Attributes:
-        level: 2 of weights that are feasible, 0 where constraints are vacuous, 1 of all others.
-        value: what decides within a level, -inf for NaN.
+        level: 2 if the weights are feasible, 0 if constraints are vacuous, 1 otherwise.
+        value: the value by which weights of one level are compared, -inf for NaN.
     """
 
     level: int
@@ -27,12 +27,12 @@ class Standing(NamedTuple):
 
 
 def standing(value: float, violation: float | None, vacuous: object = False) -> Standing:
-    """Feasible weights by their figure, below them others by their violation, and vacuous ones, again by the figure.
+    """Rank feasible weights by their figure, below them others by their violation, and last vacuous ones by the figure.
 
-    Decisions that are nearly all alike meet most constraints without effort, so that they must not win over any others.
+    Decisions that are nearly all equal satisfy most constraints trivially, so that they must rank below all others.
 
     Args:
-        value: a figure, the larger, the better.
+        value: a figure that is better if it is larger.
         violation: the largest constraint value; None without constraints.
         vacuous: whether constraints are vacuous.
 

@@ -34,22 +34,22 @@ class SurvivalEvaluation(Evaluation):
     r"""Concordance, Brier score and calibration of a proportional hazards model.
 
     The outputs are log risks h, shape (n,) or (n, 1); the columns are ``time`` (n,) and ``event`` (n,), 1 for an event
-    and 0 for a censored sample.  Figures that a split leaves undefined, for want of events, are NaN.
+    and 0 for a censored sample.  Figures that are undefined on a split, because it lacks events, are NaN.
 
     - ``c_index``: Harrell's concordance, 0.5 for a constant risk;
-    - ``c_index_ipcw``: the concordance of Uno et al., which does not depend on how samples are censored;
+    - ``c_index_ipcw``: the concordance of Uno et al., which does not depend on the distribution of censoring;
     - ``integrated_brier``: the Brier score, weighted for censoring, averaged over the time from the first event to the
-      horizon; 0.25 for survival predicted as one half;
+      horizon; 0.25 if the predicted survival is always one half;
     - ``loss``: the mean negative log partial likelihood of the events (ties by Breslow's method).
 
-    Survival is ``exp(-H(t) exp(h))`` with Breslow's baseline hazard H of the split itself, so that figures of different
-    splits can be compared but do not show a shift in the baseline.  The picture ``calibration.png`` does: it takes H
-    of the training split for all.  Predicted and observed survival at the middle of the events are also listed in
-    ``report.json``, by groups of rising risk, in which equal risks are together.
+    Survival is ``exp(-H(t) exp(h))`` with Breslow's cumulative baseline hazard H of the split itself, so that figures
+    of different splits are comparable but do not show a shift in the baseline.  The picture ``calibration.png`` shows
+    it: it uses H of the training split for all splits.  Predicted and observed survival at the median time of events
+    are also listed in ``report.json``, for groups of increasing risk; equal risks are in the same group.
 
     Args:
-        horizon: The time up to which survival is judged, > 0; None for the last event before which the chance not to
-            be censored is still above 5 %.
+        horizon: The time up to which survival is evaluated, > 0; None for the last event at which the probability of
+            not being censored is still above 5 %.
         groups: The number of groups of the calibration, >= 1.
 
     Raises:
@@ -78,7 +78,7 @@ class SurvivalEvaluation(Evaluation):
         }
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
-        """Return ``calibration``: size, predicted and observed survival of groups of rising risk, and their time."""
+        """Return ``calibration``: size, predicted and observed survival of groups of increasing risk, and the time."""
         time, event, risk = _sample(outputs, batch, self)
         if not bool(event.any()):
             return {}
@@ -90,7 +90,7 @@ class SurvivalEvaluation(Evaluation):
         }
 
     def pictures(self, history: History, final: Final) -> Pictures:
-        """``calibration.png`` with the baseline hazard of the training split, and ``constraints.png``."""
+        """Return ``calibration.png`` with the baseline hazard of the training split, and ``constraints.png``."""
         return {"calibration.png": partial(self._draw_calibration, final), **super().pictures(history, final)}
 
     def _draw_calibration(self, final: Final, path: Path) -> Path | None:
@@ -126,7 +126,7 @@ class SurvivalEvaluation(Evaluation):
     ) -> list[dict[str, float]]:
         times = torch.tensor([t], dtype=torch.float64, device=time.device)
         table = []
-        lower = torch.searchsorted(risk.sort().values, risk)  # how many risks are; equal ones are never parted
+        lower = torch.searchsorted(risk.sort().values, risk)  # number of lower risks; equal for equal risks
         part = lower // -(-len(risk) // self.groups)
         for rows in ((part == label).nonzero().squeeze(1) for label in torch.unique(part)):
             predicted = float(survival_probability(log_hazard, risk[rows], times).mean())

@@ -1,4 +1,4 @@
-"""What a run leaves: report, page, tables, pictures, predictions; and the callbacks that make them."""
+"""Results of a run: report, page, tables, pictures and predictions, and the callbacks that write them."""
 
 from fcco_lightning.reports.baseline import Baseline
 from fcco_lightning.reports.diagnostics import Diagnostics

@@ -1,4 +1,4 @@
-"""What the same network reaches without its constraints, on the same batches."""
+"""A baseline: the same network trained without constraints on the same batches."""
 
 import copy
 import time
@@ -28,30 +28,31 @@ _OF_CHECKPOINT = "the model without constraints in the checkpoint"
 
 
 class Baseline(Callback):
-    r"""Trains a copy of the initial network on the objective alone, beside the run and without any effect on it.
+    r"""Trains a copy of the initial network on the objective alone, in the same run and without any effect on it.
 
-    The copy sees the run's batches in their order.  Whenever the run updates its weights, the copy is updated by an
-    optimizer of the same class and arguments, at the same learning rate, with the same clipping and share of the weight
-    decay, with the mean of the mini-batch gradients since the last update:
+    The copy is trained on the run's batches in the same order.  Whenever the run updates its weights, the copy is
+    updated by an optimizer of the same class and arguments, with the same learning rate, clipping and (reduced) weight
+    decay, by the mean of the mini-batch gradients of the K batches since the last update:
 
-    ``(1/K) sum over those K batches of grad [ g_0(w) + (1/b) sum over rows i of the batch of r_i f_i(g_i(w)) ]``,
+    ``(1/K) sum over these batches of grad [ g_0(w) + (1/b) sum over rows i of the batch of r_i f_i(g_i(w)) ]``,
 
-    where nothing is remembered of earlier batches and r_i is the relevance of a row.  With several processes each takes
-    its own part of a batch, and the gradients are averaged.  The random streams are put back after each batch, so that
-    the run is the same, bit for bit, with and without it.  :class:`Report` shows its figures beside the model's.  It
-    costs one more forward and backward pass per batch, and the memory of one more network and optimizer; its state is
-    part of every checkpoint.  While a seamless pretraining lasts the copy, too, is trained on its objective.
+    where b is the number of rows in the batch and r_i the relevance of a row; there are no running estimates.  With
+    several processes each uses its own part of a batch, and the gradients are averaged.  The random streams are
+    restored after each batch, so that the run is bit for bit the same with and without the baseline.  :class:`Report`
+    shows its figures beside the model's.  It costs one more forward and backward pass per batch, and the memory of one
+    more network and optimizer; its state is part of every checkpoint.  During a seamless pretraining the copy is
+    trained on the objective of the pretraining, too.
 
     Args:
-        enabled: whether to do so; a run without penalised constraints has no such copy.
+        enabled: whether to train the copy; there is none if the run has no enforced constraints.
 
     Attributes:
-        network: the copy, None before training and where there is none.
-        seconds: of this fit that this process has spent on its training.
+        network: the copy; None before training, or if there is none.
+        seconds: time that this process has spent in this fit on training the copy.
 
     Raises:
         ConfigError: when training starts, if the objective has parameters of single samples, or an outer function of
-            all rows together, so that it cannot be measured on one batch.
+            all rows together, so that it cannot be evaluated on one batch.
     """
 
     def __init__(self, enabled: bool = False) -> None:
@@ -60,12 +61,12 @@ class Baseline(Callback):
         self.seconds = 0.0
         self._objective: Objective | None = None
         self._optimizer: Optimizer | None = None
-        self._batches = self._updates = 0  # since the last update, and of the run
+        self._batches = self._updates = 0  # batches since the last update; updates of the run
         self._restored: dict[str, Any] | None = None
-        self._continued = False  # and no update was made since
+        self._continued = False  # resumed, and no update was made since
 
     def state_dict(self) -> dict[str, Any]:
-        """Copy, optimizer and the gradients since the last update; nothing where there is no copy."""
+        """Copy, optimizer and the gradients since the last update; empty if there is no copy."""
         if self.network is None or self._objective is None or self._optimizer is None:
             return {}
         return {
@@ -77,11 +78,11 @@ class Baseline(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint, once the copy is made."""
+        """Keep the state of a checkpoint until the copy is made."""
         self._restored = state_dict or None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Copy the network, which nothing has changed yet."""
+        """Copy the network before its first update."""
         self.network, self._batches, self._updates, self.seconds = None, 0, trainer.global_step, 0.0
         if not self.enabled or not isinstance(pl_module, FCCOModule):
             return
@@ -126,7 +127,7 @@ class Baseline(Callback):
                 self._batches = state["batches"]
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Follow the learning rate of the coming update."""
+        """Set the copy's learning rate to that of the run."""
         if self._optimizer is not None and self.network is not None:
             for group, other in zip(self._optimizer.param_groups, trainer.optimizers[0].param_groups, strict=True):
                 group["lr"] = other["lr"]
@@ -134,7 +135,7 @@ class Baseline(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, _outputs: Any, batch: Mapping[str, Any], *_: Any
     ) -> None:
-        """Learn from the batch, and update where the run has."""
+        """Add the gradient of the batch, and update the copy if the run has updated its weights."""
         if self.network is None or self._objective is None or not isinstance(pl_module, FCCOModule):
             return
         began = time.perf_counter()
@@ -149,7 +150,7 @@ class Baseline(Callback):
         self.seconds += time.perf_counter() - began
 
     def _present_objective(self, module: FCCOModule) -> Objective:
-        """The objective of the phase; a copy from before the second phase takes over what depends on the data."""
+        """The copy's objective of the present phase, with the state that depends on the data."""
         copied, posed = self._objective, module.phases.present.objective
         assert copied is not None  # noqa: S101 - there is a copy
         if module.phases.pretraining:
@@ -175,11 +176,11 @@ class Baseline(Callback):
         optimizer.zero_grad(set_to_none=True)
 
     def split(self, module: FCCOModule, loader: Iterable[dict[str, Tensor]]) -> Split:
-        """The outputs of the copy on a split; all processes call it.
+        """The outputs of the copy on a split; a collective call of all processes.
 
         Args:
-            module: of the run.
-            loader: of this process's part of the split.
+            module: the module of the run.
+            loader: batches of this process's part of the split.
 
         Raises:
             ConfigError: if there is no copy.
@@ -191,10 +192,10 @@ class Baseline(Callback):
 
 
 def objective_on_batch(objective: Objective, network: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:
-    """The objective as one batch estimates it, a scalar with the gradient ``grad g_0 + mean_i r_i f_i'(g_i) grad g_i``.
+    """The mini-batch estimate of the objective, a scalar with gradient ``grad g_0 + mean_i r_i f_i'(g_i) grad g_i``.
 
-    r_i is the relevance of row i, 1 by default; the mean is over the rows that the batch contains, None if it has none.
-    The outer function must act on single rows; of several parts of a batch the first is the objective's.
+    r_i is the relevance of row i, 1 by default; the mean is over the rows of the batch; None if it has none.
+    The outer function must act on single rows.  If a batch has several parts, the first one is used.
     """
     usable_batch = usable(as_batch(batch), network)
     outputs, columns = read(outputs_of(network, usable_batch), usable_batch, objective)

@@ -1,4 +1,4 @@
-"""A classifier under constraints behind scikit-learn's interface."""
+"""A classifier under constraints with scikit-learn's interface."""
 
 import copy
 import tempfile
@@ -44,9 +44,9 @@ from fcco_lightning.training import FCCOModule, Schedule
 from fcco_lightning.training.execution import require_parts
 from fcco_lightning.training.trainers import quiet
 
-_EVALUATED = {SAMPLE_WEIGHT: "weight"}  # the name in batches of which figures are made
-_ALONE = threading.Lock()  # of threads one trains at a time: torch's random numbers are those of all
-_AT_ONCE = 4096  # samples that pass through the network together where nothing is trained
+_EVALUATED = {SAMPLE_WEIGHT: "weight"}  # name in batches that are evaluated
+_ALONE = threading.Lock()  # one thread trains at a time, since all share torch's random numbers
+_AT_ONCE = 4096  # batch size of inference
 
 
 def _has_probabilities(model: "ConstrainedClassifier") -> bool:
@@ -61,49 +61,49 @@ def _has_probabilities(model: "ConstrainedClassifier") -> bool:
 class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     r"""A perceptron that minimises an objective under constraints: ``min_w F(w)  subject to  h_j(w) <= 0``.
 
-    Columns of numbers are standardised and, where there are samples enough, cut into pieces
-    (:class:`~fcco_lightning.data.features.PiecewiseFeatures`); columns of 0 and 1 keep their size.  The network is
-    trained with AdamW on batches, with a learning rate that falls to 0 in equal steps, so that weights and multipliers
-    come to rest.  Constraints are enforced by multipliers that follow the rates of decisions
-    (:class:`~fcco_lightning.AdaptivePenalty`), those on differences somewhat tighter than asked for, since new samples
-    have other rates.  For anything else (other networks, several processes, checkpoints) there is
+    Numeric columns are standardised and, if there are enough samples, get piecewise linear features
+    (:class:`~fcco_lightning.data.features.PiecewiseFeatures`).  The network is trained by AdamW on mini-batches, with a
+    learning rate that decreases linearly to 0, so that weights and multipliers converge.  Constraints are enforced by
+    multipliers on the rates of decisions (:class:`~fcco_lightning.AdaptivePenalty`), those on differences more strictly
+    than asked for by a ``margin``.  For anything else (other networks, several processes, checkpoints) use
     :class:`~fcco_lightning.FCCOModule`.
 
-    What decisions are for is said by ``decisions`` (or ``class_weight``, as scikit-learn's classifiers call costs): the
-    training, the constraints and :meth:`predict` follow it.  Of several classes the one with the largest score is
+    The purpose of decisions is defined by ``decisions`` (or ``class_weight``, scikit-learn's name for costs); it is
+    used by the training, the constraints and :meth:`predict`.  With several classes the class with the largest score is
     decided.
 
     Args:
-        objective: what is minimised; :class:`~fcco_lightning.CrossEntropy` by default.
-        constraints: any number of them; those on groups need ``sensitive_features`` in :meth:`fit`.
-        penalty: how constraints enter; ``AdaptivePenalty(0.014, decisions=True)`` by default, multipliers that follow
-            what is decided.
-        algorithm: SONEX where something is to be remembered, else SGD, by default.
+        objective: the objective, which is minimised; :class:`~fcco_lightning.CrossEntropy` by default.
+        constraints: constraints, any number; those on groups need ``sensitive_features`` in :meth:`fit`.
+        penalty: how constraints are enforced; by default ``AdaptivePenalty(0.014, decisions=True)``, that is, by
+            multipliers that follow the constraints on decisions.
+        algorithm: the default is SONEX if running estimates are needed, else SGD.
         hidden: widths of the hidden layers; empty for a linear model.
-        max_epochs: passes over the data; None for 12, or more where these are fewer than 500 updates.
-        batch_size: samples of a batch.  Under constraints on groups batches hold as many of every class and group, with
-            weights (:class:`~fcco_lightning.CellSampling`), where else they would hold few of one of these.
-        learning_rate: of AdamW, at first; None for .001, or .03 for a linear model.
-        weight_decay: share of the weights that an update takes away, which falls with the learning rate: that of AdamW
-            times the learning rate at first; None for 10 / n, at most .01, where n samples that count alike would say
-            as much as those that there are with what their classes cost; with costs under constraints for 25 / n, at
-            most .02, and in proportion to the spread of the scores (:class:`~fcco_lightning.Schedule`).
-        pieces: number of pieces that a column of numbers is cut into; 1 for none; "auto" for one piece for every 500
-            samples, at most 48, and for none if the model is linear or the matrix sparse.
+        max_epochs: passes over the data; None for 12, or for more if these have fewer than 500 updates.
+        batch_size: number of samples in a batch.  Under constraints on groups, batches hold equally many samples of
+            every class and group, with weights (:class:`~fcco_lightning.CellSampling`), if otherwise they would hold
+            few samples of one of these.
+        learning_rate: initial learning rate of AdamW; None for .001, or .03 for a linear model.
+        weight_decay: share of the weights that the first update subtracts, that is, AdamW's weight decay times the
+            initial learning rate; it decreases with the learning rate.  None for 10 / n, at most .01, where n is the
+            effective number of samples, given their weights and the costs of their classes; with costs and constraints
+            for 25 / n, at most .02, and reduced by the spread of the scores (:class:`~fcco_lightning.Schedule`).
+        pieces: number of pieces of the range of a numeric column; 1 for none; "auto" for one piece per 500 samples, at
+            most 48, and for none if the model is linear or the matrix sparse.
         verbose: whether a progress bar is shown.
-        random_state: of the first weights and of the batches.
-        decisions: "balanced", or :class:`~fcco_lightning.Decisions`: costs of the two mistakes, a budget, a least true
-            positive rate, or a threshold of the probability; by default the more probable class is decided.
-        class_weight: costs of mistakes under the name that scikit-learn has for them, "balanced" or {label: cost}, with
-            the cost 1 of a label that is not named; in the place of ``decisions``.
-        margin: by how much constraints are enforced tighter than asked for, in units of h; "auto" for the standard
-            error of h where it compares two means (:meth:`Constraint.standard_error`), at most half of kappa.
+        random_state: seed of the initial weights and of the batches.
+        decisions: "balanced", or :class:`~fcco_lightning.Decisions`: costs of the two mistakes, a budget, a smallest
+            true positive rate, or a threshold of the probability; by default the more probable class is decided.
+        class_weight: costs of mistakes in scikit-learn's notation, "balanced" or {label: cost}, with cost 1 for absent
+            labels; instead of ``decisions``.
+        margin: by how much constraints are enforced more strictly than asked for, in units of h; "auto" for the
+            standard error of h if h compares two means (:meth:`Constraint.standard_error`), at most half of kappa.
 
     Attributes:
         classes_: the labels, in increasing order.
-        rule_: the decisions that are made, :class:`~fcco_lightning.DecisionRule`.
+        rule_: the decision rule, :class:`~fcco_lightning.DecisionRule`.
         network_: the trained network in float64, for the features of ``features_``.
-        features_: makes the network's features of X.
+        features_: computes the network's features from X.
         report_: figures, tables and pictures of the training, see :class:`SplitReport`.
 
     Example:
@@ -151,17 +151,17 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Args:
             X: features, shape (n, d): an array, a table of numbers, or a sparse matrix.
             y: labels of two or more classes, shape (n,).
-            sensitive_features: the group of every sample, shape (n,), of numbers or texts, which constraints know as
-                ``group``; or a table, or a dict, of several such columns.  Of these ``group`` is the combination, such
-                as "sex=f, race=b", unless a column is called so, and constraints name single ones by ``by`` or
-                ``where``.  There, as for the column ``y``, values are those that are given here:
+            sensitive_features: the group of every sample, shape (n,), numbers or texts, which is the column ``group``
+                of constraints; or a table, or a dict, of several such columns.  Then ``group`` is their combination,
+                such as "sex=f, race=b", unless a column has this name, and constraints refer to single columns by
+                ``by`` or ``where``.  There, as for the column ``y``, values are those that are given here:
                 ``where={"age": "<25", "sex": "f"}``.
-            sample_weight: how much the samples count, shape (n,), numbers >= 0: one of weight 2 counts as two in every
+            sample_weight: weights of the samples, shape (n,), numbers >= 0: a sample of weight 2 counts as two in every
                 mean, constraint and figure.
 
         Raises:
-            DataError: if there is one class only, or a column of groups has one group, or missing cells.
-            ConfigError: if an argument is out of range, or no weights can meet a constraint.
+            DataError: if there is only one class, or a column of groups has only one group or missing cells.
+            ConfigError: if an argument is out of range, or no weights can satisfy a constraint.
         """
         require_parts(self.objective, self.constraints, self.penalty, self.algorithm, AdamW)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, order="C")
@@ -203,7 +203,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self
 
     def decision_function(self, X: Any) -> Any:
-        """The scores: (n,) of two classes, above 0 where the later one is decided unless for a budget; else (n, C)."""
+        """The scores: (n,) for two classes, > 0 if the second one is decided, except under a budget; else (n, C)."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, order="C", reset=False)
         parts = (X[first : first + _AT_ONCE] for first in range(0, X.shape[0], _AT_ONCE))
@@ -215,23 +215,23 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of the classes, shape (n, C), of which the objective's scores are the log-odds.
+        """Probabilities of the classes, shape (n, C).
 
         Raises:
-            AttributeError: for an objective of which they are not, such as one of ranking.
+            AttributeError: if the objective's scores are not log-odds, such as those of ranking objectives.
         """
-        scores = torch.from_numpy(self.decision_function(X))  # which looks whether there is a network
+        scores = torch.from_numpy(self.decision_function(X))  # raises if the model is not fitted
         p = self.rule_.probabilities(scores)
-        assert p is not None  # noqa: S101 - else there is no such method
+        assert p is not None  # noqa: S101 - _has_probabilities
         return (torch.stack([1 - p, p], dim=1) if p.dim() == 1 else p).numpy()
 
     def predict(self, X: Any) -> Any:
-        """The classes that are decided, shape (n,).
+        """The decided classes, shape (n,).
 
-        Each sample is decided on by itself, as scikit-learn requires: where decisions are for a budget, its score is
-        compared with the one that divided the training samples, so that about the share of samples like these is
-        chosen.  :meth:`report`, and ``fcco predict`` on a table, choose exactly the share of the samples that they are
-        given: ``rule_.decided(torch.as_tensor(model.decision_function(X)), among_themselves=True)`` does so, too.
+        Decisions on samples are independent, as scikit-learn requires: under a budget, a score is compared with the
+        threshold from the training samples, so that about the given share of similar samples is chosen.
+        :meth:`report`, and ``fcco predict`` on a table, choose exactly this share of the given samples, as does
+        ``rule_.decided(torch.as_tensor(model.decision_function(X)), among_themselves=True)``.
         """
         scores = torch.from_numpy(self.decision_function(X))
         decided = self.rule_.decided(scores) if scores.dim() == 1 else scores.argmax(1)
@@ -246,21 +246,21 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         *,
         importances: bool = False,
     ) -> SplitReport:
-        """What the network achieves on labelled samples: figures, constraints with intervals, tables and pictures.
+        """Evaluate the network on labelled samples: figures, constraints with intervals, tables and pictures.
 
-        Groups are those of the training.  Samples of another one, or of none (missing), are counted in a table, and
-        left out of what is about groups; a constraint for which there are no samples is left out, with the reason.
+        Groups are those of the training.  Samples of another group, or without one (missing), are counted in a table
+        and left out of figures and constraints on groups; a constraint without samples is left out, with the reason.
 
         Args:
             X: features, as for :meth:`fit`.
             y: labels, shape (n,).
             sensitive_features: groups, as for :meth:`fit`; needed for constraints on groups.
-            sample_weight: weights, likewise.
-            importances: also measure what shuffling one column of X costs, see
+            sample_weight: weights, as for :meth:`fit`.
+            importances: whether to measure permutation importances of the columns of X, see
                 :func:`~fcco_lightning.reports.importances.importances_of`.
 
         Raises:
-            DataError: if there is a class that training has not.
+            DataError: if a class does not occur in training.
         """
         check_is_fitted(self)
         outputs = torch.from_numpy(self.decision_function(X)).float()
@@ -286,7 +286,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return Features(x, columns, lambda x, _: self._scores(torch.split(x, _AT_ONCE)).float())
 
     def _parts(self) -> dict[str, Any]:
-        """What is minimised, how constraints enter, and what is reported, as :class:`FCCOModule` takes them."""
+        """Objective, constraints, penalty and so on as arguments of :class:`FCCOModule`."""
         return {
             "objective": copy.deepcopy(self.objective) or CrossEntropy(),
             "penalty": copy.deepcopy(self.penalty) or AdaptivePenalty(recipes.MULTIPLIER_RATE, decisions=True),
@@ -337,7 +337,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
                 default_root_dir=folder,
                 callbacks=[report, *([TQDMProgressBar()] if self.verbose else [])],
             ).fit(module, data)
-        self.network_ = module.network.cpu().double().eval()  # in float32 a score depends on what is scored with it
+        self.network_ = module.network.cpu().double().eval()  # in float32 a score depends on the batch
         self.rule_, self._groups = module.rule, data.groups
         table = data.tables["train"].columns
         final = {
@@ -353,7 +353,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return np.size(self.hidden) == 0
 
     def _decisions(self) -> Decisions:
-        """What decisions are for, under either name."""
+        """The purpose of decisions from ``decisions`` or ``class_weight``."""
         if self.class_weight is None:
             return as_decisions(self.decisions)
         if self.decisions is not None:
@@ -372,7 +372,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return Decisions(costs=[float(costs.get(label, 1)) for label in labels])
 
     def _require_groups(self, groups: pd.DataFrame) -> None:
-        """Refuse an objective and constraints on groups that are not there."""
+        """Refuse an objective or constraints on groups if there are no such groups."""
         if isinstance(self.objective, GroupObjective) and "group" not in groups:
             raise DataError(
                 f"{type(self.objective).__name__} is about groups, and sensitive_features has not been given. Call "
@@ -390,7 +390,7 @@ class ConstrainedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
 
 def _counted(data: NamedArrays, decisions: Decisions) -> tuple[list[float], list[float]]:
-    """The number of samples of every class, by their weights, and what one of it costs."""
+    """For every class the sum of its samples' weights, and the cost of a mistake on one of them."""
     table = data.tables["train"].columns
     counts = torch.bincount(table["y"], table.get(SAMPLE_WEIGHT))
     costs = decisions.class_costs(counts) if decisions.mistakes else torch.ones(len(counts))

@@ -1,4 +1,4 @@
-"""What theory says of the solution, measured: at the end of a fit, or of a checkpoint."""
+"""Optimality measures of the theory, computed at the end of a fit or for a checkpoint."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -40,47 +40,48 @@ from fcco_lightning.training import FCCOModule
 
 
 class Diagnostics(Callback):
-    r"""Measures, on a whole split, how good a solution is by the standards of theory.
+    r"""Measures the optimality of a solution on a whole split.
 
-    Under constraints, and for objectives that are not made of groups' risks, it is a certificate: the multipliers
-    nu_i, ``|grad F + sum_i nu_i grad h_i|``, ``max_i |nu_i h_i|`` and ``max_i h_i``, the largest of which is the eps
-    for which the solution is an eps-KKT point (SONEX paper, Prop. 5.2; :func:`fcco_lightning.analysis.certificate`).
-    It is there with the multipliers that the run has found (``own``: of its rule, or the slopes of its fixed penalty)
-    and with those that fit best (``best``), by which a checkpoint is judged.  If the best ones leave a large residual
-    the weights are not optimal; if only the run's own ones do, the multipliers are off.
+    Under constraints, and for objectives that are not functions of groups' risks, it computes a certificate: the
+    multipliers nu_i, ``|grad F + sum_i nu_i grad h_i|``, ``max_i |nu_i h_i|`` and ``max_i h_i``; the largest of these
+    three is the eps for which the solution is an eps-KKT point (SONEX paper, Prop. 5.2;
+    :func:`fcco_lightning.analysis.certificate`).  There is one with the multipliers of the run (``own``: those of its
+    penalty's update rule, or the slopes of its fixed penalty) and one with the multipliers that minimise the residual
+    (``best``), which alone is known for a checkpoint.  If the best multipliers leave a large residual, the weights are
+    not optimal; if only the run's own multipliers do, these are inaccurate.
 
-    Of a group objective without constraints it is the least eigenvalue of the Gram matrix of the exact inner functions'
-    gradients (SONEX paper, Assumption 4.3 and Table 6), how many dual values are active and how large they are
+    For a group objective without constraints it computes the least eigenvalue of the Gram matrix of the exact inner
+    functions' gradients (SONEX paper, Assumption 4.3 and Table 6), the number and size of the active dual values
     (Omega_y^0, ALEXR paper, Remark F.1), and the eps for which the solution is approximately eps-stationary (SONEX
     paper, Def. 4.1); see :func:`fcco_lightning.analysis.diagnose`.
 
     It runs at the end of ``fit``, and of ``test`` and ``validate`` on a checkpoint (``fcco test --config C --ckpt_path
-    P --diagnostics.enabled true``), where the rows and multipliers that the algorithm keeps are not known.  Writes
+    P --diagnostics.enabled true``), for which the algorithm's rows and multipliers are not known.  It writes
     ``diagnostics.json``, prints a table, and logs ``diagnostics/...``.  A certificate costs two forward passes over the
-    split and m + 1 backward passes for m constraints, that of a group objective a forward and a backward pass for every
-    group in every evaluation batch: a large ``eval_batch_size`` is faster.
+    split and m + 1 backward passes for m constraints; for a group objective the cost is a forward and a backward pass
+    for every group in every evaluation batch, so that a large ``eval_batch_size`` is faster.
 
-    Where objective and constraints are measured on different data, as image-text pairs and labelled images are, the
-    certificate is of all that is trained on (``split`` "train"), for which the datamodule has ``part_loaders``: the
-    pairs with the first of their captions' draws and without augmentation.
+    If objective and constraints have different data, such as image-text pairs and labelled images, the certificate is
+    computed on all training data (``split`` "train"), from the datamodule's ``part_loaders``: pairs have their first
+    captions and no augmentation.
 
-    What cannot be measured at the end of a fit on one process is left out of its report, with a warning.
+    Quantities that cannot be computed at the end of a fit on one process are left out of its report, with a warning.
 
-    Temperatures of single samples are what they are at the end of a fit; a checkpoint is continued for that, as
-    ``fcco test`` does not load them.
+    Temperatures of single samples have the values at the end of a fit; ``fcco test`` does not load them, so resume the
+    checkpoint by ``fcco fit`` instead.
 
     Args:
-        enabled: whether to do so.
+        enabled: whether to run.
         split: "train", "val" or "test".
-        lam: smoothing at which stationarity is reported, > 0; None for the algorithm's, if it has one.
-        max_values: most values of the Jacobian and of its Gram matrix, > 0; they lie on the CPU.
-        folder: where to write; None for the logger's folder of this run.
-        every_epoch: log the run's own certificate after every validation, too, for two forward passes and two backward
-            passes over the split.
+        lam: smoothing parameter for which stationarity is reported, > 0; None for the algorithm's, if it has one.
+        max_values: largest number of entries of the Jacobian and of its Gram matrix, > 0; they are stored on the CPU.
+        folder: folder of the file; None for the logger's folder of this run.
+        every_epoch: whether the run's own certificate is logged after every validation, too, which costs two forward
+            and two backward passes over the split.
 
     Raises:
-        ConfigError: if a number is not positive, and before anything runs: if the split is not evaluated, the problem
-            is measured on several data sets, or there are too many values.
+        ConfigError: if a number is not positive; and, before anything runs, if the split is not evaluated, the problem
+            has several data sets without ``part_loaders``, or there are too many values.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Diagnostics(Callback):
         self.left_out = LeftOut()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find out now, not after hours, what is not possible."""
+        """Raise errors at the start of the fit rather than at its end."""
         self.left_out = LeftOut()
         if self._applies(pl_module):
             self._check(trainer, pl_module)
@@ -107,7 +108,7 @@ class Diagnostics(Callback):
     on_test_start = on_fit_start
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As at the start of a fit."""
+        """Check as at the start of a fit."""
         if trainer.state.fn == "validate":
             self.on_fit_start(trainer, pl_module)
 
@@ -134,7 +135,7 @@ class Diagnostics(Callback):
         return self.enabled and isinstance(module, FCCOModule)
 
     def _is_group_objective(self, module: FCCOModule) -> bool:
-        """Whether it is a group objective alone."""
+        """Whether the problem is a group objective without constraints."""
         return isinstance(module.objective, GroupObjective) and not module.constraints
 
     def _check(self, trainer: Trainer, module: FCCOModule) -> None:
@@ -165,7 +166,7 @@ class Diagnostics(Callback):
         return diagnosis[self.split]
 
     def _loaders(self, trainer: Trainer) -> dict[str, DataLoader[Any]]:
-        """Of all data sets that objective and constraints are measured on, by the part of a training batch."""
+        """The loaders of all data sets of objective and constraints, by the part of a training batch."""
         loader = self._loader(trainer)
         part_loaders = getattr(trainer.datamodule, "part_loaders", None)  # type: ignore[attr-defined]
         return {TARGET: loader} if part_loaders is None else part_loaders(self.split)
@@ -174,7 +175,7 @@ class Diagnostics(Callback):
         measured = self._group_diagnosis if self._is_group_objective(module) else self._certificates
         with module.where_trained():
             diagnosis = measured(trainer, module)
-        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir is a collective call
         if not trainer.is_global_zero:
             return
         self.diagnosis = {"split": self.split} | diagnosis
@@ -202,9 +203,9 @@ class Diagnostics(Callback):
         return diagnose(module.objective, jacobian_of_all, smoothing_lam if self.lam is None else self.lam, remembered)
 
     def _certificates(self, trainer: Trainer, module: FCCOModule, *, own_only: bool = False) -> dict[str, Any]:
-        """The residuals with the run's own multipliers, if they are known, and with the best ones."""
+        """The certificates with the run's own multipliers, if they are known, and with the best ones."""
         loaders = self._loaders(trainer)
-        with torch.inference_mode(False):  # these tensors are going to be parts of graphs
+        with torch.inference_mode(False):  # these tensors need gradients later
             samples = _samples(module, loaders)
             run_multipliers = _own_multipliers(module, samples)
             certificates = {
@@ -229,7 +230,7 @@ def _functions(module: FCCOModule) -> InnerFunctions:
 
 
 def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samples:
-    """The outputs and columns of whole data sets, on the module's device, with parameters of samples as a column."""
+    """Outputs and columns of whole data sets on the module's device, with parameters of single samples as a column."""
     splits = {part: module.evaluate(loader) for part, loader in loaders.items()}
     moved = pytree.tree_map(lambda leaf: leaf.to(module.device), splits)
     columns: Batch = {part: c for part, (_, c) in moved.items()}
@@ -239,7 +240,7 @@ def _samples(module: FCCOModule, loaders: Mapping[str, DataLoader[Any]]) -> Samp
 
 
 def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None:
-    """What the run multiplies the constraints' gradients with; None where it does not know."""
+    """The run's multipliers of the constraints' gradients; None if they are not known."""
     if module.problem is None or module.phases.pretraining or not module.algorithm.penalises:
         return None
     if len(module.problem.constraints) < bool(module.constraints):
@@ -248,13 +249,13 @@ def _own_multipliers(module: FCCOModule, samples: Samples) -> list[float] | None
     if not isinstance(penalty, Penalty):
         return list(module.problem.multipliers().values())
     smoothing = getattr(module.algorithm, "smoothing", None)
-    last = module.trainer.fit_loop.epoch_progress.current.ready - 1  # the current epoch may be one that never begins
+    last = module.trainer.fit_loop.epoch_progress.current.ready - 1  # current_epoch may be one too large
     epoch = max(0, last - module.phases.schedule_start)
     return penalty_multipliers(penalty, module.constraints, samples, epoch, smoothing)
 
 
 def _records(names: Sequence[str], certificates: Mapping[str, Certificate]) -> list[dict[str, Any]]:
-    """One for every constraint, those with the largest multipliers first."""
+    """A record for every constraint, those with the largest multipliers first."""
     some = next(iter(certificates.values()), None)
     records = [
         {"constraint": name, "h": h} | {f"{kind} multiplier": c.multipliers[i] for kind, c in certificates.items()}
@@ -269,7 +270,7 @@ def _moved(module: FCCOModule, loader: DataLoader[Any]) -> Iterator[dict[str, Te
 
 
 def _scalars(diagnosis: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """All numbers, by the path to them; of stationarity not the grid."""
+    """All numbers of a diagnosis, by their path, without the grid of stationarity."""
     values: dict[str, float] = {}
     for name, value in diagnosis.items():
         if isinstance(value, Mapping):
@@ -280,7 +281,7 @@ def _scalars(diagnosis: Mapping[str, Any], prefix: str = "") -> dict[str, float]
 
 
 def diagnosis_tables(diagnosis: Mapping[str, Any], most: int | None = None) -> list[Table]:
-    """The figures of a diagnosis, and the constraints with the largest multipliers, ``most`` of them (None for all)."""
+    """Tables of a diagnosis's figures and of the ``most`` constraints (None for all) with the largest multipliers."""
     figures = [
         {"figure": name.replace("/", ": ").replace("_", " "), "value": Text(f"{value:.6g}")}
         for name, value in _scalars(diagnosis).items()

@@ -1,4 +1,4 @@
-"""The weights a run ends with: the best that are feasible on the validation split."""
+"""Choice of the final weights of a run: the best ones that are feasible on the validation split."""
 
 import math
 from pathlib import Path
@@ -25,66 +25,66 @@ FEASIBLE = "feasible.ckpt"
 
 
 class BestFeasible(Callback):
-    """Ends a run with the weights of the best validation at which all constraints held on the validation split.
+    """Ends a run with the weights of its best validation, preferably one at which all constraints hold.
 
     A validation is feasible if all h_i <= 0 on the split, and no constraint is vacuous there
-    (:meth:`Constraint.vacuous`), as where nearly all samples are decided alike.  A feasible one is better than one that
-    is not.  Of two feasible ones that with the better figure is better, and of two others that with the smaller worst
-    violation; a vacuous one is behind all.
+    (:meth:`Constraint.vacuous`), as it is if nearly all samples have the same decision.  Feasible weights rank above
+    others.  Two feasible ones are compared by their figure, two infeasible ones by their worst violation; weights with
+    vacuous constraints rank last.
 
     An example, with the AUC as the figure: epoch 0 ends with AUC .90 and max h = +.020, epoch 1 with .86 and -.010,
-    epoch 2 with .88 and -.004.  Epoch 0 is not feasible, and of the others epoch 2 ranks better: its weights are the
-    ones that are chosen.
+    epoch 2 with .88 and -.004.  Epoch 0 is not feasible, and of the others epoch 2 has the better AUC, so that its
+    weights are chosen.
 
-    At the end of ``fit`` the network gets the weights of the best, which are also saved as ``feasible.ckpt`` (to
-    evaluate; a run is continued from ``last.ckpt``), and :class:`Report` says in its last line which they are.  The
-    kept weights are part of every checkpoint, so a resumed run chooses among all validations; but if its constraints,
-    their kappas or what is asked here have changed since, among its own only.  All processes have the same figures,
-    hence choose alike.
+    At the end of ``fit`` the network gets the chosen weights, which are also saved as ``feasible.ckpt`` (for
+    evaluation; a run is resumed from ``last.ckpt``), and named in the last line of :class:`Report`.  The best weights
+    so far are part of every checkpoint, so that a resumed run chooses among all validations; but only among its own if
+    the constraints, their kappas or the arguments of this callback have changed.  All processes have the same figures
+    and make the same choice.
 
-    Where there is no validation split "val", or no constraint, nothing is chosen: on the training split the constraints
-    hold by fitting, which is no evidence.  A split that chose the weights flatters them a little; the test split tells.
+    Without a validation split "val", or without constraints, nothing is chosen: constraints that hold on the training
+    split may be overfitted.  Figures on the split that chose the weights are slightly optimistic; those on the test
+    split are not.
 
-    **On data that nobody has seen.**  With ``margin: auto`` all m constraints are to hold there together, with the
-    given confidence.  A validation then counts as feasible if no upper end of a confidence interval of h_i (on
-    decisions, where these are enforced) exceeds 0, each with the probability ``(1 - confidence) / (m E)`` above it,
-    where E is the number of validations that the run plans (:func:`fcco_lightning.analysis.intervals`; Bonferroni
-    over constraints and over the validations that are chosen among).  So that training gets there, every constraint
-    is enforced with a smaller kappa: smaller by what lies between h on the training split (or, where that is not
-    evaluated, on the validation split) and that end, for the row where the end is largest.  What is reported of a
-    constraint stays at the kappa that was asked for.
+    **Constraints on unseen data.**  With ``margin: auto`` all m constraints shall hold together on the population, with
+    the given confidence.  A validation is then feasible if all upper confidence bounds of h_i (on decisions, if these
+    are enforced) are <= 0, each of which is exceeded with probability ``(1 - confidence) / (m E)``, where E is the
+    planned number of validations of the run (:func:`fcco_lightning.analysis.intervals`; Bonferroni correction for
+    the constraints and the validations among which the choice is made).  To reach this, training enforces every
+    constraint with a smaller kappa: smaller by the difference of this bound and h on the training split (or, if that is
+    not evaluated, on the validation split), for the row with the largest bound.  Reports refer to the original kappa.
 
     An example: one cap of kappa = .1 on a rate, E = 20 validations and a confidence of .95.  On 200 samples the rate is
-    .08, so h = -.02.  With the probability ``.05 / 20`` above it, the upper end of the rate's interval is .149, that of
-    h +.049: the epoch is not feasible.  If h is -.02 on the training split, too, the cap is enforced from now on with a
-    margin of ``.049 - (-.02) = .069``, that is at a rate of .031.
+    .08, so h = -.02.  The upper bound with probability ``.05 / 20`` is .149 for the rate, hence +.049 for h: the epoch
+    is not feasible.  If h is -.02 on the training split, too, the cap is enforced from now on with a margin of
+    ``.049 - (-.02) = .069``, that is, at a rate of .031.
 
-    Without the factor E a run whose weights lie at the boundary all along is called feasible too often: for E = 20 in
-    64% of runs where the errors of the validations are independent, in 27% and 11% where those of neighbours are
-    correlated by .9 and .99; with it in 5%, 2% and 1%.  To let one half of the split choose and the other judge would
-    be exact, too, but it confirms less often: weights four standard errors inside are confirmed in 72% of runs, against
-    99% to 100%.  Two things are not corrected for: that margins follow the same split, and that a resumed run that is
-    made longer shares the same probability among more validations than those before knew of.
+    Without the factor E, a run whose weights are always at the boundary is declared feasible too often: for E = 20 in
+    64% of runs if the errors of the validations are independent, and in 27% and 11% if those of consecutive ones have a
+    correlation of .9 and .99; with the factor in 5%, 2% and 1%.  Choosing on one half of the split and testing on the
+    other would be exact, too, but has less power: weights four standard errors inside are confirmed in 72% of runs,
+    instead of 99% to 100%.  Two effects are not corrected: margins depend on the same split, and a resumed run that is
+    made longer has more validations than were planned before.
 
     Args:
-        enabled: whether to do so.
-        figure: of the validation split, to compare feasible weights by; None for the evaluation's figure of merit,
-            which is what the objective stands for (AUC, average precision, accuracy of the worst group).
-        mode: "max" if larger figures are better, else "min"; None for "min" of losses, errors and gaps.
-        margin: "auto" to require confidence intervals below 0; None for the values of h alone.
-        confidence: with which all constraints together are to hold, in (0, 1): no split, however large, makes certain.
-        clusters: column of the data that says which samples belong together, such as those of one patient or camera;
-            any column of a table, also one that is no feature.  Then the intervals, also those of :class:`Report`, take
-            the clusters as independent, not the samples; None for independent samples.
+        enabled: whether to choose weights.
+        figure: figure of the validation split by which feasible weights are compared; None for the evaluation's figure
+            of merit, for which the objective is a surrogate (AUC, average precision, accuracy of the worst group).
+        mode: "max" if larger figures are better, else "min"; None for "min" for losses, errors and gaps.
+        margin: "auto" to require upper confidence bounds <= 0; None to require only h <= 0.
+        confidence: probability in (0, 1) with which all constraints together shall hold.
+        clusters: column of the data that identifies dependent samples, such as those of one patient or camera; any
+            column of a table, including one that is no feature.  The intervals, including those of :class:`Report`,
+            then treat clusters as independent instead of samples; None for independent samples.
 
     Attributes:
-        chosen: ``epoch``, ``feasible``, ``vacuous``, ``worst_violation`` and the figure of the weights that are kept;
-            empty without.
-            With a margin also ``bound``, the largest upper end, ``confidence`` and ``constraints``, their number.
+        chosen: ``epoch``, ``feasible``, ``vacuous``, ``worst_violation`` and the figure of the best weights so far;
+            empty before the first validation.  With a margin also ``bound``, the largest upper bound, ``confidence``
+            and ``constraints``, their number.
 
     Raises:
         ConfigError: if an argument is out of range, the validation has no such figure, or there is a margin but no
-            validation split, or no planned number of epochs.
+            validation split or no planned number of epochs.
     """
 
     def __init__(
@@ -103,14 +103,14 @@ class BestFeasible(Callback):
         self.clusters, self._cluster_column = clusters, clusters
         self.chosen: dict[str, Any] = {}
         self._weights: dict[str, Any] = {}
-        self._rule: dict[str, Any] = {}  # of the decisions that they make
+        self._rule: dict[str, Any] = {}  # state of the decision rule of the best weights
         self._margins: list[float] = []
         self._settings: dict[str, Any] = {}
         self._warned = False
-        self._restored = False  # from a checkpoint, and no run has started since
+        self._restored = False  # state from a checkpoint, before the run starts
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights that are best so far, and the margins; nothing before the first validation."""
+        """The best weights so far, and the margins; empty before the first validation."""
         if not self.chosen:
             return {}
         return {
@@ -122,19 +122,19 @@ class BestFeasible(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Choose among the validations before the checkpoint, too."""
+        """Restore the best weights of a checkpoint, so that the choice includes earlier validations."""
         self.chosen, self._weights = state_dict["chosen"], state_dict["weights"]
         self._rule = state_dict.get("rule", {})
         self._margins, self._settings = state_dict["margins"], state_dict["asked"]
         self._restored = True
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find out now, not after hours, that a split or column is missing; go on with a checkpoint's margins."""
+        """Check early that splits and columns are there, and apply the margins of a checkpoint."""
         find = getattr(getattr(trainer, "datamodule", None), "add_clusters", None)
         if self.clusters is not None and find is not None:
             self._cluster_column = find(self.clusters)
-        another = trainer.current_epoch == 0 and not self._restored  # run than the one that this callback has followed
-        if another or not self.enabled:  # a checkpoint may come from a run in which it was
+        another = trainer.current_epoch == 0 and not self._restored  # a new run with the same callback
+        if another or not self.enabled:  # a checkpoint may have a choice although it is disabled now
             self.chosen, self._weights, self._margins = {}, {}, []
             self._warned = False
         self._restored = False
@@ -172,7 +172,7 @@ class BestFeasible(Callback):
             )
 
     def _drop_choice_by_another_rule(self, module: FCCOModule) -> None:
-        """Leave the choice of a checkpoint where it was made by another rule, with which it cannot be compared."""
+        """Drop the choice of a checkpoint if it was made by other criteria, so that it is not comparable."""
         settings: dict[str, Any] = {
             "kappas": kappas_of(module),
             "figure": module.evaluation.figure_of_merit(self.figure),
@@ -241,7 +241,7 @@ class BestFeasible(Callback):
             self._rule = pl_module.rule.state()
 
     def _bound(self, trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
-        """The largest upper end on the validation split; from now on the constraints are enforced with new margins."""
+        """Return the largest upper bound on the validation split, and set new margins of the constraints."""
         loader = trainer.datamodule.evaluation_loaders()["val"]  # type: ignore[attr-defined]
         number = sum(c.num_rows for c in module.constraints)
         level = 1 - 2 * (1 - self.confidence) / (number * _planned_validations(trainer))
@@ -270,7 +270,7 @@ class BestFeasible(Callback):
         return {"bound": bound, "confidence": self.confidence, "constraints": number}
 
     def _warn_of_noise(self, constraint: Constraint, name: str, interval: Interval) -> None:
-        """Say once that a constraint is narrower than what the validation split can tell."""
+        """Warn once that the validation split is too small to confirm a constraint."""
         width = interval.high - interval.h
         if not self._warned and constraint.tolerance - width < constraint.least_kappa:
             self._warned = True
@@ -284,10 +284,10 @@ class BestFeasible(Callback):
     def _rank(self, candidate: dict[str, Any], name: str) -> Standing:
         value = candidate[name] * (1 if (self.mode or direction(name)) == "max" else -1)
         violation = candidate.get("bound", candidate["worst_violation"])
-        return standing(value, violation, candidate.get("vacuous"))  # older checkpoints do not say
+        return standing(value, violation, candidate.get("vacuous"))  # absent in older checkpoints
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the best weights in place, before anything is reported of them."""
+        """Load the best weights before other callbacks report on them."""
         if not self.chosen or trainer.interrupted or not isinstance(pl_module, FCCOModule):
             return
         pl_module.network.load_state_dict(versioned(pl_module.network, self._weights))
@@ -295,7 +295,7 @@ class BestFeasible(Callback):
             pl_module.rule.take(DecisionRule.of(self._rule))
         saver = trainer.checkpoint_callback
         if isinstance(saver, ModelCheckpoint) and saver.dirpath:
-            trainer.save_checkpoint(Path(saver.dirpath) / FEASIBLE, weights_only=True)  # not to be continued
+            trainer.save_checkpoint(Path(saver.dirpath) / FEASIBLE, weights_only=True)  # not for resuming
         rank_zero_info(chosen_line(self.chosen))
 
 
@@ -306,8 +306,8 @@ def kappas_of(module: FCCOModule) -> dict[str, float]:
 
 
 def _planned_validations(trainer: Trainer) -> int:
-    """How many validations a run of the planned length has."""
+    """The number of validations in a run of the planned length."""
     epochs, interval = trainer.max_epochs or 1, trainer.check_val_every_n_epoch
     per_epoch = trainer.num_training_batches / (trainer.val_check_batch or math.inf)  # validations in an epoch
-    per_epoch = per_epoch if math.isfinite(per_epoch) else 1.0  # of unknown length, with one at its end
+    per_epoch = per_epoch if math.isfinite(per_epoch) else 1.0  # unknown length: one at the end of an epoch
     return max(1, int(epochs * per_epoch) if interval is None else epochs // interval * max(1, int(per_epoch)))

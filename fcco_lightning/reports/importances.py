@@ -1,4 +1,4 @@
-"""How much columns of a table matter to a trained network: what shuffling one of them costs."""
+"""Permutation importances of the columns of a table for a trained network."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,18 +12,18 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.evaluation import Evaluation, direction
 from fcco_lightning.models.batch import Columns
 
-MOST_ROWS = 5000  # of a split, whose figures are made again for every shuffle
+MOST_ROWS = 5000  # largest number of samples that are evaluated for every shuffle
 REPEATS = 5
 _SEED = 0
 
 
 class Features(NamedTuple):
-    """The features of a split, and what a network makes of others in their place.
+    """The features of a split, and the network's outputs as a function of changed features.
 
     Attributes:
         x: the features, shape (n, d).
-        columns: for each of the d features, the column of the table that it is made of.
-        outputs: gives the network's outputs for features (r, d) of the samples at some positions (r,) of the split.
+        columns: for each of the d features, its column of the table.
+        outputs: function from features (r, d) and positions (r,) of samples in the split to the network's outputs.
     """
 
     x: Tensor
@@ -35,29 +35,29 @@ class Features(NamedTuple):
 def importances_of(
     features: Features, batch: Columns, evaluation: Evaluation, figure: str | None = None
 ) -> dict[str, Any]:
-    r"""Importances of columns by permutation (Breiman, *Random Forests*, Machine Learning 2001, Section 10).
+    r"""Permutation importances of columns (Breiman, *Random Forests*, Machine Learning 2001, Section 10).
 
-    For a figure s, here the larger, the better, and every column j they are the mean and the standard deviation of
+    For a figure s (if larger values are better, else its negative) and every column j they are the mean and the
+    standard deviation of
 
     .. math:: s - s_{j,k}, \qquad k = 1, \dots, 5,
 
-    where :math:`s_{j,k}` is the figure with the cells of column j shuffled among the samples.  All features that are
-    made of a column are shuffled together.  They are measured on at most 5,000 random samples, or on all where the
-    evaluation is about whole lists, and take 1 + 5 passes for each column through the network.  Weights of samples and
-    unknown labels count as in the figure.
+    where :math:`s_{j,k}` is the figure with the cells of column j shuffled among the samples, including all features
+    that are computed from them.  They are measured on at most 5,000 random samples, or on all samples if the figures of
+    the evaluation are not separable, and take one pass through the network plus 5 for each column.
 
     Args:
-        features: of the split.
-        batch: its columns, as the evaluation takes them.
-        evaluation: whose figure of merit is measured.
-        figure: another figure of the evaluation.
+        features: the features of the split.
+        batch: the columns of the split for the evaluation.
+        evaluation: the evaluation, whose figure of merit is measured.
+        figure: another figure of the evaluation to be measured.
 
     Returns:
-        ``figure``, its ``value``, the number of ``rows``, and ``columns``, the largest first, each with ``column``, the
-        mean ``change`` for the worse, and its ``std``.
+        ``figure``, its ``value``, the number of ``rows``, and ``columns``, sorted by decreasing importance, each with
+        ``column``, the mean ``change`` (positive if shuffling makes the figure worse), and its ``std``.
 
     Raises:
-        ConfigError: if the evaluation does not say which of its figures counts.
+        ConfigError: if the evaluation has several figures but no figure of merit.
         DataError: if the split has no such figure, or there is no column.
     """
     from sklearn.dummy import DummyClassifier  # noqa: PLC0415 - slow to import
@@ -68,10 +68,9 @@ def importances_of(
     table_column = torch.tensor([place[name] for name in features.columns])
 
     def score(_: object, cells: Any, rows: Any) -> float:
-        """The figure of the samples ``rows``; ``cells`` holds from which sample each takes each cell of the table.
+        """The figure of the samples ``rows`` (r,), if sample i has the cell of sample ``cells[i, j]`` in column j.
 
-        So a cell that is shuffled takes all of its features along: the categories, the parts of a date, the pieces of a
-        number.
+        Shuffling ``cells`` thus moves all features of a cell together, such as those of a category, date or piece.
         """
         samples = torch.from_numpy(rows)
         x = features.x.gather(0, torch.from_numpy(cells)[:, table_column])
@@ -85,7 +84,7 @@ def importances_of(
     if evaluation.separable and n > MOST_ROWS:
         rows = np.sort(np.random.default_rng(_SEED).choice(n, MOST_ROWS, replace=False))
     cells = np.repeat(rows[:, None], len(names), axis=1)
-    # which asks the classifier for nothing, as there is a score
+    # with `scoring` the classifier is not used
     result = permutation_importance(
         DummyClassifier(), cells, rows, scoring=score, n_repeats=REPEATS, random_state=_SEED
     )
@@ -102,14 +101,14 @@ def importances_of(
 
 
 def columns_of_features(encoder: object, argument: str) -> list[str]:
-    """The column of the table that each feature is made of.
+    """For every feature its column of the table.
 
     Args:
-        encoder: of a datamodule or a checkpoint.
-        argument: that asks for importances, for the message.
+        encoder: the encoder of a datamodule or a checkpoint.
+        argument: name of the argument that asks for importances, for the message.
 
     Raises:
-        ConfigError: if the features are not made of the columns of a table.
+        ConfigError: if the features are not computed from the columns of a table.
     """
     if isinstance(encoder, TabularEncoder):
         return [column.name for column in encoder.columns for _ in column.features]

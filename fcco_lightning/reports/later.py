@@ -1,4 +1,4 @@
-"""What trained weights achieve on labelled rows that came later."""
+"""Evaluation of trained weights on labelled rows that were collected later."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,25 +44,26 @@ def report_on(
     trusted: Sequence[str] = (),
     importances: bool = False,
 ) -> SplitReport:
-    """What the weights of a checkpoint achieve on a labelled table: all that a run reports of a split.
+    """Evaluate the weights of a checkpoint on a labelled table, and report all that a run reports for a split.
 
-    The table is encoded as the training split was, decisions are those of the checkpoint, and classes and groups are
-    those of the training table.  Rows of no group that training knows (an empty cell, another value) are counted, and
-    left out of what is about groups.  A constraint for which the table has no rows is left out, with the reason.
+    The table is encoded like the training split, decisions are those of the checkpoint, and classes and groups are
+    those of the training table.  Rows without a group, or with one that does not occur in training, are counted and
+    left out of figures and constraints on groups.  A constraint without rows is left out, with the reason.
 
     Args:
-        path: of a checkpoint that ``fcco fit`` wrote, with a datamodule of tables or texts.
-        table: as a datamodule takes it (file, folder, hub id, DataFrame), with the label.
-        network: as for :func:`~fcco_lightning.load`.
-        trusted: full names of classes of one's own that the checkpoint may name, likewise.
-        importances: also measure what shuffling one column of the table costs, see
+        path: path of a checkpoint that ``fcco fit`` wrote, with a datamodule of tables or texts.
+        table: a table, as for a datamodule (file, folder, hub id, DataFrame), with the label.
+        network: the network, as for :func:`~fcco_lightning.load`.
+        trusted: full names of the user's own classes that the checkpoint may name, as for
+            :func:`~fcco_lightning.load`.
+        importances: whether to measure permutation importances of the columns, see
             :func:`~fcco_lightning.reports.importances.importances_of`.
 
     Raises:
-        CheckpointError: if the file is no checkpoint, or its weights are those of another network.
+        CheckpointError: if the file is no checkpoint, or its weights belong to another network.
         ConfigError: if the network or a part is not known, or of a class that is not trusted; or if importances are
-            asked for, and the table is one of texts.
-        DataError: if the table lacks a column that is needed, or has a label that training does not know.
+            asked for and the table is one of texts.
+        DataError: if the table lacks a required column, or has a label that does not occur in training.
 
     Example:
         >>> report_on("last.ckpt", "later.csv").figures["auc"]  # doctest: +SKIP
@@ -88,7 +89,7 @@ def report_on(
     outputs = predictor.outputs_of(rows.table)
     if not importances:
         return report_of(module, data, outputs, lost, left_out, about)
-    assert predictor.encoder is not None  # noqa: S101 - it has columns
+    assert predictor.encoder is not None  # noqa: S101 - checkpoints with columns have an encoder
     (x,) = predictor.encoder.batches(rows.table, len(rows))
     return report_of(module, data, outputs, lost, left_out, about, Features(x, made_of, lambda x, _: predictor(x)))
 
@@ -102,19 +103,20 @@ def report_of(
     about: Mapping[str, Any],
     features: Features | None = None,
 ) -> SplitReport:
-    """The report of outputs on the samples of a datamodule.
+    """Make the report of outputs on the samples of a datamodule.
 
     Args:
-        module: with the evaluation, the decisions, and the constraints as they were asked for, which the data adapt.
-        data: of n samples, its split "test".
-        outputs: of the network, with first dimension n.
-        lost: number of samples that something leaves out, by what it is.
-        left_out: what has been left out already.
+        module: a module with the evaluation, the decision rule, and the original constraints, which are adapted to the
+            data.
+        data: a datamodule whose split "test" has the n samples.
+        outputs: outputs of the network, with first dimension n.
+        lost: reason -> number of samples that it leaves out.
+        left_out: items that have been left out already.
         about: further entries of the report, among them ``clusters``, a column, if samples are not independent.
-        features: of the samples, if importances are asked for.
+        features: features of the samples, if importances are asked for.
 
     Raises:
-        DataError: if the evaluation has no figures of such samples.
+        DataError: if the evaluation cannot be computed for these samples.
     """
     data.setup()
     split = Split(outputs, data.tables[_SPLIT].columns)
@@ -122,7 +124,7 @@ def report_of(
     module.constraints = left_out.make_all(
         {f"constraint {k}, {type(c).__name__}": partial(adapted, c) for k, c in enumerate(module.constraints, 1)}
     )
-    module.evaluation.take_names(data)  # of the columns, too, by which constraints group
+    module.evaluation.take_names(data)  # after the constraints: also names of their groups
     figures = figures_of(module, _SPLIT, split, left_out, partial(_clusters, data, about.get("clusters")))
     if reason := left_out.get(f"figures ({_SPLIT})"):
         raise DataError(f"there is nothing to report: {reason}")
@@ -142,7 +144,7 @@ def report_of(
 
 
 def _adapted(constraint: Constraint, module: FCCOModule, data: SplitDataModule, split: Split) -> Constraint:
-    """The constraint, which knows the data; the error that it raises says why it can't be measured on them."""
+    """Return the constraint adapted to the data, or raise an error with the reason why it cannot be evaluated."""
     constraint.decide_by(module.rule.decisions)
     constraint.adapt(data)
     constraint.subsets(split.columns)
@@ -157,7 +159,7 @@ def _clusters(data: SplitDataModule, column: str | None, columns: Columns) -> Te
 def _module_of(
     model: Mapping[str, Any], network: nn.Module, rule: DecisionRule, trusted: Sequence[str], file: str
 ) -> FCCOModule:
-    """The model that a configuration describes, as far as figures need it."""
+    """A module with those parts of a configuration that figures depend on."""
     arguments = {
         name: part_of(model[name], trusted, file) for name in ("objective", "penalty", "evaluation") if model.get(name)
     }
@@ -168,16 +170,16 @@ def _module_of(
 
 
 class _TrainingColumns:
-    """The description in a checkpoint of the columns of its training table.
+    """Reads labels and groups of a table by the description of the training table in a checkpoint.
 
     Args:
-        content: of the checkpoint.
-        config: of the run that wrote it.
-        file: how messages name it.
+        content: content of the checkpoint.
+        config: configuration of the run that wrote it.
+        file: name of the checkpoint in messages.
 
     Attributes:
-        class_names, group_names: as of the datamodule of the run.
-        groups_by: column -> its values, where constraints group by it.
+        class_names, group_names: names of classes and groups in the run's datamodule.
+        groups_by: column -> its values, for columns that define groups for constraints.
 
     Raises:
         ConfigError: if the run had no table with labels.
@@ -199,7 +201,7 @@ class _TrainingColumns:
 
     @property
     def groups(self) -> dict[str, list[str]]:
-        """Column -> those of its values that are groups, where not any value is of one."""
+        """Column -> its values that are groups, for columns in which other values belong to no group."""
         sensitive = self._columns.sensitive
         listed = isinstance(sensitive, str) and not (self.group_names and self.group_names[0].startswith("not "))
         return {**({str(sensitive): self.group_names} if listed else {}), **self.groups_by}
@@ -211,13 +213,13 @@ class _TrainingColumns:
         return [name for name, values in {**classes, **self.groups}.items() if not all(map(is_value, values))]
 
     def read(self, frame: pd.DataFrame, where: str, left_out: LeftOut) -> tuple[TableRows, dict[str, int]]:
-        """The rows with their labels and groups, and how many were of no group by ``groups.by``, which are taken out.
+        """The rows with their labels and groups, without those that have no group by ``groups.by``, which are counted.
 
         Raises:
-            DataError: if there is no label, or one that training does not know.
+            DataError: if there is no label, or one that does not occur in training.
         """
         columns, groups = self._columns, self._groups
-        if not isinstance(columns.sensitive, str):  # constraints name those of a list themselves
+        if not isinstance(columns.sensitive, str):  # constraints refer to columns of a list themselves
             columns = replace(columns, sensitive=None)
         group_columns = [part.column for part in groups.parts] if groups is not None else columns.sensitive_columns
         has_columns = partial(_has_columns, frame, where=where)

@@ -1,4 +1,4 @@
-"""What no report needs to exist: its pictures, tables and figures, of which one that cannot be made is left out."""
+"""Optional items of a report (pictures, tables, figures), which are left out if making them fails."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class LeftOut(dict[str, str]):
-    """Why items of a report were left out, by the names of the items.
+    """Makes items of a report, and maps names of items that failed to the reasons.
 
-    The items are made here, one by one, so that an error of one does not take the others, or the run, along.  The
-    error becomes a warning.  An item for which several processes exchange something is not made here: a process that
-    went on alone would leave the others waiting.
+    The items are made one by one, so that an error in one, which becomes a warning, affects neither the others nor the
+    run.  Items for which several processes communicate are not made here: a process that continued after an error would
+    leave the others waiting.
 
     Example:
         >>> import warnings
@@ -31,7 +31,7 @@ class LeftOut(dict[str, str]):
         Args:
             item: The name of the item.
             make: A function that makes it.
-            instead: What stands for an item that is left out.
+            instead: The value of an item that is left out.
         """
         try:
             return make()
@@ -41,6 +41,6 @@ class LeftOut(dict[str, str]):
             return instead
 
     def make_all(self, makers: Mapping[str, Callable[[], T | None]]) -> list[T]:
-        """Return those of several items that can be made, without those that are None as they have nothing to show."""
+        """Return the items that can be made and are not None, which stands for nothing to show."""
         results = (self.make(item, make, None) for item, make in makers.items())
         return [item for item in results if item is not None]

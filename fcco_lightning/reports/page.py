@@ -1,4 +1,4 @@
-"""The report of a run as one HTML page, or a part of one: what the terminal shows, and the pictures."""
+"""The report of a run as one HTML page, or a part of one, with the tables of the terminal and the pictures."""
 
 import base64
 import importlib.metadata
@@ -30,19 +30,19 @@ def report_page(
     *,
     whole: bool = True,
 ) -> str:
-    """Lay out a run as a page that needs nothing else: no other file, no network, no script.
+    """Lay out a run as a self-contained page, without other files, network access or scripts.
 
     Args:
-        name: of the run.
-        headline: what the run has achieved, a sentence or more.
-        tables: of ``rich``, as the terminal shows them; those without rows are left out.
-        pictures: PNG files, which become part of the page.
-        config: as in the report.
-        left_out: names of tables, pictures and figures that could not be made, and why.
+        name: name of the run.
+        headline: the result of the run, a sentence or more.
+        tables: tables of ``rich``, as in the terminal; tables without rows are left out.
+        pictures: PNG files, which are embedded.
+        config: configuration, as in the report.
+        left_out: names of tables, pictures and figures that could not be made, with the reasons.
         whole: False for a part of another page, such as a notebook, without configuration and versions.
 
     Returns:
-        HTML in which every name is escaped.
+        HTML in which all names are escaped.
     """
     loader = PackageLoader("fcco_lightning", "reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)

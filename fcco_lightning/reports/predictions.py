@@ -17,8 +17,8 @@ class PredictionWriter(BasePredictionWriter):
     """Writes ``predictions.csv``: the sample's index and the network's scores, one row per sample.
 
     Args:
-        folder: where to write; None for the run's folder.
-        out: a file to write in the place of ``predictions.csv`` there, CSV or Parquet by its suffix.
+        folder: folder of the file; None for the run's folder.
+        out: path of a file to write instead, CSV or Parquet by its suffix.
     """
 
     def __init__(self, folder: str | None = None, out: str | None = None) -> None:
@@ -36,7 +36,7 @@ class PredictionWriter(BasePredictionWriter):
             return
         parts = [Split(p["output"], {"index": p["index"]}) for p in predictions]
         everything, columns_of = concatenate(parts, pl_module.processes)
-        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir is a collective call
         if not trainer.is_global_zero:
             return
         table = prediction_table(everything, {"index": columns_of["index"].cpu().numpy()})

@@ -1,4 +1,4 @@
-"""The end of a run: a table in the terminal; report.json, report.html and pictures in the run's folder."""
+"""The report at the end of a run: a table in the terminal; report.json, report.html and pictures in its folder."""
 
 import os
 import shlex
@@ -51,37 +51,39 @@ T = TypeVar("T")
 class Report(Callback):
     """Keeps the figures of every validation and reports at the end of ``fit``.
 
-    Writes ``report.json`` (``{"train": {...}, "test": {...}, "seconds", "config"}``) and the pictures of the module's
-    :class:`Evaluation`, which also says what is in the report; the history is part of the checkpoint, so a resumed run
-    draws it whole.  A model trained beside it without constraints (:class:`Baseline`) has its figures under
-    ``unconstrained`` and in columns of the table, and its time does not count as the run's.  With constraints, the last
-    line, ``verdict`` in the file, says whether they hold; without, ``headline`` has the figures of the test split.
-    ``lost`` counts what of the data could not be read.  ``selected`` says which weights :class:`BestFeasible`
-    chose, ``checkpoint`` where the weights are.
-    Of every constraint there are its kappa (``kappas``, by name), h, a 95% confidence interval and the noise floor
-    (:func:`fcco_lightning.analysis.intervals`) on every split, and the multiplier; those with the largest multipliers
-    are in a table, and along the run in ``multipliers.png``.  The intervals know of the clusters that
-    :class:`BestFeasible` was told of (``clusters``, its column).
+    It writes ``report.json`` (``{"train": {...}, "test": {...}, "seconds", "config"}``) with the figures, and the
+    pictures, of the module's :class:`Evaluation`.  The history of figures is part of checkpoints, so that a resumed run
+    has all of it.  Further entries are:
 
-    ``report.html`` beside it is one page with all tables, the pictures of the folder that this run has drawn, what
-    :class:`Diagnostics` has measured, the configuration and the versions.  It is written last, when all callbacks have
-    done their work.
+    - ``unconstrained``: figures of the model without constraints (:class:`Baseline`), which are also columns of the
+      table; its training time is not part of ``seconds``;
+    - ``verdict`` (also the last line of the output): whether the constraints hold; or, without constraints,
+      ``headline``: figures of the test split;
+    - ``lost``: numbers of samples that could not be read; ``selected``: the weights that :class:`BestFeasible` has
+      chosen; ``checkpoint``: the file of the weights;
+    - ``kappas`` of the constraints by name, and for every split h, a 95% confidence interval and the noise floor of
+      each (:func:`fcco_lightning.analysis.intervals`), and the multipliers.  The table has the constraints with the
+      largest multipliers, ``multipliers.png`` their history.  The intervals take account of the clusters of
+      :class:`BestFeasible` (``clusters``, its column).
 
-    A figure, table or picture that cannot be made, as on a full disk or with a split that a constraint cannot be
-    measured on, ends no run: it is left out, and a warning, ``left_out`` in the file and the page say which and why.
+    ``report.html`` is one page with all tables and pictures of this run, the results of :class:`Diagnostics`, the
+    configuration and the versions.  It is written last, after all other callbacks.
+
+    A figure, table or picture that cannot be made, because the disk is full or a constraint cannot be evaluated on a
+    split, does not end the run: it is left out, with a warning and the reason under ``left_out`` in file and page.
 
     Args:
-        enabled: report at the end of ``fit``.
-        pictures: write the PNGs too.
-        table: print the table.
-        folder: where to write; None for the logger's folder of this run.
-        importances: also measure what shuffling one column of the table costs on the test split (else the last one),
-            for a table, a picture, and ``importances`` in the file: see
+        enabled: whether to report at the end of ``fit``.
+        pictures: whether to write the PNGs.
+        table: whether to print the table.
+        folder: folder of the files; None for the logger's folder of this run.
+        importances: whether to measure permutation importances of the columns on the test split (else the last one),
+            for a table, a picture, and ``importances`` in the file, see
             :func:`~fcco_lightning.reports.importances.importances_of`.
 
     Raises:
-        ConfigError: at the start of ``fit``, if the folder cannot be made, or importances are asked for and the data
-            are no table of columns or the evaluation does not say which of its figures counts.
+        ConfigError: at the start of ``fit``, if the folder cannot be made, or if importances are asked for and the data
+            are no table of columns or the evaluation has no figure of merit.
     """
 
     def __init__(
@@ -98,19 +100,19 @@ class Report(Callback):
         self.history: list[dict[str, Any]] = []
         self.report: dict[str, Any] = {}
         self.left_out = LeftOut()
-        self._started = self._began = 0.0  # of a clock that is never set back, and of that of files
+        self._started = self._began = 0.0  # times by a monotonic clock, and by the clock of files
         self._folder: Path | None = None
         self._unseen: set[str] = set()
         self._kappas: dict[str, float] = {}
-        self._restored = False  # from a checkpoint, and no run has started since
+        self._restored = False  # state from a checkpoint, before the run starts
 
     @property
     def run(self) -> Run | None:
-        """What this run has left, to be looked at in a notebook; None before its end and on other processes."""
+        """The finished run, for display in a notebook; None before its end and on other processes than the first."""
         return None if self._folder is None else Run(self._folder)
 
     def state_dict(self) -> dict[str, Any]:
-        """The history, and for which kappas it says whether constraints hold."""
+        """The history, and the kappas to which its constraint values refer."""
         return {"history": self.history, "kappas": self._kappas}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -118,13 +120,13 @@ class Report(Callback):
         self._restored = True
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock; find out now, not after hours, that a folder cannot be written."""
-        if trainer.current_epoch == 0 and not self._restored:  # another run than the one that it has followed
+        """Start the clock, and check early that the folder can be written."""
+        if trainer.current_epoch == 0 and not self._restored:  # a new run with the same callback
             self.history, self._unseen = [], set()
         self._restored = False
         if isinstance(pl_module, FCCOModule):
             kappas = kappas_of(pl_module)
-            if kappas != self._kappas:  # those before did not say whether these constraints hold
+            if kappas != self._kappas:  # earlier values refer to other kappas
                 self.history = [{k: v for k, v in record.items() if k != "worst_violation"} for record in self.history]
             self._kappas = kappas
         if self.folder is not None and self.enabled:
@@ -139,7 +141,7 @@ class Report(Callback):
         self._folder, self.left_out = None, LeftOut()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the figures of every split, as logged."""
+        """Add the logged figures of every split to the history."""
         if trainer.sanity_checking or trainer.state.fn != "fit" or not isinstance(pl_module, FCCOModule):
             return
         multipliers = {f"nu/{name}": value for name, value in pl_module.multipliers().items()}
@@ -178,22 +180,22 @@ class Report(Callback):
         self.report |= {name: value for name, value in entries.items() if value}
         lost = getattr(trainer.datamodule, "lost", None)  # type: ignore[attr-defined]
         self.report |= {} if lost is None else _lost(pl_module.processes.everyone(lost()))
-        logs = Path(trainer.log_dir or trainer.default_root_dir)  # log_dir asks all processes
+        logs = Path(trainer.log_dir or trainer.default_root_dir)  # log_dir is a collective call
         folder = logs if self.folder is None else Path(self.folder)
         conclude = partial(self._conclude, pl_module, trainer.current_epoch - 1, logs / "config.yaml")
         self.left_out.make("the last line", conclude, None)
         self.report |= _checkpoint(trainer, pl_module, folder, chosen=bool(choice.chosen))
-        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # there is no run's folder
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # no folder with fast_dev_run
             self._write(folder, pl_module.evaluation, final)
 
     def _measure_importances(
         self, trainer: Trainer, module: FCCOModule, final: Mapping[str, Split], figure: str | None
     ) -> None:
-        """Add importances to the report of the split that stands for all; every process evaluates its share."""
+        """Add importances to the report of the split that is shown; every process evaluates a part of the samples."""
         name, data = shown_split(final), trainer.datamodule  # type: ignore[attr-defined]
-        order = final[name].columns["index"].argsort()  # the same however many processes there are
+        order = final[name].columns["index"].argsort()  # independent of the number of processes
         columns = {key: column[order] for key, column in final[name].columns.items()}
-        inputs = data.tables[name].__getitems__(columns["index"].tolist()) | columns  # which makes features, too
+        inputs = data.tables[name].__getitems__(columns["index"].tolist()) | columns  # computes features, too
         processes, size = module.processes, data.eval_batch_size
 
         def outputs(x: Tensor, rows: Tensor) -> Any:
@@ -211,7 +213,7 @@ class Report(Callback):
         self.report[name] |= {} if importances is None else {"importances": importances}
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:  # noqa: ARG002
-        """Write the page, now that the other callbacks have drawn and measured, too."""
+        """Write the page, after the other callbacks have finished."""
         if stage != "fit" or self._folder is None:
             return
         tables = self.left_out.make_all(table_makers(self.report))
@@ -232,7 +234,7 @@ class Report(Callback):
         (folder / "report.html").write_text(page, encoding="utf-8", errors="xmlcharrefreplace")
 
     def _conclude(self, module: FCCOModule, epoch: int, config: Path) -> None:
-        """Say in one line what the weights achieve, which they are, and what may well achieve more."""
+        """Compose the last line: what the weights achieve, which weights these are, and what could improve them."""
         evaluation, instead = module.evaluation, module.objective.instead
         if (line := verdict(self.report, (*evaluation.bar, "roc_gap"))) is not None:
             selected = self.report.get("selected")
@@ -247,17 +249,17 @@ class Report(Callback):
             self.report["headline"] = " ".join(filter(None, (line, instead)))
 
     def _validations(self, split: str, epoch: int) -> list[dict[str, Any]]:
-        """The figures of a split at every validation, and of the final weights as the last."""
+        """The figures of a split at every validation, followed by those of the final weights."""
         history = [record for record in self.history if record["split"] == split]
         return [*history, *([{"epoch": epoch, **self.report[split]}] if split in self.report else [])]
 
     def _front(self, config: Path) -> str:
-        """The command that trains this run with larger kappas; empty where its configuration is not in a file."""
+        """The command that repeats this run with larger kappas; empty if its configuration is not in a file."""
         varied = "--kappas 0.1,0.05,0.02" if 0 in self.report.get("kappas", {}).values() else "--factors 4,2,1"
         return f"fcco front --config {shlex.quote(str(config))} {varied}" if config.is_file() else ""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Say which constraints no batch has measured so far."""
+        """Warn of constraints for which no batch has had samples so far."""
         if not isinstance(pl_module, FCCOModule) or pl_module.problem is None:
             return
         for name in unseen_rows(pl_module.problem):
@@ -303,14 +305,15 @@ def figures_of(
     left_out: LeftOut,
     clusters_in: Callable[[Columns], Tensor | None] = lambda _: None,
 ) -> dict[str, Any]:
-    """What a report says of a split: figures, details, multipliers and intervals, without those that are left out.
+    """The entries of a split in a report: figures, details, multipliers and intervals, if they can be computed.
 
     Args:
-        module: whose outputs these are.
-        name: of the split.
-        split: as :meth:`FCCOModule.evaluate` returns it.
-        left_out: where to note what cannot be made.
-        clusters_in: gives the clusters of the samples, shape (n,), for the intervals; None where all are independent.
+        module: the module whose outputs are evaluated.
+        name: name of the split.
+        split: the result of :meth:`FCCOModule.evaluate`.
+        left_out: records entries that cannot be computed.
+        clusters_in: function from columns to the clusters of the samples, shape (n,), for the intervals; or to None if
+            all samples are independent.
     """
 
     def bounds() -> dict[str, Any]:
@@ -346,7 +349,7 @@ def _choice(trainer: Trainer) -> BestFeasible:
 
 
 def unseen_rows(problem: Problem) -> list[str]:
-    """The names of the rows of constraints that are remembered, but that no batch has measured yet."""
+    """The names of the rows of constraints that have a running estimate but no batch so far."""
     terms = problem.all_terms[len(problem.all_terms) - len(problem.constraints) :]
     return [
         constraint.names[i]
@@ -357,7 +360,7 @@ def unseen_rows(problem: Problem) -> list[str]:
 
 
 def _lost(records: Sequence[Mapping[str, tuple[list[int], int]]]) -> dict[str, Any]:
-    """What of the data could not be read, by the processes together."""
+    """Merge the records of all processes about data that could not be read."""
     sizes = {column: size for process in records for column, (_, size) in process.items()}
     rows = {column: {row for process in records for row in process.get(column, ([], 0))[0]} for column in sizes}
     lost = [{"what": column, "lost": len(rows[column]), "of": size} for column, size in sizes.items()]
@@ -365,7 +368,7 @@ def _lost(records: Sequence[Mapping[str, tuple[list[int], int]]]) -> dict[str, A
 
 
 def _checkpoint(trainer: Trainer, module: FCCOModule, folder: Path, *, chosen: bool) -> dict[str, Any]:
-    """Where the weights of the report are saved, seen from its folder, so that both can be moved together."""
+    """The file of the report's weights, relative to its folder, so that both can be moved together."""
     saver = trainer.checkpoint_callback
     if not isinstance(saver, ModelCheckpoint) or not saver.dirpath:
         return {}
@@ -378,7 +381,7 @@ def _checkpoint(trainer: Trainer, module: FCCOModule, folder: Path, *, chosen: b
 
 
 def _with_tables(summary: dict[str, float]) -> dict[str, Any]:
-    """``vacuous`` as a truth value; constraints, and these on decisions, in tables of their own."""
+    """Make ``vacuous`` a bool, and move constraint values to ``constraints``, those on decisions to ``decided``."""
     figures: dict[str, Any] = {k: v for k, v in summary.items() if not k.startswith(("h/", "decided/"))}
     if "vacuous" in figures:
         figures["vacuous"] = bool(figures["vacuous"])

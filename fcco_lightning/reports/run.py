@@ -1,4 +1,4 @@
-"""A run, or a training without a folder, as an object to be looked at in a notebook or a script."""
+"""Objects that show a run, or a report without a folder, in a notebook or a script."""
 
 import functools
 import tempfile
@@ -33,21 +33,21 @@ from fcco_lightning.training.resuming.finding import by_age
 
 
 class Run:
-    """A run of ``fit``, read from the folder that it left.
+    """A run of ``fit``, read from its folder.
 
-    As the last line of a notebook's cell it shows what was achieved, the tables of the report and the pictures.  A run
-    that was interrupted has no report, but its log and the checkpoint from which it goes on.
+    As the last line of a notebook's cell it shows the result, the tables of the report and the pictures.  A run
+    that was interrupted has no report, but a log and the checkpoint from which it can be resumed.
 
     Args:
-        folder: of the run, as :class:`~fcco_lightning.reports.Report` names it at the end of ``fit``.
+        folder: the run's folder, which :class:`~fcco_lightning.reports.Report` prints at the end of ``fit``.
 
     Attributes:
-        folder: as given.
-        name: of the job if it has one, else of the folder.
-        report: what ``report.json`` holds: figures by split, ``seconds``, ``config`` and others; empty without.
+        folder: the run's folder.
+        name: name of the job if it has one, else of the folder.
+        report: content of ``report.json``: figures by split, ``seconds``, ``config`` and others; empty if absent.
 
     Raises:
-        DataError: if a run has left nothing there, or its report cannot be read.
+        DataError: if the folder has no files of a run, or its report cannot be read.
 
     Example:
         >>> run = load_run("runs/version_0")  # doctest: +SKIP
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def headline(self) -> str:
-        """What the run has achieved, in a sentence or more."""
+        """The result of the run, in a sentence or more."""
         if self.report:
             return last_line(self.report)
         going_on = f" Continue from {self.checkpoint}." if self.checkpoint else ""
@@ -82,9 +82,9 @@ class Run:
 
     @functools.cached_property
     def metrics(self) -> pd.DataFrame:
-        """What was logged: a row for each time, a column for each figure, NaN where it was not among them.
+        """The logged figures: a row for each time of logging, a column for each figure, NaN where it was not logged.
 
-        Empty if the Trainer had no CSV log.
+        It is empty if the Trainer had no CSV logger.
         """
         return read_metrics(self.folder)
 
@@ -95,9 +95,9 @@ class Run:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The checkpoint of the weights that the report describes; before there is one, the last that was written.
+        """The checkpoint of the weights in the report; without a report, the last checkpoint.
 
-        These are the best feasible weights where they are requested (``--feasible.enabled true``), else the last ones.
+        These are the best feasible weights if requested (``--feasible.enabled true``), else the last ones.
         None if they were not saved.
         """
         if self.report:
@@ -106,10 +106,10 @@ class Run:
         return next(by_age([self.folder]), None)
 
     def load(self, network: nn.Module | None = None) -> Predictor:
-        """The trained network, ready for inference, as :func:`fcco_lightning.load` gives it.
+        """The trained network, ready for inference, see :func:`fcco_lightning.load`.
 
         Args:
-            network: of the architecture that was trained; not needed for a run of ``fcco fit``.
+            network: a network of the trained architecture; not needed for a run of ``fcco fit``.
 
         Raises:
             CheckpointError: if the run has saved no weights.
@@ -130,7 +130,7 @@ class Run:
         return "\n".join(filter(None, lines))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The HTML that a notebook shows."""
         left_out = LeftOut(self.report.get("left_out", {}))
         tables = left_out.make_all(table_makers(self.report, PRINTED_ROWS)) if self.report else []
         return report_page(self.name, self.headline, tables, self.pictures, left_out=left_out, whole=False)
@@ -141,19 +141,19 @@ load_run = Run
 
 
 class SplitReport:
-    """What weights achieve on one split, for a notebook or a program.
+    """The report of one split, for a notebook or a program.
 
     Args:
-        report: as ``report.json`` of a run has it, with one split.
-        history: figures of the validations of the training, if there was one.
-        evaluation: draws the pictures.
-        final: outputs and columns of the split, by its name.
-        left_out: what could not be made, and why.
-        title: what is reported on.
+        report: a report like ``report.json`` of a run, with one split.
+        history: figures of the validations during training, if there was one.
+        evaluation: the evaluation, which draws the pictures.
+        final: name of the split -> its outputs and columns.
+        left_out: items that could not be made, with the reasons.
+        title: title of the report.
 
     Attributes:
-        figures: of the split, as ``report.json`` of a run has them under its name.
-        headline: a sentence or more.
+        figures: figures of the split, like the entry with its name in ``report.json``.
+        headline: the result, in a sentence or more.
     """
 
     def __init__(
@@ -173,11 +173,11 @@ class SplitReport:
 
     @property
     def tables(self) -> list[Table]:
-        """The tables of a run, which ``print`` and ``rich`` show."""
+        """The tables of the report, which ``print`` and ``rich`` can show."""
         return LeftOut().make_all(table_makers(self._report))
 
     def draw(self, folder: str | Path) -> list[Path]:
-        """Draw the pictures of the run as PNG files in a folder."""
+        """Draw the pictures as PNG files in a folder."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         paths = [draw(Path(folder, name)) for name, draw in self._pictures().items()]
         return [path for path in paths if path is not None]
@@ -195,7 +195,7 @@ class SplitReport:
         return folder
 
     def show(self) -> None:
-        """Print the tables and the headline, as wide as the terminal is."""
+        """Print the tables and the headline in the width of the terminal."""
         print_tables(LeftOut().make_all(table_makers(self._report, PRINTED_ROWS)), self.headline)
 
     def __repr__(self) -> str:
@@ -206,7 +206,7 @@ class SplitReport:
             return self._page(Path(folder), whole=False)[0]
 
     def _page(self, folder: Path, *, whole: bool) -> tuple[str, LeftOut]:
-        """The page, with pictures that are drawn into a folder, and what has been left out of it."""
+        """The page, with pictures that are drawn into a folder, and the items that are left out."""
         left_out = LeftOut(self._left_out)
         folder.mkdir(parents=True, exist_ok=True)
         pictures = left_out.make_all({name: partial(draw, folder / name) for name, draw in self._pictures().items()})

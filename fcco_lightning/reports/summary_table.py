@@ -1,12 +1,12 @@
-"""The report of a finished run: a table for the terminal and a JSON file for programs.
+"""The report of a finished run as tables for the terminal and as a JSON file for programs.
 
-A *report* maps each split to its metrics, beside ``seconds`` (wall-clock time of the run) and ``config``::
+A *report* has the metrics of each split, ``seconds`` (wall-clock time of the run) and ``config``::
 
     {"train": {"auc": 0.89, "worst_violation": -0.001, "roc_gap": 0.28, "vacuous": True},
      "test": {"auc": 0.88, "roc_gap": 0.27}, "seconds": 93.4, "config": {"seed": 0}}
 
-Every key is optional.  ``unconstrained`` maps splits to the metrics of a model without constraints, which become
-columns beside the model's.  A split may also hold lists of records, such as ``"groups": [{"name": "a", "size": 10}]``.
+Every key is optional.  ``unconstrained`` has the metrics by split of a model without constraints, which become further
+columns.  A split may also have lists of records, such as ``"groups": [{"name": "a", "size": 10}]``.
 """
 
 import copy
@@ -30,9 +30,9 @@ from fcco_lightning.state.row_files import new_file
 
 REPORT, METRICS = "report.json", "metrics.csv"
 """Names of files in a run's folder: its report, and the log of all figures."""
-PRINTED_ROWS = 10  # of a table in the terminal or a notebook
+PRINTED_ROWS = 10  # largest number of rows of a table in the terminal or a notebook
 _MAPPINGS = ("all of it", "config", "kappas", "left_out", "train", "val", "test")
-_MOST_DIGITS = 300  # of a whole number that a float holds
+_MOST_DIGITS = 300  # whole numbers with more digits overflow a float
 _NOT_SPLITS = ("config", "kappas", "left_out", "selected", "unconstrained")
 TITLES = {
     "target_accuracy": "accuracy, target",
@@ -58,20 +58,20 @@ TITLES = {
     "brier_loss": "Brier score of the probabilities",
     "calibration_error": "calibration error, 10 bins",
 }
-_SIGNIFICANT_DIGITS = 7  # what a float32 holds
+_SIGNIFICANT_DIGITS = 7  # precision of float32
 VACUOUS_WARNING = (
     "Constraints vacuous: nearly all decisions are alike, or the scores rank by chance, lie outside the thresholds' "
     "window or span less than a temperature, so a small violation means nothing. Read the hard rates and gaps."
 )
-_DRAWN = ("calibration",)  # of which a picture is enough, where not all is shown
+_DRAWN = ("calibration",)  # records that are shown as a picture instead
 _INTERVAL = "95% interval"
 _ANY_WIDTH = 10_000
-_LEAST_WIDTH = 10  # of words
+_LEAST_WIDTH = 10  # smallest width of a column of words
 _METHODS = {"binomial": "exact binomial", "normal": "normal"}
 
 
 class FittingTable(Table):
-    """A table that, where it is too wide, is shown in parts with the first column each; ``print`` shows it, too."""
+    """A table that is split, if it is too wide, into parts with the first column each; ``print`` shows it, too."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for part in self._parts(console, options):
@@ -107,15 +107,14 @@ def _least_width(table: Table, console: Console, options: ConsoleOptions) -> int
 
 
 def splits_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The parts of a report that are about splits, by their names."""
+    """The entries of a report that belong to splits, by the splits' names."""
     return {name: part for name, part in report.items() if isinstance(part, Mapping) and name not in _NOT_SPLITS}
 
 
 def render_summary(report: Mapping[str, Any]) -> Table:
-    """Lay out a report, see the module, with one row a metric and one column a split.
+    """Lay out a report, see the module, with one row per metric and one column per split.
 
-    A violation above 0 is red, one that meets the constraints green; a run whose constraints are vacuous carries a
-    warning under the table.
+    A worst violation above 0 is red, otherwise green; if constraints are vacuous, there is a warning below the table.
     """
     splits, others = {}, report.get("unconstrained", {})
     for name, part in splits_of(report).items():
@@ -132,10 +131,10 @@ def render_summary(report: Mapping[str, Any]) -> Table:
 
 
 def render_records(title: str | None, records: Sequence[Mapping[str, Any]], caption: Text | None = None) -> Table:
-    """Lay out records, all with the keys of the first, with one row a record and one column a key.
+    """Lay out records, which have the keys of the first one, with one row per record and one column per key.
 
-    Their values are numbers, words, or texts of ``rich`` as they are shown.  Words are broken into lines where the
-    table is too wide, numbers are not.
+    Values are numbers, words, or texts of ``rich``.  If the table is too wide, words are broken into lines, but not
+    numbers.
     """
     title_text = None if title is None else Text(printable(title))
     table = FittingTable(title=title_text, caption=caption, caption_justify="left")
@@ -157,20 +156,20 @@ def render_records(title: str | None, records: Sequence[Mapping[str, Any]], capt
 
 
 def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tuple[str, list[dict[str, Any]]]:
-    """The constraints that matter most, those with the largest multipliers, then those violated most.
+    """The constraints with the largest multipliers, followed by those with the largest violations.
 
-    A record holds the value h on every split, and of the last split (of "test" if it is there) h on decisions, where
-    these are smoothed, the confidence interval and the noise floor: the |difference| that groups which do not differ
-    stay below in 95 of 100 such splits.
+    A record has h on every split and, for the split "test" (else the last one), h on decisions (if the constraint
+    smooths decisions), the confidence interval and the noise floor: the 95% quantile of the |difference| between groups
+    without any difference on such a split.
 
     Args:
-        report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``intervals`` (name
-            to low, high, noise and method) and ``multipliers`` by name; maybe ``clusters``, the column whose values the
-            intervals take as independent, and ``kappas`` of all constraints.
-        most: number of records at most; None for all.
+        report: splits with ``constraints`` (name to h), and optionally ``decided`` (name to h on decisions),
+            ``intervals`` (name to low, high, noise and method) and ``multipliers`` by name; optionally ``clusters``,
+            the column whose values are independent for the intervals, and ``kappas`` of all constraints.
+        most: largest number of records; None for all.
 
     Returns:
-        What the table is called, and the records; none without constraints.
+        The title of the table, and the records; no records without constraints.
     """
     splits = {name: part for name, part in splits_of(report).items() if part.get("constraints")}
     if not splits:
@@ -180,7 +179,7 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
     multipliers: Mapping[str, float] = splits[last].get("multipliers", {})
     decided: Mapping[str, float] = splits[last].get("decided", {})
     names = dict.fromkeys(name for part in splits.values() for name in part["constraints"])
-    names |= dict.fromkeys(report.get("kappas", {}))  # those, too, of which no split has samples
+    names |= dict.fromkeys(report.get("kappas", {}))  # also constraints without samples in any split
     order = sorted(names, key=lambda name: (-_number(multipliers.get(name), 0.0), -_number(values.get(name))))[:most]
     records = []
     for name in order:
@@ -201,14 +200,14 @@ def constraint_records(report: Mapping[str, Any], most: int | None = None) -> tu
 
 
 def table_makers(report: Mapping[str, Any], most: int | None = None) -> dict[str, Callable[[], Table | None]]:
-    """What makes the tables of a report, by what they are called; one that returns None has nothing to show.
+    """Functions that make the tables of a report, by the tables' names; they return None if there is nothing to show.
 
-    They are the summary, the records of the split "test" or of the last one, its importances, the constraints, and what
-    was lost.
+    The tables are the summary, the records of the split "test" (else the last one), its importances, the constraints,
+    and the samples that were lost.
 
     Args:
         report: see the module.
-        most: rows of a table of records at most; None for all.
+        most: largest number of rows of a table of records; None for all.
     """
     splits = splits_of(report)
     split = shown_split(splits)
@@ -227,13 +226,10 @@ def table_makers(report: Mapping[str, Any], most: int | None = None) -> dict[str
 
 
 def report_pictures(report: Mapping[str, Any]) -> Pictures:
-    """How pictures of the probabilities and of the importances of a report are drawn, by the names of their files.
-
-    There are none of what is not in the report.
-    """
+    """Functions that draw pictures of probabilities and importances, if a report has them, by the files' names."""
     splits = splits_of(report)
     pictures: Pictures = {}
-    calibrated = {name: part for name, part in splits.items() if "calibration_error" in part}  # not of survival
+    calibrated = {name: part for name, part in splits.items() if "calibration_error" in part}  # not survival
     if calibration := {name: part["calibration"] for name, part in calibrated.items() if part.get("calibration")}:
         pictures["calibration.png"] = partial(plot_calibration, calibration)
     split = shown_split(splits)
@@ -288,18 +284,18 @@ def print_tables(tables: Iterable[Table], line: str | None = None) -> None:
 
 
 def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
-    """Write a report as JSON, whole or not at all.
+    """Write a report as JSON, completely or not at all.
 
     Tensors and numpy values become numbers or lists, paths become strings.  Numbers that are not finite become null,
-    as JSON knows none.  Other floats are rounded to 7 significant digits, except under ``config``, which stays exact.
+    which JSON lacks.  Other floats are rounded to 7 significant digits, except under ``config``, which is exact.
 
-    The folder is created, an older file is replaced.
+    The folder is created, and an older file is replaced.
 
-    Returns: the file written.
+    Returns: the path of the file.
 
     Raises:
-        TypeError: if a value has no form in JSON; an older file then stays as it was.
-        CheckpointError: if the file cannot be written; likewise.
+        TypeError: if a value cannot be converted to JSON; an older file is then kept.
+        CheckpointError: if the file cannot be written; an older file is then kept.
     """
     content = {str(key): _json_value(part, exact=key == "config") for key, part in report.items()}
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
@@ -309,25 +305,25 @@ def write_report(report: Mapping[str, Any], path: str | Path) -> Path:
 
 
 def as_json(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a report as :func:`write_report` writes it.
+    """Convert a part of a report to JSON values as :func:`write_report` does.
 
     Raises:
-        TypeError: if a value has no form in JSON.
+        TypeError: if a value cannot be converted to JSON.
     """
     content: dict[str, Any] = json.loads(json.dumps(_json_value(part), allow_nan=False))
     return content
 
 
 def last_line(report: Mapping[str, Any]) -> str:
-    """What was achieved, in a sentence or more; empty where nothing is said."""
+    """The verdict or headline of a report; empty if it has none."""
     return str(report.get("verdict") or report.get("headline") or "")
 
 
 def read_report(folder: Path) -> Mapping[str, Any] | None:
-    """The report of a finished run; None if its folder holds none.
+    """The report of a finished run; None if its folder has none.
 
     Raises:
-        DataError: if it cannot be read, or an entry is not what :func:`write_report` writes.
+        DataError: if it cannot be read, or an entry does not have the form that :func:`write_report` writes.
     """
     path = folder / REPORT
     if not path.is_file():
@@ -355,7 +351,7 @@ def read_report(folder: Path) -> Mapping[str, Any] | None:
 
 
 def read_metrics(folder: Path) -> pd.DataFrame:
-    """What a run has logged as CSV: a row for each time, a column for each figure; empty if there is no such log.
+    """The CSV log of a run: a row for each time of logging, a column for each figure; empty if there is no such log.
 
     Raises:
         DataError: if it cannot be read.
@@ -365,12 +361,12 @@ def read_metrics(folder: Path) -> pd.DataFrame:
         return pd.DataFrame()
     try:
         return pd.read_csv(path)
-    except ValueError as error:  # of pandas, too
+    except ValueError as error:  # errors of pandas, too
         raise DataError(f"{path} is no readable log: {error}. Leave its folder out, or remove the file.") from error
 
 
 def _whole(digits: str) -> float:
-    """A whole number, or where no float would hold it, infinity."""
+    """A whole number, or infinity if it overflows a float."""
     return int(digits) if len(digits) < _MOST_DIGITS else float(digits)
 
 
@@ -381,19 +377,19 @@ def _ends(interval: Mapping[str, Any] | None) -> str:
 
 
 def _number(value: float | None, unknown: float = -math.inf) -> float:
-    """A number that a report read from a file may lack."""
+    """A number of a report, or ``unknown`` if it is None."""
     return unknown if value is None else value
 
 
 def _scalars(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the values of single constraints and groups, which have tables of their own."""
+    """The scalar metrics, without values of single constraints and groups, which have tables of their own."""
     return {k: v for k, v in part.items() if "/" not in k and not isinstance(v, dict | list | str)}
 
 
 def _json_value(value: Any, *, exact: bool = False) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _json_value(item, exact=exact) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # of torch and numpy
+    if hasattr(value, "tolist"):  # values of torch and numpy
         return _json_value(value.tolist(), exact=exact)
     if isinstance(value, float):
         rounded = value if exact else float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
@@ -425,6 +421,6 @@ def _caption(report: Mapping[str, Any], splits: Mapping[str, Mapping[str, Any]])
     caption = Text(style="not italic")
     parts = [f"{seconds:.1f} s"] if seconds is not None else []
     caption.append(", ".join(parts + [f"{key}={value}" for key, value in settings.items()]), style="dim")
-    if any(part.get("vacuous") for name, part in splits.items() if name in report):  # the model's own
+    if any(part.get("vacuous") for name, part in splits.items() if name in report):  # not those of the baseline
         caption.append(f"\n{VACUOUS_WARNING}", style="bold red")
     return caption

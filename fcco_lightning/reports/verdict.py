@@ -1,4 +1,4 @@
-"""What a run has achieved, in sentences."""
+"""Sentences that summarise the result of a run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,23 +7,23 @@ from typing import Any
 from fcco_lightning.evaluation import Standing, direction, is_feasible, standing
 from fcco_lightning.reports.summary_table import TITLES, splits_of
 
-_RUINED = 1 / 3  # of what a ranking is better than chance
+_RUINED = 1 / 3  # a ranking that lost a larger share of its advantage over chance is called ruined
 
 
 def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
-    """Say whether the constraints hold on the training split, how far on the test split, and what they cost there.
+    """Say whether the constraints hold on the training and the test split, and what they cost on the latter.
 
-    Of continual learning it says, too, if the target was not learnt.
+    In continual learning it also says if the target was not learnt.
 
     Args:
-        report: splits with ``constraints`` (name to h), maybe ``decided`` (likewise, on decisions), ``vacuous`` (and
-            ``vacuous_because``, why) and figures; maybe ``decisions``, whether they are enforced on these; and maybe
-            ``unconstrained``, the same splits of a model trained without constraints; maybe ``kappas`` of all
-            constraints, of which a split lacks those that it has no samples of.
-        figures: names of the figures to compare, those that the split has not are left out.
+        report: splits with ``constraints`` (name to h) and figures, and optionally ``decided`` (name to h on
+            decisions), ``vacuous`` and the reason ``vacuous_because``; optionally ``decisions``, whether constraints
+            are enforced on decisions, ``unconstrained``, the same splits of a model without constraints, and ``kappas``
+            of all constraints, including those without samples in a split.
+        figures: names of the figures to compare; figures that the split lacks are left out.
 
     Returns:
-        None if there are no constraints; where no split has samples of any, that none can be judged.
+        A sentence, or None if there are no constraints.
 
     Example:
         >>> train, test = {"constraints": {"a": -0.01, "b": -0.003}}, {"auc": 0.861}
@@ -50,7 +50,7 @@ def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
 
 
 def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
-    """What a run without constraints has achieved; None if it has none of the figures.
+    """The figures of a run without constraints as a sentence; None if it has none of them.
 
     Example:
         >>> headline({"train": {"auc": 0.9}, "test": {"auc": 0.8614, "loss": 0.3}}, ["auc", "loss"])
@@ -63,7 +63,7 @@ def headline(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
 
 
 def _not_learnt(results: Mapping[str, Any], split: str) -> str:
-    """A sentence of its own if a model that was to learn a target is no better at it than before."""
+    """A clause if a model is no better on the target task than before; else empty."""
     change = results.get("delta_target", math.nan)
     if not change <= 0:
         return ""
@@ -72,7 +72,7 @@ def _not_learnt(results: Mapping[str, Any], split: str) -> str:
 
 
 def _enforced(results: Mapping[str, Any], *, decisions: bool) -> Mapping[str, float]:
-    """The h of a split by name: those on decisions where these are enforced."""
+    """The enforced h of a split by name: those on decisions if ``decisions``."""
     smooth: Mapping[str, float] = results["constraints"]
     return {**smooth, **results.get("decided", {})} if decisions else smooth
 
@@ -84,7 +84,7 @@ def _outcome(results: Mapping[str, Any], split: str, elsewhere: str, *, decision
     kind, others, other_kind = "", decided, "of decisions"
     if decisions and decided:
         kind, others, other_kind = " of decisions", smooth, "smoothed"
-    broken = {name: h for name, h in values.items() if not h <= 0}  # NaN does not hold
+    broken = {name: h for name, h in values.items() if not h <= 0}  # NaN counts as violated
     remark = f"; {other_kind} {max(others.values()):+.3f}" if others else ""
     count = f"{len(values)} constraint" + ("s" if len(values) > 1 else "")
     if broken:
@@ -105,7 +105,7 @@ def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: S
     for name in figures:
         if name in results and not math.isnan(results[name]):
             title, comma, qualifier = TITLES.get(name, name.replace("_", " ")).partition(", ")
-            title += f" ({qualifier})" if comma else ""  # in a list of figures a comma would divide it
+            title += f" ({qualifier})" if comma else ""  # no comma within a list of figures
             reference = f" against {other[name]:.3f}" if name in other else ""
             suffix = " unconstrained" if reference and not any("against" in p for p in parts) else ""
             parts.append(f"{title} {results[name]:.3f}{reference}{suffix}")
@@ -113,7 +113,7 @@ def _comparison(results: Mapping[str, Any], other: Mapping[str, Any], figures: S
 
 
 def chosen_line(chosen: dict[str, Any]) -> str:
-    """Say of which epoch the weights are, and whether they are feasible.
+    """Name the epoch of the chosen weights, and say whether they are feasible.
 
     Example:
         >>> chosen_line({"epoch": 3, "feasible": False, "worst_violation": 0.0123})
@@ -144,15 +144,15 @@ def chosen_line(chosen: dict[str, Any]) -> str:
 
 
 def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None) -> str | None:
-    """Say how near a run that ends infeasible has come to weights that meet all constraints.
+    """Say how close a run that ends infeasible has come to weights that satisfy all constraints.
 
     Args:
-        history: of the validations of one split, with ``epoch``, ``worst_violation`` and ``vacuous``, and perhaps the
-            final weights as a last record.
-        figure: by which feasible weights are compared; None for the worst violation.
+        history: records of the validations of one split, with ``epoch``, ``worst_violation`` and ``vacuous``, and
+            optionally the final weights as the last record.
+        figure: figure by which feasible weights are compared; None for the worst violation.
 
     Returns:
-        None if the last weights are feasible, or nothing is known.
+        A sentence, or None if the last weights are feasible or there are no records.
 
     Example:
         >>> reached_line([{"epoch": 0, "worst_violation": 0.03}, {"epoch": 1, "worst_violation": 0.05}])
@@ -168,7 +168,7 @@ def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None
         chooser = "the callback BestFeasible (--feasible.enabled true) with a validation split"
         return f"All of them held in epoch {best['epoch']}: {chooser} chooses such weights."
     if level == 0:
-        satisfied = validations[-1]["worst_violation"] <= 0  # then the verdict says why
+        satisfied = validations[-1]["worst_violation"] <= 0  # vacuous: see the verdict
         reason = "" if satisfied else validations[-1].get("vacuous_because", "")
         return f"They were vacuous in every epoch{reason and f': {reason}'}."
     clause = " and are not vacuous" if any(record.get("vacuous") for record in validations) else ""
@@ -184,18 +184,18 @@ def ranking_line(
     unconstrained: Mapping[str, Mapping[str, Any]],
     command: str = "",
 ) -> str | None:
-    """Say if constraints were paid for with the ranking, and what a larger kappa gains as far as that is known.
+    """Say whether the constraints have ruined the ranking, and what a larger kappa would gain, if that is known.
 
-    A ranking is ruined where it has lost more than a third of what the best one that is known is better than chance, on
-    every split of which there is something to compare with: a model without constraints may know the training split by
-    heart.  What a larger kappa may gain is read off the validations and the model without constraints, all with their
-    largest h: of those that have back half of what was lost, the one with the least h.
+    A ranking is ruined if it has lost more than a third of the advantage over chance of the best known ranking, on
+    every split with another ranking to compare with, since a model without constraints may have memorised the training
+    split.  The gain of a larger kappa is estimated from the validations and the model without constraints, each with
+    its largest h: among those that recover half of the loss, the one with the smallest h is named.
 
     Args:
-        histories: validations by split, with ``epoch``, ``worst_violation`` and ``auc``, and the final weights as the
-            last record of each; figures are those of the first split.
-        unconstrained: figures of a model trained without constraints, by split; empty without.
-        command: by which the points in between are trained.
+        histories: split -> records of validations with ``epoch``, ``worst_violation`` and ``auc``, the last of which
+            are the final weights; the figures in the sentence are those of the first split.
+        unconstrained: split -> figures of a model without constraints; empty if there is none.
+        command: the command that trains further points of the trade-off.
 
     Example:
         >>> weights = [{"epoch": 0, "worst_violation": 0.04, "auc": 0.74}, {"worst_violation": -0.01, "auc": 0.55}]
