@@ -1,4 +1,4 @@
-"""Trained networks without their training: loaded, applied to new samples, exported."""
+"""Inference: loading trained networks, predicting new samples, and exporting networks."""
 
 from fcco_lightning.inference.exporting import export
 from fcco_lightning.inference.predictor import Predictor, load

@@ -1,4 +1,4 @@
-"""A trained network in files that other programs read."""
+"""Export of a trained network to files for other programs."""
 
 import importlib.util
 import json
@@ -31,24 +31,24 @@ def export(
     network: nn.Module | None = None,
     trusted: Sequence[str] = (),
 ) -> Path:
-    """Write the network of a checkpoint; the number of samples B in a batch stays free.
+    """Write the network of a checkpoint, with a variable batch size B.
 
     - ``.pt``, ``.pth``: the plain state dict, for ``network.load_state_dict(torch.load(out, weights_only=True))``; that
       of a CLIPModel, TimmModel or TextClassifier has the names of its library, for ``open_clip.create_model(name,
       pretrained=out)``, ``timm.create_model(name, checkpoint_path=out)`` or a network of transformers;
-    - ``.pt2``: the network itself, for ``torch.export.load(out).module()`` in programs that do not know its class;
+    - ``.pt2``: the network itself, for ``torch.export.load(out).module()`` in programs without its class;
     - ``.onnx``: the network for other runtimes; needs the packages onnx and onnxscript.
 
-    Beside a ``.pt2`` or ``.onnx``, which takes features, ``OUT.json`` tells how the columns of a table become these,
-    what the scores mean and how they are decided on, as the checkpoint has it: ``encoding`` (the state of the encoder;
-    null where inputs come from no table), ``kind`` and ``names`` (see
-    :func:`~fcco_lightning.inference.prediction_table`) and ``decisions`` (the state of the DecisionRule).
-    ``fcco_loader.py`` there predicts with it as :meth:`Predictor.predict` does, and needs none of this package.
+    A ``.pt2`` or ``.onnx`` takes features.  ``OUT.json`` describes how these are computed from the columns of a table,
+    and the meaning of the scores: ``encoding`` (the state of the encoder; null if inputs do not come from a table),
+    ``kind`` and ``names`` (see :func:`~fcco_lightning.inference.prediction_table`) and ``decisions`` (the state of the
+    DecisionRule).  ``fcco_loader.py`` in the same folder predicts with these files like :meth:`Predictor.predict`,
+    without this package.
 
     Args:
-        path: of the checkpoint.
-        out: the file to write.
-        shape: of one input without B, for .pt2 and .onnx; None takes the number of features of a table.
+        path: path of the checkpoint.
+        out: path of the file to write.
+        shape: shape of one input without B, for .pt2 and .onnx; None takes the number of features of a table.
         network: as for :func:`load`.
         trusted: as for :func:`load`.
 
@@ -56,7 +56,7 @@ def export(
 
     Raises:
         ConfigError: if ``out`` has another suffix, a package is missing, or the shape of an input is not known.
-        CheckpointError: if the checkpoint cannot be read, or ``out`` not be written.
+        CheckpointError: if the checkpoint cannot be read, or ``out`` cannot be written.
     """
     out = Path(out)
     if out.suffix not in (".pt", ".pth", ".pt2", ".onnx"):
@@ -100,14 +100,14 @@ def _write_graph(model: Predictor, out: Path, example: Tensor) -> None:
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter, about its own parts
+        warnings.simplefilter("ignore")  # the exporter warns of its own internals
         torch.onnx.export(
             model.network, (example,), out, dynamo=True, dynamic_shapes=(free,), external_data=False, verbose=False
         )
 
 
 def _example(model: Predictor, shape: Sequence[int] | None) -> Tensor:
-    """Two inputs that the network can be called with."""
+    """A batch of two inputs for the network."""
     if isinstance(model.network, BatchNetwork):
         raise ConfigError(
             f"{type(model.network).__name__} reads several columns of a batch and has no single input. Export its "
@@ -123,7 +123,7 @@ def _example(model: Predictor, shape: Sequence[int] | None) -> Tensor:
     try:
         with torch.no_grad():
             model.network(example)
-    except Exception as error:  # layers raise almost any kind
+    except Exception as error:  # layers raise errors of many classes
         raise ConfigError(
             f"shape={list(example.shape[1:])}: {type(model.network).__name__} cannot be called with such an input "
             f"({error}). Give the shape that one sample has in batches, as --shape 3 224 224."

@@ -1,6 +1,6 @@
-"""A network that ``fcco export`` has written, with its columns and decisions; needs numpy, and torch or onnxruntime.
+"""Loads a network written by ``fcco export``, and predicts rows; needs only numpy, and torch or onnxruntime.
 
-This file and NETWORK.json lie beside the network NETWORK, and nothing else is needed:
+This file and NETWORK.json must be in the folder of the network NETWORK:
 
     model = Exported("network.pt2")
     model.predict(csv.DictReader(open("new.csv")))  # {"score": ..., "probability": ..., "decision": ...}
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-_ONE_DIGIT = re.compile(r"(?<![\d.,])\d(?!\d)")  # of a month, a day or a time, as pandas reads it, too
+_ONE_DIGIT = re.compile(r"(?<![\d.,])\d(?!\d)")  # single digit of a month, day or time, which pandas accepts
 MISSING = frozenset({
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA",
     "NULL", "NaN", "None", "n/a", "nan", "null",
@@ -29,7 +29,7 @@ class Exported:
     """A network with the description of its inputs and outputs.
 
     Args:
-        path: of the network, with NAME.json beside it.
+        path: path of the network, whose description has the same name with .json appended.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -37,11 +37,11 @@ class Exported:
         self.network = _onnx(path) if str(path).endswith(".onnx") else _torch(path)
 
     def predict(self, rows: Any) -> dict[str, Any]:
-        """Return what ``fcco predict`` writes of n rows, by column.
+        """Return the predictions of n rows by column, as ``fcco predict`` writes them.
 
         Args:
-            rows: of a table, each a mapping from column to cell; or the inputs (n, ...) themselves of a network that
-                was not trained on a table.
+            rows: rows of a table, each a mapping from column to cell; or, if the network was not trained on a table,
+                its inputs (n, ...).
         """
         encoding, kind, names = self.told["encoding"], self.told["kind"], self.told["names"]
         x = np.asarray(rows, dtype=np.float32) if encoding is None else features(encoding, list(rows))
@@ -90,12 +90,12 @@ def features(encoding: Mapping[str, Any], rows: list[Mapping[str, Any]]) -> Any:
             parts.append(np.clip((values - ends[:-1]) / np.diff(ends), 0, 1))
         for period in column["periods"]:
             parts += [np.sin(2 * np.pi * values / period), np.cos(2 * np.pi * values / period)]
-    with np.errstate(over="ignore"):  # of which the scores tell
+    with np.errstate(over="ignore"):  # then the scores are not finite
         return np.concatenate(parts, axis=1, dtype=np.float32)
 
 
 def probabilities(rule: Mapping[str, Any], scores: Any) -> Any:
-    """Return the probabilities of scores (n, k), (n, k); None where they have none."""
+    """Return the probabilities (n, k) of scores (n, k); None if they are not log-odds."""
     costs, calibration = np.log(rule["costs"] or np.ones(max(2, scores.shape[1]))), rule["calibration"]
     if scores.shape[1] > 1:
         return _softmax(scores - costs)
@@ -107,18 +107,18 @@ def probabilities(rule: Mapping[str, Any], scores: Any) -> Any:
 
 
 def decisions(rule: Mapping[str, Any], scores: Any) -> Any:
-    """Return the number of the class that is decided for, of scores (n, k), (n,)."""
+    """Return the numbers (n,) of the decided classes for scores (n, k)."""
     if scores.shape[1] > 1:
         return scores.argmax(1)
     share, values = rule["asked"].get("share"), scores[:, 0]
     positive = values > rule["division"]
-    if share is not None:  # of these rows; of equal scores at its end none
+    if share is not None:  # share of these rows; none of the equal scores at the threshold
         positive = len(values) - np.searchsorted(np.sort(values), values) <= share * len(values) * (1 + 1e-12)
     return 1 * positive
 
 
 def _hot(cells: list[Any], column: Mapping[str, Any], encoding: Mapping[str, Any]) -> Any:
-    """0/1 features of a column of categories, (n, k); an unknown one has none."""
+    """0/1 features (n, k) of a categorical column; all are 0 for an unknown category."""
     places = {category: place for place, category in enumerate(column["categories"])}
     hot = np.zeros((len(cells), len(places) + 1))
     for row, cell in enumerate(cells):
@@ -130,12 +130,12 @@ def _hot(cells: list[Any], column: Mapping[str, Any], encoding: Mapping[str, Any
 
 
 def _category(cell: Any, *, as_written: bool) -> str:
-    """A cell as the categories are called; where these are numbers, "1.0" is 1."""
+    """The category of a cell; if categories are numbers, "1.0" is 1."""
     cell = cell.strip() if isinstance(cell, str) else cell
-    if isinstance(cell, str) and not as_written and "_" not in cell:  # "1_1" is a name, though int() makes 11 of it
+    if isinstance(cell, str) and not as_written and "_" not in cell:  # int() would read "1_1" as 11
         if cell.capitalize() in ("True", "False"):
             return cell.capitalize()
-        for kind in (int, float):  # beyond 2^53 two neighbours are one float
+        for kind in (int, float):  # int first: floats are inexact beyond 2^53
             with suppress(ValueError):
                 cell = kind(cell)
                 break
@@ -144,10 +144,10 @@ def _category(cell: Any, *, as_written: bool) -> str:
 
 
 def _number(cell: Any, name: str, encoding: Mapping[str, Any]) -> float:
-    """A cell as a number, that of a date in days since 1970."""
+    """A cell as a number; a date in days since 1970."""
     if _is_missing(cell):
         return float(_missing(np.nan, name, encoding))
-    if name not in encoding["dates"]:  # where 20260131 is a date
+    if name not in encoding["dates"]:  # in which 20260131 is a date
         with suppress(ValueError, TypeError):
             cell = cell if "_" in str(cell) else float(cell)
         if isinstance(cell, float):

@@ -1,4 +1,4 @@
-"""What a checkpoint describes, made of listed classes only: nothing else that its file names is run."""
+"""Networks and other parts made from their descriptions in a checkpoint, by listed (trusted) classes only."""
 
 import functools
 import importlib
@@ -41,15 +41,15 @@ _KINDS = (
     nn.Module, constraints.Constraint, constraints.ScoreScale, evaluation.Evaluation, objectives.Objective,
     objectives.PairLoss, objectives.Quantity, outer.OuterFunction,
 )  # fmt: skip
-_WITHOUT_WEIGHTS: dict[type[nn.Module], dict[str, Any]] = {  # whose place those of the checkpoint take
+_WITHOUT_WEIGHTS: dict[type[nn.Module], dict[str, Any]] = {  # the checkpoint has them
     CLIPModel: {"pretrained": None},
     TextClassifier: {"pretrained": False},
     TimmModel: {"pretrained": False, "checkpoint_path": None},
 }
-_REFERENCE = re.compile(r"[/\\:]|[^\W\d]\w*\.\w")  # of a text that is a path, an address or a dotted name
-_MAKERS = frozenset({"empty", "full", "ones", "rand", "randint", "randn", "zeros"})  # of a tensor of a given shape
-_SPARE = 1 << 22  # values that a network may need beside its weights
-_OF_A_TENSOR = 512  # values that every tensor counts as at least, since making it takes time, too
+_REFERENCE = re.compile(r"[/\\:]|[^\W\d]\w*\.\w")  # matches paths, addresses and dotted names
+_MAKERS = frozenset({"empty", "full", "ones", "rand", "randint", "randn", "zeros"})  # take a shape
+_SPARE = 1 << 22  # values that a network may need in addition to its weights
+_OF_A_TENSOR = 512  # smallest size that is counted for a tensor, since making it takes time, too
 
 
 def network_of(
@@ -57,20 +57,20 @@ def network_of(
 ) -> nn.Module:
     """Make a network from its description in a checkpoint.
 
-    The class of every part, at every depth, is looked up in a list: the networks of this package, :data:`LAYERS`, and
-    the classes that the user trusts.  Arguments stay the numbers and words that they are.  Weights are neither fetched
-    nor read from other files, since those of the checkpoint take their place; TextClassifier and CLIPModel look up
-    the architecture that their ``name`` says, as JSON.
+    The class of every part, at every depth, must be in a list: the networks of this package, :data:`LAYERS`, and
+    the classes that the user trusts.  Arguments are numbers and texts only.  Weights are neither downloaded nor read
+    from other files, since those of the checkpoint replace them; TextClassifier and CLIPModel load the configuration of
+    the architecture ``name``, as JSON.
 
     Args:
-        described: ``class_path``, ``init_args`` and ``dict_kwargs``, as ``fcco fit`` has written them down.
-        weights: of the checkpoint, by name; no network that is much larger is made.
+        described: ``class_path``, ``init_args`` and ``dict_kwargs``, as written by ``fcco fit``.
+        weights: weights of the checkpoint by name; a network that is much larger is refused.
         trusted: full names of further classes, each a subclass of ``torch.nn.Module``.
-        file: how a message names the checkpoint.
+        file: name of the checkpoint in messages.
 
     Raises:
         ConfigError: if a class is not in the list, or a trusted one is no class of networks.
-        CheckpointError: if the description makes no network, or one that is larger than the weights.
+        CheckpointError: if the description is invalid, or its network is larger than the weights.
     """
     classes = _names(NETWORKS, "fcco_lightning", "fcco_lightning.models") | _names(LAYERS, "torch.nn")
     classes |= {name: cls for path in list_of("trusted", trusted) for name, cls in _trusted(path).items()}
@@ -84,9 +84,9 @@ def network_of(
 
 @functools.cache
 def parts() -> tuple[type, ...]:
-    """What a network is judged by: objectives, constraints with what they are made of, and evaluations.
+    """The classes of objectives, of constraints with their arguments, and of evaluations in this package.
 
-    All of these classes of the package may be named by a file: they compute, and open no other file.
+    A file may name all of these classes, since they only compute and open no other file.
     """
     names = (
         name
@@ -105,16 +105,16 @@ def parts() -> tuple[type, ...]:
 def part_of(described: Mapping[str, Any] | str, trusted: Sequence[str], file: str) -> Any:
     """Make an objective, a constraint, a penalty or an evaluation from its description in a checkpoint.
 
-    As for networks, the class of every part is looked up in a list: :func:`parts`, and those that the user trusts.
+    As for networks, the class of every part must be in a list: :func:`parts`, and the classes that the user trusts.
 
     Args:
-        described: as ``fcco fit`` has written it down.
+        described: the description, as written by ``fcco fit``.
         trusted: full names of further classes.
-        file: how a message names the checkpoint.
+        file: name of the checkpoint in messages.
 
     Raises:
         ConfigError: if a class is not in the list, or a trusted one is of another kind.
-        CheckpointError: if the description makes no part.
+        CheckpointError: if the description is invalid.
     """
     described = {"class_path": described} if isinstance(described, str) else described
     classes = _names(parts(), "fcco_lightning", *(package.__name__ for package in _OF_PARTS))
@@ -124,7 +124,7 @@ def part_of(described: Mapping[str, Any] | str, trusted: Sequence[str], file: st
 
 
 def _limited(make: Callable[[], Any], values: int, file: str, noun: str, way_out: str) -> Any:
-    """The result of ``make``, within a number of values; errors of a class with unsuitable arguments are explained."""
+    """Return ``make()`` with a limit on the number of values; errors of classes for bad arguments are explained."""
     try:
         with _MemoryLimit(values, file):
             return make()
@@ -141,7 +141,7 @@ def _names(classes: Sequence[type], *homes: str) -> dict[str, type]:
 
 
 def _trusted(name: str) -> dict[str, type]:
-    """The class of that name, under it and under the one of its home."""
+    """The class of that name, by this name and by that of its defining module."""
     module, _, last = name.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module), last, None) if module else None
@@ -185,7 +185,7 @@ def _instantiate(described: Mapping[str, Any], classes: Mapping[str, type], trus
 
 
 class _MemoryLimit(TorchFunctionMode):
-    """Refuses to take memory for more values than the network of a file can have."""
+    """Refuses to allocate more values than the network of a checkpoint can have."""
 
     def __init__(self, values: int, file: str) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class _MemoryLimit(TorchFunctionMode):
             shapes = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, list | tuple)]
             numbers = [arg for arg in args if isinstance(arg, int)]
             self._remaining -= max(_OF_A_TENSOR, *map(math.prod, shapes or [numbers]))
-        elif name == "clone":  # as layers are copied that a stack has many of
+        elif name == "clone":  # stacks of layers are made by copies
             self._remaining -= max(_OF_A_TENSOR, args[0].numel())
         elif name == "arange":
             self._remaining -= max(

@@ -1,4 +1,4 @@
-"""A trained network with a checkpoint's description of its inputs and outputs."""
+"""A trained network with its encoder and decision rule, loaded from a checkpoint."""
 
 import math
 import warnings
@@ -26,20 +26,21 @@ from fcco_lightning.inference.tables import NO_PROBABILITIES, Kind, prediction_t
 from fcco_lightning.objectives import SquaredError
 from fcco_lightning.state.checkpoint_files import in_words, load_weights, read_file, weights_of_network
 
-_FEWEST_JUDGED = 10  # rows, of which fewer may all have new categories by chance
+_FEWEST_JUDGED = 10  # fewer rows may all have new categories by chance
 
 
 class Predictor(nn.Module):
-    """A network in evaluation mode, called with its inputs, or given a table.
+    """A network in evaluation mode that is called with its inputs, or predicts the rows of a table.
 
     Args:
-        network: trained.
-        encoder: from the columns of a table to the network's inputs; None where these come from no table, as of images.
-        kind: what the outputs are scores of, see :func:`~fcco_lightning.inference.prediction_table`.
-        names: of the classes or labels.
+        network: the trained network.
+        encoder: encodes the columns of a table as the network's inputs; None if these do not come from a table, such as
+            images.
+        kind: the meaning of the outputs, see :func:`~fcco_lightning.inference.prediction_table`.
+        names: names of the classes or labels.
         group_columns: the columns of a table that define groups.
-        decided_elsewhere: what to say of constraints that were enforced on other decisions than the network's.
-        rule: the decisions that the network makes.
+        decided_elsewhere: warnings about constraints that were enforced on other decisions than the network's.
+        rule: the decision rule.
     """
 
     def __init__(
@@ -69,25 +70,27 @@ class Predictor(nn.Module):
     def predict(
         self, source: Any, *, id_column: str | None = None, threshold: float | None = None, batch_size: int = 4096
     ) -> pd.DataFrame:
-        """A row for every row of a table: its number or id, its groups where known, and what is predicted.
+        """Predict the rows of a table: for every row its number or id, its groups if known, and the predictions.
 
-        Where decisions are for a budget, the share of this table with the highest scores is chosen, so that a row's
-        decision depends on the others: of a single row none is.  ``rule.decided(scores)`` decides on rows one by one,
-        by the score that divided the validation split.
+        Under a budget, the given share of this table with the highest scores is chosen, so that the decision on a row
+        depends on the others (a single row is never chosen).  ``rule.decided(scores)`` decides on rows independently,
+        by the threshold from the validation split.
 
         Args:
-            source: a table as a datamodule takes it (file, folder, hub id, DataFrame); labels are not needed.
-            id_column: column that names the rows, as they stand in a .csv; None numbers them from 0 in ``index``.
-            threshold: of probabilities, in (0, 1]; None for what decisions are for, with a warning where constraints
-                were enforced on others.
-            batch_size: rows that pass through the network at once; fewer where memory is short, as of long texts.
+            source: a table, as for a datamodule (file, folder, hub id, DataFrame); labels are not needed.
+            id_column: column of identifiers of the rows, read literally from a .csv; None for numbers from 0 in
+                ``index``.
+            threshold: threshold of probabilities, in (0, 1]; None for the decision rule, with a warning if constraints
+                were enforced on other decisions.
+            batch_size: number of rows that pass through the network at once; use less if memory is short.
 
         Returns: see :func:`~fcco_lightning.inference.prediction_table`.
 
         Raises:
             ConfigError: if the network was not trained on a table or on texts, or has no probabilities for a threshold.
-            DataError: if the table lacks a column, or cells that the encoder needs, or if more than a tenth of a column
-                of numbers are none, or of 10 rows or more over half have an unknown value in one column of categories.
+            DataError: if the table lacks a column or cells that the encoder needs, if more than a tenth of a numeric
+                column are no numbers, or if more than half of at least 10 rows have an unknown value in a categorical
+                column.
         """
         frame = self.read(source)
         if id_column is not None:
@@ -98,7 +101,7 @@ class Predictor(nn.Module):
         }
         outputs = self.outputs_of(frame, batch_size)
         for remark in self.decided_elsewhere if threshold is None and self.kind != "values" else ():
-            warnings.warn(remark, stacklevel=3)  # torch's decorator is in between
+            warnings.warn(remark, stacklevel=3)  # one level is torch's decorator
         kind, names = self.scores_of(outputs)
         if threshold is not None and (kind == "values" or (kind == "classes" and outputs.numel() > len(outputs))):
             raise ConfigError(
@@ -114,8 +117,8 @@ class Predictor(nn.Module):
         """The rows of a table with the columns of the training split.
 
         Args:
-            source: as of :meth:`predict`.
-            texts: columns, beside those of the encoding, that held texts in training.
+            source: as for :meth:`predict`.
+            texts: further columns, in addition to those of the encoding, that held texts in training.
 
         Raises:
             ConfigError: if the network was not trained on a table or on texts.
@@ -134,13 +137,13 @@ class Predictor(nn.Module):
 
     @torch.no_grad()
     def outputs_of(self, frame: pd.DataFrame, batch_size: int = 4096) -> Tensor:
-        """The network's outputs for the rows of a table that was :meth:`read`; warns of what the encoder remarks.
+        """The network's outputs for the rows of a table that was :meth:`read`, with the encoder's warnings.
 
         Raises:
             DataError: as :meth:`predict`, or if an output is not finite.
         """
         encoder = self.encoder
-        assert encoder is not None  # noqa: S101 - the table was read with it
+        assert encoder is not None  # noqa: S101 - read() needs it, too
         parts = [self(x) for x in encoder.batches(frame, at_least("batch_size", batch_size, 1))]
         if isinstance(encoder, TabularEncoder) and len(frame) >= _FEWEST_JUDGED:
             shares = {name: count / len(frame) for name, count in encoder.unknown_counts.items()}
@@ -158,7 +161,7 @@ class Predictor(nn.Module):
         return outputs
 
     def scores_of(self, outputs: Tensor) -> tuple[Kind, Sequence[str]]:
-        """What the outputs are scores of, and their names; of another number than the classes they are an embedding."""
+        """The kind and names of outputs; they are values if their number differs from that of the classes."""
         width = outputs[:1].numel()
         if self.kind == "classes" and width != len(self.names) and (width, len(self.names)) != (1, 2):
             return "values", ()
@@ -166,25 +169,24 @@ class Predictor(nn.Module):
 
 
 def _ids(frame: pd.DataFrame, source: Any, column: str) -> pd.Series:
-    """The cells that name the rows, as texts if those of a .csv are not the numbers as which they are read."""
+    """The identifiers of the rows, as literal texts if a .csv has texts that pandas would change to numbers."""
     texts = as_written(frame, Path(source), [column])[column] if isinstance(source, (str, PathLike)) else frame[column]
     return frame[column] if texts.equals(frame[column].astype(str)) else texts
 
 
 def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequence[str] = ()) -> Predictor:
-    """The network of a checkpoint, ready for inference.
+    """Load the network of a checkpoint for inference.
 
-    A checkpoint of ``fcco fit`` says how its network is made.  One of a Trainer in Python does not, and needs
-    ``network``.
+    A checkpoint of ``fcco fit`` describes its network.  One of a Trainer in Python does not, and needs ``network``.
 
     Args:
-        path: of a checkpoint.
-        network: of the architecture that was trained; its weights are replaced.
-        trusted: full names of classes of one's own, such as my_package.MyNetwork, that the checkpoint may name beside
-            the package's networks and layers of ``torch.nn``: making them runs their code.
+        path: path of a checkpoint.
+        network: a network of the trained architecture; its weights are replaced.
+        trusted: full names of the user's own classes, such as my_package.MyNetwork, that the checkpoint may name in
+            addition to the package's networks and layers of ``torch.nn``; making an object runs the class's code.
 
     Raises:
-        CheckpointError: if the file is no checkpoint, or its weights are those of another network.
+        CheckpointError: if the file is no checkpoint, or its weights belong to another network.
         ConfigError: if the network is not known, or of a class that is not trusted.
 
     Example:
@@ -196,7 +198,7 @@ def load(path: str | Path, network: nn.Module | None = None, *, trusted: Sequenc
 def predictor_of(
     content: Mapping[str, Any], network: nn.Module | None = None, *, trusted: Sequence[str] = (), file: str
 ) -> Predictor:
-    """As :func:`load`, of the content of a checkpoint, which messages name by ``file``."""
+    """Do the same as :func:`load` for the content of a checkpoint, which is called ``file`` in messages."""
     header = content["fcco"]
     config = header.get("config") or {}
     if network is None:
@@ -210,7 +212,7 @@ def predictor_of(
     load_weights(network, content, file)
     with torch.no_grad(), in_words(f"{file}: how a table becomes inputs of the network"):
         encoder = _encoder(content)
-        if isinstance(encoder, TabularEncoder):  # layers of unknown width take theirs
+        if isinstance(encoder, TabularEncoder):  # initialises lazy layers
             outputs_of_columns(network.eval(), {"x": torch.zeros(1, len(encoder.feature_names))})
     model = config.get("model", {})
     kind, names, groups = _described(config.get("data"), header.get("classes") or [])
@@ -218,7 +220,7 @@ def predictor_of(
     name = str(objective.get("class_path")).rpartition(".")[2] if isinstance(objective, Mapping) else ""
     if name == SquaredError.__name__ or not getattr(getattr(objectives, name, None), "scores_classes", True):
         names = names if kind == "labels" else []
-        kind = "values"  # numbers that are fitted, and log risks, are no logits
+        kind = "values"  # predicted numbers and log risks are no logits
     elsewhere = list(_decided_elsewhere(model.get("constraints") or []))
     with in_words(f"{file}: its decisions"):
         rule = DecisionRule.of(header["decisions"]) if header.get("decisions") else None
@@ -244,7 +246,7 @@ def _encoder(content: Mapping[str, Any]) -> TabularEncoder | TextEncoder | None:
 
 
 def _described(data: Mapping[str, Any] | None, classes: Sequence[str]) -> tuple[Kind, list[str], list[str]]:
-    """What the outputs are scores of, of which classes or labels, and the columns that define groups."""
+    """The kind of the outputs, the names of classes or labels, and the columns that define groups."""
     arguments = (data or {}).get("init_args") or {}
     columns = arguments.get("columns") or {}
     parts = (arguments.get("groups") or {}).get("by") or []
@@ -257,13 +259,13 @@ def _described(data: Mapping[str, Any] | None, classes: Sequence[str]) -> tuple[
 
 
 def _arguments(part: Any) -> Mapping[str, Any]:
-    """What a part of a configuration is made with; nothing where it has no arguments."""
+    """The arguments of a part of a configuration; empty if it has none."""
     arguments = part.get("init_args") if isinstance(part, Mapping) else None
     return arguments if isinstance(arguments, Mapping) else {}
 
 
 def _decided_elsewhere(constraints: Sequence[Any]) -> Iterator[str]:
-    """What to say of every constraint whose rates are of other decisions than those for a positive score."""
+    """Descriptions of the constraints whose rates refer to other decisions than those by a positive score."""
     for constraint in constraints:
         arguments = _arguments(constraint)
         for rate in (arguments.get("rate"), arguments.get("quantity")):

@@ -31,27 +31,29 @@ def prediction_table(
     threshold: float | None = None,
     rule: DecisionRule = _PLAIN,
 ) -> pd.DataFrame:
-    r"""A row for every sample: what names it, then scores, probabilities and decisions.
+    r"""Return a table with a row for every sample: its identifiers, scores, probabilities and decisions.
 
-    - "values": ``score``, or ``score_k`` of several outputs, and nothing else;
-    - "classes": of one score also ``probability`` of the last class and ``decision``, the last class if the rule
-      decides positive, else the first; of C scores the softmax and the class of the largest;
-    - "labels": of every one of T scores its sigmoid, and 1 if that is above the threshold (1/2), else 0.
+    The columns depend on ``kind``:
 
-    Scores that are no probabilities have none: the column is left out where the objective, such as one of ranking, does
-    not make them log-odds and no samples were held out to calibrate them (:meth:`DecisionRule.probabilities`).
+    - "values": ``score``, or ``score_k`` for several outputs;
+    - "classes": for one score also the ``probability`` of the last class and the ``decision``, the last class if the
+      rule decides positive, else the first; for C scores the softmax and the class of the largest score;
+    - "labels": for each of T scores also its sigmoid, and 1 if that is above the threshold (1/2), else 0.
+
+    Probabilities are left out if the scores are not log-odds, as those of ranking objectives, and were not calibrated
+    on held-out samples (:meth:`DecisionRule.probabilities`).
 
     Args:
-        outputs: of the network, with first dimension n.
-        ids: columns that name the samples, each of length n.
-        kind: what the outputs are scores of.
-        names: of the classes, or of the labels; their numbers where there are none.
-        threshold: of probabilities, in (0, 1], in the place of the rule's decisions; None for these.
-        rule: the decisions that the network makes.
+        outputs: outputs of the network, with first dimension n.
+        ids: columns that identify the samples, each of length n.
+        kind: the meaning of the outputs.
+        names: names of the classes or labels; numbers are used if it is empty.
+        threshold: threshold of probabilities, in (0, 1], instead of the rule's decisions; None for the rule.
+        rule: the decision rule.
 
     Raises:
-        ConfigError: if ``kind`` or ``threshold`` is none, there are no probabilities for a threshold, not as many names
-            as the outputs ask for, or ``ids`` has a column of the prediction.
+        ConfigError: if ``kind`` or ``threshold`` is invalid, there are no probabilities for a threshold, the number of
+            names does not fit, or ``ids`` has a column of the prediction.
     """
     one_of("kind", kind, ("classes", "labels", "values"))
     if threshold is not None:
@@ -88,12 +90,12 @@ def prediction_table(
 
 
 def _label_probabilities(scores: Tensor, rule: DecisionRule) -> Tensor | None:
-    """Of several labels, whose scores are not calibrated."""
+    """Probabilities of several labels, whose scores are not calibrated; None if they are not log-odds."""
     return scores.sigmoid() if rule.proper else None
 
 
 def write_table(table: pd.DataFrame, path: str | Path) -> None:
-    """Write a table to a file, CSV or Parquet by its suffix; a folder that is not there is made.
+    """Write a table to a file, CSV or Parquet by its suffix; its folder is created.
 
     Raises:
         ConfigError: if the suffix is another one.
@@ -114,7 +116,7 @@ def _columns(name: str, ends: Sequence[str], values: Tensor) -> dict[str, Any]:
 
 
 def _joined(ids: Mapping[str, Any], predicted: Mapping[str, Any]) -> pd.DataFrame:
-    """What names the samples, and what is predicted of them."""
+    """The identifiers and the predictions as one table."""
     shared = sorted(ids.keys() & predicted.keys())
     if shared:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Networks that the papers train: a perceptron for tables, timm's for images, transformers for texts, CLIP."""
+"""Networks: a perceptron for tables, timm's networks for images, transformers for texts, and CLIP models."""
 
 from fcco_lightning.models.base import BatchNetwork, ParameterGroup, copy_of
 from fcco_lightning.models.class_vectors import ClassVectorNetwork

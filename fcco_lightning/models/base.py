@@ -1,4 +1,4 @@
-"""What a network may offer beyond being called with ``batch["x"]``."""
+"""Base class of networks whose input is a whole batch, and groups of parameters."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class ParameterGroup(NamedTuple):
-    """Parameters that are stepped alike.
+    """Parameters with the same learning rate and weight decay.
 
     Attributes:
         params: trained parameters.
@@ -25,9 +25,10 @@ N = TypeVar("N", bound=nn.Module)
 
 
 def copy_of(network: N) -> N:
-    """A copy with weights of its own; hooks are called as they are, since what they belong to is no part of a network.
+    """A copy with weights of its own, whose hooks are shared with the original, not copied.
 
-    Such are those of a profiler, of a callback that records activations, or of ``torch.nn.utils.prune``.
+    Hooks may belong to other objects, such as a profiler, a callback that records activations, or
+    ``torch.nn.utils.prune``.
     """
     names = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     hooks = [hook for part in network.modules() for name in names for hook in getattr(part, name).values()]
@@ -35,14 +36,14 @@ def copy_of(network: N) -> N:
 
 
 class BatchNetwork(nn.Module, ABC):
-    """A network that reads several columns of a batch, or several parts of it at once (CLIP's two towers).
+    """A network whose input is a batch of several columns or parts (such as those for CLIP's two towers).
 
-    A batch is always a mapping of parts by name, each of them a mapping of columns; a single loader gives one part.
+    A batch is a mapping from part to a mapping from column to tensor; a single loader gives one part.
 
     Attributes:
-        inputs: columns that only the network reads: objectives, constraints and metrics do not see them.
-        recomputes: whether the backward pass runs parts of the network again (gradient checkpointing), with the weights
-            that it has then.
+        inputs: columns that are inputs of the network only and are hidden from objectives, constraints and metrics.
+        recomputes: whether the backward pass computes parts of the network again (gradient checkpointing), with the
+            weights at that time.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("x",)
@@ -50,11 +51,11 @@ class BatchNetwork(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Any) -> Any:
-        """Outputs by part, for a batch of parts."""
+        """Return the outputs by part for a batch by part."""
 
     def adapt(self, datamodule: Any) -> None:
-        """Take from the datamodule (or None) what must be known of the data before the first batch."""
+        """Take over or check properties of the datamodule (or None) before the first batch."""
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """All trained parameters, each in one group."""
+        """Return groups of all trained parameters, each in one group."""
         return [ParameterGroup([p for p in self.parameters() if p.requires_grad])]

@@ -1,4 +1,4 @@
-"""What a network is given: a batch, as columns of one first dimension."""
+"""Batches: mappings from part to columns, which have the same first dimension; and names of special columns."""
 
 from collections.abc import Mapping
 from typing import TypeAlias
@@ -80,7 +80,7 @@ def dual_of(part: str, first: str = TARGET) -> str:
     """Name of the part with a second, independent draw of the samples of a part.
 
     Args:
-        part: of which it is a second draw.
+        part: name of the part.
         first: name of the first part of the batch.
     """
     return DUAL if part == first else f"{DUAL}_{part}"

@@ -1,4 +1,4 @@
-"""A classifier whose last layer is a table of class vectors, read row by row in training."""
+"""A classifier over many classes, which uses only the vectors of sampled classes in training."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from fcco_lightning.models.outputs import ClassVectors
 
 
 class ClassVectorNetwork(BatchNetwork):
-    r"""Logits ``<h(x), v_k> + c_k`` of C classes, where training forms those of the sampled classes only.
+    r"""A network with logits ``<h(x), v_k> + c_k`` of C classes; training computes those of sampled classes only.
 
-    A batch with the parts "target" and "classes" gives :class:`~fcco_lightning.models.ClassVectors`: for samples their
-    features and the vector of their own class, for classes their vector, twice.  A batch of samples alone, as in
-    evaluation, gives all logits, shape (B, C).  The bias c_k is the last coordinate of the vectors.
+    For a batch with the parts "target" and "classes" the outputs are :class:`~fcco_lightning.models.ClassVectors`: for
+    samples their features h(x) and the vector of their own class, for classes their vector as both.  For a batch of
+    samples alone, as in evaluation, they are all logits, shape (B, C).  The bias c_k is the last coordinate of v_k.
 
     Args:
-        features: makes features of shape (B, d) of ``x``; layers of unknown input width are sized from the data.
+        features: the network h from ``x`` to features, shape (B, d); lazy layers get their input width from the data.
         num_classes: C, >= 2.
         dim: d, >= 1.
     """
@@ -32,13 +32,13 @@ class ClassVectorNetwork(BatchNetwork):
         nn.init.normal_(self.vectors.weight, std=dim**-0.5)
 
     def adapt(self, datamodule: Any) -> None:
-        """Make sure that the data has as many classes."""
+        """Check that the data has C classes."""
         count = getattr(datamodule, "num_classes", None)
         if count and count != self.vectors.num_embeddings:
             raise ConfigError(f"num_classes={self.vectors.num_embeddings} of the network, but the data has {count}.")
 
     def forward(self, batch: Any) -> Any:
-        """ClassVectors by part, or all logits of a batch of samples alone."""
+        """Return ClassVectors by part, or all logits for a batch of samples alone."""
         (target, columns), *others = batch.items()
         hidden = self.features(columns["x"])
         if hidden.dim() != 2 or hidden.shape[1] != self.vectors.embedding_dim - 1:

@@ -1,4 +1,4 @@
-"""What CLIP models expect of images and texts, known without building them."""
+"""Architectures of CLIP models, and how their images and texts are prepared, without building the models."""
 
 import difflib
 import json
@@ -21,7 +21,7 @@ _TINY: dict[str, Any] = {
     },
     "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
 }
-_OWN = {"tiny": 16, "tiny-28": 28}  # pixels of a side, of which there are 4 x 4 patches
+_OWN = {"tiny": 16, "tiny-28": 28}  # side of an image in pixels, with 4 x 4 patches
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,17 @@ class CLIPConfig:
 
     Attributes:
         name: the name or path by which it was requested.
-        image_size: pixels of a side of an image.
-        mean: what is subtracted of the three channels, whose values lie in [0, 1].
-        std: what they are divided by afterwards.
+        image_size: side of an image in pixels.
+        mean: means of the three channels, for values in [0, 1], which are subtracted.
+        std: standard deviations of the three channels, which divide.
         interpolation: how images are resized: "bicubic" or "bilinear".
-        resize_mode: to a square by its centre ("shortest"), by squeezing ("squash"), or by a border ("longest").
-        context_length: tokens of a text, padding included.
+        resize_mode: how images become square: by a centre crop ("shortest"), by changing the aspect ratio ("squash"),
+            or by padding ("longest").
+        context_length: number of tokens of a text, including padding.
         vocab_size: number of token ids 0..vocab_size-1.
         embed_dim: length d of an embedding.
-        model: the architecture in open_clip's words: ``embed_dim``, ``vision_cfg``, ``text_cfg``, ...
-        tokenizer: "open_clip" for the tokenizer that open_clip gives the architecture, "bytes" for
-            :class:`ByteTokenizer`.
+        model: the architecture as a configuration of open_clip: ``embed_dim``, ``vision_cfg``, ``text_cfg``, ...
+        tokenizer: "open_clip" for open_clip's tokenizer of the architecture, "bytes" for :class:`ByteTokenizer`.
     """
 
     name: str
@@ -57,14 +57,13 @@ class CLIPConfig:
 
 
 class ByteTokenizer:
-    """Texts to the bytes of their UTF-8 form in lower case: no vocabulary, no files.
+    """A tokenizer without vocabulary or files: the tokens of a text are the bytes of its lower-case UTF-8 encoding.
 
-    A text becomes ``256, bytes..., 257`` and zeros up to ``context_length``; of a longer text the first
-    ``context_length - 2`` bytes remain.  The end 257 is the highest id, which is where open_clip's "argmax" pooling
-    looks for it.
+    A text becomes ``256, bytes..., 257`` and zeros up to ``context_length``; longer texts are truncated to
+    ``context_length - 2`` bytes.  The end marker 257 is the largest id, since open_clip's "argmax" pooling requires it.
 
     Args:
-        context_length: tokens of a text, at least 3.
+        context_length: number of tokens of a text, at least 3.
 
     Example:
         >>> ByteTokenizer(6)(["Hi", "a long text"])
@@ -94,11 +93,11 @@ def clip_config(name: str, pretrained: str | None = None) -> CLIPConfig:
     Args:
         name: a name of ``open_clip.list_models()`` ("ViT-B-16", "ViT-B-32-quickgelu"), "tiny" (280 thousand
             parameters, images of 16 x 16 pixels, texts as bytes: for tests and demonstrations), "tiny-28" (the same for
-            images of 28 x 28), or the path of a .json file in open_clip's form: the architecture alone, or as the hub
-            stores it with ``model_cfg`` and ``preprocess_cfg``.  ``"tokenizer": "bytes"`` at the top of a file asks for
+            images of 28 x 28), or the path of a .json file in open_clip's format: the architecture alone, or as on the
+            hub with ``model_cfg`` and ``preprocess_cfg``.  ``"tokenizer": "bytes"`` at the top level of a file selects
             :class:`ByteTokenizer`.
-        pretrained: a tag of open_clip ("openai"); the images are then normalised as for these weights.  Anything else
-            is taken for the path of a file, and images are normalised as without.
+        pretrained: a tag of open_clip ("openai"), whose weights determine the normalisation of images.  Any other text
+            is the path of a file; images are then normalised as with None.
 
     Raises:
         ConfigError: if there is no such architecture, or the file is not one.
@@ -120,7 +119,7 @@ def clip_config(name: str, pretrained: str | None = None) -> CLIPConfig:
             context_length=int(text.get("context_length", 77)),  # open_clip's own defaults
             vocab_size=int(text.get("vocab_size", 49408)),
             embed_dim=int(model["embed_dim"]),
-            model=json.loads(json.dumps(model)),  # a copy all the way down, so that nobody changes anybody's model
+            model=json.loads(json.dumps(model)),  # a deep copy
             tokenizer=kind,
             resize_mode=preprocess["resize_mode"],
         )
@@ -138,11 +137,11 @@ def clip_config(name: str, pretrained: str | None = None) -> CLIPConfig:
 
 
 def tokenizer(config: CLIPConfig) -> Callable[[list[str]], Tensor]:
-    """Return what turns n texts into token ids (n, context_length), int64; it can be pickled.
+    """Return the function from n texts to token ids (n, context_length), int64; it can be pickled.
 
     Raises:
-        ConfigError: if the tokenizer needs files that cannot be had, a package that is not installed, or more ids
-            than the architecture has.
+        ConfigError: if the tokenizer's files cannot be loaded, its package is not installed, or it has more ids than
+            the architecture.
     """
     if config.tokenizer == "bytes":
         return ByteTokenizer(config.context_length)
@@ -159,7 +158,7 @@ def tokenizer(config: CLIPConfig) -> Callable[[list[str]], Tensor]:
             )
         else:
             encode = SimpleTokenizer(context_length=config.context_length, **text.get("tokenizer_kwargs", {}))
-    except Exception as error:  # the hub's client and missing packages raise errors of no common class
+    except Exception as error:  # the hub's client and missing packages raise errors of many classes
         raise ConfigError(
             f"The tokenizer of {config.name!r} could not be had ({type(error).__name__}: {error}). Tokenizers of the "
             "hub need a connection and the package transformers; 'ViT-B-16' and its like need neither."
@@ -207,7 +206,7 @@ def _from_file(path: str) -> Mapping[str, Any]:
 
 
 def _preprocess(name: str, pretrained: str | None) -> dict[str, Any]:
-    """What images need: for the weights of the tag, else for the first ones that open_clip lists for the model."""
+    """The preprocessing of images for the weights of the tag, else for the first tag in open_clip's list."""
     default = {
         "interpolation": "bicubic",
         "resize_mode": "shortest",

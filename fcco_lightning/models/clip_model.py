@@ -1,4 +1,4 @@
-"""Any CLIP model of open_clip: embeddings of image-text pairs and logits of classes that texts describe."""
+"""CLIP models of open_clip: embeddings of image-text pairs, and logits of classes that are described by prompts."""
 
 import difflib
 import re
@@ -26,34 +26,35 @@ _TEXTS_AT_ONCE = 1024
 
 
 class CLIPModel(BatchNetwork):
-    r"""Image and text tower of ``open_clip`` (Radford et al., 2021).
+    r"""Image tower E and text tower F of ``open_clip`` (Radford et al., 2021).
 
-    Pairs (x, t) become rows of length 1, ``E(x) / |E(x)|`` and ``F(t) / |F(t)|``.  An image without a text gets one
-    logit per class: ``<E(x), c_k> / temperature``, where ``c_k`` is the normalised mean of the normalised embeddings of
-    the T prompts of class k.  Both are float32 (float64 for a float64 model), whatever precision the towers run in.
+    For a pair (x, t) the outputs are the unit embeddings ``E(x) / |E(x)|`` and ``F(t) / |F(t)|``.  For an image without
+    a text they are one logit per class: ``<E(x) / |E(x)|, c_k> / temperature``, where ``c_k`` is the normalised mean of
+    the unit embeddings of the T prompts of class k.  Outputs are float32 (float64 for a float64 model), whatever
+    precision the towers use.
 
     Args:
         name: architecture, see :func:`~fcco_lightning.models.clip_config.clip_config`.
         pretrained: None for random weights, a tag of open_clip ("openai", "laion2b_s34b_b88k") whose weights are
-            fetched from the hub, or a local file: open_clip's (.safetensors, .pt, .bin), or a checkpoint (.ckpt) that
-            ``fcco fit`` wrote.  Everything must fit; only position embeddings of another resolution are resized, as
-            open_clip does.
-        freeze_image: True freezes the image tower, a number n all but its last n blocks and what is above them.  What
-            is frozen stays in evaluation mode.
+            downloaded from the hub, or a local file: open_clip's (.safetensors, .pt, .bin), or a checkpoint (.ckpt) of
+            ``fcco fit``.  All weights must fit; only position embeddings of another resolution are resized, as in
+            open_clip.
+        freeze_image: True freezes the image tower, a number n all but its last n blocks and the layers above them.
+            Frozen layers stay in evaluation mode.
         freeze_text: the same for the text tower.
-        layer_decay: the learning rate of a block is this times the one of the block above, in (0, 1]; the projection on
-            top has the full one.
-        grad_checkpointing: keep the inputs of the blocks only and compute them again in the backward pass.
-        class_temperature: divides the class logits, > 0; None takes ``1 / exp(logit_scale)`` of the weights.
+        layer_decay: ratio in (0, 1] of the learning rates of a block and the block above it; the top projection has
+            the full learning rate.
+        grad_checkpointing: whether to store only the inputs of blocks, and compute the rest again in the backward pass.
+        class_temperature: divisor of the class logits, > 0; None for ``1 / exp(logit_scale)`` of the weights.
 
     Attributes:
         model: the model of open_clip.  Its ``logit_scale`` and ``logit_bias`` are not trained: contrastive objectives
             have a temperature of their own.
-        config: what it expects of images and texts.
+        config: the architecture, and how images and texts are prepared.
 
     Raises:
-        ConfigError: if there is no such architecture, an argument is out of range, or the weights cannot be had or do
-            not fit.
+        ConfigError: if there is no such architecture, an argument is out of range, or the weights cannot be loaded or
+            do not fit.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("x", "text")
@@ -90,24 +91,25 @@ class CLIPModel(BatchNetwork):
         self.recomputes = grad_checkpointing
         if grad_checkpointing:
             _checkpoint(self.model, name)
-        # No buffer: averaged copies of a network pair buffers by position, and this one comes later.
+        # no buffer, since averaged copies match buffers by position, and this one may be set after the copy
         self._class_tokens: Tensor | None = None
-        self._cached_classes: tuple[Any, Tensor] | None = None  # a stamp of the text tower, and the classes
-        self.train()  # what is frozen starts in evaluation
+        self._cached_classes: tuple[Any, Tensor] | None = None  # stamp of the text tower, class embeddings
+        self.train()  # sets frozen layers to evaluation mode
 
     def forward(self, batch: Any) -> Any:
-        """Embed pairs, and classify images that come without a text.
+        """Embed image-text pairs, and classify images without texts.
 
         Args:
-            batch: ``x`` (B, 3, H, W), with or without ``text`` (B, L) int64; or a mapping of parts, each of them such a
-                mapping.  All images go through their tower in one call, and so do all texts, class prompts included.
+            batch: ``x`` (B, 3, H, W), with or without ``text`` (B, L) int64; or a mapping from part to such a
+                mapping.  The images of all parts pass through their tower in one call, and so do all texts, including
+                class prompts.
 
         Returns:
-            With texts :class:`~fcco_lightning.models.Embeddings`, without them class logits (B, C); for parts a dict
+            :class:`~fcco_lightning.models.Embeddings` with texts, class logits (B, C) without; for parts a dict
             of these.
 
         Raises:
-            ConfigError: if logits are asked for and the datamodule gave no classes.
+            ConfigError: if logits are needed and the datamodule has no classes.
             DataError: if a part has no images.
         """
         if not any(isinstance(part, Mapping) for part in batch.values()):
@@ -127,12 +129,13 @@ class CLIPModel(BatchNetwork):
         }
 
     def adapt(self, datamodule: Any) -> None:
-        """Take the class prompts ``datamodule.class_tokens``, int64 of shape (C, T, L), if it has any.
+        """Set the class prompts ``datamodule.class_tokens``, int64 of shape (C, T, L), if there are any.
 
         Raises:
-            ConfigError: if its images or texts are prepared for another architecture, or the prompts have another form.
+            ConfigError: if its images or texts are prepared for another architecture, or the prompts have another
+                shape.
         """
-        # of weights in a file nobody knows what images they were trained on
+        # the preprocessing of weights in a file is not known
         preprocessing = () if self._from_file else ("mean", "std", "interpolation", "resize_mode")
         for name in ("image_size", "context_length", *preprocessing):
             requested, configured = getattr(datamodule, name, None), getattr(self.config, name)
@@ -151,7 +154,7 @@ class CLIPModel(BatchNetwork):
         self._class_tokens = tokens
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Trained parameters by learning rate and decay; biases, norms and position embeddings do not decay."""
+        """Groups of trained parameters; biases, norms and position embeddings have no weight decay."""
         exempt = _without_decay(self.model)
         groups: dict[tuple[float, bool], ParameterGroup] = {}
         for name, parameter in self.model.named_parameters():
@@ -162,9 +165,9 @@ class CLIPModel(BatchNetwork):
         return list(groups.values())
 
     def train(self, mode: bool = True) -> "CLIPModel":
-        """Switch between training and evaluation; what is frozen stays in evaluation."""
+        """Switch between training and evaluation mode; frozen layers stay in evaluation mode."""
         super().train(mode)
-        self._cached_classes = None  # averaged weights are swapped in around evaluations in a way that leaves no trace
+        self._cached_classes = None  # swaps with averaged weights are not recognised by _stamp
         for module in self.model.modules() if mode else ():
             parameters = list(module.parameters())
             if parameters and not any(p.requires_grad for p in parameters):
@@ -172,7 +175,7 @@ class CLIPModel(BatchNetwork):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is only kept to save time: weak references cannot be pickled."""
+        """Leave out the cache, whose weak references cannot be pickled."""
         return {**self.__dict__, "_cached_classes": None}
 
     def _embed_images(self, x: Tensor) -> Tensor:
@@ -184,24 +187,24 @@ class CLIPModel(BatchNetwork):
             return _unit(self.model.encode_text(text))
 
     def _embed_texts_and_classes(self, texts: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
-        """Embed (B, L) texts by name, and the C classes: (C, d)."""
+        """Embed texts (B, L) by part, and the C classes: (C, d)."""
         tokens = self._tokens_on(self.model.logit_scale.device)
         if self.freeze_text is True or not (self.training or torch.is_grad_enabled()):
             return _in_one_call(self._embed_texts, texts), self._kept_classes(tokens)
-        prompts = object()  # a name that no part has
+        prompts = object()  # a key that no part has
         embedded = _in_one_call(self._embed_texts, {**texts, prompts: tokens.flatten(0, 1)})
         return embedded, _class_means(embedded.pop(prompts), tokens)
 
     def _kept_classes(self, tokens: Tensor) -> Tensor:
-        """The classes without graph, computed again only after the text tower has changed.
+        """The class embeddings without graph, which are computed again only if the text tower has changed.
 
-        Where weights are divided over processes they are computed every time: gathered weights do not tell whether they
-        have changed, and all processes must take part in gathering them.
+        If weights are divided over processes, they are computed every time: changes of gathered weights cannot be
+        detected, and all processes must take part in gathering them.
         """
         sources = [p for name, p in self.model.named_parameters() if name in self._depths and not _is_image(name)]
         stamp = _stamp([*sources, tokens])
         if self._cached_classes is None or self._cached_classes[0] != stamp or is_gathered(self):
-            # Neither an inference tensor: the images may be trained with these.
+            # no inference tensor, since the image tower may be trained with these
             with torch.inference_mode(False), torch.no_grad():
                 rows = [self._embed_texts(some) for some in torch.split(tokens.flatten(0, 1), _TEXTS_AT_ONCE)]
                 self._cached_classes = stamp, _class_means(torch.cat(rows), tokens)
@@ -223,15 +226,15 @@ class CLIPModel(BatchNetwork):
                 "class_tokens. Use one that describes its classes by prompts, such as ContinualCLIPDataModule."
             )
         if self._class_tokens.device != device:
-            with torch.inference_mode(False):  # training may go on with them
+            with torch.inference_mode(False):  # usable in training, too
                 self._class_tokens = self._class_tokens.to(device)
         return self._class_tokens
 
 
 def _stamp(sources: list[Tensor]) -> Any:
-    """What is another if tensors are others, were written to or lie elsewhere, or the precision is another."""
+    """A value that changes if the tensors are replaced, modified or moved, or if the precision changes."""
     kind = sources[0].device.type
-    # an inference tensor does not count its changes, so that it never is what it was
+    # inference tensors have no version counter and count as changed
     versions = (object() if s.is_inference() else s._version for s in sources)
     tensors = [(WeakIdRef(s), version, s.data_ptr()) for s, version in zip(sources, versions, strict=True)]
     return tensors, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
@@ -242,7 +245,7 @@ def _unit(features: Tensor) -> Tensor:
 
 
 def _class_means(prompts: Tensor, tokens: Tensor) -> Tensor:
-    """Embeddings of C * T prompts to those of C classes."""
+    """Compute the embeddings of C classes from those of C * T prompts."""
     return normalize(prompts.view(*tokens.shape[:2], -1).mean(1), dim=-1)
 
 
@@ -274,7 +277,7 @@ def _created(config: CLIPConfig) -> Any:
     kind = open_clip.CustomTextCLIP if arguments.pop("custom_text", False) or from_hugging_face else open_clip.CLIP
     try:
         return kind(**arguments)
-    except Exception as error:  # open_clip, timm and transformers each raise their own
+    except Exception as error:  # open_clip, timm and transformers raise errors of many classes
         raise ConfigError(
             f"open_clip cannot build name={config.name!r} ({type(error).__name__}: {_short(error)})."
         ) from error
@@ -304,7 +307,7 @@ def _load(model: nn.Module, config: CLIPConfig, pretrained: str) -> None:
             model.load_state_dict(_network_of(pretrained))
         else:
             open_clip.load_checkpoint(model, pretrained)
-    except Exception as error:  # unpickling, safetensors and load_state_dict each raise their own
+    except Exception as error:  # unpickling, safetensors and load_state_dict raise errors of many classes
         raise ConfigError(
             f"pretrained={pretrained!r} does not hold the weights of {config.name!r}: {_short(error)}"
         ) from error
@@ -320,7 +323,7 @@ def _load_from_hub(model: nn.Module, config: CLIPConfig, tag: str, weights: dict
         )
     try:
         open_clip.load_checkpoint(model, open_clip.download_pretrained(weights))
-    except Exception as error:  # the hub's client raises errors of no common class
+    except Exception as error:  # the hub's client raises errors of many classes
         raise ConfigError(
             f"pretrained={tag!r}: the weights of {config.name!r} could not be had ({type(error).__name__}: "
             f"{_short(error)}). Without a connection, download the file from https://huggingface.co/"
@@ -345,7 +348,7 @@ def _is_image(name: str) -> bool:
 
 
 def _depths(model: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """How far below the top of its tower each parameter is: 0 for the projection, 1 for the last block, and so on."""
+    """For every parameter its depth below the top of its tower: 0 for the projection, 1 for the last block, ..."""
     names = [name for name, _ in model.named_parameters() if not name.startswith("logit_")]
     images, texts = [n for n in names if _is_image(n)], [n for n in names if not _is_image(n)]
     trunk = getattr(model.visual, "trunk", None)
@@ -390,7 +393,7 @@ def _checkpoint(model: Any, name: str) -> None:
 def _without_decay(model: Any) -> set[str]:
     names = set(model.no_weight_decay())
     trunk = getattr(model.visual, "trunk", None)
-    if trunk is not None and hasattr(trunk, "no_weight_decay"):  # a network of timm, which open_clip does not ask
+    if trunk is not None and hasattr(trunk, "no_weight_decay"):  # a network of timm
         names |= {f"visual.trunk.{name}" for name in trunk.no_weight_decay()}
     return names
 

@@ -1,4 +1,4 @@
-"""The last layer of a network, which starts afresh when the network is given another task."""
+"""The head (last layer) of a network, and its new initialisation for another task."""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,10 +10,10 @@ from fcco_lightning.errors import ConfigError
 
 @runtime_checkable
 class HasHead(Protocol):
-    """A network that knows its last layer."""
+    """A network that declares its head."""
 
     def head(self) -> nn.Module:
-        """The layer (or layers) that makes scores of features."""
+        """The layer (or layers) from features to scores."""
 
 
 def head_of(network: nn.Module, name: str | None = None) -> nn.Module:
@@ -21,11 +21,11 @@ def head_of(network: nn.Module, name: str | None = None) -> nn.Module:
 
     Args:
         network: the network.
-        name: of the head among the network's submodules, such as "fc" or "layers.4"; None for what the network itself
-            says is its head.
+        name: name of the head among the network's submodules, such as "fc" or "layers.4"; None for the head that the
+            network declares.
 
     Raises:
-        ConfigError: if there is no such submodule, if the network does not know its head, or if a part of the head has
+        ConfigError: if there is no such submodule, if the network declares no head, or if a layer of the head has
             parameters but no ``reset_parameters``.
     """
     if name is not None:
@@ -54,11 +54,11 @@ def head_of(network: nn.Module, name: str | None = None) -> nn.Module:
 
 
 def renew(head: nn.Module, seed: int) -> None:
-    """Give all layers of a head the values that new ones have, in place; the global random streams stay as they are.
+    """Initialise all layers of a head anew, in place, without a change of the global random streams.
 
     Args:
-        head: as :func:`head_of` returns it.
-        seed: of the random numbers, the same on all processes.
+        head: the result of :func:`head_of`.
+        seed: seed of the random numbers, the same on all processes.
     """
     devices = sorted({p.device.index for p in head.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices), torch.no_grad():

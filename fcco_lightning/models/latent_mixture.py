@@ -15,13 +15,13 @@ from fcco_lightning.models.outputs import LatentVectors
 class LatentMixture(BatchNetwork):
     r"""``p(1 | x) = sum_z p(z | x) sigmoid(<a_x, a_z>)``, ``p(z | x)`` proportional to ``exp(<e_x, e_z>)``.
 
-    A batch with the parts "target" and "latent" gives :class:`~fcco_lightning.models.LatentVectors` of its samples and
-    of the values z whose numbers are the column ``index`` of the second part.  A batch of samples alone, as in
-    evaluation, gives the log-odds of p(1 | x), shape (B,), with the sum over all values.
+    For a batch with the parts "target" and "latent" the outputs are :class:`~fcco_lightning.models.LatentVectors` of
+    its samples and of the values z in the column ``index`` of the second part.  For a batch of samples alone, as in
+    evaluation, they are the log-odds of p(1 | x), shape (B,), with the sum over all values.
 
     Args:
-        features: makes 2 d numbers of ``x``, shape (B, 2 d): the first d are e_x, the others a_x (a constant is added
-            to both); layers of unknown input width are sized from the data.
+        features: network from ``x`` to shape (B, 2 d): the first d numbers are e_x, the others a_x (a constant 1 is
+            appended to both); lazy layers get their input width from the data.
         num_latent: number of values of z, >= 2.
         dim: d, >= 1.
     """
@@ -33,7 +33,7 @@ class LatentMixture(BatchNetwork):
         nn.init.normal_(self.vectors.weight, std=dim**-0.5)
 
     def forward(self, batch: Any) -> Any:
-        """LatentVectors by part, or the log-odds of samples alone."""
+        """Return LatentVectors by part, or the log-odds for samples alone."""
         (target, columns), *others = batch.items()
         features = self.features(columns["x"])
         if features.dim() != 2 or features.shape[1] != 2 * self.dim:

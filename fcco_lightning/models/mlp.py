@@ -1,4 +1,4 @@
-"""Multi-layer perceptron."""
+"""The multi-layer perceptron."""
 
 from collections.abc import Sequence
 from typing import Literal, get_args
@@ -13,20 +13,21 @@ _ACTIVATIONS: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": n
 
 
 class TabularMLP(nn.Module):
-    r"""``x -> Linear -> ReLU -> ... -> Linear``, or with another activation in the place of ReLU.
+    r"""A perceptron ``x -> Linear -> ReLU -> ... -> Linear``, or with another activation instead of ReLU.
 
     Args:
         hidden: widths of the hidden layers; empty for a linear model.
-        out_features: scores per sample; with 1 the output has shape (B,), otherwise (B, out_features).
-        in_features: columns of x; None takes them from the first batch.
-        dropout: probability after every hidden layer, in [0, 1).
-        batch_norm: normalise every hidden layer.
+        out_features: number of scores per sample; with 1 the output has shape (B,), otherwise (B, out_features).
+        in_features: number of columns of x; None takes it from the first batch.
+        dropout: dropout probability after every hidden layer, in [0, 1).
+        batch_norm: whether every hidden layer has a BatchNorm.
         activation: "relu", "sigmoid" or "tanh".
-        bias: whether layers have a constant.
-        flatten: whether all numbers of a sample, such as those of an image, are one row of features.
-        offset: added to the outputs; about the mean of a label that is a number, or the log-odds of a rare class.
-        scale: > 0, with which the last layer is multiplied before; about the deviation of such a label, so that steps
-            are of its size.
+        bias: whether layers have a bias.
+        flatten: whether all numbers of a sample, such as an image, are flattened to one row of features.
+        offset: constant that is added to the outputs, about the mean of a label in regression, or the log-odds of a
+            rare class.
+        scale: factor > 0 on the last layer's outputs; in regression, about the standard deviation of the label, so that
+            updates have the right size.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class TabularMLP(nn.Module):
         self.offset, self.scale = finite("offset", offset), positive("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of the rows of x, shape (B, in_features), or (B, ...) to flatten -> (B,) or (B, out_features)."""
+        """Scores (B,) or (B, out_features) of x (B, in_features), or (B, ...) with ``flatten``."""
         scores: Tensor = self.layers(x)
         if (self.offset, self.scale) != (0.0, 1.0):
             scores = self.offset + self.scale * scores

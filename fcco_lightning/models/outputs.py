@@ -1,4 +1,4 @@
-"""What networks return that give more than one tensor."""
+"""Outputs of networks that return more than one tensor."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 class Embeddings(NamedTuple):
-    """What a network of two towers returns for image-text pairs.
+    """Outputs of a network of two towers for image-text pairs.
 
     Attributes:
-        image: embeddings of the images, shape (B, d), rows of length 1.
-        text: embeddings of the texts, likewise.
+        image: embeddings of the images, shape (B, d), with unit rows.
+        text: embeddings of the texts, shape (B, d), with unit rows.
     """
 
     image: Tensor
@@ -18,11 +18,11 @@ class Embeddings(NamedTuple):
 
 
 class ClassVectors(NamedTuple):
-    """What a classifier over very many classes returns in training: logits are products of vectors.
+    """Outputs of a classifier over many classes in training, whose inner products are logits.
 
     Attributes:
-        vector: features of a sample, or the vector of a class, shape (B, d).
-        own: the vector of the sample's own class, or of the class, likewise.
+        vector: features of the samples, or vectors of the classes, shape (B, d).
+        own: vectors of the samples' own classes, or of the classes, shape (B, d).
     """
 
     vector: Tensor
@@ -30,11 +30,11 @@ class ClassVectors(NamedTuple):
 
 
 class LatentVectors(NamedTuple):
-    """What a mixture over a latent variable returns in training: both probabilities come from products of vectors.
+    """Outputs of a mixture over a latent variable in training, see :class:`~fcco_lightning.models.LatentMixture`.
 
     Attributes:
-        affinity: e of a sample or of a value of the latent variable, shape (B, d).
-        response: a of a sample or of a value, shape (B, d').
+        affinity: e of samples or of values of the latent variable, shape (B, d).
+        response: a of samples or of values of the latent variable, shape (B, d').
     """
 
     affinity: Tensor

@@ -8,14 +8,14 @@ from fcco_lightning.models.head import head_of
 
 
 class GaussianPerturbation(nn.Module):
-    r"""``network(x + std * z)`` with ``z ~ N(0, 1)`` in training, ``network(x)`` in evaluation.
+    r"""``network(x + std * z)`` with ``z ~ N(0, I)`` in training, ``network(x)`` in evaluation.
 
-    Every row of x has a perturbation of its own, so that the copies of a sample in a batch of
-    :meth:`~fcco_lightning.BatchPlan.repeated` are independent draws.  A second forward pass of the same step (at the
-    previous weights) draws the same perturbations.
+    Every row of x has an independent perturbation, so that the copies of a sample in a batch of
+    :meth:`~fcco_lightning.BatchPlan.repeated` are independent draws.  A second forward pass in the same step (at
+    previous weights) has the same perturbations.
 
     Args:
-        network: what is called with the perturbed input; it may be sized lazily.
+        network: the network, which is called with the perturbed input; it may have lazy layers.
         std: standard deviation of the perturbation, in the unit of x, > 0.
 
     Raises:
@@ -27,7 +27,7 @@ class GaussianPerturbation(nn.Module):
         self.network, self.std = network, positive("std", std)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of x, whatever the network's shape of them is."""
+        """The network's outputs for the (perturbed) x."""
         scores: Tensor = self.network(x + self.std * torch.randn_like(x) if self.training else x)
         return scores
 

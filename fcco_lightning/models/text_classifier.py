@@ -1,4 +1,4 @@
-"""Any text network of the transformers library with a head for classes."""
+"""Text networks of the transformers library with a classification head."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,22 +13,22 @@ from fcco_lightning.models.base import BatchNetwork, ParameterGroup
 
 
 class TextClassifier(BatchNetwork):
-    """Text network of ``transformers``, its ``AutoModelForSequenceClassification``, with a fresh head.
+    """An ``AutoModelForSequenceClassification`` of ``transformers`` with a newly initialised head.
 
-    Its input is ``x`` (B, L) int64, the tokens of every text with -1 behind its end; a text's scores do not depend on
-    how much stands there.  Weight decay does not apply to biases and normalisations.
+    Its input is ``x`` (B, L) int64, the tokens of every text, padded with -1; the scores do not depend on the amount of
+    padding.  Biases and normalisations have no weight decay.
 
     Args:
         name: local folder of a network, or hub id such as "distilbert-base-uncased".
-        num_outputs: scores per text; with 1 the output has shape (B,), otherwise (B, num_outputs).
-        config: instead of a name: the configuration of a network that starts from random weights, with its
-            ``model_type``, such as {model_type: bert, vocab_size: 4000, hidden_size: 128, num_hidden_layers: 2}.
-        pretrained: take the weights of ``name``, too; without, its configuration only.
-        **kwargs: what the configuration of ``name`` is to be changed in, such as ``dropout``.
+        num_outputs: number of scores per text; with 1 the output has shape (B,), otherwise (B, num_outputs).
+        config: instead of a name, the configuration of a network with random weights, with its ``model_type``, such as
+            {model_type: bert, vocab_size: 4000, hidden_size: 128, num_hidden_layers: 2}.
+        pretrained: whether to load the weights of ``name``, too, not only its configuration.
+        **kwargs: changes of the configuration of ``name``, such as ``dropout``.
 
     Raises:
         ConfigError: unless exactly one of ``name`` and ``config`` is given, if transformers has no such network or is
-            not installed, or if the weights cannot be had.
+            not installed, or if the weights cannot be loaded.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class TextClassifier(BatchNetwork):
         self.model = _random(settings) if name is None else _from_name(name, settings, pretrained=pretrained)
         self.model.train()
         self.single = num_outputs == 1
-        if self.model.config.pad_token_id is None:  # networks that read from left to right score the last token
+        if self.model.config.pad_token_id is None:  # causal networks score the last token
             end, size = self.model.config.eos_token_id, self.model.config.vocab_size
-            # of a smaller vocabulary than the kind of network usually has, the end of a text may lie beyond it
+            # the default end token may lie outside of a small vocabulary
             self.model.config.pad_token_id = end if isinstance(end, int) and end < size else 0
 
     def forward(self, batch: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -60,10 +60,10 @@ class TextClassifier(BatchNetwork):
         return {name: self._scores(columns["x"]) for name, columns in batch.items()}
 
     def adapt(self, datamodule: Any) -> None:
-        """Make sure that the network knows the datamodule's tokens, and takes as many.
+        """Check that the datamodule's tokens and lengths of texts are within the network's limits.
 
         Raises:
-            ConfigError: naming what the datamodule has more of.
+            ConfigError: if the datamodule exceeds a limit.
         """
         config = self.model.config
         pairs = {"vocab_size": config.vocab_size, "max_length": getattr(config, "max_position_embeddings", None)}
@@ -77,13 +77,13 @@ class TextClassifier(BatchNetwork):
                 )
 
     def parameter_groups(self) -> list[ParameterGroup]:
-        """Trained parameters with weight decay (matrices) and without (biases, normalisations)."""
+        """Groups of trained parameters with weight decay (matrices) and without (biases, normalisations)."""
         trained = [p for p in self.parameters() if p.requires_grad]
         groups = [ParameterGroup([p for p in trained if (p.ndim > 1) == decay], decay=decay) for decay in (True, False)]
         return [group for group in groups if group.params]
 
     def head(self) -> nn.Module:
-        """All that follows the network's own features."""
+        """All layers after the base network."""
         body = self.model.base_model_prefix
         return nn.ModuleList(part for name, part in self.model.named_children() if name != body)
 
@@ -100,7 +100,7 @@ def _random(settings: dict[str, Any]) -> Any:
     try:
         config = transformers.AutoConfig.for_model(kind, **settings)
         return transformers.AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-    except (ValueError, TypeError, KeyError) as error:  # each kind of network checks its configuration in its own way
+    except (ValueError, TypeError, KeyError) as error:  # each type of network checks its configuration itself
         raise ConfigError(
             f"config={{'model_type': {kind!r}, ...}} makes no network that scores texts ({_short(error)}). Name one of "
             "transformers.AutoModelForSequenceClassification, such as bert or distilbert, and its own arguments."
@@ -115,7 +115,7 @@ def _from_name(name: str, settings: dict[str, Any], *, pretrained: bool) -> Any:
         if not pretrained:
             return kind.from_config(config, trust_remote_code=False)
         return kind.from_pretrained(name, config=config, ignore_mismatched_sizes=True, trust_remote_code=False)
-    except Exception as error:  # the hub's client and the readers of formats raise errors of no common class
+    except Exception as error:  # the hub's client and readers raise errors of many classes
         fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
         raise ConfigError(
             f"name={name!r}: the network could not be had, {fault} (working directory: {Path.cwd()}; {_short(error)}). "

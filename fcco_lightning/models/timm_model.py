@@ -1,4 +1,4 @@
-"""Any image network of the timm library, with the few outputs that the objectives ask for."""
+"""Image networks of the timm library with a new head."""
 
 import difflib
 from pathlib import Path
@@ -11,21 +11,21 @@ from fcco_lightning.errors import ConfigError, did_you_mean
 
 
 class TimmModel(nn.Module):
-    """Image network of ``timm`` with a fresh head.
+    """An image network of ``timm`` with a newly initialised head.
 
     Args:
         name: a name of ``timm.list_models()``, with or without a tag ("resnet18", "resnet18.a1_in1k").
-        num_outputs: scores per image; with 1 the output has shape (B,), otherwise (B, num_outputs).
-        pretrained: fetch timm's weights from the hub (kept in its cache folder).
-        checkpoint_path: local file of weights with timm's names (.safetensors, .bin, .pth) instead; its head is kept
-            if it has ``num_outputs`` outputs, everything else must fit.
-        in_chans: channels of an image; pretrained first layers are adapted.
+        num_outputs: number of scores per image; with 1 the output has shape (B,), otherwise (B, num_outputs).
+        pretrained: whether to download timm's weights from the hub (to its cache folder).
+        checkpoint_path: local file of weights with timm's names (.safetensors, .bin, .pth) instead; its head is used
+            if it has ``num_outputs`` outputs, and all other weights must fit.
+        in_chans: number of channels of an image; pretrained first layers are adapted.
         drop_rate: dropout probability before the head, in [0, 1).
-        freeze_backbone: train the head only; the backbone then also keeps its batch statistics.
+        freeze_backbone: whether to train only the head; the backbone then also keeps its BatchNorm statistics.
         **kwargs: further arguments of ``timm.create_model``.
 
     Raises:
-        ConfigError: if timm has no such model, or the weights cannot be had or do not fit.
+        ConfigError: if timm has no such model, or the weights cannot be loaded or do not fit.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class TimmModel(nn.Module):
         if freeze_backbone:
             self.model.requires_grad_(False)
             self.head().requires_grad_(True)
-            self.train()  # otherwise its batch statistics would move
+            self.train()  # else its BatchNorm statistics would change
 
     @property
     def data_config(self) -> dict[str, Any]:
-        """What the network expects of images: ``input_size`` (C, H, W), ``mean``, ``std``, ``crop_pct``, ..."""
+        """The required preprocessing of images: ``input_size`` (C, H, W), ``mean``, ``std``, ``crop_pct``, ..."""
         from timm.data.config import resolve_model_data_config  # noqa: PLC0415  (slow to import)
 
         return dict(resolve_model_data_config(self.model))  # type: ignore[no-untyped-call]
@@ -78,7 +78,7 @@ class TimmModel(nn.Module):
         return scores.squeeze(1) if self.single else scores
 
     def train(self, mode: bool = True) -> "TimmModel":
-        """Switch between training and evaluation; a frozen backbone stays in evaluation."""
+        """Switch between training and evaluation mode; a frozen backbone stays in evaluation mode."""
         super().train(mode)
         if self.freeze_backbone:
             self.model.eval()
@@ -86,7 +86,7 @@ class TimmModel(nn.Module):
         return self
 
     def head(self) -> nn.Module:
-        """The classifier that timm names, or its classifiers."""
+        """The classifier, or classifiers, by timm's ``get_classifier``."""
         classifier = self.model.get_classifier()  # type: ignore[operator]
         return nn.ModuleList(classifier if isinstance(classifier, tuple) else [classifier])
 
@@ -132,8 +132,8 @@ def _from_file(name: str, path: str, arguments: dict[str, Any]) -> nn.Module:
     fresh = _create(name, arguments)
     try:
         state = load_state_dict(path)
-        # The head of another task gives way to the fresh one; timm then loads strictly, so a file of another network
-        # is refused instead of being passed over.
+        # A head of another task is replaced by the new one; timm then loads strictly, so that a file of another network
+        # is refused instead of ignored.
         for key, value in _head_of(fresh).items():
             if key not in state or state[key].shape != value.shape:
                 state[key] = value

@@ -1,4 +1,4 @@
-"""Embeddings of two views of a sample."""
+"""A network for embeddings of two views of a sample."""
 
 from typing import Any, ClassVar
 
@@ -15,14 +15,14 @@ from fcco_lightning.models.outputs import Embeddings
 
 
 class TwoViews(BatchNetwork):
-    """Unit embeddings of two views of every sample in training, of the sample itself in evaluation.
+    """Unit embeddings of two views of every sample in training, and of the sample itself in evaluation.
 
-    The views are the columns ``x`` and ``x2`` of a batch, as a data set with ``views: 2`` gives them; where there is no
-    ``x2``, both are made of ``x`` by Gaussian noise.  In evaluation the output is one embedding, shape (B, d).
+    The views are the columns ``x`` and ``x2`` of a batch, as from a data set with ``views: 2``; without ``x2`` both are
+    ``x`` with different Gaussian noise.  In evaluation the output is one embedding, shape (B, d).
 
     Args:
-        network: makes vectors of shape (B, d) of a view; layers of unknown input width are sized from the data.
-        std: standard deviation of the noise added to every view in training, in the unit of x, >= 0.
+        network: network from a view to vectors of shape (B, d); lazy layers get their input width from the data.
+        std: standard deviation of the noise that is added to every view in training, in the unit of x, >= 0.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("x", "x2")
@@ -32,7 +32,7 @@ class TwoViews(BatchNetwork):
         self.network, self.std = network, non_negative("std", std)
 
     def forward(self, batch: Any) -> Any:
-        """Embeddings of both views by part; in evaluation one embedding."""
+        """Return the embeddings of both views by part; in evaluation one embedding."""
         return {name: self._both_views(columns) for name, columns in batch.items()}
 
     def _both_views(self, columns: Columns) -> Any:
