@@ -28,7 +28,7 @@ class SONEX(SingleLoop):
         gamma_prime: weight of the correction, >= 0, or ``theory`` (Thm 4.7); 0 saves the second forward pass.
         lam: outer smoothing, > 0; None for .01, or for the objective's outer function
             :attr:`~fcco_lightning.Objective.recommended_lam`, if FCCOModule trains as the objective recommends.
-        fresh: take the outer gradient at the new u_i instead.
+        fresh: whether the outer gradient is taken at the new u_i instead of the old one.
         objective_gamma: gamma for the objective's inner functions (SONEX paper, F.3); as ``gamma`` if None.
         objective_gamma_prime: gamma' for the objective's inner functions; as ``gamma_prime`` if None.
 

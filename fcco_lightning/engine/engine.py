@@ -453,7 +453,7 @@ class Engine:
     def _now_and_before(
         self, measurable: Measurable, inputs: tuple[Any, Any], outputs: Outputs
     ) -> tuple[_Measured, Rows | None]:
-        """What an objective or constraint measures at the present weights, and without graph at the previous ones."""
+        """The measurements of an objective or constraint at the present and, without graph, at the previous weights."""
         assert outputs.before is not None and outputs.previous is not None  # noqa: S101, PT018 - the caller has seen
         samples = self.problem.row_parameters
         columns = outputs.columns if samples is None else samples.at_previous(outputs.columns)

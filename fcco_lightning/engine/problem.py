@@ -77,7 +77,7 @@ class Problem(nn.Module):
         multipliers_of_terms: the stored multipliers of every constraint; empty with a penalty.
         units_known: whether the multipliers are known to have their unit.
         settles: whether parameters of the objective's outer function are set to the best values for its rows.
-        loaded: whether a state was loaded since a batch was trained on.
+        loaded: whether a state was loaded since the last trained batch.
     """
 
     objective: Objective

@@ -1,4 +1,4 @@
-"""What a stored state belongs to, and what must be loaded beside it."""
+"""Checks that a loaded engine state belongs to the problem, and that rows and optimizer were loaded with it."""
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from fcco_lightning.objectives import Objective
 def what_is_solved(
     objective: Objective, constraints: Sequence[Constraint], penalty: Enforcement | None
 ) -> dict[str, Any]:
-    """The problem to which rows belong, by name; numbers such as kappas may change on resuming."""
+    """A description of the problem to which rows belong; numbers such as kappas may change on resuming."""
     rule = penalty or AdaptivePenalty()
     enforcement = (
         f"{type(rule).__name__}(decisions={rule.decisions})" if isinstance(rule, Multipliers) else "a fixed penalty"
@@ -50,7 +50,7 @@ def _description(part: Any) -> str:
 
 
 def remembers(problem: Problem) -> bool:
-    """Whether a problem remembers anything of a batch, as far as this process holds it."""
+    """Whether the rows of this process contain information from any batch."""
     tables = [*problem.states, *([] if problem.row_parameters is None else [problem.row_parameters.state])]
     counts = [term.counts for term in problem.all_terms if term.counts is not None]
     units = [multipliers.unit for multipliers in problem.multipliers_of_terms]
@@ -64,18 +64,18 @@ def remembers(problem: Problem) -> bool:
 def require_whole(
     stored: Mapping[str, Any] | None, problem: Problem, memories: Collection[str], optimizer: Optimizer
 ) -> None:
-    """Look at what must have been loaded together, before the first batch behind it.
+    """Check before the first batch after loading that states which belong together were loaded together.
 
-    What would begin anew by the side of rows is only warned of: it may be meant to.
+    A missing state of the algorithm or the optimizer only causes a warning, as it may be intended.
 
     Args:
-        stored: the engine's state, if it was loaded; the rows otherwise were.
-        problem: whose rows are not part of it.
-        memories: what the algorithm remembers beside rows, by name.
-        optimizer: of the user, which is not part of it either.
+        stored: the engine's state; None if only the rows were loaded.
+        problem: the problem, whose rows are not part of that state.
+        memories: names of the algorithm's states besides the rows.
+        optimizer: the user's optimizer, which is not part of that state either.
 
     Raises:
-        CheckpointError: if the problem has remembered something then and remembers nothing now.
+        CheckpointError: if the engine's state was saved with rows that are missing now.
     """
     if stored is None:
         if memories and remembers(problem):

@@ -185,7 +185,7 @@ class Term(nn.Module):
         return self.multipliers.at(values).cpu().double()
 
     def seen(self, now: Rows, before: Rows | None, outputs: Any, columns: Any) -> Seen:
-        """What a batch contains of the term.
+        """The part of the term that a batch contains.
 
         Args:
             now: the measurement at the present weights.

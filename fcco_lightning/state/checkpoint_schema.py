@@ -73,7 +73,7 @@ class AveragesState(TypedDict, total=False):
 
 
 class _Samples(TypedDict):
-    """What identifies a training split: its number of rows, and digests of its columns."""
+    """The identity of a training split: its number of rows, and digests of its columns."""
 
     rows: int
     contents: dict[str, str]
@@ -88,7 +88,7 @@ class _Problem(TypedDict):
 
 
 class EngineState(TypedDict):
-    """What an :class:`~fcco_lightning.Engine` remembers beside rows; the entries of an algorithm are not checked."""
+    """The state of an :class:`~fcco_lightning.Engine` besides rows; the entries of an algorithm are not checked."""
 
     algorithm: _NamedColumn
     samples_before: NotRequired[dict[str, Tensor]]

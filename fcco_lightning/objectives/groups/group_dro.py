@@ -226,10 +226,10 @@ class CVaRGroupDRO(_ShiftedGroupObjective):
     Source: SONEX paper, eq. (10), ALEXR paper, F.1.
 
     s is trained with the network, without weight decay; ``--model.schedule.objective_lr`` sets its step size.  A
-    trained s slows down short runs: it changes by at most about that step size per update, and groups with risks below
-    it have no gradient.  So by default :class:`~fcco_lightning.FCCOModule` sets s to the minimiser for the remembered
-    risks (of the smoothed function, if the algorithm smooths) after every update, at a cost of O(n).  This needs an
-    algorithm that remembers the risks (SONEX, SONX, SOX, MSVR, ALEXR2), ``threshold=None``, and at most 2,000 groups.
+    trained s slows down short runs: it moves by about that step size per update, and groups with risks below it have no
+    gradient.  So by default :class:`~fcco_lightning.FCCOModule` sets s to the minimiser for the remembered risks (of
+    the smoothed function, if the algorithm smooths) after every update, at a cost of O(n).  This needs an algorithm
+    that remembers the risks (SONEX, SONX, SOX, MSVR, ALEXR2), ``threshold=None``, and at most 2,000 groups.
 
     In an FCCOModule there are two more defaults (``pretrain=None`` switches off all three).  SONEX smooths f such that
     the weight of a group rises from 0 to its maximum while its risk rises from s to s + 1/2 (:attr:`recommended_lam` =
