@@ -1,6 +1,7 @@
 """The engine, which takes a batch from the loader's columns to the optimizer step, and the interface of algorithms."""
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -8,6 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
 from fcco_lightning.constraints import Constraint
@@ -238,6 +241,7 @@ class Engine:
     _looked_at: list[Tensor]
     _gradients: list[Tensor]
     _stored: Mapping[str, Any] | None = None  # a state that was loaded, until a batch is trained on
+    _in_training: bool = False  # whether the network was in training mode for the last batch
 
     def __init__(
         self,
@@ -336,6 +340,14 @@ class Engine:
                 f"parameters were unfrozen or added since Engine.follow_parameters, {own[0]} among them: call it after "
                 "such a change. Under a Trainer unfreeze layers at the start of an epoch, as a callback of "
                 "BaseFinetuning does."
+            )
+        network, before = self.functions.network, self._in_training
+        self._in_training = network.training
+        if before and not network.training and any(isinstance(m, (_BatchNorm, _DropoutNd)) for m in network.modules()):
+            warnings.warn(
+                "the network is in evaluation mode since the last batch, so that its dropout is off and statistics of "
+                "BatchNorm stand still. Call network.train() after an evaluation.",
+                stacklevel=3,
             )
         if self._stored is not None or self.problem.loaded:
             memories = self.algorithm.state_dict().keys() - {"name"}

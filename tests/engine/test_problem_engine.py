@@ -366,6 +366,21 @@ def test_parameters_that_nobody_would_train_rightly_are_refused_and_nothing_chan
     assert not equal(before, training.everything())
 
 
+@pytest.mark.parametrize("hidden", [plain, with_dropout, with_batch_norm])
+def test_a_network_that_an_evaluation_has_left_in_its_mode_is_told_of_once(hidden, recwarn):
+    training = Training(SOX(), hidden)
+    training.network.eval()  # as whoever fine-tunes with fixed statistics wants it
+    training.step(make_batch(0))
+    training.network.train()
+    training.step(make_batch(1))
+    assert not recwarn
+    training.network.eval()
+    for seed in range(2, 4):
+        training.step(make_batch(seed))
+    told = ["network is in evaluation mode since the last batch" in str(w.message) for w in recwarn]
+    assert told == [True] * (hidden is not plain)
+
+
 # ---------------------------------------------------------------------------------------------- states that are loaded
 
 
