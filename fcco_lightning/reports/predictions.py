@@ -7,7 +7,9 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_info  # type: ignore[attr-defined]
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
+from torch import Tensor
 
+from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation import Split, concatenate
 from fcco_lightning.inference import prediction_table, write_table
 from fcco_lightning.training import FCCOModule
@@ -19,6 +21,9 @@ class PredictionWriter(BasePredictionWriter):
     Args:
         folder: folder of the file; None for the run's folder.
         out: path of a file to write instead, CSV or Parquet by its suffix.
+
+    Raises:
+        DataError: while predicting, if the network's outputs are several tensors, such as embeddings of pairs.
     """
 
     def __init__(self, folder: str | None = None, out: str | None = None) -> None:
@@ -36,6 +41,11 @@ class PredictionWriter(BasePredictionWriter):
             return
         parts = [Split(p["output"], {"index": p["index"]}) for p in predictions]
         everything, columns_of = concatenate(parts, pl_module.processes)
+        if not isinstance(everything, Tensor):
+            raise DataError(
+                f"a table of predictions has a row of scores for every sample, and the network returned "
+                f"{type(everything).__name__}, several tensors. Take them from trainer.predict(module, data) in Python."
+            )
         folder = Path(self.folder or trainer.log_dir or trainer.default_root_dir)  # log_dir is a collective call
         if not trainer.is_global_zero:
             return

@@ -14,6 +14,7 @@ from fcco_lightning.data.datamodules import Architecture, PairDataModule, Pairs
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models import CLIPModel
 from fcco_lightning.objectives import GlobalContrastive
+from fcco_lightning.reports import PredictionWriter
 from tests.conftest import QUIET
 
 IMAGES = 20
@@ -86,6 +87,9 @@ def test_recall_is_logged_and_the_figure_of_merit(folder):
     assert tested["test_text_to_image_recall_at_5"] == 1
     assert learner.evaluation.figure_of_merit() == "mean_recall"
     assert not np.isnan(tested["test_mean_recall"])
+    trainer = Trainer(accelerator="cpu", callbacks=[PredictionWriter()], **QUIET)
+    with pytest.raises(DataError, match=r"returned Embeddings, several tensors\. Take them from trainer\.predict"):
+        trainer.predict(learner, data)
 
 
 @pytest.mark.parametrize(
