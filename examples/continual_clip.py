@@ -63,9 +63,9 @@ def main() -> None:
     if weights.exists():
         print(f"pretrained already: {weights}")
     else:
-        part = weights.parent.with_suffix(".part")  # renamed once it is complete
-        fit("digits_pretrain", part, given.seed, "--checkpoint.dirpath", str(part), *data)
-        part.rename(weights.parent)
+        part = weights.parent / "part"  # from which the weights are taken once they are complete
+        fit("digits_pretrain", weights.parent, given.seed, "--checkpoint.dirpath", str(part), *data)
+        (part / "last.ckpt").rename(weights)
     for method in METHODS:
         start = ["--model.network.pretrained", str(weights), "--checkpoint.dirpath", str(given.out / method)]
         fit(f"digits_{method}", given.out / method, given.seed, *start, *finetuning)

@@ -37,8 +37,8 @@ def print_front(options: Sequence[str], kappas: str | None, factors: str, out: s
         ConfigError: see :func:`points`, and if the folder holds points of another front.
     """
     folder = Path(out)
-    config = yaml.safe_load(fit_apart([*options, "--print_config"]))
-    planned = points(config, _numbers("kappas", kappas) if kappas else None, _numbers("factors", factors))
+    given = _numbers("kappas", kappas) if kappas else None, _numbers("factors", factors)
+    planned = points(yaml.safe_load(fit_apart([*options, "--print_config"])), *given)
     before: Path | None = None
     for label, point in planned.items():
         before = train_point(folder / label, point, before)

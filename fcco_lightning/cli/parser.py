@@ -169,6 +169,8 @@ def _unknown_class(message: str) -> str:
     match = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
     if match is None:
         return message
+    if "<class 'float'>" in message:  # a number goes there, or a tensor, as the lr of torch's optimizers
+        return f"--{_below_classes(match[1])} must be a number, got {match[2]!r}."
     key, name = _below_classes(match[1]), match[2]
     elsewhere = [other for module in (optim, lr_scheduler, callbacks, loggers) for other in module.__all__]
     if name in public_names():
@@ -178,11 +180,15 @@ def _unknown_class(message: str) -> str:
 
 def _no_class_named(message: str) -> str:
     """The message for an argument whose class is not chosen yet."""
-    match = re.search(r'Parser key "([\w.]+)".* is abstract.*NestedArg\(key=\'([\w.]+)\'', message, _ANY)
+    match = re.search(r'Parser key "([\w.]+)".* (\S+) is abstract(?:.*NestedArg\(key=\'([\w.]+)\')?', message, _ANY)
     if match is None:
         return message
     key = _below_classes(match[1])
-    return f"--{key}.{match[2]}: no class is named that has this argument. Put --{key} CLASS before it."
+    if match[3] is None:
+        return (
+            f"--{key} names no class that can be made ({match[2]} is abstract). Put --{key} CLASS before its arguments."
+        )
+    return f"--{key}.{match[3]}: no class is named that has this argument. Put --{key} CLASS before it."
 
 
 def _unrecognized(message: str, options: Sequence[str]) -> str:

@@ -35,6 +35,8 @@ MISSING = "(missing)"
 _YEAR = 365.2425  # days
 _MOST_IN_MEMORY = 1 << 28  # bytes of features above which they may be computed for every batch
 _ROWS_AT_ONCE = 1 << 14  # rows that are encoded together; a whole table would need twice its memory
+_FAR = 3  # standard deviations from the mean, beyond which a ninth of the training cells can lie (Chebyshev)
+_FEWEST_JUDGED, _MOST_JUDGED = 10, 10_000  # rows that say whether most of a column lies there
 _STARTS_AS_DATE = r"\s*\d"
 _DATE = r"\s*\d{4}-\d\d-\d\d([T ].*)?"  # ISO 8601 without eight digits in a row
 
@@ -264,6 +266,8 @@ class TabularEncoder:
         columns: how every column is encoded.
         dates: the columns that were recognised as dates.
         unknown_counts: column -> number of cells in the latest :meth:`transform` whose category is not in the fit.
+        far: column of numbers -> its median in the latest :meth:`transform` and in fitting, where most of its cells lie
+            more than 3 standard deviations from the mean of fitting.  Dates are none: later ones are expected.
         imputed: positions of the rows in the latest :meth:`transform` that had missing cells, which were imputed.
         empty: columns without any value in the latest :meth:`transform`.
 
@@ -280,6 +284,7 @@ class TabularEncoder:
         self.columns: list[Column] = []
         self.dates: list[str] = []
         self.unknown_counts: dict[str, int] = {}
+        self.far: dict[str, tuple[float, float]] = {}
         self.imputed: list[int] = []
         self.empty: list[str] = []
         self._unread: dict[str, int] = {}
@@ -333,6 +338,7 @@ class TabularEncoder:
         frame = self._with_numbers(frame, where)
         self.unknown_counts, self.imputed, self.empty = {}, [], []
         numbers = self._numbers(frame, [column.name for column in self._numeric_columns], where)
+        self.far = self._far(numbers)
         places = np.empty((len(self._categorical_columns), len(frame)), dtype=np.int32)
         for column, positions in zip(self._categorical_columns, places, strict=True):
             texts, codes = self._distinct_cells(frame[column.name], where)
@@ -342,6 +348,25 @@ class TabularEncoder:
             if unknown := int((positions < 0).sum()):
                 self.unknown_counts[column.name] = unknown
         return Cells(numbers, places)
+
+    def _far(self, numbers: FloatArray) -> dict[str, tuple[float, float]]:
+        columns = [column for column in self._numeric_columns if isinstance(column, NumericColumn)]
+        if not columns or numbers.shape[1] < _FEWEST_JUDGED:
+            return {}
+        values = NumericColumn.filled(columns, numbers[:, :: -(-numbers.shape[1] // _MOST_JUDGED)])
+        with np.errstate(over="ignore"):  # of numbers that are far indeed
+            far = (np.abs(NumericColumn.standardised(columns, values)) > _FAR).mean(axis=1) > 0.5
+        places = [place for place in np.flatnonzero(far) if columns[place].name not in self.dates]
+        return {columns[i].name: (float(np.median(values[i])), columns[i].median) for i in places}
+
+    def far_remarks(self, where: str) -> list[str]:
+        """Name the columns of numbers most of whose cells in the latest table, called ``where``, are :attr:`far`."""
+        return [
+            f"most cells of the column {name!r} in {where} lie more than {_FAR} standard deviations from the mean of "
+            f"training (median {here:.6g}, in training {there:.6g}), where scores mean little. If the unit is another "
+            f"one, give both tables the same; or train without the column (columns.drop=[{name!r}])."
+            for name, (here, there) in self.far.items()
+        ]
 
     def features(self, cells: Cells) -> Tensor:
         """Return the features, (n, d) float32, of n rows."""
@@ -426,7 +451,8 @@ class TabularEncoder:
             if name not in self.unknown_counts
         ]
         missing = [f"{len(self.imputed)} of {rows} rows have missing cells, which are imputed."]
-        return [*unknown, *unread, *empty, *(missing if self.imputed and not empty else [])]
+        far = self.far_remarks("the table")
+        return [*unknown, *unread, *empty, *(missing if self.imputed and not empty else []), *far]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the fitted state as lists, dicts, texts and numbers only."""

@@ -241,7 +241,9 @@ class Report(Callback):
             figure = evaluation.merit or next(iter(evaluation.bar), None)
             histories = {split: self._validations(split, epoch) for split in ("train", "val", "test")}
             validated = next((s for s in ("train", "val") if any(r["split"] == s for r in self.history)), "train")
-            description = reached_line(histories[validated], figure) if selected is None else chosen_line(selected)
+            enforced = module.problem is None or module.problem.penalty.acts
+            reached = reached_line(histories[validated], figure, enforced=enforced)
+            description = reached if selected is None else chosen_line(selected)
             histories = {validated: histories[validated], **histories}
             ruined = ranking_line(histories, self.report.get("unconstrained", {}), self._front(config))
             self.report["verdict"] = " ".join(filter(None, (line, description, ruined, instead)))

@@ -143,13 +143,16 @@ def chosen_line(chosen: dict[str, Any]) -> str:
     )
 
 
-def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None) -> str | None:
+def reached_line(
+    history: Sequence[Mapping[str, Any]], figure: str | None = None, *, enforced: bool = True
+) -> str | None:
     """Say how close a run that ends infeasible has come to weights that satisfy all constraints.
 
     Args:
         history: records of the validations of one split, with ``epoch``, ``worst_violation`` and ``vacuous``, and
             optionally the final weights as the last record.
         figure: figure by which feasible weights are compared; None for the worst violation.
+        enforced: whether the constraints were enforced, and not measured only.
 
     Returns:
         A sentence, or None if the last weights are feasible or there are no records.
@@ -171,6 +174,8 @@ def reached_line(history: Sequence[Mapping[str, Any]], figure: str | None = None
         satisfied = validations[-1]["worst_violation"] <= 0  # vacuous: see the verdict
         reason = "" if satisfied else validations[-1].get("vacuous_because", "")
         return f"They were vacuous in every epoch{reason and f': {reason}'}."
+    if not enforced:
+        return "They were measured only: with rho=0 no step of the training looks at them."
     clause = " and are not vacuous" if any(record.get("vacuous") for record in validations) else ""
     return (
         f"No weights were found that meet all constraints{clause}; those of epoch {best['epoch']} come nearest, and "

@@ -260,6 +260,11 @@ def test_the_last_checkpoint_holds_the_reported_weights():
         (["--model.constraints=null"], "--model.constraints: null is no list. Leave it out, or give []", 2),
         (["--model.clipping={value:1}"], "behind each colon", 2),
         (["--data.spilts.val_fraction=0.1"], "Did you mean --data.val_fraction", 2),
+        (
+            ["--model.optimizer=Adam", "--model.optimizer.lr=fast"],
+            "--model.optimizer.lr must be a number, got 'fast'.",
+            2,
+        ),
         (["--model.algorithm=DRAGO"], "it belongs to the linear models DROClassifier and DRORegressor", 2),
         (["--model.algorithm=CappedSimplex"], "a class of this package, but not of the kind that goes here", 2),
         (["--model.evaluation.split=3"], "--model.evaluation.split: no class is named that has this argument", 2),

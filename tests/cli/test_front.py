@@ -125,6 +125,8 @@ def test_a_table_needs_no_configuration(monkeypatch):
     monkeypatch.setattr(module, "fit_apart", fit)
     assert run(["front", "--kappas", "0.1", "--data.train", "t.csv", "--model.constraints", "EqualizedOdds"]) == 1
     assert told == [["--data.train", "t.csv", "--model.constraints", "EqualizedOdds", "--print_config"]]
+    assert run(["front", "--kappas", "5%", "--data.train", "t.csv", "--model.constraints", "EqualizedOdds"]) == 2
+    assert len(told) == 1  # refused before a fit is started
 
 
 def test_an_option_that_fit_refuses_is_refused():

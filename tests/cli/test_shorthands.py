@@ -417,3 +417,9 @@ def test_a_misspelt_short_word_is_asked_about(typed, meant, table, capsys):
     with pytest.raises(SystemExit, match="2"):
         run(["fit", table(["a", "b"] * 20), "--label", "y", typed, "3"])
     assert f"unrecognized arguments: {typed} 3. Did you mean --{meant}?" in capsys.readouterr().err
+
+
+def test_arguments_before_the_class_of_a_constraint_are_refused_with_their_order(table, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run(["fit", table(["a", "b"] * 20), "--label", "y", "--model.constraints.kappa", "0.1"])
+    assert "(fcco_lightning.Constraint is abstract). Put --model.constraints CLASS before" in capsys.readouterr().err

@@ -11,6 +11,7 @@ from fcco_lightning import (
     DemographicParity,
     FCCOModule,
     Hinge,
+    HingePenalty,
     LogisticLoss,
     MeanAtMost,
     MeanNear,
@@ -63,8 +64,8 @@ def columns(seed, *, group=True):
     return found | ({"group": torch.arange(24) % 3 % 2} if group else {})
 
 
-def fit(splits, constraints, *, callbacks=(), batches=8, **options):
-    module = FCCOModule(torch.nn.Linear(2, 1), CrossEntropy(), constraints)
+def fit(splits, constraints, *, callbacks=(), batches=8, penalty=None, **options):
+    module = FCCOModule(torch.nn.Linear(2, 1), CrossEntropy(), constraints, penalty)
     plain = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     trainer = Trainer(max_epochs=1, callbacks=list(callbacks), enable_model_summary=False, **plain, **options)
     trainer.fit(module, TensorDataModule(splits, batches=UniformSampling(batch_size=batches)))
@@ -89,6 +90,8 @@ def test_a_subset_of_which_no_batch_has_a_sample(tmp_path):
     ):
         fit(splits, limits, callbacks=[report], batches=2, limit_train_batches=1)
     assert "No weights were found that meet all constraints; those of epoch " in report.report["verdict"]
+    fit(splits, limits[1:], callbacks=[report], penalty=HingePenalty(0))
+    assert "They were measured only: with rho=0 no step of the training looks at them." in report.report["verdict"]
 
 
 def test_constraints_that_are_kept_together_are_tightened_as_each_alone():

@@ -69,6 +69,25 @@ def test_constant_columns_become_zero_even_where_they_vary_later():
     assert encoder.transform(pd.DataFrame({"c": [0.1, 5.0], "x": [1, 2]}))[:, 0].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("options", [{}, {"pieces": 4}, {"missing": "impute"}])
+def test_a_number_in_another_unit_is_remarked_upon(options):
+    r = np.random.default_rng(0)
+    frame = pd.DataFrame({"income": r.normal(30, 8, 400), "same": 1.0, "day": pd.date_range("2026-01-01", periods=400)})
+    encoder = encoder_of(**options).fit(frame.iloc[:200])
+    for unit, expected in [(1, {}), (1000, {"income"}), (0.001, {"income"})]:
+        later = frame.iloc[200:].assign(income=lambda t, unit=unit: t["income"] * unit, same=5.0)
+        encoder.transform(later)  # whose days are later, too
+        assert encoder.far.keys() == set(expected)
+    assert encoder.remarks(200)[-1].startswith(
+        "most cells of the column 'income' in the table lie more than 3 standard"
+    )
+    encoder.transform(later.iloc[:9])  # too few to tell
+    assert encoder.far == {}
+    encoder.transform(later.assign(income=np.where(np.arange(200) < 100, later["income"], 30)))  # no more than half
+    assert encoder.far == {}
+    assert encoder_of(quantiles=3).fit(frame.iloc[:200]).transform(later).isfinite().all()
+
+
 def test_a_tiny_spread_is_not_constant():
     x = TabularEncoder().fit(frame := pd.DataFrame({"t": [1e9, 1e9 + 0.25]})).transform(frame)
     assert x.flatten().tolist() == [-1.0, 1.0]

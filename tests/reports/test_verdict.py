@@ -123,6 +123,7 @@ def test_no_epoch_is_named_for_having_decided_all_alike():
         "No weights were found that meet all constraints and are not vacuous; those of epoch 1 come nearest, and miss "
         "one by 0.05: "
     )
+    assert reached_line(history, "auc", enforced=False).startswith("They were measured only: with rho=0")
     assert reached_line(history[:1], "auc") == "They were vacuous in every epoch."
     both = {**history[0], "worst_violation": 0.1, "vacuous_because": "all are decided alike"}
     assert reached_line([both]) == "They were vacuous in every epoch: all are decided alike."

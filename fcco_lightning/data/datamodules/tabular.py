@@ -190,6 +190,7 @@ class TabularDataModule(SampleDataModule):
             self._unseen[name] = {column: n / len(split) for column, n in self.encoder.unknown_counts.items()}
             inferred = [column for column in self.encoder.columns if column.name not in self.encoding.categorical]
             require_seen(inferred, self._unseen[name], split.table, f"the {name} split")
+            self._doubts += [f"  {remark}" for remark in self.encoder.far_remarks(f"the {name} split")]
             tables[name] = self.encoder.table(cells, split.columns)
         return tables
 
