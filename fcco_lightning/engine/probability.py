@@ -351,7 +351,7 @@ def require_company(probability: float, name: str) -> None:
     """
     if probability < 1e-6:
         raise DataError(
-            f"{name} compares samples of two kinds, but some never come in a batch with one of the other kind. Draw "
+            f"{name} compares samples of two kinds, but some are never in a batch with one of the other kind. Draw "
             "batches of both classes, with BalancedSampling, or larger batches."
         )
 

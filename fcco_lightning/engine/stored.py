@@ -81,7 +81,7 @@ def require_whole(
         if memories and remembers(problem):
             warnings.warn(
                 "rows were loaded without the engine's state, so that what the algorithm remembers beside them "
-                f"({', '.join(sorted(memories))}) is not of their time. To go on load it, too, engine.load_state_dict.",
+                f"({', '.join(sorted(memories))}) is not from the same step. Load it, too, by engine.load_state_dict.",
                 stacklevel=4,
             )
         return
@@ -90,9 +90,9 @@ def require_whole(
         then, now = (bool(problem.processes.largest(some)) for some in (then, now))
     if then and not now:
         raise CheckpointError(
-            "the engine's state was taken behind a batch, and the problem remembers none: its rows would begin anew. "
-            "Load them, too, problem.load_state_dict(rows), where rows was problem.state_dict(); or make a new engine "
-            "and leave its state out."
+            "the engine's state was saved after training batches, and the problem's rows are empty: they would start "
+            "anew. Load them, too, problem.load_state_dict(rows), where rows was problem.state_dict(); or make a new "
+            "engine and leave its state out."
         )
     name = stored.get("optimizer")
     if name and not optimizer.state:

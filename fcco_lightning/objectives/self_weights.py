@@ -185,7 +185,7 @@ class Comparisons:
             own = "" if "stratum" in self.batch else " Call weights of samples `sample_weight`, see IndexedDataset."
             raise DataError(
                 f"samples are compared with one another, but a batch holds one sample of stratum{name} (a class, or a "
-                f"part of a list), which has {round(float(self.size[first]))}, and so none to stand for the others. "
+                f"part of a list), which has {round(float(self.size[first]))}, and so none to represent the others. "
                 f"Change `batches` so that they draw two or more of each.{own}"
             )
         if not bool(self.elsewhere.isnan().any()):
@@ -193,7 +193,7 @@ class Comparisons:
         if "strata" in self.batch:
             raise DataError(
                 f"samples are compared with all others, but a batch holds one of {int(self.batch['strata'][0])} strata "
-                "(groups, or classes), and so none to stand for the others. Set groups_per_batch to 2 or more."
+                "(groups, or classes), and so none to represent the others. Set groups_per_batch to 2 or more."
             )
         raise DataError(
             f"samples are compared with all others, but a batch holds strata (bags, or queries) of "

@@ -431,8 +431,8 @@ def parts_of(training):
     ("left_out", "message"),
     [
         ("nothing", None),
-        ("rows", "taken behind a batch, and the problem remembers none: its rows would begin anew"),
-        ("engine", r"rows were loaded without the engine's state.* beside them \(previous\) is not of their time"),
+        ("rows", "saved after training batches, and the problem's rows are empty: they would start anew"),
+        ("engine", r"rows were loaded without the engine's state.* beside them \(previous\) is not from the same step"),
         ("optimizer", "where HeavyBall remembered earlier gradients, and this HeavyBall remembers none"),
     ],
 )

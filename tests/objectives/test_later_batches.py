@@ -36,7 +36,7 @@ CASES = {  # objective, constraints, outputs, columns, plan, a batch, what is wr
         BagBatches(BAG, Y, 1, 1, 2),
         [0, 1, 3, 4],
         {"bag": torch.tensor([0, 0, 9, 9])},
-        "bag 9 of a batch is none of the 4 bags",
+        "bag 9 of a batch is not among the 4 bags",
     ),
     "a task that is none": (
         lambda: MultiTaskGroupDRO(3, LogisticLoss(), num_groups=2),

@@ -85,7 +85,7 @@ def test_a_strange_bag_and_an_unknown_split_are_named():
         objective.row_domain(8, None)
     objective.row_domain(8, COLUMNS)
     strange = COLUMNS | {"bag": torch.where(BAG == 4, 6, BAG)}
-    with pytest.raises(DataError, match="bag 6 of a batch is none of the 4 bags"):
+    with pytest.raises(DataError, match="bag 6 of a batch is not among the 4 bags"):
         objective.check(outputs, strange)
     assert objective.measure(outputs, strange)[1].values.isnan().any()  # so that the engine asks
 

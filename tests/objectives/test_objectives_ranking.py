@@ -402,7 +402,7 @@ def test_label_tables_that_do_not_fit_are_refused(y, message):
 
 
 def test_classes_that_never_meet_are_refused():
-    with pytest.raises(DataError, match="never come in a batch with one of the other kind"):
+    with pytest.raises(DataError, match="are never in a batch with one of the other kind"):
         posed(PNormPush(), plan=UniformBatches(N, 1))
 
 

@@ -115,7 +115,7 @@ class MultiInstanceAUC(Objective):
         strange = bag_column(batch, self)[self._rows(batch)[1]]
         if strange.numel():
             raise DataError(
-                f"bag {int(strange.min())} of a batch is none of the {len(self._names.values)} bags of the training "
+                f"bag {int(strange.min())} of a batch is not among the {len(self._names.values)} bags of the training "
                 "split. Name the bags of both in the same way."
             )
 
