@@ -99,7 +99,8 @@ def test_the_cause_is_named_and_nothing_changes(name):
     sampling = None if plan is None else {"target": Drawn(columns, plan)}
     network, algorithm = nn.Linear(3, outputs), SOX(0.5)
     problem = algorithm.pose(make(), constraints, num_samples=N, sampling=sampling)
-    engine, optimizer = Engine(network, problem, algorithm), torch.optim.SGD(network.parameters(), lr=0.1)
+    engine = Engine(network, problem, algorithm)
+    optimizer = torch.optim.SGD(engine.params, lr=0.1)
     batch = {key: column[good] for key, column in columns.items()}
     bad = batch | wrong if isinstance(wrong, dict) else {key: column[wrong] for key, column in columns.items()}
     if constraints:
