@@ -77,7 +77,7 @@ class Term(nn.Module):
         processes: the processes that share the rows.
         layout: where the rows of single samples are stored, see :class:`DualState`.
         multipliers: the multipliers of a constraint's rows, which then determine f; None without.
-        growth: how many times the row an inner value may be for an outer gradient taken at the row, > 1; None for any.
+        growth: largest ratio of an inner value to the row at which the outer gradient is taken, > 1; None for no bound.
 
     Attributes:
         state: the rows; None until :meth:`remember`, for algorithms that keep none.
