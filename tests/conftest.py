@@ -100,15 +100,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> None:
-    """Before the first test a copy of this process is kept, from which those are made that tests start."""
-    if session.items:  # not in the process that hands tests to others
-        from tests.launch import begin_fork_server
-
-        begin_fork_server()
-
-
 def pytest_unconfigure() -> None:
     """At the exit everything is collected, as without tests."""
     gc.unfreeze()

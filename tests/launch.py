@@ -6,40 +6,20 @@ import signal
 import socket
 import time
 import traceback
-import warnings
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
-from multiprocessing import connection, forkserver, get_context, resource_tracker
+from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-import torch
+PRELOAD = ["tests.launch"]  # one server imports everything once and forks the processes of all jobs
 
+import lightning.pytorch  # noqa: E402, F401
+import pytest  # noqa: E402
+import sklearn.metrics  # noqa: E402, F401
+import torch  # noqa: E402
 
-def begin_fork_server() -> None:
-    """Let the processes of all jobs be copies of this one, which has imported everything.
-
-    The server of ``multiprocessing`` is another Python, which imports all of it again.  Called before any test runs,
-    whose threads a copy would miss.
-    """
-    resource_tracker.ensure_running()  # by another Python
-    address = connection.arbitrary_address("AF_UNIX")
-    with socket.socket(socket.AF_UNIX) as listener, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a job they are no errors, and later Pythons warn of a copy beside threads
-        listener.bind(address)
-        listener.listen()
-        alive_here, alive_there = os.pipe()
-        if not (pid := os.fork()):
-            try:
-                os.close(alive_there)
-                with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-                    forkserver.main(listener.detach(), alive_here, [])
-            finally:
-                os._exit(0)
-        os.close(alive_here)
-    server = forkserver._forkserver
-    server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, alive_there, pid
+import fcco_lightning.reports  # noqa: E402
+import fcco_lightning.training  # noqa: E402, F401
 
 
 class Ended(NamedTuple):
@@ -73,6 +53,7 @@ def launch(
         during: called with the process ids once all run, e.g. to kill one.
     """
     context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
     port = free_port()
     pipes, workers = [], []
     for rank in range(size):

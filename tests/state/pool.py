@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 
 from fcco_lightning.state.processes import Processes
+from tests.launch import PRELOAD
 
 SIZE = 4
 START_LIMIT, RUN_LIMIT, AFTER_A_FAILURE, STEP_LIMIT = 120.0, 60.0, 15.0, 10.0  # seconds
@@ -118,7 +119,8 @@ class Pool:
         self._workers, self._pipes, self._folder = [], [], None
 
     def _start(self) -> None:
-        context = get_context("forkserver")  # tests.launch says of what they are copies
+        context = get_context("forkserver")  # one server imports torch and forks all
+        context.set_forkserver_preload(PRELOAD)
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(SIZE):
             here, there = context.Pipe()
