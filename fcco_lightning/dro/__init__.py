@@ -1,4 +1,4 @@
-"""Distributionally robust linear models, solved to a certified gap."""
+"""Distributionally robust linear models, solved up to a certified duality gap."""
 
 from fcco_lightning.dro.drago import DRAGO
 from fcco_lightning.dro.estimators import DROClassifier, DRORegressor

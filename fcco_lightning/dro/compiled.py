@@ -1,4 +1,4 @@
-"""DRAGO by way of its compiled kernel: what that covers, how it is compiled, and its arguments and results."""
+"""DRAGO with its compiled kernel: the supported problems, the compilation, and conversion of arguments and results."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,21 +14,21 @@ from fcco_lightning.dro.problem import Done, LinearProblem, Progress, edges_of
 from fcco_lightning.errors import ConfigError
 
 _LOSSES: dict[type[Any], int] = {Squared: kernel.SQUARED, Logistic: kernel.LOGISTIC, Multinomial: kernel.MULTINOMIAL}
-_WIDE = 16  # features from which on BLAS is faster than loops
-FIRST = 64  # iterations to draw blocks for at first, and 8 more for every block; then twice as many, ...
-_MOST = 1_000_000  # at once
+_WIDE = 16  # number of features from which on BLAS is faster than loops
+FIRST = 64  # blocks are drawn for 64 + 8 M iterations at first, then for twice as many each time
+_MOST = 1_000_000  # largest number of iterations for which blocks are drawn at once
 
 
 class Loop:
     """DRAGO's iterations on one problem, with mu > 0 and nu > 0.
 
     Args:
-        progress: of the problem that is solved.
+        progress: progress on the problem to be solved.
         block_size: b.
-        most_growth: times the objective at w = 0 the iterates have diverged at.
+        most_growth: factor on the objective at w = 0 above which the iterates count as diverged.
 
     Raises:
-        ConfigError: naming what the kernel does not cover, or where numba is not installed.
+        ConfigError: if the kernel does not support the problem, or numba is not installed.
     """
 
     def __init__(self, progress: Progress, block_size: int, most_growth: float) -> None:
@@ -51,13 +51,13 @@ class Loop:
             tol=float(progress.tol),
             max_calls=float(progress.max_calls),
         )
-        self.drawn = np.empty((0, 2), np.int64)  # and not used by an attempt that diverged
+        self.drawn = np.empty((0, 2), np.int64)  # drawn blocks that no attempt has used yet
 
     def run(self, random: np.random.Generator, growth: kernel.Growth) -> None:
         """Iterate from w = 0, q = 1/n.
 
         Raises:
-            Done: when the solver shall stop.
+            Done: when the solver should stop.
             NonFiniteError: if the iterates diverge.
         """
         progress = self.progress
@@ -107,10 +107,10 @@ def _draws(random: np.random.Generator, blocks: int, size: int) -> NDArray[np.in
 
 
 def refuse(problem: LinearProblem) -> None:
-    """Refuse what the kernel does not cover.
+    """Refuse problems that the kernel does not support.
 
     Raises:
-        ConfigError: naming it.
+        ConfigError: naming the unsupported property.
     """
     penalty, ambiguity, loss = problem.penalty, problem.ambiguity, problem.loss
     if not isinstance(problem.x, np.ndarray):
@@ -131,18 +131,18 @@ def refuse(problem: LinearProblem) -> None:
 
 
 def _contiguous(values: Array) -> Array:
-    """In one layout, as every other would be compiled anew."""
-    if values.dtype == np.float64 and values.flags.carray:  # as require would find, at more cost
+    """Convert to the one memory layout for which the kernel is compiled."""
+    if values.dtype == np.float64 and values.flags.carray:  # faster than np.require
         return values
     return np.require(values, np.float64, ["C", "A", "W"])
 
 
 @cache
 def compiled() -> Callable[..., None]:
-    """:func:`kernel.iterate` compiled by numba; the result is kept on the disk, where numba finds a place for it.
+    """Return :func:`kernel.iterate` compiled by numba; the result is cached on the disk if numba finds a folder for it.
 
     Raises:
-        ConfigError: where numba is not installed.
+        ConfigError: if numba is not installed.
     """
     try:
         from numba import njit  # noqa: PLC0415 (an extra)
@@ -158,5 +158,5 @@ def compiled() -> Callable[..., None]:
     options["fastmath"] = kernel.PARTS[kernel.iterate]
     try:
         return njit(cache=True, **options)(kernel.iterate)  # type: ignore[no-any-return]
-    except RuntimeError:  # neither the package's folder nor that of the user can be written
+    except RuntimeError:  # no folder for the cache is writable
         return njit(**options)(kernel.iterate)  # type: ignore[no-any-return]

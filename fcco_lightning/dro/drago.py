@@ -1,4 +1,4 @@
-"""DRAGO: primal-dual steps by blocks, with coupled variance reduction."""
+"""DRAGO: block-wise primal-dual steps with coupled variance reduction."""
 
 import math
 import warnings
@@ -18,57 +18,58 @@ from fcco_lightning.dro.paces import Start, default_alpha, expected_passes, pace
 from fcco_lightning.dro.problem import LinearProblem, Need, Progress, blocks_of, weigh
 from fcco_lightning.errors import ConfigError, NonFiniteError
 
-_DIVERGED = 1e6  # times the objective at w = 0
-_PATIENCE = 20  # over alpha: iterations in which the gap should fall by e^20
+_DIVERGED = 1e6  # factor on the objective at w = 0 above which the iterates count as diverged
+_PATIENCE = 20  # in _PATIENCE / alpha iterations the gap should fall by e^20
 _RETRIES = 12
-_FAR, _MANY = 2, 1000  # times the passes that are allowed, and passes, beyond which it is said before how many it takes
+_FAR, _MANY = 2, 1000  # warn if more than twice the allowed passes, and more than 1000, are expected
 
 
 @dataclass(frozen=True)
 class DRAGO:
-    r"""One iteration reads about three blocks of b samples and all n weights q (DRAGO paper, Alg. 1 and 2).
+    r"""DRAGO (DRAGO paper, Alg. 1 and 2); an iteration reads about three blocks of b samples and all n weights q.
 
-    With M blocks and ``r = a_{t-1}/a_t``, ``beta = A_{t-1}/a_t``, iteration t draws blocks I and J, takes K = t mod M,
+    With M = n/b blocks, a sequence a_t with sums A_t, ``r = a_{t-1}/a_t`` and ``beta = A_{t-1}/a_t``, iteration t draws
+    blocks I and J and takes K = t mod M:
 
-        v = sum_i qhat_i ghat_i + r M sum_{i in I} (q_i grad l_i(w) - qhat_i ghat_i)   (the tables of one step ago)
+        v = sum_i qhat_i ghat_i + r M sum_{i in I} (q_i grad l_i(w) - qhat_i ghat_i)   (tables of the previous step)
         w <- argmin <v, w'> + (mu/2) (|w'|^2 + (beta - c (M-1)) |w' - w|^2 + c sum_{s=t-M}^{t-2} |w' - w_s|^2)
         lhat_K <- l_K(w);   v = lhat + r M sum_{j in J} (l_j(w) - lhat_j of before) e_j
         q <- argmax_{p in Q} <p, v> - nu D(p, 1/n) - beta nu Delta(p, q);   (qhat ghat)_K <- (q grad l)_K
 
-    with ``c = 1/(16 alpha (1+alpha) (M-1)^2)``, and the gap falls like ``(1+alpha)^{-t}`` while alpha is small enough.
-    The table of ``qhat_i ghat_i`` holds the scalar ``q_i phi'_i`` (k of them for k classes), since ``grad l_i = phi'_i
+    with ``c = 1/(16 alpha (1+alpha) (M-1)^2)``.  The gap decreases like ``(1+alpha)^{-t}`` if alpha is small enough.
+    The table of ``qhat_i ghat_i`` stores the scalar ``q_i phi'_i`` (k numbers for k classes), since ``grad l_i = phi'_i
     x_i``.  A block that was evaluated at the same w is not evaluated again; with b = n an iteration is one pass.
     Errata DRAGO-1 to 10 and 21.
 
-    **Small mu.** The passes grow like L/mu, with L the curvature of the losses, which no step size changes: four times
-    the default alpha diverged in most cases tried.  Where those that are allowed are far from enough, a fit begins with
-    a warning that says about how many it would take (:func:`expected_passes`).  Those of L-BFGS hardly depend on mu.
+    **Small mu.** The number of passes grows like L/mu, where L is the curvature of the losses, whatever the step size
+    is: four times the default alpha diverged in most cases tried.  If far more passes are needed than allowed, a fit
+    begins with a warning and an estimate (:func:`expected_passes`).  The passes of L-BFGS hardly depend on mu.
 
-    **mu = 0 or nu = 0.** ``|w' - w|^2`` and Delta(p, q) then have weights of their own, see :func:`unregularised`, and
-    the gap of the averaged iterates falls like 1/t (paper, C.4).  What is kept and certified are the last iterates:
-    with one of the two 0, 40 to 400 passes took the gap to 1e-7 on tables of 42 samples, and 600 to between 1e-3 and
-    1e-7 on one of 442 whose features are badly conditioned.  With mu = 0 there must be a minimum, which the logistic
-    loss does not have where a plane separates the classes; and its gap is infinite while w is far from the minimum.
+    **mu = 0 or nu = 0.** ``|w' - w|^2`` and Delta(p, q) then have other weights, see :func:`unregularised`, and
+    the gap of the averaged iterates decreases like 1/t (paper, C.4).  Here the last iterates are kept and certified:
+    if one of mu and nu was 0, the gap was 1e-7 after 40 to 400 passes on tables of 42 samples, and between 1e-3 and
+    1e-7 after 600 passes on a badly conditioned one of 442.  With mu = 0 a minimum must exist, which is not the case
+    for the logistic loss if a hyperplane separates the classes; and the gap is infinite while w is far from it.
 
     Args:
         block_size: b; None for about n/d, so that q costs as much as the data.  It need not divide n.
         alpha: step size; None for :func:`default_alpha`, which is min(0.1, b/(2n)) unless the problem is badly
-            conditioned.  Where the objective then grows a millionfold, the start "steady" is tried from w = 0, and if
-            need be a quarter of alpha; with KL also where the gap has not been halved in 20/alpha iterations.
-        start: "practice" for ``a_t = (1+alpha)^{t-1}``, "theory" for ``a_1 = 1, a_2 = 4 alpha``, then growing likewise:
-            slower, with a smaller rise of the gap at first where the curvature of the loss is large beside mu; "steady"
-            for ``beta = 1/alpha`` and ``r = 1/(1+alpha)`` from the first step on, which is what both tend to: no rise,
-            and about 1/alpha iterations more.
-        compiled: whether numba carries out the iterations and the looks at the gap as one compiled loop: the same
-            iterates up to rounding, several times as fast, most of all where a step is short.  It needs the extra
-            ``fcco-lightning[compiled]``, and dense features, quadratic penalties, :class:`Simplex` or
-            :class:`CappedSimplex`, mu > 0 and nu > 0.  The first call compiles for some ten seconds, what later
-            processes find on the disk.  It reads no clock: the ``seconds`` of a record are the loop's, shared out by
+            conditioned.  If the objective then grows by a factor of 1e6, the solver restarts from w = 0 with the start
+            "steady", and if necessary with alpha / 4; with KL also if the gap is not halved in 20/alpha iterations.
+        start: "practice" for ``a_t = (1+alpha)^{t-1}``; "theory" for ``a_1 = 1, a_2 = 4 alpha`` and then the same
+            growth, which is slower, but the gap rises less at first if the curvature of the loss is large relative to
+            mu; "steady" for ``beta = 1/alpha`` and ``r = 1/(1+alpha)`` from the first step on, the limits of the other
+            two: the gap does not rise, and about 1/alpha more iterations are needed.
+        compiled: whether numba compiles the iterations and the evaluations of the gap to one loop: the iterates agree
+            up to rounding, and it is several times as fast, particularly if iterations are cheap.  It needs the extra
+            ``fcco-lightning[compiled]``, dense features, quadratic penalties, :class:`Simplex` or
+            :class:`CappedSimplex`, mu > 0 and nu > 0.  The first call compiles for about ten seconds; later processes
+            use the cache on the disk.  The ``seconds`` of a record are those of the loop, divided in proportion to
             oracle calls.
 
     Raises:
-        ConfigError: if an argument is out of range, or alpha or start is given for mu = 0 or nu = 0, or if what is
-            given cannot be compiled, or numba is not installed.
+        ConfigError: if an argument is out of range, if alpha or start is given for mu = 0 or nu = 0, or if ``compiled``
+            is not supported for the problem or numba is not installed.
     """
 
     block_size: int | None = None
@@ -108,7 +109,7 @@ class DRAGO:
             raise failure
 
     def _warn_if_slow(self, problem: LinearProblem, progress: Progress, b: int) -> None:
-        """Warn before the first iteration where the passes allowed are not half of the many that the step needs."""
+        """Warn before the first iteration if many more passes are expected than allowed."""
         if problem.mu == 0 or problem.penalty.nu == 0 or progress.tol <= 0:
             return
         alpha, at_zero = self.alpha or default_alpha(problem, b), problem.point(problem.zeros())
@@ -125,19 +126,20 @@ class DRAGO:
 
     @property
     def _most_growth(self) -> float:
-        """Of the objective; a step size that is given is kept."""
+        """The growth of the objective that counts as divergence; infinite if the user has chosen the step size."""
         return _DIVERGED if self.alpha is None else math.inf
 
     def _patience(self, problem: LinearProblem, attempt: Growth | Iterator[Pace]) -> float:
-        """Iterations in which the gap must be halved, or else the step is taken for too long.
+        """Number of iterations in which the gap must be halved; else alpha counts as too large.
 
-        The default alpha knows the curvature of KL at uniform weights only; where some become large it is less.
+        It is finite for KL, whose curvature the default alpha knows only at uniform weights; at large weights it is
+        smaller.
         """
         settled = self.alpha is not None or not isinstance(problem.penalty, KLPenalty)
         return math.inf if settled or not isinstance(attempt, Growth) else _PATIENCE / attempt.alpha
 
     def _attempts(self, problem: LinearProblem, b: int) -> Iterator[Growth | Iterator[Pace]]:
-        """Paces to try one after another, as long as the iterates blow up or the gap does not fall."""
+        """Paces that are tried one after another while the iterates diverge or the gap does not decrease."""
         mu, nu, count = problem.mu, problem.penalty.nu, -(-problem.n // b)
         if mu == 0 or nu == 0:
             if self.alpha is not None or self.start != "practice":
@@ -162,7 +164,7 @@ class DRAGO:
         paces: Iterable[Pace],
         patience: float,
     ) -> None:
-        """Iterations until the solver is done, or the gap at the present weights is not halved for too long."""
+        """Iterate until the solver is done, or the gap is not halved in ``patience`` iterations."""
         w, q = problem.zeros(), np.full(problem.n, 1 / problem.n)
         tables = _Tables(problem, progress, blocks_of(problem.n, b), w, q)
         count = len(tables.blocks)  # M
@@ -192,7 +194,7 @@ class DRAGO:
                     least, until = point.value - point.lower, t + patience
                 if t > until:
                     return
-                budget = (progress.max_calls - progress.calls) * count / (3 * problem.n)  # it evaluates three blocks
+                budget = (progress.max_calls - progress.calls) * count / (3 * problem.n)  # 3 blocks in each
                 next_check = next_look(t, count, progress.gap, first, progress.tol, budget)
 
 
@@ -205,18 +207,18 @@ class _Window:
 
     def deviation(self, k: int, w: Array) -> Array:
         """``sum_{s=t-M}^{t-2} (w - w_s)`` at w = w_{t-1}."""
-        if k == 0:  # once in M iterations, against rounding
+        if k == 0:  # computed anew once in M iterations, against rounding
             self.sum = self.path.sum(axis=0)
         return len(self.path) * w - self.sum
 
     def keep(self, k: int, w: Array) -> None:
-        """Let w replace what was there M iterations ago."""
+        """Replace the weights of M iterations ago by w."""
         self.sum = self.sum + (w - self.path[k])
         self.path[k] = w
 
 
 class _Tables:
-    """What is remembered per sample: losses, and q times slope, whose total with the features is maintained."""
+    """The tables of losses and of q times slope per sample, and the sum of the latter times the features."""
 
     def __init__(self, problem: LinearProblem, progress: Progress, blocks: list[slice], w: Array, q: Array) -> None:
         self.blocks, self.loss, self.progress = blocks, problem.loss, progress
@@ -224,7 +226,7 @@ class _Tables:
         self.losses, slopes = problem.loss(problem.x @ w, problem.y)
         self.weighted = weigh(q, slopes)
         self.total = problem.x.T @ self.weighted
-        self.change, self.last = np.zeros_like(w), -1  # of the total, and the block that made it
+        self.change, self.last = np.zeros_like(w), -1  # last change of the total, and its block
         progress.calls += problem.n
 
     def evaluate(self, block: int, w: Array) -> tuple[Array, Array]:
@@ -234,7 +236,7 @@ class _Tables:
         return self.loss(x @ w, y)
 
     def primal(self, i: int, w: Array, q: Array, scale: float) -> Array:
-        """The estimate of the gradient at w and q; the block renewed last was evaluated at this w and q."""
+        """The gradient estimate v at w and q; the last renewed block was evaluated at this w and q already."""
         if i == self.last:
             return np.asarray(self.total + scale * self.change)
         if scale == 0:
@@ -243,7 +245,7 @@ class _Tables:
         return np.asarray(self.total + scale * (self.parts[i][0].T @ drift))
 
     def dual(self, j: int, k: int, w: Array, scale: float) -> tuple[Array, Array]:
-        """The estimate of the losses at w, and the slopes of block k, whose losses are renewed."""
+        """The estimate v of the losses at w, and the slopes of block k, whose losses are renewed in the table."""
         fresh, slopes = self.evaluate(k, w)
         renewed, block = self.blocks[k], self.blocks[j]
         ahead = self.losses.copy()

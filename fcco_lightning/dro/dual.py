@@ -1,4 +1,4 @@
-"""The best weights q of the samples, as fast as NumPy gives them."""
+"""Fast computation of the worst weights q of the samples, and of proximal steps of q, with NumPy."""
 
 from dataclasses import replace
 
@@ -16,15 +16,15 @@ from fcco_lightning.ambiguity import (
 from fcco_lightning.dro.losses import Array
 
 _STEPS = 30
-_ROUNDING = 1e-13  # of the sum of q
+_ROUNDING = 1e-13  # tolerance of the sum of q
 
 
 class DualSteps:
-    """Best responses and proximal steps of one problem, one after another.
+    """Best responses and proximal steps of q for one problem, in a sequence.
 
     For quadratic penalties on a capped simplex they are ``clip(v - t, 0, cap)``.  Newton's method for t starts at the
-    last t, which is near, and so takes two or three passes over v.  Everything else, and what does not end within a few
-    steps, is left to the ambiguity set.
+    previous t and needs two or three passes over v.  In other cases, or if it does not converge in a few steps, the
+    method of the ambiguity set is used.
 
     Args:
         ambiguity: Q.
@@ -39,7 +39,7 @@ class DualSteps:
         self.cap = ambiguity.cap(n) if isinstance(ambiguity, CappedSimplex) else 1.0
         self.unit = replace(penalty, nu=1.0).curvature(n)
         self.curvature = penalty.nu * self.unit
-        self.at_response: float | None = None  # t of the last one
+        self.at_response: float | None = None  # t of the last best response
         self.at_step: float | None = None
 
     def respond(self, losses: Array) -> tuple[float, Array]:
@@ -49,7 +49,7 @@ class DualSteps:
             v /= self.curvature
             q, self.at_response = self._clip(v, self.at_response)
             if q is not None:
-                deviation = q - 1 / self.n  # |q|^2 - 1/n has no digits left where nu is large
+                deviation = q - 1 / self.n  # |q|^2 - 1/n would lose all digits if nu is large
                 return float(q @ losses) - self.curvature / 2 * float(deviation @ deviation), q
         response = self.ambiguity.best_response(torch.from_numpy(losses), self.penalty)
         return float(response.value), response.q.numpy()
@@ -67,7 +67,7 @@ class DualSteps:
         return self.ambiguity.prox(torch.from_numpy(v), torch.from_numpy(q), self.penalty, pull).numpy()
 
     def _clip(self, v: Array, start: float | None) -> tuple[Array | None, float | None]:
-        """``clip(v - t, 0, cap)`` of sum 1, and t; None where Newton's method does not end."""
+        """``clip(v - t, 0, cap)`` with sum 1, and t; None if Newton's method does not converge."""
         t = float(v.mean()) - 1 / self.n if start is None else start
         low, high = -np.inf, np.inf
         for _ in range(_STEPS):
@@ -79,6 +79,6 @@ class DualSteps:
             low, high = (t, high) if excess > 0 else (low, t)
             num_inside = np.count_nonzero(q > 0) - np.count_nonzero(q == self.cap)
             t = t + excess / num_inside if num_inside else np.nan
-            if not low < t < high:  # halve the bracket: outside the last two numbers all weights are at one bound
+            if not low < t < high:  # bisect: outside of (low, high) all weights are at one bound
                 t = (max(low, float(v.min()) - self.cap) + min(high, float(v.max()))) / 2
         return None, None

@@ -1,4 +1,4 @@
-"""Distributionally robust linear models behind scikit-learn's interface."""
+"""Distributionally robust linear models with scikit-learn's interface."""
 
 import warnings
 from contextlib import suppress
@@ -42,12 +42,12 @@ SOLVERS: dict[str, type[Any]] = {
     "subgradient": Subgradient,
     "proximal": ProximalGradient,
 }
-_AUTO = ["lbfgs", "drago", "subgradient"]  # the first that can is taken
+_AUTO = ["lbfgs", "drago", "subgradient"]  # the first suitable one is used
 _HALF = CappedSimplex(0.5)
 
 
 class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
-    """What the regressor and the classifier share."""
+    """Base class of the regressor and the classifier."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _solve(self, x: Any, y: Array, loss: Loss, ball: WassersteinBall | None = None) -> Array:
-        """Weights of the features, (d,) or (d, k), and of the constant if there is one; sets what is reported."""
+        """Weights of the features, (d,) or (d, k), and of the constant if there is one; sets the fitted attributes."""
         problem = self._problem(x, y, loss)
         problem.norm, problem.features = ball, x.shape[1]
         solver = self._solver(problem)
@@ -150,7 +150,7 @@ class DRORegressor(RegressorMixin, _DROLinearModel):  # type: ignore[misc]
 
     ``min_w max_{q in Q} sum_i q_i (x_i w + b - y_i)^2 / 2 - nu D(q, 1/n) + (mu/2) (|w|^2 + (b - mean y)^2)``
 
-    It stops when the duality gap, which bounds what can still be gained, is small: the certificate is exact for every
+    The fit stops when the duality gap, an upper bound of the suboptimality, is small; the bound is valid for every
     solver.  Features should be standardised.  Data may be dense or sparse.
 
     Args:
@@ -159,27 +159,27 @@ class DRORegressor(RegressorMixin, _DROLinearModel):  # type: ignore[misc]
         nu: weight of D, >= 0, in the unit of the loss; 0 needs another solver than "lbfgs" and "lsvrg".
         mu: weight of the ridge penalty, >= 0; 0 needs another solver than "subgradient", and the gap is then infinite
             while w is far from a minimum.
-        solver: "lbfgs", "drago", "lsvrg", "sgd" (biased), "multilevel" (without bias), "subgradient", an object such as
-            ``DRAGO(block_size=16)``, or "auto": the first that can of L-BFGS, for objectives without kinks, DRAGO, for
-            losses without kinks, and subgradients.
-        fit_intercept: whether to fit b, which is penalised as said.
-        tol: stop at a gap of tol times the larger of 1 and the objective at w = 0.
-        max_passes: stop after so many passes over the data, with a warning.
+        solver: "lbfgs", "drago", "lsvrg", "sgd" (biased), "multilevel" (unbiased), "subgradient", an object such as
+            ``DRAGO(block_size=16)``, or "auto" for the first suitable one of L-BFGS (smooth objectives), DRAGO (smooth
+            losses) and subgradients.
+        fit_intercept: whether to fit b, which is penalised as in the formula.
+        tol: the fit stops at a gap of tol times the larger of 1 and the objective at w = 0.
+        max_passes: the fit stops after this number of passes over the data, with a warning.
         random_state: seed of the solvers that draw samples.
 
     Attributes:
         coef_: w, (d,).
         intercept_: b.
         q_: the worst weights of the samples at w, (n,), sum 1.
-        objective_: the value reached.
-        duality_gap_: a number by which it is at most above the minimum.
-        n_oracle_calls_: evaluations of the loss or gradient of one sample by the solver.
+        objective_: the objective at the solution.
+        duality_gap_: upper bound of the difference between ``objective_`` and the minimum.
+        n_oracle_calls_: number of evaluations of the loss or gradient of one sample by the solver.
         history_: list of dicts with ``oracle_calls``, ``seconds``, ``objective``, ``gap``.
-        n_iter_: looks at the objective, the length of the history.
+        n_iter_: number of evaluations of the objective, the length of the history.
 
     Raises:
         ConfigError: if an argument is out of range or does not fit the data.
-        DataError: if a loss overflows already at w = 0.
+        DataError: if a loss overflows at w = 0.
         ValueError: if the data is not finite or of a wrong shape.
     Source: DRAGO paper, eq. (2).
     """
@@ -212,40 +212,37 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
 
     ``min_w max_{q in Q} sum_i q_i phi(x_i w + b, y_i) - nu D(q, 1/n) + (mu/2) (|w|^2 + |b|^2)``
 
-    With ``wasserstein`` the samples' features are moved to where the loss is largest, too, which adds a norm of w.
-    Everything else is as in :class:`DRORegressor`.
+    With ``wasserstein`` the objective is also the worst case over shifts of the samples' features, which adds a norm of
+    w.  Everything else is as in :class:`DRORegressor`.
 
     Args:
-        loss: "logistic", which is the multinomial one for more than two classes; "multinomial" with one column per
-            class also for two; "hinge" for two classes, whose kinks need the solver "subgradient", "auto" or "sgd".
+        loss: "logistic", which is the multinomial loss for more than two classes; "multinomial", with one column of
+            weights per class also for two classes; "hinge" for two classes, which is not smooth and needs the solver
+            "subgradient", "auto" or "sgd".
         ambiguity: Q; None for ``CappedSimplex(0.5)``.
         divergence: D: "chi_square", "euclidean" or "kl".
         nu: weight of D, >= 0.
-        mu: weight of the ridge penalty, >= 0; 0 with a smooth loss, if no planes separate the classes: the gap is then
-            infinite while w is far from a minimum.
+        mu: weight of the ridge penalty, >= 0; 0 needs a smooth loss and classes that no hyperplane separates, and the
+            gap is then infinite while w is far from a minimum.
         solver: as in :class:`DRORegressor`.
         fit_intercept: whether to fit b, which is penalised like w.
-        tol: stop at a gap of tol times the larger of 1 and the objective at w = 0.
-        max_passes: stop after so many passes over the data, with a warning.
+        tol: as in :class:`DRORegressor`.
+        max_passes: as in :class:`DRORegressor`.
         random_state: seed of the solvers that draw samples.
-        wasserstein: how far samples may move, a :class:`WassersteinBall`; for the logistic loss of two classes and
-            the solver "proximal", which "auto" then is, with mu > 0.  With ``ambiguity=CappedSimplex(1.0)`` the
-            weights are 1/n, as its source has them.  None for no moves.
+        wasserstein: a :class:`WassersteinBall` of shifts of the samples, for the logistic loss with two classes, mu > 0
+            and the solver "proximal", which "auto" then selects.  With ``ambiguity=CappedSimplex(1.0)`` the
+            weights are 1/n, as in its source.  None for no shifts.
 
     Attributes:
         classes_: the labels, sorted.
         coef_: w, (1, d) for two classes with one column, else (number of classes, d).
         intercept_: b, (1,) or (number of classes,).
         q_: the worst weights of the samples, (n,).
-        objective_: the value reached.
-        duality_gap_: a number by which it is at most above the minimum.
-        n_oracle_calls_: evaluations of the loss or gradient of one sample by the solver.
-        history_: list of dicts with ``oracle_calls``, ``seconds``, ``objective``, ``gap``.
-        n_iter_: the length of the history.
+        objective_, duality_gap_, n_oracle_calls_, history_, n_iter_: as in :class:`DRORegressor`.
 
     Raises:
         ConfigError: if an argument is out of range or does not fit the data.
-        DataError: if there is one class only, or more than two for the hinge.
+        DataError: if there is only one class, or more than two for the hinge loss.
     """
 
     def __init__(
@@ -280,7 +277,7 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         return self
 
     def _require_a_norm(self, loss: Loss) -> None:
-        """Refuse a Wasserstein ball where it is no norm of w."""
+        """Refuse a Wasserstein ball with a loss for which it is not equivalent to a norm of w."""
         if self.wasserstein is None:
             return
         if not isinstance(self.wasserstein, WassersteinBall):
@@ -292,7 +289,7 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
             )
 
     def _encoded(self, code: np.ndarray) -> tuple[Array, Loss]:
-        """Targets (n,) of -1 and 1, or (n, k) of zeros and ones, and their loss."""
+        """Targets (n,) with values -1 and 1, or (n, k) with values 0 and 1, and the loss for them."""
         one_of("loss", self.loss, ["logistic", "multinomial", "hinge"])
         k = len(self.classes_)
         if k < 2:
@@ -304,7 +301,7 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
         return 2.0 * code - 1, Hinge() if self.loss == "hinge" else Logistic()
 
     def decision_function(self, X: Any) -> Array:
-        """Scores: (m,) where there is one column of weights, else (m, number of classes)."""
+        """Scores: (m,) with one column of weights, else (m, number of classes)."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         scores = np.asarray(X @ self.coef_.T + self.intercept_)
@@ -319,10 +316,10 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
 
     @available_if(_has_log_odds)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Array:
-        """Probabilities (m, number of classes), in the order of ``classes_``; not there with the hinge.
+        """Probabilities (m, number of classes), in the order of ``classes_``.
 
         Raises:
-            AttributeError: for the hinge, whose scores are no log-odds.
+            AttributeError: with the hinge loss, whose scores are no log-odds.
         """
         scores = self.decision_function(X)
         if scores.ndim == 1:

@@ -1,12 +1,12 @@
-"""DRAGO's iterations, and the looks at the gap, as one loop that numba compiles.
+"""DRAGO's iterations and the evaluations of the gap as one loop that numba compiles.
 
-The functions here are ordinary Python in the subset that numba knows, and run without it, too, a few hundred times as
-slowly.  They do what ``drago``, ``dual``, ``losses`` and ``problem`` do with NumPy, for dense features, the three
-smooth losses, and quadratic penalties on a simplex with or without caps: nothing of the size of the data is allocated,
-and what NumPy does in one call after another is done in one loop.  All of them stand in this file, since numba compiles
-anew what it has on the disk when the file of a function has changed, not those of what it calls.
+The functions are ordinary Python in the subset that numba supports; without numba they run a few hundred times more
+slowly.  They compute the same as ``drago``, ``dual``, ``losses`` and ``problem`` do with NumPy, for dense features, the
+three smooth losses, and quadratic penalties on a simplex with or without caps.  Nothing of the size of the data is
+allocated, and successive calls of NumPy are fused to one loop.  All functions are in this file, since numba recompiles
+a cached function if its own file has changed, but not if the file of a function that it calls has.
 
-Loops count from 0 over slices: of indices that might be negative the compiler makes no vectors.
+Loops count from 0 over slices, since the compiler does not vectorise indices that might be negative.
 
 Source: DRAGO paper, Alg. 2; the certificate is its eq. (15).
 """
@@ -22,16 +22,16 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 SQUARED, LOGISTIC, MULTINOMIAL = 0, 1, 2
 GO_ON, DONE, DIVERGED = 0, 1, 2
-TILE = 128  # samples whose scores stay in the nearest cache; BLAS has code of its own for products so small
-SLAB = 2048  # samples whose features, and weights for every class, stay in the second cache
-LOOKS = 8  # one look at the gap per so many iterations, when there have been many
-WINDOW = 16  # the iterates of the last M - 1 steps together pull 16 (M-1) times less than the last one
-NEWTON, HALVINGS = 30, 100  # steps for a threshold
-ROUNDING = 1e-13  # of the sum of q
+TILE = 128  # samples whose scores fit into the L1 cache; BLAS has special code for such small products
+SLAB = 2048  # samples whose features, and weights for every class, fit into the L2 cache
+LOOKS = 8  # smallest number of iterations between evaluations of the gap, after many iterations
+WINDOW = 16  # the M - 1 earlier iterates together have a weight 16 (M-1) times smaller than that of the last one
+NEWTON, HALVINGS = 30, 100  # largest numbers of steps for a threshold
+ROUNDING = 1e-13  # tolerance of the sum of q
 LOG2E = 1 / math.log(2)
-LOG2_HIGH, LOG2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6  # of log 2, the first with zeros at its end
-SERIES = tuple(1 / math.factorial(c) for c in range(13, -1, -1))  # of exp
-SHIFT, SHIFT_BITS = 1.5 * 2.0**52, 0x4338000000000000  # what, added to a whole number, leaves it in the last bits
+LOG2_HIGH, LOG2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6  # of log 2, the first with zero bits at its end
+SERIES = tuple(1 / math.factorial(c) for c in range(13, -1, -1))  # Taylor coefficients of exp
+SHIFT, SHIFT_BITS = 1.5 * 2.0**52, 0x4338000000000000  # adding SHIFT moves a whole number to the last bits
 
 
 class Pace(NamedTuple):
@@ -39,9 +39,9 @@ class Pace(NamedTuple):
 
     Attributes:
         r: ``a_{t-1}/a_t``, the weight of the corrections.
-        pull: of ``|w' - w|^2 / 2`` and what follows together in the step of w.
-        window: of ``|w' - w_s|^2 / 2`` for each of the M - 1 iterates w_s before w.
-        dual: of ``Delta(p, q)`` in the step of q.
+        pull: total weight of the quadratic terms ``|w' - w|^2 / 2`` and ``|w' - w_s|^2 / 2`` in the step of w.
+        window: weight of ``|w' - w_s|^2 / 2`` for each of the M - 1 iterates w_s before w.
+        dual: weight of ``Delta(p, q)`` in the step of q.
     """
 
     r: float
@@ -51,14 +51,14 @@ class Pace(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """How a_t grows where mu > 0 and nu > 0: ``A_{t-1}/a_t = (1 - lag (1+alpha)^{-t})/alpha``.
+    """The growth of a_t for mu > 0 and nu > 0: ``A_{t-1}/a_t = (1 - lag (1+alpha)^{-t})/alpha``.
 
     Attributes:
         mu: weight of the ridge term.
         nu: weight of the penalty.
         blocks: M.
         alpha: step size.
-        lag: 0 for what the other two tend to.
+        lag: constant of the start; 0 for "steady", the limit of the other two.
         second: ``a_1/a_2``.
     """
 
@@ -71,22 +71,22 @@ class Growth(NamedTuple):
 
 
 class Data(NamedTuple):
-    """A problem, and when it is solved.
+    """A problem with its stopping criteria.
 
     Attributes:
         x: features (n, d).
-        columns: the same (d, n), for few features and one score per sample, where loops over columns are faster than
-            BLAS; else (0, n).
+        columns: the transpose of x, (d, n), for few features and one score per sample, for which loops over columns are
+            faster than BLAS; else (0, n).
         y: targets (k, n).
-        edges: of the M blocks, (M + 1,).
+        edges: first samples of the M blocks, and n, (M + 1,).
         loss: SQUARED, LOGISTIC or MULTINOMIAL.
         cap: the largest weight of a sample.
         unit: curvature of the penalty at nu = 1.
         nu: weight of the penalty.
         mu: weight of the ridge term.
-        most_growth: times the objective at w = 0 the iterates have diverged at; infinite for never.
+        most_growth: factor on the objective at w = 0 above which the iterates count as diverged; may be infinite.
         tol: the gap at which to stop.
-        max_calls: evaluations of a sample after which to stop.
+        max_calls: number of evaluations of a sample after which to stop.
     """
 
     x: Array
@@ -104,17 +104,17 @@ class Data(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What an iteration changes in place.
+    """Arrays that an iteration changes in place.
 
-    Numbers per sample and class stand block by block, and within a block class by class: (n k,).  The scores of a block
-    are then one product of matrices, and a loop over them meets neighbours.
+    Numbers per sample and class, (n k,), are stored block by block, and within a block class by class.  The scores of a
+    block are then one matrix product, and loops over them access contiguous memory.
 
     Attributes:
         w: weights (k d,).
         best: the best weights seen, (k d,).
         total: ``sum_i qhat_i ghat_i``, (k d,).
-        change: of total, by the block renewed last, (k d,).
-        step: room for a direction, (k d,).
+        change: change of total by the last renewed block, (k d,).
+        step: workspace for a direction, (k d,).
         path: the weights of the last M iterations, (M, k d).
         path_sum: their sum, (k d,).
         q: weights of the samples, (n,).
@@ -122,11 +122,11 @@ class Tables(NamedTuple):
         weighted: ``qhat_i phi'_i``, (n k,).
         now: losses at w of the blocks evaluated last, (n,).
         slopes: their slopes, (n k,).
-        part: room for slopes times weights, (n k,).
-        v: room for the argument of a dual step, (n,).
-        room: for the scores of a tile of samples, (k TILE,).
-        sums: room for what is summed over classes, (3, TILE).
-        worst: the worst weights of the samples at the last look, (n,).
+        part: workspace for slopes times weights, (n k,).
+        v: workspace for the argument of a dual step, (n,).
+        room: workspace for the scores of a tile of samples, (k TILE,).
+        sums: workspace for sums over classes, (3, TILE).
+        worst: the worst weights of the samples at the last evaluation of the gap, (n,).
     """
 
     w: Array
@@ -150,18 +150,18 @@ class Tables(NamedTuple):
 
 @dataclass
 class Marks:
-    """Where the iterations stand; the compiled code changes one in a NumPy array of :data:`PLACE`.
+    """The state of the iterations; the compiled code changes one in a NumPy array of :data:`PLACE`.
 
     Attributes:
-        t: iterations that are done.
-        due: the iteration after which to look at the gap.
-        calls: evaluations of a sample.
-        looks: records written.
+        t: number of finished iterations.
+        due: the iteration after which the gap is evaluated next.
+        calls: number of evaluations of a sample.
+        looks: number of written records.
         status: GO_ON, DONE or DIVERGED.
         first: the gap at w = 0.
         value: the best objective.
         lower: the largest lower bound.
-        limit: the objective at which the iterates have diverged.
+        limit: the objective above which the iterates count as diverged.
         at_step: threshold of the last dual step, or nan.
         at_response: threshold of the last worst weights, or nan.
     """
@@ -183,7 +183,7 @@ PLACE = np.dtype([(mark.name, type(mark.default)) for mark in fields(Marks)])
 
 
 def scores(data: Data, w: Array, first: int, end: int, z: Array) -> None:
-    """``x w`` of the samples from first to end - 1 into z, (b,), for targets of one column."""
+    """Write ``x w`` of the samples first to end - 1 into z, (b,), for targets with one column."""
     if len(data.columns) == 0:
         np.dot(data.x[first:end], w, z)
         return
@@ -198,7 +198,7 @@ def scores(data: Data, w: Array, first: int, end: int, z: Array) -> None:
 
 
 def gather(data: Data, weights: Array, first: int, end: int, out: Array) -> None:
-    """``x^T weights`` over the samples from first to end - 1, with the weights of a block, into out, (k d,)."""
+    """Write ``x^T weights`` over the samples first to end - 1, with the weights of a block, into out, (k d,)."""
     x, k = data.x[first:end], len(data.y)
     if len(data.columns) == 0:
         if k == 1:
@@ -218,7 +218,7 @@ def gather(data: Data, weights: Array, first: int, end: int, out: Array) -> None
 
 
 def evaluate(data: Data, tables: Tables, first: int, end: int) -> None:
-    """Losses and slopes at w of the samples from first to end - 1 into ``tables.now`` and, as a block, the slopes."""
+    """Write losses at w of the samples first to end - 1, a block, into ``tables.now``, and their slopes likewise."""
     k, block_losses = len(data.y), tables.now[first:end]
     z = tables.slopes[first * k : end * k]
     if data.loss == MULTINOMIAL:
@@ -241,7 +241,7 @@ def evaluate(data: Data, tables: Tables, first: int, end: int) -> None:
 
 
 def softmax(data: Data, tables: Tables, start: int, stop: int, slopes: Array) -> None:
-    """Multinomial losses and slopes, (k, stop - start), at w of a tile of samples."""
+    """Write multinomial losses and slopes, (k, stop - start), at w of a tile of samples."""
     x = data.x[start:stop]
     y = data.y
     losses = tables.now[start:stop]
@@ -274,12 +274,12 @@ def softmax(data: Data, tables: Tables, start: int, stop: int, slopes: Array) ->
 
 
 def exponential(z: Array, powers: Array) -> None:
-    """``exp(z)`` in place of numbers z <= 0, to the last digit or two, in loops of which the compiler makes vectors.
+    """Replace numbers z <= 0 by ``exp(z)``, accurate up to one or two digits, in loops that the compiler vectorises.
 
-    It is ``2^m exp(s)`` with ``|s| <= log(2)/2``, of which Taylor's series has 14 terms; powers is room for 2^m.
+    It is ``2^m exp(s)`` with ``|s| <= log(2)/2`` and 14 terms of Taylor's series; powers is workspace for 2^m.
     """
     for i in range(len(z)):
-        x = max(z[i], -708.0)  # below are no normal numbers
+        x = max(z[i], -708.0)  # exp is subnormal below
         m = np.rint(x * LOG2E)
         s = (x - m * LOG2_HIGH) - m * LOG2_LOW
         e = SERIES[0]
@@ -295,7 +295,7 @@ def exponential(z: Array, powers: Array) -> None:
 
 
 def weigh(q: Array, slopes: Array, first: int, end: int, out: Array) -> None:
-    """``q_i slopes_i`` of the samples from first to end - 1, a block, into out."""
+    """Write ``q_i slopes_i`` of the samples first to end - 1, a block, into out."""
     weights = q[first:end]
     b = end - first
     k = len(slopes) // len(q)
@@ -306,13 +306,13 @@ def weigh(q: Array, slopes: Array, first: int, end: int, out: Array) -> None:
 
 
 def subtract(out: Array, other: Array) -> None:
-    """Out - other into out."""
+    """Write out - other into out."""
     for i in range(len(out)):
         out[i] -= other[i]
 
 
 def largest(v: Array) -> float:
-    """The largest number of v, all of which are finite."""
+    """The largest number of v, which must be finite."""
     top: float = v[0]
     for i in range(1, len(v)):
         top = max(top, v[i])
@@ -336,10 +336,10 @@ def inner(a: Array, b: Array) -> float:
 
 
 def clip(v: Array, cap: float, t: float, q: Array) -> float:
-    """``clip(v - t, 0, cap)`` of sum 1 into q, by Newton's method from t (nan: anywhere); returns its t.
+    """Write ``clip(v - t, 0, cap)`` with sum 1 into q, by Newton's method from t (nan: no start); return the final t.
 
-    Where Newton's method does not end, as t has too few digits, the bracket is halved; q is then the mixture of sum 1
-    of what its two ends give.
+    If Newton's method does not converge, because t has too few digits, the bracket is bisected; q is then the convex
+    combination with sum 1 of the results for its two ends.
     """
     n = len(v)
     if math.isnan(t):
@@ -363,7 +363,7 @@ def clip(v: Array, cap: float, t: float, q: Array) -> float:
         else:
             high, excess_high = t, -excess
         t = t + excess / num_inside if num_inside > 0 and step < NEWTON else np.nan
-        if not low < t < high:  # outside of the last two numbers all weights are at one bound
+        if not low < t < high:  # outside of (low, high) all weights are at one bound
             t = (max(low, float(v.min()) - cap) + min(high, float(v.max()))) / 2
     share = excess_high / (excess_low + excess_high)
     for i in range(n):
@@ -386,17 +386,17 @@ def pace(growth: Growth, t: int) -> Pace:
 
 
 def next_look(t: int, blocks: int, gap: float, first: float, tol: float, budget: float) -> int:
-    """The iteration after which to look at the gap next: halfway to where it is small enough at the mean rate so far.
+    """The iteration after which the gap is evaluated next: halfway to the expected end, at the mean rate so far.
 
-    That is at most as many iterations ahead as there have been.
+    At most the number of iterations doubles.
 
     Args:
-        t: the iteration after which it was looked at now.
+        t: the iteration after which the gap was evaluated now.
         blocks: M.
-        gap: what it was.
-        first: what it was at w = 0.
-        tol: how small it shall be.
-        budget: iterations that are left.
+        gap: the gap now.
+        first: the gap at w = 0.
+        tol: the gap at which to stop.
+        budget: number of remaining iterations.
     """
     ahead = max(blocks, t // LOOKS)
     if t > 0 and 0 < tol < gap < first < math.inf:
@@ -406,11 +406,11 @@ def next_look(t: int, blocks: int, gap: float, first: float, tol: float, budget:
 
 
 def primal(data: Data, tables: Tables, i: int, last: int, scale: float) -> int:
-    """The estimate of the gradient into ``tables.step``; returns the samples evaluated."""
+    """Write the gradient estimate into ``tables.step``; return the number of evaluated samples."""
     step = tables.step
     k = len(data.y)
     calls = 0
-    if i == last:  # it was evaluated at this w and q
+    if i == last:  # evaluated at this w and q already
         step[:] = tables.change
     elif scale > 0:
         first, end = data.edges[i], data.edges[i + 1]
@@ -426,7 +426,7 @@ def primal(data: Data, tables: Tables, i: int, last: int, scale: float) -> int:
 
 
 def move(data: Data, tables: Tables, k: int, constants: Pace) -> None:
-    """The step of w along ``tables.step``, and its place among the last M iterates."""
+    """Make the step of w along ``tables.step``, and store it among the last M iterates."""
     w, path, path_sum = tables.w, tables.path, tables.path_sum
     if k == 0:  # once in M iterations, against rounding
         path_sum[:] = 0.0
@@ -441,7 +441,7 @@ def move(data: Data, tables: Tables, k: int, constants: Pace) -> None:
 
 
 def dual(data: Data, tables: Tables, j: int, k: int, scale: float, pull: float, marks: Marks) -> None:
-    """The step of q, and the losses of block k."""
+    """Make the step of q, and renew the losses of block k."""
     new_losses, losses, v, q = tables.now, tables.losses, tables.v, tables.q
     first, end = data.edges[k], data.edges[k + 1]
     evaluate(data, tables, first, end)
@@ -468,7 +468,7 @@ def dual(data: Data, tables: Tables, j: int, k: int, scale: float, pull: float, 
 
 
 def renew(data: Data, tables: Tables, k: int) -> None:
-    """Write block k of q times slope, and what it changes in the total."""
+    """Renew block k of q times slope, and the total."""
     first = data.edges[k]
     end = data.edges[k + 1]
     c = len(data.y)
@@ -483,12 +483,12 @@ def renew(data: Data, tables: Tables, k: int) -> None:
 
 
 def look(data: Data, tables: Tables, evaluated: bool, marks: Marks) -> tuple[float, float]:
-    """Objective at w and a lower bound; infinite where the losses are not finite."""
+    """The objective at w and a lower bound; infinite if the losses are not finite."""
     n = len(tables.q)
     q = tables.worst
     block_losses = tables.now
     v = tables.v
-    first, end = data.edges[0], data.edges[len(data.edges) - 1]  # 0 and n, in numbers of one type with the others
+    first, end = data.edges[0], data.edges[len(data.edges) - 1]  # 0 and n, with the type of the edges
     if not evaluated:
         evaluate(data, tables, first, end)
     if not math.isfinite(total(block_losses)):
@@ -507,7 +507,7 @@ def look(data: Data, tables: Tables, evaluated: bool, marks: Marks) -> tuple[flo
 
 
 def record(data: Data, tables: Tables, evaluated: bool, marks: Marks, records: Array) -> None:
-    """Look at the gap, write a record of evaluations, objective and gap, and say when to look next."""
+    """Evaluate the gap, write a record of evaluations, objective and gap, and schedule the next one."""
     value, lower = look(data, tables, evaluated, marks)
     if not value < marks.limit:
         marks.status = DIVERGED
@@ -533,7 +533,7 @@ def record(data: Data, tables: Tables, evaluated: bool, marks: Marks, records: A
 
 
 def begin(data: Data, tables: Tables, marks: Marks, records: Array) -> None:
-    """Fill the tables at w = 0 and q = 1/n, and look at the gap there."""
+    """Fill the tables at w = 0 and q = 1/n, and evaluate the gap there."""
     for k in range(len(data.edges) - 1):
         evaluate(data, tables, data.edges[k], data.edges[k + 1])
         renew(data, tables, k)  # from tables of zeros
@@ -545,15 +545,15 @@ def begin(data: Data, tables: Tables, marks: Marks, records: Array) -> None:
 def iterate(
     data: Data, tables: Tables, growth: Growth, draws: NDArray[np.int64], place: Sequence[Marks], records: Array
 ) -> None:
-    """Iterations until the gap is small, the evaluations are used up, the draws are, or the iterates diverge.
+    """Iterate until the gap is small, the evaluations or the draws are used up, or the iterates diverge.
 
     Args:
         data: the problem.
-        tables: w = 0, q = 1/n and ``path`` = 0 at first; changed in place.
-        growth: the paces.
+        tables: arrays with w = 0, q = 1/n and ``path`` = 0 at first; changed in place.
+        growth: the growth of a_t.
         draws: blocks I and J, one pair per iteration, (number of iterations, 2).
-        place: where to go on, one mark; changed in place.
-        records: room for a record per look, (looks, 3), from row ``looks`` on.
+        place: the state of the iterations, shape (1,); changed in place.
+        records: workspace for records, (number, 3), which are written from row ``looks`` on.
     """
     marks = place[0]
     blocks = len(data.edges) - 1
@@ -574,7 +574,7 @@ def iterate(
                 record(data, tables, blocks == 1, marks, records)
 
 
-# What the compiler may do: sum in any order, as NumPy and BLAS do; infinities and nan stay what they are.
+# The compiler may reorder sums, as NumPy and BLAS do; infinities and nan keep their meaning.
 _SUMS = {"reassoc", "contract", "nsz"}
 PARTS: dict[Callable[..., Any], set[str]] = {
     **dict.fromkeys([pace, next_look, scores, gather, softmax, evaluate, weigh, subtract, inner, total, clip], _SUMS),

@@ -8,31 +8,31 @@ from numpy.typing import NDArray
 from scipy.special import xlog1py, xlogy
 
 Array = NDArray[np.float64]
-_ROUNDING = 1e-12  # by which probabilities may miss the sum 1
+_ROUNDING = 1e-12  # tolerance of the sum of probabilities
 
 
 class Loss(Protocol):
     """A convex loss per sample.
 
     Attributes:
-        curvature: the largest second derivative in z; infinite where the loss has kinks.
+        curvature: the largest second derivative in z; infinite if the loss is not smooth.
     """
 
     curvature: ClassVar[float]
 
     def __call__(self, z: Array, y: Array) -> tuple[Array, Array]:
-        """Losses (n,) and their slopes in z: z is (n,) or (n, k), the slopes are like it."""
+        """Losses (n,) and their derivatives in z (slopes), in the shape of z, (n,) or (n, k)."""
 
 
 @runtime_checkable
 class ConjugateLoss(Loss, Protocol):
-    """A loss without kinks, whose conjugate is known: what a proof for mu = 0 needs."""
+    """A smooth loss phi with a known conjugate, which a lower bound for mu = 0 needs."""
 
     def conjugate(self, slopes: Array, y: Array) -> Array:
-        """``phi*(s) = max_z <s, z> - phi(z)``, (n,); infinite where s is no slope of the loss."""
+        """``phi*(s) = max_z <s, z> - phi(z)`` for slopes s, (n,); infinite if s is no slope of the loss."""
 
     def curvatures(self, slopes: Array, y: Array) -> Array:
-        """Second derivatives in z where the slopes are these: (n,), or (n, k, k) for slopes (n, k)."""
+        """Second derivatives in z as a function of the slopes: (n,), or (n, k, k) for slopes (n, k)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Squared:
 
 @dataclass(frozen=True)
 class Logistic:
-    """``log(1 + exp(-y z))`` for labels y of -1 and 1."""
+    """``log(1 + exp(-y z))`` for labels y in {-1, 1}."""
 
     curvature: ClassVar[float] = 0.25
 
@@ -106,7 +106,7 @@ class Multinomial:
 
 @dataclass(frozen=True)
 class Hinge:
-    """``max(0, 1 - y z)`` for labels y of -1 and 1; the slope at the kink is 0."""
+    """``max(0, 1 - y z)`` for labels y in {-1, 1}; the slope at the kink is 0."""
 
     curvature: ClassVar[float] = np.inf
 

@@ -1,4 +1,4 @@
-"""The problem of a distributionally robust linear model, the proof of how well it is solved, and what a solver is."""
+"""The problem of a distributionally robust linear model, its optimality certificate, and the interface of solvers."""
 
 import time
 from collections.abc import Callable
@@ -18,19 +18,19 @@ from fcco_lightning.dro.wasserstein import WassersteinBall
 from fcco_lightning.errors import ConfigError, NonFiniteError
 
 Need = Literal["a smooth loss", "mu > 0", "nu > 0"]
-_BALANCED = 1e-9  # of its terms: a sum that counts as zero
-_SAMPLED, _POWERS = 1000, 12  # samples and iterations for an estimate of the features' spread
-_FEW = 64  # features, for which it is exact
+_BALANCED = 1e-9  # a sum that is smaller than this share of its terms counts as zero
+_SAMPLED, _POWERS = 1000, 12  # samples and power iterations of LinearProblem.spread
+_FEW = 64  # number of features up to which it is exact
 
 
 class Point(NamedTuple):
-    """What one pass over the data says of weights w.
+    """Results of one pass over the data at weights w.
 
     Attributes:
         value: F(w).
-        gradient: of the part of F without the penalty on w, like w.
+        gradient: gradient of F without the penalty on w, in the shape of w.
         q: the worst weights of the samples, (n,).
-        lower: a number that F is nowhere below.
+        lower: a lower bound of F.
     """
 
     value: float
@@ -49,12 +49,13 @@ class LinearProblem:
         loss: phi.
         ambiguity: Q.
         penalty: nu D.
-        mu: >= 0; 0 needs a loss with a conjugate, which the hinge has not.
-        norm: how far samples may move, a norm of the first ``features`` numbers of w; None for no moves.
-        features: how many these are.
+        mu: weight of the ridge penalty, >= 0; 0 needs a :class:`ConjugateLoss`, which the hinge loss is not.
+        norm: Wasserstein ball of shifts of the samples, which adds a norm of the first ``features`` numbers of w; None
+            for no shifts.
+        features: number of weights in the norm.
 
     Raises:
-        ConfigError: if mu is 0 and the loss has none.
+        ConfigError: if mu is 0 and the loss has no conjugate.
     Source: DRAGO paper, eq. (2).
     """
 
@@ -81,17 +82,17 @@ class LinearProblem:
         return len(self.y)
 
     def zeros(self) -> Array:
-        """Weights to start from: (d,), or (d, k) for targets with k columns."""
+        """Initial weights 0: (d,), or (d, k) for targets with k columns."""
         return np.zeros((self.x.shape[1], *self.y.shape[1:]))
 
     def point(self, w: Array, evaluated: tuple[Array, Array] | None = None, proof: Array | None = None) -> Point:
-        r"""One pass over the data: value, gradient, worst weights, and a lower bound.
+        r"""Compute value, gradient, worst weights and a lower bound in one pass over the data.
 
         Args:
             w: weights.
-            evaluated: losses and slopes of all samples at w, where a solver has them already.
-            proof: weights in Q that the lower bound is taken at, (n,); None for the worst ones.  Without a penalty
-                the worst weights jump from one corner of Q to another, and prove little.
+            evaluated: losses and slopes of all samples at w, if a solver has them already.
+            proof: weights in Q for the lower bound, (n,); None for the worst ones.  Without a penalty the worst weights
+                jump from one vertex of Q to another, and their bound is weak.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             losses, slopes = evaluated or self.loss(self.x @ w, self.y)
@@ -107,21 +108,21 @@ class LinearProblem:
             return Point(worst + self.ridge(w), gradient, q, lower)
 
     def lower(self, w: Array, q: Array, level: float, slopes: Array, gradient: Array) -> float:
-        r"""A number that F is nowhere below: Fenchel's dual at q and the slopes of the losses.
+        r"""A lower bound of F: the value of Fenchel's dual at q and the slopes of the losses.
 
-        With mu > 0 it is the least value of ``level + <gradient, . - w> + (mu/2) |.|^2``, a tangent, and with the worst
-        q what F(w) is above it is ``|grad F(w)|^2 / (2 mu)``.  With mu = 0 the slopes must first be moved to where the
-        gradient is zero, ``s = slopes - h (x delta)`` with ``sum_i q_i h_i x_i x_i^T delta = gradient`` and h the
-        curvatures of the losses, and the bound is ``-sum_i q_i phi*(s_i) - nu D(q, 1/n)``.  For the squared loss this
-        is the exact minimum over w at these q.  It is -inf while a moved slope is none of the loss.  The system has d
-        unknowns, k d for k classes: about ``n d^2 + d^3`` operations, or ``k^2 n d^2 + k^3 d^3``.
+        With mu > 0 it is the minimum of ``level + <gradient, . - w> + (mu/2) |.|^2``, where level is the value at w
+        without the ridge penalty; for the worst q the gap is ``|grad F(w)|^2 / (2 mu)``.  With mu = 0 the slopes must
+        first be changed so that the gradient is zero, ``s = slopes - h (x delta)`` with ``sum_i q_i h_i x_i x_i^T delta
+        = gradient`` and h the curvatures of the losses, and the bound is ``-sum_i q_i phi*(s_i) - nu D(q, 1/n)``.  For
+        the squared loss this is the exact minimum over w for this q.  It is -inf if an s_i is no slope of the loss.
+        The system has d unknowns, or k d for k classes: about ``n d^2 + d^3`` operations, or ``k^2 n d^2 + k^3 d^3``.
         """
         if self.mu > 0:
             return self.bound(level - inner(gradient, w), gradient)
-        assert isinstance(self.loss, ConjugateLoss)  # noqa: S101 - tells mypy
+        assert isinstance(self.loss, ConjugateLoss)  # noqa: S101 - for mypy
         h = self.loss.curvatures(slopes, self.y)
         normal = self._normal(q, h)
-        unit = np.sqrt(normal.diagonal())  # of each feature, as they may differ by many orders of magnitude
+        unit = np.sqrt(normal.diagonal())  # scales of the features, which may differ by many orders of magnitude
         unit[unit == 0] = 1.0
         by_class = gradient.reshape(len(gradient), -1).T
         solution = np.linalg.lstsq(normal / np.outer(unit, unit), by_class.ravel() / unit, rcond=None)[0] / unit
@@ -134,7 +135,7 @@ class LinearProblem:
         return -float(q @ conjugates) - float(self.penalty.value(torch.from_numpy(q)))
 
     def _normal(self, q: Array, h: Array) -> Array:
-        """``sum_i q_i h_i x_i x_i^T``, (d, d); for curvatures (n, k, k) the (k d, k d) blocks of it, class by class."""
+        """``sum_i q_i h_i x_i x_i^T``, (d, d); for curvatures (n, k, k) its block matrix (k d, k d), class by class."""
 
         def block(weights: Array) -> Array:
             product = self.x.T @ (sparse.diags_array(weights) @ self.x)
@@ -165,7 +166,7 @@ class LinearProblem:
     def spread(self) -> float:
         """Largest eigenvalue of the mean of ``x_i x_i^T`` over up to 1000 samples.
 
-        Of many features, or sparse ones, it is estimated by power iteration.
+        For many or sparse features it is estimated by power iteration.
         """
         rows = self.x[:: -(-self.n // _SAMPLED)]
         if isinstance(rows, np.ndarray) and rows.shape[1] <= _FEW:
@@ -189,7 +190,7 @@ def weigh(q: Array, slopes: Array) -> Array:
 
 
 def inner(a: Array, b: Array) -> float:
-    """Scalar product of arrays of one shape."""
+    """Scalar product of arrays of the same shape."""
     return float(np.vdot(a, b))
 
 
@@ -199,24 +200,24 @@ def square(a: Array) -> float:
 
 
 class Done(Exception):  # noqa: N818 - it is no error
-    """The gap is small enough, or the passes are used up."""
+    """Raised to end a solver when the gap is small enough or the passes are used up."""
 
 
 class Progress:
-    """Best weights so far, the bound on what they can still gain, and the history.
+    """The best weights so far, their gap, and the history of a solver.
 
     Args:
-        problem: what is solved.
+        problem: the problem to be solved.
         tol: the gap at which to stop.
-        max_passes: stop after so many passes over the data.
-        clock: seconds since some moment; ``time.process_time`` leaves out what other programs take.
+        max_passes: number of passes over the data after which to stop.
+        clock: returns seconds since some moment; ``time.process_time`` excludes the time of other programs.
 
     Attributes:
         w: the best weights seen.
         value: F there.
         lower: the largest lower bound seen.
-        calls: evaluations of the loss or gradient of one sample by the solver; those for the proof are not counted.
-        history: records with ``oracle_calls``, ``seconds``, ``objective``, ``gap``, one per look.
+        calls: number of evaluations of the loss or gradient of one sample by the solver, without those for the gap.
+        history: records with ``oracle_calls``, ``seconds``, ``objective``, ``gap``, one per evaluation of the gap.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ class Progress:
         """Evaluate F at w and record it; ``evaluated`` and ``proof`` as for :meth:`LinearProblem.point`.
 
         Raises:
-            Done: when the solver shall stop.
+            Done: when the solver should stop.
             NonFiniteError: if F is not finite there.
         """
         point = self.problem.point(w, evaluated, proof)
@@ -254,7 +255,7 @@ class Progress:
         """Refuse a value that is not finite.
 
         Raises:
-            NonFiniteError: naming what to do.
+            NonFiniteError: with advice.
         """
         if not np.isfinite(value):
             raise NonFiniteError(
@@ -274,19 +275,19 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Those since the beginning."""
+        """Seconds since the beginning."""
         return self.clock() - self._start
 
     def take_over(self, w: Array, value: float, lower: float, calls: int, records: Array, since: float) -> None:
-        """Take over what a compiled loop found, which did without :meth:`look`.
+        """Take over the results of a compiled loop, which does not call :meth:`look`.
 
         Args:
             w: the best weights.
             value: F there.
             lower: the largest lower bound.
-            calls: evaluations of a sample, those before the loop included.
-            records: evaluations, objective and gap per look, (looks, 3).
-            since: ``seconds`` at the loop's beginning; what it took since then is shared out by evaluations.
+            calls: number of evaluations of a sample, including those before the loop.
+            records: evaluations, objective and gap, (number of records, 3).
+            since: ``seconds`` at the loop's beginning; the time since then is divided in proportion to evaluations.
         """
         seconds_per_call = (self.seconds - since) / max(calls - self.calls, 1)
         self.history += [
@@ -301,24 +302,24 @@ def _record(calls: int, seconds: float, objective: float, gap: float) -> dict[st
 
 
 class Solver(Protocol):
-    """Moves weights from zero until :class:`Progress` says that it is done.
+    """Iterates from w = 0 until :class:`Progress` raises :class:`Done`.
 
     Attributes:
-        needs: what a problem must have; a loss is smooth that has no kinks.
+        needs: required properties of a problem, such as a smooth loss.
     """
 
     needs: ClassVar[frozenset[Need]]
 
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:
-        """Iterate; ends by :class:`Done` from ``progress``, or by returning where no further step is possible."""
+        """Iterate until ``progress`` raises :class:`Done`, or return if no further step is possible."""
 
 
 def blocks_of(n: int, size: int) -> list[slice]:
-    """Consecutive blocks of about ``size`` of n samples; their sizes differ by at most one."""
+    """Divide n samples into consecutive blocks of about ``size`` samples; sizes differ by at most one."""
     return [slice(a, b) for a, b in pairwise(edges_of(n, size).tolist())]
 
 
 def edges_of(n: int, size: int) -> NDArray[np.int64]:
-    """Where the blocks of :func:`blocks_of` begin and end, (M + 1,)."""
+    """The first samples of the M blocks of :func:`blocks_of`, and n, (M + 1,)."""
     blocks = -(-n // size)
     return (np.arange(blocks + 1) * (n / blocks)).round().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Solvers that draw samples: SGD on the worst case, with a bias and without, and variance-reduced steps."""
+"""Solvers that draw samples: biased and unbiased SGD on the worst case, and variance-reduced steps."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ from fcco_lightning.dro.problem import LinearProblem, Need, Progress, blocks_of,
 
 @dataclass(frozen=True)
 class _Drawing:
-    """What solvers that draw samples have in common.
+    """Base class of solvers that draw samples.
 
     Args:
-        block_size: samples drawn for a step, >= 1.
-        learning_rate: of the first step, > 0; None for one that follows from the data.
+        block_size: number of samples drawn for a step, >= 1.
+        learning_rate: learning rate of the first step, > 0; None to derive it from the data.
     """
 
     block_size: int
@@ -33,7 +33,7 @@ class _Drawing:
 
 
 class _SGD(_Drawing):
-    """Steps ``w <- w - eta / (1 + eta mu t) (gradient + mu w)``, with a look at the gap once a pass."""
+    """Steps ``w <- w - eta / (1 + eta mu t) (gradient + mu w)``; the gap is evaluated once per pass."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
 
@@ -41,7 +41,7 @@ class _SGD(_Drawing):
     def batches(
         self, problem: LinearProblem, size: int, random: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, Callable[[Array], Array]]]:
-        """Samples of a step, and the weights of their slopes as a function of their losses, without end."""
+        """Yield, without end, the samples of a step and the function from their losses to weights of their slopes."""
 
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:
         """Iterate from w = 0."""
@@ -65,11 +65,11 @@ class _SGD(_Drawing):
 
 @dataclass(frozen=True)
 class MinibatchSGD(_SGD):
-    r"""Steps along the gradient of the worst case of b samples alone, drawn without replacement.
+    r"""SGD on the worst case within a batch of b samples, which are drawn without replacement.
 
     **It is biased**: the mean over batches of ``max_q`` within a batch is not the ``max_q`` over all samples, so F
-    stays above its minimum by an amount that falls with b and not with the number of steps.  The tests measure it.  Use
-    another solver unless n is too large for a vector q.
+    stays above its minimum by an amount that decreases with b, but not with the number of steps.  The tests measure it.
+    Use another solver unless n is too large for a vector q.
 
     Args:
         block_size: b, >= 1.
@@ -83,7 +83,7 @@ class MinibatchSGD(_SGD):
     def batches(
         self, problem: LinearProblem, size: int, random: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, Callable[[Array], Array]]]:
-        """Blocks of one random order of the samples after another."""
+        """Yield blocks of one random permutation of the samples after another."""
         while True:
             order = random.permutation(problem.n)
             for block in blocks_of(problem.n, size):
@@ -92,26 +92,27 @@ class MinibatchSGD(_SGD):
 
 @dataclass(frozen=True)
 class MultilevelSGD(_SGD):
-    r"""Steps along the multilevel Monte Carlo estimate of the gradient of the worst case over all samples.
+    r"""SGD with the multilevel Monte Carlo estimate of the gradient of the worst case over all samples.
 
-    With G(S) the gradient of the worst case within a batch S, a step draws a level J, ``P(J = j) = 2^{-j}`` for
-    j = 1, 2, ..., the last one with what is left, then ``m_J = 2^J b`` samples S without replacement, and takes
+    Let G(S) be the gradient of the worst case within a batch S.  A step draws a level J with ``P(J = j) = 2^{-j}`` for
+    j = 1, 2, ... (the last level has the remaining probability), then ``m_J = 2^J b`` samples S without replacement,
+    and uses the estimate
 
     ``G(first b of S) + (G(S) - G(S') / 2 - G(S'') / 2) / P(J)``
 
-    with S' and S'' the first and the next ``m_{J-1}`` samples of S.  The last level has all n samples, so the sum over
-    levels telescopes to the gradient of F and the estimate has **no bias**, unlike :class:`MinibatchSGD`.  The price is
-    variance: the gap falls like 1/t with steps that fall like 1/t (with mu = 0 neither does).  On 42 samples with
-    b = 4 it came to 3e-7 above the minimum in 3000 passes, where :class:`MinibatchSGD` stays at 1e-5 to 4e-5, but was
-    behind it after 300.  A step evaluates m_J samples, each once: a mean of about ``b (1 + log2(n/b))``.
+    where S' and S'' are the first and the next ``m_{J-1}`` samples of S.  The last level has all n samples, so the sum
+    over levels telescopes to the gradient of F, and the estimate is **unbiased**, unlike :class:`MinibatchSGD`, but has
+    a larger variance: the gap decreases like 1/t with step sizes like 1/t (for mu = 0 neither decreases).  On 42
+    samples with b = 4, F was 3e-7 above the minimum after 3000 passes, where :class:`MinibatchSGD` stays at 1e-5 to
+    4e-5, but larger after 300.  A step evaluates m_J samples, each once: about ``b (1 + log2(n/b))`` on average.
 
     Args:
-        block_size: b, >= 1, of the smallest batch.
+        block_size: size b of the smallest batch, >= 1.
         learning_rate: eta of the first step, then ``eta / (1 + eta mu t)``; None for the inverse of the smoothness of a
             sample's loss.
 
     Raises:
-        ConfigError: if an argument is out of range; from ``solve`` also if Q makes no sense for b samples.
+        ConfigError: if an argument is out of range; from ``solve`` also if Q is not defined for b samples.
     Source: Levy et al. (2020), the multilevel estimator; there samples are drawn with replacement and the largest batch
     is a parameter.
     """
@@ -121,7 +122,7 @@ class MultilevelSGD(_SGD):
     def batches(
         self, problem: LinearProblem, size: int, random: np.random.Generator
     ) -> Iterator[tuple[np.ndarray, Callable[[Array], Array]]]:
-        """Samples of a random level."""
+        """Yield samples of random levels."""
         levels = Levels(problem.n, size)
         while True:
             level = int(random.choice(len(levels.sizes), p=levels.probabilities))
@@ -130,15 +131,15 @@ class MultilevelSGD(_SGD):
 
 
 class Levels:
-    """The batches of the estimate.
+    """The levels of the multilevel estimate.
 
     Args:
         n: number of samples.
         smallest: b, at most n.
 
     Attributes:
-        sizes: m_0 = b, m_1, ... with ``m_j = 2^j b``, the last one n; n alone where n < 2 b.
-        probabilities: of the levels; 0 for level 0 where there are others.
+        sizes: m_0 = b, m_1, ... with ``m_j = 2^j b``, the last one n; n alone if n < 2 b.
+        probabilities: probabilities of the levels; 0 for level 0 unless it is the only one.
     """
 
     def __init__(self, n: int, smallest: int) -> None:
@@ -147,7 +148,7 @@ class Levels:
         self.probabilities = [0.0] + [0.5**j for j in range(1, count)] + [0.5 ** (count - 1)] if count else [1.0]
 
     def weights(self, problem: LinearProblem, level: int, losses: Array) -> Array:
-        """Those of the slopes of ``m_level`` samples in the estimate: losses -> like them."""
+        """Weights of the slopes of ``m_level`` samples in the estimate, given their losses, in the same shape."""
         if level == 0:
             return worst(problem, losses)
         b, half, probability = self.sizes[0], self.sizes[level - 1], self.probabilities[level]
@@ -159,7 +160,7 @@ class Levels:
 
 
 def worst(problem: LinearProblem, losses: Array) -> Array:
-    """The worst weights of a batch alone: (m,) -> (m,)."""
+    """The worst weights within a batch, given its losses: (m,) -> (m,)."""
     return np.asarray(problem.ambiguity.best_response(torch.from_numpy(losses), problem.penalty).q.numpy())
 
 
@@ -167,13 +168,13 @@ def worst(problem: LinearProblem, losses: Array) -> Array:
 class LSVRG(_Drawing):
     r"""Epochs of n/b steps ``w <- w - eta ((n/b) sum_{i in B} q_i (grad l_i(w) - grad l_i(wbar)) + G + mu w)``.
 
-    At the start of an epoch wbar = w, q is the best response to l(wbar), and G the full gradient there.  The weights do
-    not follow w within an epoch, so eta must be small enough; by itself it starts at the inverse of the smoothness of
-    a step, and where F rose over an epoch, the epoch is taken back and eta halved.
+    At the start of an epoch wbar = w, q is the best response to l(wbar), and G the full gradient there.  The weights q
+    are constant within an epoch, so eta must be small enough; by default it starts at the inverse of the smoothness of
+    a step.  If F has increased over an epoch, the epoch is undone and eta halved.
 
     Args:
-        block_size: b samples drawn uniformly per step, >= 1.
-        learning_rate: eta to start from, > 0; None as said.
+        block_size: number b of samples drawn uniformly per step, >= 1.
+        learning_rate: initial eta, > 0; None for the default above.
     Source: a baseline of the DRAGO paper, whose text gives the epoch length only.
     """
 

@@ -1,4 +1,4 @@
-"""Samples that may move: the Wasserstein ball of a linear model, which comes to a norm of its weights."""
+"""The Wasserstein ball around the samples, which for linear models is equivalent to a norm of the weights."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -15,21 +15,20 @@ Norm = Literal["l2", "l1", "linf"]
 
 @dataclass(frozen=True)
 class WassersteinBall:
-    r"""All distributions that the samples make when their features move by rho on average.
+    r"""All distributions in which the features of the weighted samples are shifted by at most rho on average.
 
-    That is ``sum_i q_i |x_i' - x_i| <= rho``, where a sample may also be divided; labels stay.  For a loss
-    ``phi(y x w)`` with Lipschitz constant 1, such as the logistic one, the largest expected loss over the ball around
-    the weighted samples is ``sum_i q_i phi(y_i x_i w) + rho |w|_*``, with the dual of the norm in which features move:
-    the ball is no set of weights q but a penalty on w, whatever q is.  The constant does not move, and is not in the
-    norm.
+    That is ``sum_i q_i |x_i' - x_i| <= rho``, where a sample may also be split; labels do not change.  For a loss
+    ``phi(y x w)`` with Lipschitz constant 1, such as the logistic loss, the largest expected loss over this Wasserstein
+    ball is ``sum_i q_i phi(y_i x_i w) + rho |w|_*``, where ``|.|_*`` is the dual of the norm of shifts: the ball is
+    equivalent to a penalty on w that does not depend on q.  The constant feature is not shifted and not in the norm.
 
     Args:
         rho: radius, >= 0, in the unit of the features.
-        norm: in which a move is measured: "l2", whose dual is itself; "linf", by which every feature may move that far
-            at once, with dual ``sum_j |w_j|``; "l1", with dual ``max_j |w_j|``.
+        norm: norm of a shift: "l2", which is its own dual; "linf", which lets every feature shift by that much, with
+            dual ``sum_j |w_j|``; "l1", with dual ``max_j |w_j|``.
 
     Raises:
-        ConfigError: if rho is negative or not finite, or the norm none of these.
+        ConfigError: if rho is negative or not finite, or the norm is another word.
     Source: Shafieezadeh-Abadeh, Kuhn and Mohajerin Esfahani, Regularization via mass transportation (2019), section 3.
     """
 
@@ -41,7 +40,7 @@ class WassersteinBall:
         one_of("norm", self.norm, get_args(Norm))
 
     def value(self, w: Array) -> float:
-        """``rho |w|_*`` of the weights of the features, (d,)."""
+        """``rho |w|_*`` for the weights w of the features, (d,)."""
         order = {"l2": 2, "linf": 1, "l1": np.inf}[self.norm]
         return self.rho * float(np.linalg.norm(w, order))
 

@@ -1,4 +1,4 @@
-"""Solvers that read all samples in every step: L-BFGS, subgradients, and proximal gradients for a norm."""
+"""Full-batch solvers: L-BFGS, subgradients, and proximal gradients for a norm."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,12 +12,12 @@ from fcco_lightning.dro.problem import LinearProblem, Need, Progress, inner, squ
 
 @dataclass(frozen=True)
 class LBFGS:
-    """L-BFGS on ``F(w) = max_q ...``, whose gradient is that at the worst weights; a pass over the data per evaluation.
+    """L-BFGS on ``F(w) = max_q ...``, whose gradient is the one at the worst q; an evaluation is a pass over the data.
 
-    F is differentiable where nu > 0 and the loss is smooth.  The fastest of the solvers while a pass is cheap.
+    F is differentiable if nu > 0 and the loss is smooth.  It is the fastest solver if a pass is cheap.
 
     Args:
-        memory: pairs of vectors that the curvature is estimated from, >= 1.
+        memory: number of pairs of vectors from which the curvature is estimated, >= 1.
     """
 
     memory: int = 10
@@ -27,7 +27,7 @@ class LBFGS:
         at_least("memory", self.memory, 1)
 
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:  # noqa: ARG002
-        """Iterate from w = 0; returns where a line search finds no lower value."""
+        """Iterate from w = 0; return if a line search finds no lower value."""
         from scipy.optimize import minimize  # noqa: PLC0415 (slow to import)
 
         shape = problem.zeros().shape
@@ -48,8 +48,8 @@ class Subgradient:
     r"""``w <- w - gamma (g/mu + w)`` with ``gamma = 2/(t+2)`` and g a subgradient of the worst loss; a pass per step.
 
     The weights are -1/mu times an average of subgradients, and the same average of the tangents is a lower bound of
-    F, so the gap is known and falls like ``G^2/(mu t)``.  Nothing is tuned, and neither the loss nor the worst case
-    needs to be smooth.
+    F, so that the gap is known; it decreases like ``G^2/(mu t)`` if subgradients are bounded by G.  There is nothing to
+    tune, and neither the loss nor the worst case needs to be smooth.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"mu > 0"})
@@ -75,8 +75,8 @@ class Subgradient:
 class ProximalGradient:
     r"""Accelerated proximal gradient steps on the worst weighting plus the norm of a Wasserstein ball.
 
-    ``w' = argmin_w <grad, w> + (L/2) |w - z|^2 + norm(w) + (mu/2) |w|^2``, with L doubled until the step is bounded by
-    its quadratic model, and momentum that starts anew where it points uphill.  Two passes over the data a step.
+    ``w' = argmin_w <grad, w> + (L/2) |w - z|^2 + norm(w) + (mu/2) |w|^2``, where L is doubled until the quadratic model
+    is an upper bound, and the momentum is reset if it points uphill.  A step is two passes over the data.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset({"a smooth loss", "mu > 0", "nu > 0"})
