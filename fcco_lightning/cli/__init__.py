@@ -1,4 +1,4 @@
-"""The command line: what ``fcco`` and its commands do."""
+"""The command line ``fcco`` and its commands."""
 
 from fcco_lightning.cli.commands import run
 

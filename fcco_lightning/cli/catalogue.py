@@ -1,4 +1,4 @@
-"""What a configuration can name: read from the sources, without importing them."""
+"""The classes that a configuration can name, found in the source files without importing them."""
 
 import difflib
 import functools
@@ -10,12 +10,12 @@ from fcco_lightning import ROOT, public_names
 
 
 class Kind(NamedTuple):
-    """What a configuration chooses from.
+    """A kind of classes from which a configuration chooses.
 
     Attributes:
-        place: where in a configuration it goes.
-        folders: where its classes are.
-        roots: names of the bases from which they derive.
+        place: key of a configuration for such a class.
+        folders: folders of the classes.
+        roots: names of the base classes from which they derive.
     """
 
     place: str
@@ -38,8 +38,8 @@ KINDS = {
     "evaluations": Kind("model.evaluation; the objective chooses one by default", ("evaluation",), ("Evaluation",)),
 }
 SECTIONS = {
-    "baseline": "Baseline",  # before what saves checkpoints, which hold its state
-    "feasible": "BestFeasible",  # before what reports of the weights that it chooses
+    "baseline": "Baseline",  # before callbacks that save its state in checkpoints
+    "feasible": "BestFeasible",  # before callbacks that report on the chosen weights
     "report": "Report",
     "checkpoint": "Checkpoints",
     "predictions": "PredictionWriter",
@@ -49,15 +49,12 @@ SECTIONS = {
 }
 """The callbacks of the command line in their order, by the section of a configuration that has their arguments."""
 
-_INTERNAL = {"ProximalDescent"}  # made by algorithms, not by a configuration
+_INTERNAL = {"ProximalDescent"}  # made by algorithms, not named in a configuration
 _CLASS = re.compile(r'^class (_?[A-Z]\w*)\(([^)]*)\):\n    r?"""(.+?)(?:"""|\n)', re.MULTILINE)
 
 
 def members(kind: str) -> dict[str, str]:
-    """All classes of one of the :data:`KINDS` with the first lines of their documentation.
-
-    They are sorted by name, and without bases that are of no use alone.
-    """
+    """Name -> first line of the docstring for all classes of one of the :data:`KINDS`, sorted, without base classes."""
     _, folders, roots = KINDS[kind]
     headers = [header for folder in folders for header in _headers(folder)]
     bases = {header.name: header.bases for header in headers}
@@ -71,13 +68,13 @@ def members(kind: str) -> dict[str, str]:
 
 
 def close_to(word: str, others: Sequence[str] = ()) -> list[str]:
-    """Public names, or ``others``, that a misspelt word may have meant, the closest first; at most three."""
+    """At most three public names, or ``others``, that are similar to a misspelt word, the most similar first."""
     names = {name.lower(): name for name in [*others, *public_names()] if name[0].isupper()}
     return [names[match] for match in difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)]
 
 
 def use_of(name: str) -> str:
-    """Where a public class goes, as the end of a sentence; nothing if no configuration or estimator takes it.
+    """The key for a public class, as the end of a sentence; empty if no configuration or estimator uses the class.
 
     Example:
         >>> use_of("HingePenalty")
@@ -109,5 +106,5 @@ def _headers(folder: str) -> list[_ConfigHeader]:
 
 
 def _terminal_text(summary: str) -> str:
-    """Documentation as one reads it in a terminal."""
+    """A docstring's line without markup, for a terminal."""
     return re.sub(r":\w+:", "", summary).replace("``", "").replace("`", "")

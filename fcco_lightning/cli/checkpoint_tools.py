@@ -1,4 +1,4 @@
-"""``fcco inspect`` and ``fcco convert``: what a checkpoint holds, without the model that it belongs to."""
+"""``fcco inspect`` and ``fcco convert``: the content of a checkpoint, without its model."""
 
 import json
 import math
@@ -24,11 +24,11 @@ _UNKNOWN_TO_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class StoredRows(NamedTuple):
-    """The rows of a dual state, every byte of them verified.
+    """The rows of a dual state, with verified checksums.
 
     Attributes:
         rows: Shape (n, k), NaN where never written.
-        files: Number of part files; 0 if the rows lie in the checkpoint itself.
+        files: Number of part files; 0 if the rows are in the checkpoint itself.
     """
 
     rows: Tensor
@@ -36,7 +36,7 @@ class StoredRows(NamedTuple):
 
     @property
     def seen(self) -> Tensor:
-        """Which rows were ever written, shape (n,)."""
+        """Whether each row was ever written, shape (n,)."""
         return ~self.rows[:, 0].isnan()
 
 
@@ -44,8 +44,8 @@ class Checkpoint(NamedTuple):
     """A checkpoint that ``fcco fit`` wrote.
 
     Attributes:
-        content: As the Trainer saved it.
-        weights: The tensors of the network by name (``network.*``), and others that are no rows.
+        content: The content that the Trainer saved.
+        weights: The tensors of the network by name (``network.*``), and other tensors except rows.
         states: The dual states by name.
     """
 
@@ -55,7 +55,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Read a checkpoint, and verify it and the rows beside it.
+    """Read a checkpoint, and verify it and its separate files of rows.
 
     Raises:
         CheckpointError: if it is missing, damaged, of another format, or not written by ``fcco fit``.
@@ -76,7 +76,7 @@ def _stored_rows(path: Path, name: str, content: Mapping[str, Any]) -> StoredRow
         save_id, (n, k) = content["fcco"]["save_id"], (described["num_rows"], described["width"])
         folder, dtype = rows_folder(path) / save_id, getattr(torch, described["dtype"])
         manifest = read_manifest(folder, save_id)
-        read_rows(folder, manifest, name, 0, torch.empty(0, k, dtype=dtype), n)  # no row: only checks that there are n
+        read_rows(folder, manifest, name, 0, torch.empty(0, k, dtype=dtype), n)  # only checks n
         rows = torch.empty(n, k, dtype=dtype)
         read_rows(folder, manifest, name, 0, rows, n)
         parts = [part for part in manifest.parts if part.table == name]
@@ -89,10 +89,10 @@ def _stored_rows(path: Path, name: str, content: Mapping[str, Any]) -> StoredRow
 
 
 def describe(path: str | Path) -> dict[str, Any]:
-    """What a checkpoint holds, as plain values for JSON; every byte is read and verified.
+    """Describe the content of a checkpoint as plain values for JSON; every byte is read and verified.
 
     Args:
-        path: of the checkpoint.
+        path: path of the checkpoint.
 
     Returns:
         ``algorithm``, ``version`` (of the format), ``world_size`` (processes that wrote it), ``epoch``,
@@ -139,12 +139,12 @@ def _described(name: str, state: StoredRows) -> dict[str, Any]:
         "bytes": state.rows.nbytes,
         "seen": len(values) / n,
         **{figure: v if math.isfinite(v) else None for figure, v in zip(_OF_ROWS, stats, strict=True)},
-        "verified": True,  # or read_checkpoint() has raised
+        "verified": True,  # else read_checkpoint() raises
     }
 
 
 def render(description: Mapping[str, Any]) -> Group:
-    """Lay out what :func:`describe` says, to be printed by ``rich``."""
+    """Lay out the result of :func:`describe` for ``rich``."""
     weights, states = description["weights"], description["states"]
     facts = Grid.grid(padding=(0, 2))
     for name, value in (
@@ -176,7 +176,7 @@ def _count(number: int, noun: str, plural: str) -> str:
 
 
 def _share(value: float) -> str:
-    """A percentage that says 0 and 100 only where it is."""
+    """A percentage that is rounded to 0 or 100 only if it is exact."""
     return f"{min(max(value, 0.001), 0.999) if 0 < value < 1 else value:.1%}"
 
 
@@ -192,27 +192,27 @@ def _size(count: float) -> str:
 
 
 def convert(path: str | Path, out: str | Path, *, force: bool = False) -> Path:
-    """Write the weights and the rows of a checkpoint as plain tensors, at once or not at all.
+    """Write the weights and the rows of a checkpoint as plain tensors, completely or not at all.
 
-    Tensors keep the names they have in the checkpoint: the network's are ``network.*``, so that
+    Tensors keep their names in the checkpoint: the network's are ``network.*``, so that
 
         network.load_state_dict({k[8:]: v for k, v in tensors.items() if k.startswith("network.")})
 
-    and each dual state is ``<name>.rows`` (n, k), NaN where never written, and ``<name>.seen`` (n,), bool.  numpy knows
-    no bfloat16: there such tensors are float32.
+    loads them, and each dual state is ``<name>.rows`` (n, k), NaN where never written, and ``<name>.seen`` (n,), bool.
+    bfloat16, which numpy lacks, becomes float32 in ``*.npz``.
 
     Args:
-        path: Of the checkpoint.
+        path: Path of the checkpoint.
         out: ``*.safetensors`` or ``*.npz``.
-        force: Replace the file if it is there.
+        force: Whether an existing file is replaced.
 
     Returns:
-        The file that was written.
+        The path of the file.
 
     Raises:
-        ConfigError: if ``out`` has another extension, is there already, or is a folder.
+        ConfigError: if ``out`` has another extension, exists already, or is a folder.
         CheckpointError: if the checkpoint is missing, damaged or not written by ``fcco fit``, or ``out`` cannot be
-            written; what was there is as it was.
+            written; an existing file is then kept.
     """
     out = Path(out)
     if out.suffix not in _WRITERS:
@@ -232,11 +232,11 @@ def convert(path: str | Path, out: str | Path, *, force: bool = False) -> Path:
 
 def _write_npz(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
     arrays = {name: (t.float() if t.dtype in _UNKNOWN_TO_NUMPY else t).detach().numpy() for name, t in tensors.items()}
-    np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy knows a keyword of another type
+    np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy's stub has another type
 
 
 def _write_safetensors(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
-    # of tied weights, and of columns of a matrix, safetensors takes copies only
+    # safetensors accepts tied weights and columns of a matrix only as copies
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     try:
         content = as_safetensors(copies, {"format": "pt"})
@@ -256,7 +256,7 @@ _WRITERS: dict[str, Callable[[BinaryIO, Mapping[str, Tensor]], None]] = {
 
 
 def print_description(path: str, *, as_json: bool) -> None:
-    """Print what a checkpoint holds, as JSON or as a table."""
+    """Print the description of a checkpoint, as JSON or as a table."""
     description = describe(path)
     if as_json:
         sys.stdout.write(json.dumps(description, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The commands of ``fcco``: what needs no torch is answered here, the others import what they need."""
+"""The commands of ``fcco``; torch and Lightning are imported only by commands that need them."""
 
 import difflib
 import os
@@ -118,9 +118,9 @@ def run(args: Sequence[str] | None = None) -> int:
     """Carry out a command line.
 
     Args:
-        args: without the program's name; ``sys.argv[1:]`` by default.
+        args: arguments without the program's name; ``sys.argv[1:]`` by default.
 
-    Returns: the exit status: 0, 2 where an argument is refused, 1 for any other error, 130 or 143 when interrupted.
+    Returns: the exit status: 0, 2 if an argument is refused, 1 for any other error, 130 or 143 when interrupted.
     """
     arguments = list(sys.argv[1:] if args is None else args)
     if arguments in ([], ["-h"], ["--help"]):
@@ -151,7 +151,7 @@ def run(args: Sequence[str] | None = None) -> int:
 
 
 def _run_of_lightning(typed: Sequence[str]) -> int:
-    """Carry out a command of Lightning's; what is wrong with files and tables is said before it is loaded."""
+    """Carry out a command of Lightning; errors in files and tables are reported before Lightning is loaded."""
     from fcco_lightning.cli.shorthands import written_out  # noqa: PLC0415
 
     if typed[1:] == ["--help", "all"]:
@@ -160,7 +160,7 @@ def _run_of_lightning(typed: Sequence[str]) -> int:
     status = _status(lambda _: arguments.extend(written_out(typed)), Namespace())
     if status:
         return status
-    if typed[0] == "fit" and len(arguments) == len(typed):  # else what is assumed has been said
+    if typed[0] == "fit" and len(arguments) == len(typed):  # else the assumptions are printed already
         sys.stderr.write("Loading PyTorch and Lightning.\n")
         sys.stderr.flush()
     with quick_loading():
@@ -170,13 +170,13 @@ def _run_of_lightning(typed: Sequence[str]) -> int:
 
 
 def _takes_a_split(arguments: Sequence[str]) -> bool:
-    """Whether it is ``fcco predict`` or ``fcco test`` for the test split of a datamodule, not for a table."""
+    """Whether the command is ``predict`` or ``test`` for the test split of a datamodule, not for a table."""
     run_options = ("-c", "--config", "--ckpt_path", "--print_config", "--data", "--model", "--trainer")
     return arguments[0] in ("predict", "test") and any(re.split("[=.]", arg)[0] in run_options for arg in arguments[1:])
 
 
 def _options(name: str) -> list[str]:
-    """The options of a tool beside those of ``fit``, in their long form."""
+    """The options of a tool that ``fit`` does not have, in their long form."""
     parser = ArgumentParser(add_help=False)
     _TOOLS[name](parser)
     return [option for option in parser._option_string_actions if option.startswith("--") and option != "--config"]
@@ -192,17 +192,17 @@ def _run_tool(name: str, *args: str) -> int:
 
 
 def _require_checkpoint(ckpt: Path, table: str) -> None:
-    """Refuse a table and a checkpoint that stand in each other's place."""
+    """Refuse a table and a checkpoint in the wrong order."""
     if ckpt.suffix != ".ckpt" and table.endswith(".ckpt"):
         raise ConfigError(f"{ckpt} stands where the checkpoint belongs, and {table} behind it. Put {table} first.")
 
 
 def _status(work: Work, options: Namespace) -> int:
-    """Do the work: 0, 2 where an argument is refused, 1 for any other error, 130 when interrupted."""
+    """Do the work; the exit status: 0, 2 if an argument is refused, 1 for other errors, 130 if interrupted."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
-            if "ckpt" in options:  # before libraries are loaded that read it
+            if "ckpt" in options:  # before torch is loaded
                 _require_checkpoint(checkpoint_file(options.ckpt), str(getattr(options, "table", "")))
             work(options)
     except FCCOError as error:
@@ -212,7 +212,7 @@ def _status(work: Work, options: Namespace) -> int:
         return 2 if isinstance(error, ConfigError) else 1
     except OSError as error:
         if isinstance(error, BrokenPipeError) or os.environ.get("FCCO_DEBUG"):
-            raise  # the former of a reader who has enough
+            raise  # BrokenPipeError: the reader of the output has closed it
         sys.stderr.write(printable_lines(f"fcco: {type(error).__name__}: {error}") + "\n")
         return 1
     except KeyboardInterrupt:
@@ -222,7 +222,7 @@ def _status(work: Work, options: Namespace) -> int:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
-    """A warning in one line, without the place in the code that gives it."""
+    """Print a warning in one line, without its place in the code."""
     sys.stderr.write(printable_lines(f"fcco: {category.__name__}: {message}") + "\n")
 
 

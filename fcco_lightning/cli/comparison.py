@@ -1,4 +1,4 @@
-"""``fcco compare``: finished runs side by side, by their settings and their figures."""
+"""``fcco compare``: a table of the settings and figures of finished runs."""
 
 import json
 import math
@@ -19,29 +19,28 @@ from fcco_lightning.reports.summary_table import METRICS, print_tables, read_met
 from fcco_lightning.state.row_files import new_file
 
 _OBJECTIVE, LARGEST, HOLDS = "objective", "largest h", "holds"
-_BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # no figures of merit
-_HIDDEN = ("report.", "checkpoint.", "trainer.logger", "trainer.default_root_dir")  # where a run leaves its files
+_BESIDE = ("score_min", "score_max", "vacuous", "worst_violation")  # figures that are not compared
+_HIDDEN = ("report.", "checkpoint.", "trainer.logger", "trainer.default_root_dir")  # settings of folders
 
-_SAY_NOTHING = ("enabled", "name", "value")  # without the section before them
+_SAY_NOTHING = ("enabled", "name", "value")  # meaningless without their section
 
 Row = dict[str, Any]
 
 
 def compare(folders: Sequence[str | Path]) -> list[Row]:
-    """A row for every run: its name, the settings in which the runs differ, and its figures.
+    """Return a row for every run: its name, the settings in which the runs differ, and its figures.
 
-    Where two runs have one name, it is that of their paths.
-    ``objective`` is the last estimate of the objective while training.  Values of different objectives do not compare,
-    so that they stand apart: where the runs have several, ``objective NAME`` is the value of those with this one.
+    The name is the run's path if two runs have the same name.
+    ``objective`` is the last estimate of the objective in training.  Values of different objectives are not comparable:
+    if the runs have several objectives, each has a column ``objective NAME``.
     ``largest h`` is the largest constraint value on the training split, ``holds`` whether the constraints hold there
-    ("yes", "no", or "vacuous"), and ``test_NAME`` the figures of the test split.  A value that a run does not have is
-    None.
+    ("yes", "no", or "vacuous"), and ``test_NAME`` the figures of the test split.  Absent values are None.
 
     Args:
-        folders: of finished runs, each with a ``report.json``; others are passed over.
+        folders: folders of finished runs, each with a ``report.json``; other folders are skipped.
 
     Raises:
-        DataError: if none of them holds a report.
+        DataError: if no folder has a report.
     """
     runs = {Path(folder): read_report(Path(folder)) for folder in folders}
     reports = {folder: report for folder, report in runs.items() if report is not None}
@@ -66,7 +65,7 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
 
 
 def alike(rows: Sequence[Row]) -> list[Row]:
-    """The rows, each with the keys of all of them, and None where it has no such value."""
+    """The rows with the keys of all of them, and None for absent values."""
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
 
@@ -81,7 +80,7 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
     if out is not None:
         write_rows(rows, Path(out))
     names = list(rows[0])
-    # before the objective are settings, of which one may be called test_fraction
+    # columns before the objective are settings, and one may be called test_fraction
     first = next(k for k, name in enumerate(names) if name.startswith(_OBJECTIVE))
     figure = next((name for name in names[first:] if name.startswith("test_")), None)
     file = None if figure is None else plot_comparison(rows, figure, LARGEST, Path(picture))
@@ -89,7 +88,7 @@ def print_comparison(folders: Sequence[str], out: str | None, picture: str) -> N
 
 
 def print_rows(rows: Sequence[Row], title: str | None = None) -> None:
-    """Print records with the same keys as a table: a row for each, or where that is too wide a row for every key."""
+    """Print records with the same keys as a table: one row per record or, if that is too wide, one row per key."""
     texts: list[dict[str, str | Text]] = [{name: Text(printable(_text(v))) for name, v in row.items()} for row in rows]
     cells = [[str(cell) for cell in column] for column in zip(rows[0], *map(dict.values, texts), strict=True)]
     width = 1 + sum(3 + max(map(len, column)) for column in cells)
@@ -106,17 +105,17 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
 
 
 def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
-    """What a run has reached: the last estimate of its objective, the largest h in training, figures of the test split.
+    """The results of a run: last estimate of the objective, largest h in training, figures of the test split.
 
     Args:
-        folder: of the run, with the CSV log.
-        report: its report.
+        folder: folder of the run, with the CSV log.
+        report: report of the run.
     """
     figures: Row = {_OBJECTIVE: _last_objective(folder)}
     if "worst_violation" in report.get("train", {}):
         train = report["train"]
         worst = figures[LARGEST] = train["worst_violation"]
-        holds = "yes" if is_feasible(math.nan if worst is None else worst) else "no"  # JSON knows no NaN
+        holds = "yes" if is_feasible(math.nan if worst is None else worst) else "no"  # None: NaN in JSON
         figures[HOLDS] = "vacuous" if train.get("vacuous") else holds
     test = report.get("test", {})
     numbers = {k: v for k, v in test.items() if isinstance(v, int | float) and k not in _BESIDE}
@@ -131,7 +130,7 @@ def _last_objective(folder: Path) -> float | None:
 
 
 def _objective_columns(settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
-    """What the value of every run's objective is called: alike where objectives are the same, with their arguments."""
+    """The name of the column for every run's objective; runs with equal objectives and arguments share it."""
     key = f"model.{_OBJECTIVE}"
     own = {f: {k: v for k, v in config.items() if k.startswith(key)} for f, config in settings.items()}
     if not _differing(list(own.values())):
@@ -145,7 +144,7 @@ def _objective_columns(settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path,
 
 
 def _settings(report: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings of a run by dotted key, without those that say where it leaves its files."""
+    """The settings of a run by dotted key, without those of folders."""
     for key, value in by_key(report.get("config", {})):
         if not key.startswith(_HIDDEN):
             yield key, json.dumps(value) if isinstance(value, list) else value
@@ -157,7 +156,7 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _short_names(keys: Sequence[str], used_names: Collection[str]) -> dict[str, str]:
-    """The last part of every dotted key, or the whole key where that part is taken or ambiguous."""
+    """The last part of every dotted key, or the whole key if that part is used or ambiguous."""
     names = {key: key.rpartition(".")[2] for key in keys}
     names |= {key: ".".join(key.split(".")[-2:]) for key, name in names.items() if name in _SAY_NOTHING}
     counts = Counter(names.values())

@@ -1,4 +1,4 @@
-"""Completion of ``fcco`` in a shell: a script that bash, and zsh after ``bashcompinit``, reads."""
+"""Completion of ``fcco`` in a shell: a script for bash, and for zsh after ``bashcompinit``."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -86,10 +86,10 @@ complete -o default -F _fcco fcco
 
 
 def completion(commands: Mapping[str, list[str]]) -> str:
-    """The script, which holds all names, so that nothing is started when a person presses TAB.
+    """Return the script, which contains all names, so that pressing TAB starts no program.
 
     Args:
-        commands: of ``fcco``, each with its options beside those of ``fit``.
+        commands: command of ``fcco`` -> its options that ``fit`` does not have.
     """
     values_of, public = options(), public_names()
     classes = {
@@ -110,13 +110,13 @@ def completion(commands: Mapping[str, list[str]]) -> str:
 
 
 def _short_configs() -> list[str]:
-    """The names of configurations that do without their folder."""
+    """The names of configurations that are unique without their folder."""
     counts = Counter(path.stem for path in named_configs().values())
     return [name for name, count in counts.items() if count == 1]
 
 
 def _cases(words_of: dict[str, list[str]]) -> str:
-    """Branches of a ``case`` statement that set the words found; names with the same words share a branch."""
+    """Branches of a ``case`` statement that set the completions; names with the same words share a branch."""
     names_by_words: dict[str, list[str]] = {}
     for name, words in words_of.items():
         names_by_words.setdefault(" ".join(words), []).append(name)

@@ -1,6 +1,6 @@
-"""``fcco front``: the front of figures against violation, point by point, each begun where the last one ended.
+"""``fcco front``: the front of figures against violation, whose points are trained with warm starts.
 
-Every point is a run of ``fcco fit`` in a process of its own, with a folder of its own.
+Every point is a run of ``fcco fit`` in its own process and folder, which starts from the previous point.
 """
 
 import copy
@@ -25,16 +25,16 @@ from fcco_lightning.reports.summary_table import METRICS, read_report
 
 
 def print_front(options: Sequence[str], kappas: str | None, factors: str, out: str) -> None:
-    """Train the points that are not finished, print the front as a table, write and draw it.
+    """Train the points that are not finished, and print, write and draw the front.
 
     Args:
-        options: of ``fcco fit``, for all points.
-        kappas: of all constraints, point by point, separated by commas; None to multiply those of the configuration.
-        factors: by what, point by point, separated by commas.
+        options: options of ``fcco fit`` for all points.
+        kappas: the kappa of all constraints for every point, separated by commas; None to multiply the configuration's.
+        factors: the factor on the configuration's kappas for every point, separated by commas.
         out: folder for the points, ``front.csv``, ``front.json`` and ``front.png``.
 
     Raises:
-        ConfigError: see :func:`points`, and if the folder holds points of another front.
+        ConfigError: see :func:`points`, and if the folder has points of another front.
     """
     folder = Path(out)
     given = _numbers("kappas", kappas) if kappas else None, _numbers("factors", factors)
@@ -60,13 +60,13 @@ def points(config: Mapping[str, Any], kappas: Sequence[float] | None, factors: S
     """The configurations of all points by their labels, from the loosest to the tightest.
 
     Args:
-        config: of ``fcco fit``, with every default.
-        kappas: that all constraints get, one a point; None to multiply their own.
-        factors: by what, one a point.
+        config: configuration of ``fcco fit``, with all defaults.
+        kappas: the kappa of all constraints for every point; None to multiply their own.
+        factors: the factor on the kappas for every point.
 
     Raises:
-        ConfigError: if no constraint has a kappa, their kappas differ or are 0 where that matters, a number is out of
-            range, or there are no checkpoints from which to go on.
+        ConfigError: if no constraint has a kappa, if kappas differ or are 0 where this is not allowed, if a number is
+            out of range, or if no checkpoints are saved for warm starts.
     """
     present = [c["init_args"]["kappa"] for c in config["model"].get("constraints") or [] if "kappa" in c["init_args"]]
     if not present:
@@ -100,17 +100,17 @@ def _with_kappa(config: Mapping[str, Any], kappas: Sequence[float]) -> dict[str,
 
 
 def train_point(folder: Path, config: Mapping[str, Any], before: Path | None) -> Path:
-    """Train a point, unless it is finished; go on with it if it was interrupted.
+    """Train a point unless it is finished; resume it if it was interrupted.
 
     Args:
-        folder: of the point.
-        config: with its kappas.
-        before: checkpoint of the point before, with whose weights and multipliers this one begins; None for none.
+        folder: folder of the point.
+        config: configuration with its kappas.
+        before: checkpoint of the previous point, whose weights and multipliers are the start; None for none.
 
-    Returns: its own checkpoint.
+    Returns: the checkpoint of the point.
 
     Raises:
-        ConfigError: if the folder holds a point with other options.
+        ConfigError: if the folder has a point with other options.
         FCCOError: if training has failed.
     """
     point = copy.deepcopy(dict(config))
@@ -118,7 +118,7 @@ def train_point(folder: Path, config: Mapping[str, Any], before: Path | None) ->
     point["trainer"]["default_root_dir"] = str(folder)
     point["checkpoint"] = {**(point.get("checkpoint") or {}), "dirpath": str(checkpoints), "save_last": True}
     point["report"] = {**(point.get("report") or {}), "enabled": True, "folder": str(folder)}
-    if before is not None:  # the model beside the run would begin with these weights, too
+    if before is not None:  # the baseline would start with these weights, too
         point["warm_start"], point["baseline"] = {"ckpt": str(before)}, {"enabled": False}
     path, text = folder / "point.yaml", yaml.safe_dump(point, sort_keys=False)
     finished = read_report(folder) is not None
@@ -135,15 +135,15 @@ def train_point(folder: Path, config: Mapping[str, Any], before: Path | None) ->
 
 
 def front(folders: Sequence[Path]) -> list[Row]:
-    """A row for every point: the last estimate of the objective, the largest h in training at its own kappas, figures.
+    """Return a row for every point: last estimate of the objective, largest h in training at its own kappas, figures.
 
-    So that points can be compared, ``SPLIT violation`` is the largest h at the kappas of the tightest point.
+    ``SPLIT violation`` is comparable between points: it is the largest h at the kappas of the tightest point.
 
     Args:
-        folders: of finished points, from the loosest to the tightest.
+        folders: folders of finished points, from the loosest to the tightest.
 
     Raises:
-        DataError: if a report is missing, or of other constraints.
+        DataError: if a report is missing, or has other constraints.
     """
     reports = {folder: read_report(folder) for folder in folders}
     missing = [str(folder) for folder, report in reports.items() if not (report and report.get("kappas"))]
@@ -168,7 +168,7 @@ def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float])
         constraints = values.get("constraints", {}) | (values.get("decided", {}) if report.get("decisions") else {})
         shifts = {name: report["kappas"][name] - tightest[name] for name in constraints}
         if constraints:
-            complete = None not in constraints.values()  # in JSON NaN is null
+            complete = None not in constraints.values()  # None: NaN in JSON
             row[f"{split} violation"] = max(h + shifts[name] for name, h in constraints.items()) if complete else None
         figures = {k: v for k, v in report.get(split, {}).items() if f"test_{k}" in reached}
         row |= {f"{split} {name}": figure for name, figure in figures.items()}
@@ -183,13 +183,13 @@ def _numbers(name: str, text: str) -> list[float]:
 
 
 def fit_apart(options: Sequence[str]) -> str:
-    """``fcco fit`` in a process of its own, which an interrupt of this one leaves the time to save.
+    """Run ``fcco fit`` in its own process, and wait until it has saved if this process is interrupted.
 
-    Returns: what it printed, if the options hold ``--print_config``.
+    Returns: its output, if the options contain ``--print_config``.
 
     Raises:
         ConfigError: if it has refused an option.
-        FCCOError: if it has failed otherwise.
+        FCCOError: if it has failed for another reason.
     """
     prints_config = "--print_config" in options
     command = [sys.executable, "-m", "fcco_lightning", "fit", *options]

@@ -47,17 +47,17 @@ _TRAINER_DEFAULTS = {
     "num_sanity_val_steps": 0,
 }
 
-_NOISE = (  # of libraries, about nothing a user can do
+_NOISE = (  # warnings of libraries that a user cannot avoid
     ".*LeafSpec.*",
     "The number of training batches .* is smaller than the logging interval",
     r"\s*By default only one JsonargparseDeprecationWarning",
-    "FSDP2-wrapped module .* returned a view tensor",  # in which nothing is changed in place
+    "FSDP2-wrapped module .* returned a view tensor",  # no view is changed in place
     r"\s*skip_(none|check) parameter was deprecated",  # by Lightning
 )
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a line of the log, made printable, is of use to who reads it: Lightning advertises another's logger."""
+    """Make a line of the log printable; return False for Lightning's advertisement of a logger."""
     record.msg, record.args = printable_lines(record.getMessage()), ()
     return "Tip: For seamless cloud" not in record.msg
 
@@ -68,7 +68,7 @@ def _show_warning(message: Warning | str, category: type[Warning], filename: str
 
 @contextmanager
 def _careful_yaml() -> Iterator[None]:
-    """Values of options, and files within files, are read with the limits of configurations, too."""
+    """Within this context, values of options and nested files are read with the limits of configurations, too."""
     load_text = jsonargparse.get_loader("yaml")
 
     def careful(text: str) -> Any:
@@ -97,10 +97,10 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class FCCOCLI(LightningCLI):
-    """LightningCLI whose explicit arguments beat a checkpoint's hyperparameters.
+    """LightningCLI in which explicit arguments take precedence over a checkpoint's hyperparameters.
 
     Args:
-        args: without the program's name.
+        args: arguments without the program's name.
         **settings: the other arguments of LightningCLI.
     """
 
@@ -109,15 +109,15 @@ class FCCOCLI(LightningCLI):
         super().__init__(args=args, **settings)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """The command that was typed, with the arguments to skip, since each has a parser that takes time to make.
+        """The command that was typed, with the arguments to skip; making parsers of all commands would take time.
 
-        All of them where something else was typed first, which may be a misspelt one.
+        If the first word is no command, these are all commands.
         """
         subcommands = super().subcommands()
         return {name: subcommands[name] for name in self._first if name in subcommands} or subcommands
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Report and checkpoints as sections of their own, and a name for the job."""
+        """Add the sections for report, checkpoints and other callbacks, and the option for the job's name."""
         parser.add_argument(
             "--name",
             type=str | None,
@@ -135,7 +135,7 @@ class FCCOCLI(LightningCLI):
             {
                 "checkpoint.save_last": True,
                 "checkpoint.filename": "{epoch}",
-                "checkpoint.save_on_train_epoch_end": True,  # so that the last one holds the last update
+                "checkpoint.save_on_train_epoch_end": True,  # then last.ckpt has the last update
             }
         )
 
@@ -144,10 +144,10 @@ class FCCOCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def _parse_ckpt_path(self) -> None:
-        """Check the checkpoint, but do not let its hyperparameters override what was typed.
+        """Check the checkpoint, but do not let its hyperparameters override the command line.
 
-        Lightning reads them into the configuration after the command line was parsed.  Here the configuration is what
-        the user gave; a checkpoint that does not fit it is refused by name when it is loaded.
+        Lightning merges them into the configuration after parsing.  Here the configuration is the user's, and a
+        checkpoint that does not fit it is refused when it is loaded.
         """
         command = self.config.get("subcommand")
         if command is None:
@@ -161,10 +161,10 @@ class FCCOCLI(LightningCLI):
             read_file(path, to_continue=command == "fit")
 
     def _newest_checkpoint(self, keyword: str) -> str | None:
-        """This job's newest checkpoint, which ``last`` and ``auto`` mean; None where ``auto`` starts afresh.
+        """This job's newest checkpoint, for ``last`` and ``auto``; None if ``auto`` finds none and starts anew.
 
         Raises:
-            CheckpointError: if there is none, and the command needs one.
+            CheckpointError: if there is none and the command needs one.
         """
         command = self.config["subcommand"]
         folders = checkpoint_folders(self.config[command])
@@ -179,16 +179,16 @@ class FCCOCLI(LightningCLI):
         return None if search.path is None else str(search.path)
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Carry out the command; the folder of a run that failed before it wrote anything is not left behind.
+        """Carry out the command; remove the folder of a run that failed before it wrote anything.
 
-        Of bad input, neither is the configuration that would be all there is in it.
+        After bad input, a folder with only the configuration is removed, too.
         """
         try:
             super()._run_subcommand(subcommand)
         except BaseException as error:
             if self.trainer.log_dir is not None:
                 folder = Path(self.trainer.log_dir)
-                with suppress(OSError):  # which says that a folder is not empty
+                with suppress(OSError):  # raised if the folder is not empty
                     refused = isinstance(error, Exception) and _explain(error)[1] is not None
                     if refused and [path.name for path in folder.iterdir()] == ["config.yaml"]:
                         (folder / "config.yaml").unlink()
@@ -197,16 +197,16 @@ class FCCOCLI(LightningCLI):
             raise
 
     def _typed(self) -> dict[str, Any]:
-        """The configuration of the command as plain values; it was checked when it was parsed."""
+        """The configuration of the command as plain values, without checking it again."""
         text = self.parser.dump(copy.deepcopy(self.config), skip_unset=True, skip_validation=True, format="yaml")
         typed: dict[str, Any] = yaml.safe_load(text).get(self.config["subcommand"], {})
         return typed
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Log to a CSV file below the run's root, unless the user has said otherwise.
+        """Make the Trainer, with a CSV log below the run's root unless the user has chosen a logger.
 
-        The checkpoint section is left out where checkpoints are switched off.  ``ModelParallelStrategy``, for which
-        Lightning has no short name, may be named as other strategies are.
+        The checkpoint section is ignored if checkpoints are disabled.  ``ModelParallelStrategy``, for which
+        Lightning has no short name, can be named like other strategies.
         """
         if self._get(self.config_init, "trainer.strategy") == ModelParallelStrategy.__name__:
             kwargs.setdefault("strategy", ModelParallelStrategy())
@@ -221,7 +221,7 @@ class FCCOCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_fit(self) -> None:
-        """Hand the configuration to the report and the checkpoints, and to these also what identifies the job."""
+        """Pass the configuration to the report and the checkpoints, and the job's identity to the latter."""
         typed = self._typed()
         self.model.job, self.model.config = _job_of(typed), typed
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
@@ -230,12 +230,12 @@ class FCCOCLI(LightningCLI):
 
 
 def _job_of(typed: Mapping[str, Any]) -> str:
-    """The job's name, or what identifies it."""
+    """The job's name, or else a digest that identifies it."""
     return typed.get("name") or job_identity(typed)
 
 
 def _loggers(root: str | Path, further: str | None, name: str | None) -> list[Logger]:
-    """The CSV log of a run, first, because its folder is the run's; and another one if it is asked for.
+    """The CSV logger of a run, which comes first because its folder is the run's, and a further one if asked for.
 
     Raises:
         ConfigError: if its package is not installed.
@@ -254,10 +254,10 @@ def _loggers(root: str | Path, further: str | None, name: str | None) -> list[Lo
 
 
 def _free(root: Path, name: str) -> str:
-    """The name of a run's folder: that of its job, with a number where an earlier run of the job has it.
+    """The name of a run's folder: the job's name, with a number if an earlier run of the job exists.
 
     Raises:
-        ConfigError: if it is no name of a folder.
+        ConfigError: if the name cannot be that of a folder.
     """
     if name in ("", ".", "..") or set(name) & set("/\\\0"):
         raise ConfigError(f"--name {name!r} becomes the name of the run's folder. Leave out slashes, and use a letter.")
@@ -266,10 +266,10 @@ def _free(root: Path, name: str) -> str:
 
 
 def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
-    """Where a run with this configuration leaves its checkpoints, itself or in folders below.
+    """The folders in which, or below which, a run with this configuration saves its checkpoints.
 
     Args:
-        config: of one command, with the sections ``trainer``, ``checkpoint`` and ``preemption``.
+        config: configuration of one command, with the sections ``trainer``, ``checkpoint`` and ``preemption``.
     """
     trainer = config["trainer"]
     root = trainer.get("default_root_dir") or "."
@@ -277,7 +277,7 @@ def checkpoint_folders(config: Mapping[str, Any]) -> list[Path]:
     first = loggers[0] if isinstance(loggers, list) and loggers else loggers
     settings = first.get("init_args", {}) if hasattr(first, "get") else {}
     usual = root
-    if trainer.get("enable_checkpointing") is not False:  # as Lightning's ModelCheckpoint chooses its folder
+    if trainer.get("enable_checkpointing") is not False:  # same rule as in Lightning's ModelCheckpoint
         usual = config.get("checkpoint", {}).get("dirpath") or settings.get("save_dir") or root
     interrupted = config.get("preemption", {}).get("folder")
     return [Path(usual)] if interrupted is None else [Path(usual), Path(interrupted)]
@@ -288,17 +288,17 @@ def _modules_of_families() -> list[str]:
 
 
 def start(args: Sequence[str], callbacks: Sequence[Callback] = ()) -> None:
-    """Carry out a command line of ``fcco fit`` and the others.
+    """Carry out a command line of ``fcco fit``, ``validate``, ``test`` or ``predict``.
 
     Args:
-        args: without the program's name, as :func:`~fcco_lightning.cli.shorthands.written_out` returns them.
-        callbacks: of the trainer, beside those that the configuration names.
+        args: arguments without the program's name, from :func:`~fcco_lightning.cli.shorthands.written_out`.
+        callbacks: callbacks of the trainer in addition to those of the configuration.
     """
     with warnings.catch_warnings(), _without_advertisements(), _careful_yaml():
         warnings.showwarning = _show_warning  # type: ignore[assignment]
         for message in _NOISE:
             warnings.filterwarnings("ignore", message)
-        for module in _modules_of_families():  # what is imported can be named without its module
+        for module in _modules_of_families():  # imported classes can be named without their module
             importlib.import_module(module)
         FCCOCLI(
             model_class=FCCOModule,
@@ -315,9 +315,9 @@ def start(args: Sequence[str], callbacks: Sequence[Callback] = ()) -> None:
 
 
 def explained(work: Callable[[], object]) -> int:
-    """Do the work and turn expected errors into one message; a process group that it has made ends with it.
+    """Do the work, print a message for an expected error, and destroy the process group.
 
-    Returns: the exit status: 0, 2 where an argument is refused, 1 for any other error, 130 or 143 when interrupted.
+    Returns: the exit status: 0, 2 if an argument is refused, 1 for any other error, 130 or 143 when interrupted.
     """
     standing = dist.is_available() and dist.is_initialized()
     try:
@@ -334,16 +334,16 @@ def explained(work: Callable[[], object]) -> int:
 
 
 def _explain(error: BaseException) -> tuple[int, str | None]:
-    """Exit status and message of an expected end; None for a message if it is not expected.
+    """Exit status and message for an exception; the message is None if the exception is not expected.
 
-    jsonargparse and Lightning wrap what our parts and the user's signals raise, so the whole chain is searched.
+    The whole chain of causes is searched, since jsonargparse and Lightning wrap our errors and signals.
     """
     resume = "resume with --ckpt_path auto, or name a checkpoint of the run."
-    said = isinstance(error, SystemExit) and error.code == 2  # by the parser, which ends with its message
+    said = isinstance(error, SystemExit) and error.code == 2  # the parser has printed its message
     cause: BaseException | None = None if said or os.environ.get("FCCO_DEBUG") else error
     while cause is not None:
         if (sentence := _message_of_our_error(cause)) is not None:
-            # what is none of ours tells of a refused argument, too
+            # errors of other libraries are about refused arguments, too
             return 2 if isinstance(cause, ConfigError) or not isinstance(cause, FCCOError) else 1, sentence
         if isinstance(cause, SIGTERMException):
             return 128 + signal.SIGTERM, f"told to end{_how_to_continue(cause)}"
@@ -361,7 +361,7 @@ def _explain(error: BaseException) -> tuple[int, str | None]:
 
 
 def _how_to_continue(end: BaseException) -> str:
-    """The end of the message of an interrupted run: how to continue it."""
+    """The end of the message of an interrupted run: how to resume it."""
     if SAVED in end.args:
         return ", saved; continue with --ckpt_path auto."
     return "; --ckpt_path auto continues what was saved before, if there is anything."
@@ -370,11 +370,11 @@ def _how_to_continue(end: BaseException) -> str:
 def _message_of_our_error(error: BaseException) -> str | None:
     """The message of one of our own errors; None for another error.
 
-    Where an option may be of several kinds, as a penalty or a rule of multipliers, jsonargparse tries every kind and
-    lists what all of them say: the class that was named complains of its arguments, the others of the name.
+    If an option may have several types, such as a penalty or multipliers, jsonargparse tries all and lists their
+    messages: that of the named class is about its arguments, those of the others are about the name.
     """
     if isinstance(error, FCCOError):
-        # of a worker process torch hands over the error with its traceback as the message
+        # torch raises an error of a worker process with the traceback as its message
         message = str(error).rpartition(f"\n{type(error).__module__}.{type(error).__name__}: ")[2]
         return f"{type(error).__name__}: {message.rstrip()}"
     head, _, errors = str(error).partition("\nErrors:\n")
@@ -387,7 +387,7 @@ def _message_of_our_error(error: BaseException) -> str | None:
 
 
 def _raised_in_library(error: BaseException) -> bool:
-    """Whether Lightning or torch refused an argument: then its message, not its traceback, helps."""
+    """Whether Lightning or torch has refused an argument, so that its message suffices without a traceback."""
     if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
         return True
     refusals = {"lightning": ValueError | TypeError | RuntimeError, "torch": ValueError | TypeError}

@@ -1,4 +1,4 @@
-"""Torch and Lightning are loaded without what they would import and no command needs."""
+"""Faster loading of torch and Lightning, without imports that no command needs."""
 
 import gc
 import importlib
@@ -20,29 +20,29 @@ _OF_LIGHTNING = {
 
 
 class _LazyPackage(ModuleType):
-    """The package torchmetrics, imported completely once a name is used that Lightning does not need.
+    """The package torchmetrics, which is imported completely only when a name is used that Lightning does not need.
 
-    As a whole it imports torchvision, transformers and scipy.signal, a third of all that a command would load.
+    It imports torchvision, transformers and scipy.signal, a third of all that a command would load.
     """
 
     _logger = logging.getLogger("torchmetrics")
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_LIGHTNING:
-            importlib.import_module("torchmetrics.utilities")  # which some modules have to find begun
+            importlib.import_module("torchmetrics.utilities")  # some modules need it first
             return getattr(importlib.import_module(_OF_LIGHTNING[name]), name)
         if name.startswith("__") or not re.search(rf"\b{name}\b", inspect.getsource(self)):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        object.__setattr__(self, "__class__", ModuleType)  # from now on as any other
+        object.__setattr__(self, "__class__", ModuleType)  # now an ordinary module
         importlib.reload(self)
         return getattr(self, name)
 
 
 @contextmanager
 def quick_loading() -> Iterator[None]:
-    """Import Lightning within this context, without all of torchmetrics.
+    """Within this context, import Lightning without all of torchmetrics.
 
-    Modules are many objects that stay: to look for garbage among them is in vain.
+    Garbage collection is switched off meanwhile, since the many objects of modules stay alive.
     """
     spec = None if "torchmetrics" in sys.modules else find_spec("torchmetrics")
     if spec is not None:

@@ -11,7 +11,7 @@ from fcco_lightning.errors import ConfigError, did_you_mean
 
 def named_configs() -> dict[str, Path]:
     """Every configuration by its name, ``FOLDER/FILE`` without suffix."""
-    folders = (ROOT / "configs", ROOT.parent / "configs")  # of an installed wheel, of a checkout
+    folders = (ROOT / "configs", ROOT.parent / "configs")  # in a wheel, in a checkout
     folder = next((folder for folder in folders if folder.is_dir()), folders[0])
     return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.glob("*/*.yaml"))}
 
@@ -22,16 +22,16 @@ def named_searches() -> dict[str, Path]:
 
 
 def summary(path: Path) -> str:
-    """The first line of a configuration: a comment, of whole sentences."""
+    """The first line of a configuration, a comment."""
     with path.open(encoding="utf-8") as file:
         return file.readline().lstrip("# ").rstrip()
 
 
 def find_config(name: str) -> Path:
-    """The file of a configuration by its name, with or without its folder and suffix.
+    """The file of a configuration, given its name with or without folder and suffix.
 
     Raises:
-        ConfigError: if there is none, or several folders have one of that name.
+        ConfigError: if there is none, or if it exists in several folders.
     """
     paths, short_name = named_configs(), name.removesuffix(".yaml").removeprefix("configs/")
     matches = [full for full in paths if short_name in (full, full.partition("/")[2])]
@@ -48,7 +48,7 @@ def find_config(name: str) -> Path:
 
 
 def with_files(args: Sequence[str]) -> list[str]:
-    """The arguments of a command line with files in the place of names behind ``--config``.
+    """The arguments of a command line with files instead of names after ``--config``.
 
     Raises:
         ConfigError: if one is neither a file nor a name.
@@ -67,10 +67,10 @@ def with_files(args: Sequence[str]) -> list[str]:
 
 
 def copy_config(name: str, folder: Path) -> Path:
-    """Copy a configuration into a folder, to be edited there; the copy.
+    """Copy a configuration into a folder for editing, and return the path of the copy.
 
     Raises:
-        ConfigError: if there is no such configuration, or a file of its name is there already.
+        ConfigError: if there is no such configuration, or the file exists already.
     """
     source = find_config(name)
     target = folder / source.name

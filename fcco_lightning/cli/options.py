@@ -1,4 +1,4 @@
-"""What can be said on the command line: the options of classes, as the parser itself has them."""
+"""The options of the command line, including those of classes, as the parser defines them."""
 
 import functools
 import inspect
@@ -13,7 +13,7 @@ from fcco_lightning import FCCOModule, public_names
 from fcco_lightning.cli.catalogue import KINDS, SECTIONS, members
 
 OF_FIT = ("ckpt_path", "config", "help", "logger", "name", "print_config", "seed_everything")
-_DEEPEST = 3  # dots of an option
+_DEEPEST = 3  # largest number of dots in an option
 _SEVERAL = {Sequence, Mapping, Iterable, list, tuple, dict}
 
 
@@ -21,10 +21,10 @@ class Option(NamedTuple):
     """An option of a class.
 
     Attributes:
-        name: of the option.
-        classes: the classes that it may be; none where it is no class.
-        values: other values that it may have, where they are few.
-        single: whether it is one of them, so that their arguments are options, too.
+        name: name of the option.
+        classes: the classes that its value may have; empty if it is no class.
+        values: its other possible values, if they are few.
+        single: whether it has one value, not a list, so that arguments of its class are options, too.
     """
 
     name: str
@@ -35,9 +35,9 @@ class Option(NamedTuple):
 
 @functools.cache
 def options() -> dict[str, list[str]]:
-    """Every option of ``fcco fit`` by its path, and the values that it may have, where they are few.
+    """Every option of ``fcco fit`` by its path, with its possible values if they are few.
 
-    An option of a class is there whatever class a configuration chooses.
+    Options of all classes are included, whatever class a configuration chooses.
 
     Example:
         >>> found = options()
@@ -56,7 +56,7 @@ def options() -> dict[str, list[str]]:
 
 
 def _add(values_of: dict[str, list[str]], path: str, cls: type) -> None:
-    """Add the options of a class, and of the classes that these may be."""
+    """Add the options of a class, and of the classes of their values."""
     for option in options_of(cls):
         place = f"{path}.{option.name}"
         values = [*values_of.get(place, []), *(choice.__name__ for choice in option.classes), *option.values]
@@ -68,7 +68,7 @@ def _add(values_of: dict[str, list[str]], path: str, cls: type) -> None:
 
 @functools.cache
 def options_of(cls: type) -> list[Option]:
-    """The options of a class, those of its bases included where it passes them on."""
+    """The options of a class, including those of its bases if it passes ``**kwargs`` on."""
     parser = jsonargparse.ArgumentParser(add_help=False)
     parser.add_class_arguments(cls, fail_untyped=False)
     typed = [action for action in parser._actions if not action.dest.endswith("help")]
@@ -83,7 +83,7 @@ def _option(name: str, hint: Any) -> Option:
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """The types that a type is made of, the texts that it allows, and of a function what it returns."""
+    """The types in a type hint, the values of a literal, and for a function its return type."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Literal:
         yield from inside

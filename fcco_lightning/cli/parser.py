@@ -1,4 +1,4 @@
-"""The parser of the command line, which says what is wrong with an option and what may have been meant."""
+"""The parser of the command line, with error messages that name the option and suggest corrections."""
 
 import argparse
 import re
@@ -26,7 +26,7 @@ from fcco_lightning.data.text_files import require_text
 from fcco_lightning.errors import ConfigError, did_you_mean, printable_lines
 
 _OF_CLASSES = {"class_path", "init_args", "dict_kwargs"}
-_MOST_LISTED = 25  # options of a class that a message names
+_MOST_LISTED = 25  # largest number of options that a message lists
 
 _OF_RUNS = " The folder of the run that wrote a checkpoint has all options of it: add --config FOLDER/config.yaml."
 _TO_FIT = (
@@ -53,38 +53,38 @@ _OPEN: ContextVar[tuple["_OptionReading", ...]] = ContextVar("options that are b
 
 
 class ArgumentParser(LightningArgumentParser):
-    """Says what is wrong, without the list of all options in front of it; knows no abbreviations."""
+    """A parser that prints an error without a list of all options, and accepts no abbreviations."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
-        self._file = ""  # that is being parsed
+        self._file = ""  # the file that is being parsed
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the words of a command line, or of an option of a class."""
+        """Parse a command line, or the arguments of a class in an option."""
         with _reading_options(self):
             return super().parse_args(*args, **kwargs)
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
-        """Write out a configuration, which was checked when it was parsed: once more would take as long."""
+        """Return a configuration as text, without checking it again, which would take as long as parsing."""
         return str(super().dump(*args, **{"skip_validation": True} | kwargs))
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Likewise, into a file."""
+        """Write a configuration to a file, without checking it again."""
         super().save(*args, **{"skip_validation": True} | kwargs)
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Read the words of an option, which is then acted upon."""
+        """Read the value of an option on the command line, and record the option."""
         self._reads(action)
         return super()._get_values(action, arg_strings)
 
     def _check_value_key(self, action: argparse.Action, *args: Any, **kwargs: Any) -> Any:
-        """Read the value of an option from a configuration."""
+        """Read the value of an option in a configuration, and record the option."""
         self._reads(action)
         return super()._check_value_key(action, *args, **kwargs)
 
     def _reads(self, action: argparse.Action) -> None:
-        """Note which option is being read, unless it is a default that is read for another parser at work."""
+        """Record which option is being read, unless it is a default that is read while another parser works."""
         for reading in _OPEN.get()[-1:]:
             if reading.parser is self:
                 reading.option = action.dest if hasattr(action, "_typehint") else ""
@@ -106,7 +106,7 @@ class ArgumentParser(LightningArgumentParser):
         sys.exit(2)
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
-        """Parse the text of a configuration, of which no key may be lost for being empty."""
+        """Parse the text of a configuration, without losing keys that are empty."""
         config, refused = None, ""
         try:
             config = load_yaml(content, self._file or "the configuration")
@@ -120,27 +120,27 @@ class ArgumentParser(LightningArgumentParser):
         return super().parse_string(content, *args, **kwargs)
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Parse a file, whose name messages are to know."""
+        """Parse a file, and record its name for messages."""
         self._file = str(path)
         if Path(path).is_file():
             require_text(Path(path), self._file)
         return super().parse_path(path, *args, **kwargs)
 
     def _require_mapping(self, config: Any) -> None:
-        """Refuse a file that is no mapping, by its name."""
+        """Refuse a file that is no mapping, naming the file."""
         if not isinstance(config, dict):
             content = "empty" if config is None else f"{config!r}"
             requirement = "it must hold sections, such as `model:` and `data:`"
             self.error(f"{self._file} is no configuration but {content}: {requirement}.")
 
     def parse_object(self, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Parse the arguments of a class, likewise."""
+        """Parse the arguments of a class, and refuse unknown keys."""
         with _reading_options(self):
             self._require_known(obj)
             return super().parse_object(obj, *args, **kwargs)
 
     def _require_known(self, config: Any, parent: str = "") -> None:
-        """Refuse unknown keys without a value below them, which jsonargparse would pass over in silence."""
+        """Refuse unknown keys without values, which jsonargparse would silently ignore."""
         values = config.as_dict() if isinstance(config, Namespace) else config
         if not isinstance(values, dict) or "class_path" in values or self._subcommands_action is not None:
             return
@@ -159,13 +159,13 @@ class ArgumentParser(LightningArgumentParser):
         """Refuse arguments of a class that are not below ``init_args``."""
         if not isinstance(value, dict) or "class_path" not in value:
             return
-        extra = [name for name in value if name not in _OF_CLASSES and not name.startswith("__")]  # jsonargparse's own
+        extra = [name for name in value if name not in _OF_CLASSES and not name.startswith("__")]  # not jsonargparse's
         if extra:
             self.error(f"--{key}: {value['class_path']} takes its arguments below init_args, got {extra}.")
 
 
 def _unknown_class(message: str) -> str:
-    """Name what a class may have been meant by, where a name is none of a class that goes there."""
+    """The message for a name that is no class of the right kind, with similar names."""
     match = re.search(r'Parser key "([\w.]+)".*Expected a dot import path string: (\w+)$', message, _ANY)
     if match is None:
         return message
@@ -192,22 +192,22 @@ def _no_class_named(message: str) -> str:
 
 
 def _unrecognized(message: str, options: Sequence[str]) -> str:
-    """Name the whole option, and those that are spelt alike."""
+    """The message for an unknown option, with its full name and similar options."""
     match = re.search(r"unrecognized arguments: (--[\w.]+)", message)
     if match is None:
         return message
-    parent = match[1].rpartition(".")[0]  # of an argument of a class, whose option may be misspelt
+    parent = match[1].rpartition(".")[0]  # the option of the class, which may be misspelt
     candidates = options if "." in match[1] else [*SHORT, *options]
     matches = get_close_matches(match[1], candidates, cutoff=0.75) or get_close_matches(parent, options, cutoff=0.75)
     matches = [name if name in SHORT else _full_option(name) for name in matches if not name.endswith((".help", "+"))]
     full = f"--{_below_classes(match[1].removeprefix('--'))}"
-    if full == match[1] != _full_option(full):  # the end of an option, without its sections
+    if full == match[1] != _full_option(full):  # an option without its sections
         matches = list(dict.fromkeys([_full_option(full), *matches]))
     return message.replace(match[1], full, 1) + f".{did_you_mean(matches)}"
 
 
 def _required(message: str) -> str:
-    """Name the whole option that is missing, and where those of a finished run are."""
+    """The message for a missing option, with its full name and the place of a finished run's options."""
     match = re.search(r"arguments are required: ([\w.]+)", message)
     if match is None:
         return message
@@ -226,7 +226,7 @@ def _null(message: str) -> str:
 
 
 def _no_mapping(message: str) -> str:
-    """Say what a mapping lacks that was read as a text."""
+    """The message for a mapping that was read as a text, such as one without a blank after the colon."""
     match = re.search(r"(?:Given value: |Unable to load config ['\"])(\{\w+:\S.*?\})", message)
     key = re.search(r'Parser key "([\w.]+)"', message)
     if match is None or key is None:
@@ -235,7 +235,7 @@ def _no_mapping(message: str) -> str:
 
 
 def _wrong_type(message: str) -> str:
-    """Say in words what the value of an option may be."""
+    """The message for a value of a wrong type, with the allowed values in words."""
     match = re.search(
         r'Parser key "([\w.]+)":\s+(?:Expected a|.*Subtypes:) (.*?)\.?\s+(?:Errors:.*Given|Got) value: (.*)$',
         message,
@@ -252,18 +252,18 @@ def _wrong_type(message: str) -> str:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether it is a mapping of nothing, or of such mappings only."""
+    """Whether the value is an empty mapping, or a mapping of empty mappings."""
     return isinstance(value, dict) and all(map(_is_empty, value.values()))
 
 
 def _full_option(option: str) -> str:
-    """An option as it is typed, where the parser of a class knows only its end."""
+    """The full name of an option, of which the parser of a class knows only the end."""
     paths = [path for path in options() if f"--{path}" == option or path.endswith(f".{option.removeprefix('--')}")]
     return f"--{min(paths, key=lambda path: path.count('.'))}" if paths else option
 
 
 def _suggestions(option: str, accepted: Sequence[str]) -> str:
-    """What a misspelt option may have meant, and all that its class takes, if these are few."""
+    """Similar options for a misspelt one, and all options of its class, if these are few."""
     question = did_you_mean(get_close_matches(option, accepted, cutoff=0.6))
     lists_all = accepted and "." not in option and len(accepted) <= _MOST_LISTED
     return f"{question} It takes: {', '.join(accepted)}." if lists_all else question
@@ -271,7 +271,7 @@ def _suggestions(option: str, accepted: Sequence[str]) -> str:
 
 @dataclass
 class _OptionReading:
-    """Which option a parser is reading, if its value may be a class; else an empty text."""
+    """Records which option a parser is reading, if its value may be a class; else an empty text."""
 
     parser: argparse.ArgumentParser
     option: str = ""
@@ -279,7 +279,7 @@ class _OptionReading:
 
 @contextmanager
 def _reading_options(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Inside, a parser reads options."""
+    """Within this context a parser reads options."""
     before = _OPEN.set((*_OPEN.get(), _OptionReading(parser)))
     try:
         yield
@@ -288,17 +288,17 @@ def _reading_options(parser: argparse.ArgumentParser) -> Iterator[None]:
 
 
 def _below_classes(option: str) -> str:
-    """The whole path of an option that was refused by the parser of a class, which knows only its end."""
+    """The full name of an option that was refused by the parser of a class, which knows only its end."""
     outer = [reading.option for reading in _OPEN.get()[:-1] if reading.option]
     return ".".join([*outer, option])
 
 
 def _accepted_options(error: BaseException | None, parser: Any) -> list[str]:
-    """The options of the parser that has refused one: of the command, or of the class whose argument it is.
+    """The options of the parser that has refused one: that of the command, or of the class of the argument.
 
     Args:
-        error: that led to the refusal, if there is one.
-        parser: that reports it.
+        error: the error that caused the refusal, if there is one.
+        parser: the parser that reports it.
     """
     cause = error
     while cause is not None:

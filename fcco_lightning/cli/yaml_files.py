@@ -1,4 +1,4 @@
-"""The one reader of YAML: what multiplies, nests without end or says a thing twice is refused before it is read."""
+"""The reader of all YAML, which refuses huge or deeply nested files, expanding aliases and duplicate keys."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -17,28 +17,28 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(path: Path, where: str) -> Any:
-    """Return what a file holds, which is called ``where`` in messages.
+    """Return the value in a YAML file, which is called ``where`` in messages.
 
     Raises:
-        ConfigError: if it is no YAML, or none that :func:`require_harmless` allows.
+        ConfigError: if it is no YAML, or :func:`require_harmless` refuses it.
         DataError: if it is no text in UTF-8.
     """
     return load_yaml(read_text(path, where), where)
 
 
 def load_yaml(text: str, where: str) -> Any:
-    """Return what a text means, with the errors of :func:`read_yaml`."""
+    """Return the value of a YAML text; errors are those of :func:`read_yaml`."""
     require_harmless(text, where)
     with _naming_place(text, where):
         return yaml.load(text, Loader=_LOADER)  # noqa: S506 - a safe one
 
 
 def require_harmless(text: str, where: str) -> None:
-    """Raise :class:`ConfigError` unless a text is YAML without a key twice in a mapping, of limited size and depth.
+    """Raise :class:`ConfigError` unless a text is YAML of limited size and depth without duplicate keys.
 
-    Aliases count with the size of what they stand for, though nothing is written out.
+    Aliases count with the size of their values, though they are not expanded.
     """
-    if len(text) > MOST_CHARACTERS:  # its nodes are made before they are counted
+    if len(text) > MOST_CHARACTERS:  # checked first, since nodes are made before they are counted
         raise ConfigError(
             f"{where}: it holds {len(text):,} characters, and a configuration at most {MOST_CHARACTERS:,}: is this the "
             "right file?"
@@ -50,7 +50,7 @@ def require_harmless(text: str, where: str) -> None:
 
 
 def _size(node: Any, where: str, sizes: dict[int, int], level: int = 1) -> int:
-    """The number of values in a node, aliases written out; ``sizes`` has those of others, 0 of one that is counted."""
+    """The number of values in a node with aliases expanded; ``sizes`` caches those of nodes, 0 while being counted."""
     line = node.start_mark.line + 1
     if level > MOST_LEVELS:
         raise ConfigError(f"{where}, line {line}: it is nested more than {MOST_LEVELS} levels deep.")
@@ -74,7 +74,7 @@ def _size(node: Any, where: str, sizes: dict[int, int], level: int = 1) -> int:
 
 
 def _require_each_key_once(mapping: Any, where: str) -> None:
-    """Refuse a key that a mapping has already, of which the last would silently win."""
+    """Refuse duplicate keys, the last of which would silently win."""
     lines: dict[str, int] = {}
     for key, _ in mapping.value:
         line = key.start_mark.line + 1
@@ -88,9 +88,9 @@ def _require_each_key_once(mapping: Any, where: str) -> None:
 
 
 def by_key(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted key, a class by its name: ``model.algorithm`` is SONEX, ``model.algorithm.lam`` 0.01.
+    """Yield settings by dotted key, a class by its name: ``model.algorithm`` SONEX, ``model.algorithm.lam`` 0.01.
 
-    Of a list of several classes the arguments have the place of theirs in their keys: ``model.constraints.1.kappa``.
+    In a list of several classes the keys of arguments contain the position: ``model.constraints.1.kappa``.
     """
     if isinstance(value, list) and value and all(isinstance(item, Mapping) and "class_path" in item for item in value):
         yield key, ", ".join(str(item["class_path"]).rpartition(".")[2] for item in value)
@@ -108,12 +108,12 @@ def by_key(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def _naming_place(text: str, where: str) -> Iterator[None]:
-    """Say of a text that is no YAML, or of which no values can be made, where it is wrong."""
+    """Within this context, errors of invalid YAML become a :class:`ConfigError` that names the place."""
     try:
         yield
     except ConfigError:
         raise
-    except Exception as error:  # a value that is none of its type, such as the date 2026-02-30, raises almost any kind
+    except Exception as error:  # invalid values, such as the date 2026-02-30, raise errors of many classes
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f", line {mark.line + 1},"
         tab = " Indent with blanks instead of tabs." if "\t" in text else ""
@@ -124,5 +124,5 @@ def _naming_place(text: str, where: str) -> Iterator[None]:
 
 
 def _is_cut(text: str) -> bool:
-    """Whether a text begins a list or mapping that does not end, as where a shell divides ``[1, 10]`` in two words."""
+    """Whether a text begins a list or mapping that does not end, as if a shell has split ``[1, 10]`` in two words."""
     return "\n" not in text and text[:1] in ("[", "{") and text[-1:] not in ("]", "}")
