@@ -17,8 +17,9 @@ _END, _END_64 = 22, 76  # sizes of the records at the end of an archive that loc
 
 
 def _is_finite(value: object) -> bool:
+    """Whether it is a finite number; True and False, which Python counts as 1 and 0, are none."""
     try:
-        return isinstance(value, Real) and math.isfinite(value)
+        return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     except OverflowError:  # an int that is too large for float
         return False
 
@@ -77,9 +78,25 @@ def inside(name: str, value: float) -> float:
 
 def at_least(name: str, value: int, lowest: int) -> int:
     """Return ``value`` if it is a whole number >= ``lowest``, else raise :class:`ConfigError` naming the argument."""
-    if isinstance(value, bool) or not _is_finite(value) or value != int(value) or value < lowest:
+    if not _is_finite(value) or value != int(value) or value < lowest:
         raise ConfigError(f"{name} must be a whole number >= {lowest}, got {value!r}.")
     return int(value)
+
+
+def no_label(name: str, value: float | None) -> float | None:
+    """Return ``value``, which stands for a label that is not known, if it is None or a finite number but 0 and 1.
+
+    NaN equals nothing, and 0 and 1 are labels: any of them would mark other labels than are meant, or none.
+
+    Raises:
+        ConfigError: naming the argument.
+    """
+    if value is not None and (not _is_finite(value) or value in (0, 1)):
+        raise ConfigError(
+            f"{name} must be None or a finite number other than the labels 0 and 1, got {value!r}. Write another "
+            f"number, such as -1, in the place of labels that are not known, and pass {name}=-1."
+        )
+    return value
 
 
 def one_of(name: str, value: T, options: Sequence[T]) -> T:

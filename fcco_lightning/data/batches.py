@@ -18,7 +18,7 @@ from scipy.special import gammaln
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fcco_lightning.checks import at_least, inside, list_of, one_of
+from fcco_lightning.checks import at_least, inside, list_of, no_label, one_of
 from fcco_lightning.data.columns import listed_in_order
 from fcco_lightning.data.table import LabelTable, TensorTable
 from fcco_lightning.errors import ConfigError, DataError
@@ -1187,6 +1187,7 @@ class LabelSampling(Sampling):
 
     def __post_init__(self) -> None:
         _require_counts(self, "positives_per_label", "negatives_per_label", or_none=["labels_per_batch", "num_batches"])
+        no_label("missing", self.missing)
 
     def table(self, table: TensorTable) -> LabelTable:
         """Return a table with one row for every sample and label."""

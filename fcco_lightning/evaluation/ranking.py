@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from fcco_lightning.checks import at_least, below_one, fraction, list_of
+from fcco_lightning.checks import at_least, below_one, fraction, list_of, no_label
 from fcco_lightning.errors import DataError
 from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, require_columns, shown_split, weight_of
 from fcco_lightning.evaluation.metrics.ranking import auc, average_precision, partial_auc, precision_recall_at, roc_gap
@@ -134,7 +134,7 @@ class RankingEvaluation(Evaluation):
     ) -> None:
         self.max_fpr = fraction("max_fpr", max_fpr)
         below_one("min_tpr", min_tpr)
-        self.min_tpr, self.missing = min_tpr, missing
+        self.min_tpr, self.missing = min_tpr, no_label("missing", missing)
         self.top = [at_least("top", k, 1) for k in list_of("top", top)]
         self.most_labels = at_least("most_labels", most_labels, 0)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from fcco_lightning.checks import at_least, finite
+from fcco_lightning.checks import at_least, finite, no_label
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.batch import POPULATION, SAMPLE_WEIGHT, Columns
 from fcco_lightning.numerics import Known
@@ -171,7 +171,7 @@ class MeanAveragePrecision(BinaryObjective):
         self.loss = loss or SquaredHingePair()
         self.itself = float(self.loss(torch.zeros((), dtype=torch.float64)))
         require_own_loss(self.loss, self.itself)
-        self.missing = missing
+        self.missing = no_label("missing", missing)
         self.one_label_each = False
         self.labels = 0
         # for every label, shape (T,): the numbers of samples with a known label and of positives, the weight of its
