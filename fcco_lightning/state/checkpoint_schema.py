@@ -5,7 +5,8 @@ by :func:`~fcco_lightning.state.checkpoint_files.in_words`.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import UnionType
 from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -498,6 +499,25 @@ def _misfits_of_parts(content: Mapping[str, Any]) -> Iterator[str]:
     parts += [(place, loader, LoaderPlace) for loader in loaders if "given" in _mapping(loader)]
     for name, state, form in parts:
         yield from _misfits(state, form, name)
+        if form is _DataState:
+            yield from _misfits_of_names(name, state)
+    yield from _misfit_of_different("fcco.classes", content["fcco"].get("classes", []))
+
+
+def _misfits_of_names(name: str, state: Mapping[str, Any]) -> Iterator[str]:
+    """What names columns, categories and groups must tell them apart."""
+    columns = state["encoder"]["columns"] if "encoder" in state else []
+    yield from _misfit_of_different(f"{name}.encoder.columns", [column["name"] for column in columns])
+    for place, column in enumerate(columns):
+        yield from _misfit_of_different(f"{name}.encoder.columns.{place}.categories", column.get("categories", []))
+    for column, groups in state.get("groups_by", {}).items():
+        yield from _misfit_of_different(f"{name}.groups_by.{column}", groups)
+
+
+def _misfit_of_different(entry: str, names: Sequence[str]) -> Iterator[str]:
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        yield f"its entry `{entry}` names {_short(twice)} twice"
 
 
 def _mapping(value: Any) -> Mapping[Any, Any]:

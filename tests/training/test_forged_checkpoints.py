@@ -163,6 +163,28 @@ def test_the_file_and_the_entry_are_named(saved, at, kind, named):
             way(path)
 
 
+@pytest.mark.parametrize("entry", ["fcco.classes", "encoder.columns", "encoder.columns.0.categories", "groups_by.sex"])
+def test_names_that_tell_apart_are_different(saved, entry):
+    path, ways = saved
+    content = torch.load(path, weights_only=True)
+    del content["fcco"]["structure"]
+    (data,) = (part for part in content.values() if isinstance(part, dict) and "train_split" in part)
+    data["encoder"]["columns"][0] = {"name": "other", "categories": ["f", "m"]}
+    column, twice = data["encoder"]["columns"][0], ["f", "f"]
+    if entry == "fcco.classes":
+        content["fcco"]["classes"] = twice
+    elif entry == "encoder.columns":
+        data["encoder"]["columns"] = [column, column]
+    elif entry == "groups_by.sex":
+        data["groups_by"] = {"sex": twice}
+    else:
+        column["categories"] = twice
+    torch.save(content, path)
+    for way in (ways["inspect"], ways["network"], ways["test"]):
+        with pytest.raises(CheckpointError, match=rf"checkpoint {path}: .*{entry}` names '(f|other)' twice"):
+            way(path)
+
+
 @pytest.mark.parametrize("content", [[1, 2], torch.ones(2), {"fcco": []}], ids=["list", "tensor", "mapping"])
 def test_a_file_of_something_else_is_refused(saved, content):
     path, ways = saved
