@@ -20,7 +20,6 @@ def _is_finite(value: object) -> bool:
     """Whether it is a finite number; True and False, which Python counts as 1 and 0, are none."""
     try:
         return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
-        return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     except OverflowError:  # an int that is too large for float
         return False
 
