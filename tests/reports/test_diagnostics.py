@@ -155,6 +155,6 @@ def test_the_certificate_of_an_objective_without_groups():
     ],
 )  # fmt: skip
 def test_refused_before_anything_runs(arguments, message, capsys):
-    assert fcco("fit", "--diagnostics.enabled=true", *arguments) == 1
+    assert fcco("fit", "--diagnostics.enabled=true", *arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(Path.cwd().rglob("*.ckpt"))

@@ -56,7 +56,7 @@ def test_bags_do_not_tell_how_single_samples_are_drawn(make_trainer):
             {"y": Y},
             {"y": 0 * Y},
             "auc",
-            r"\(auc\) are not defined \(NaN\): all 24 samples of a split are of one class",
+            r"auc and average_precision are not defined \(NaN\): all 24 samples of a split are of one class",
         ),
         (
             CoxPartialLikelihood(),
