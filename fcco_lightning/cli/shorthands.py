@@ -1,4 +1,4 @@
-"""What a person may leave out or write shortly on the command line, written out for the parser."""
+"""Expansion of the command line: short words, and defaults for options that are left out."""
 
 import contextlib
 import inspect
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 _CONFIGS = (".yaml", ".yml", ".json")
 _CONSTRAINTS, _DECISIONS = "--model.constraints", "--decisions"
-_MOST_CLASSES = 20  # different numbers as labels, of which more are no classes
-_LARGEST = 1e38  # of numbers in float32
+_MOST_CLASSES = 20  # labels with more distinct numbers are no classes
+_LARGEST = 1e38  # about the largest number in float32
 _TEST_FRACTION, _VAL_FRACTION, _EPOCHS, _VALIDATIONS = "0.2", "0.1", "20", 20
-_ENOUGH = 100  # rows of every class, in groups of every class of a group, of which some can be held out
-_SMALL_GROUP = 0.1  # of the rows, where nothing is known of the groups
-_IN_A_CELL = 8  # samples of a batch at least, where it is drawn by class and the combination of several groups
-_KAPPA = "0.02"  # of the constraints that are assumed
-_UNIFORM = 128  # samples of a batch by default
+_ENOUGH = 100  # rows of every class (of every group) from which on some are held out
+_SMALL_GROUP = 0.1  # assumed share of the smallest group, if it is not known
+_IN_A_CELL = 8  # smallest number of samples of a class and combination of groups in a batch
+_KAPPA = "0.02"  # kappa of the default constraints
+_UNIFORM = 128  # default number of samples in a batch
 _BY_RECIPE = ("CrossEntropy", "AUC", "AveragePrecision", "CVaRPartialAUC", "KLPartialAUC", "RecallAtK")  # for these
-_PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # which exclude each other
+_PIECES = ("--data.encoding.pieces", "--data.encoding.quantiles", "--data.encoding")  # exclude each other
 _BATCH_SIZE = "--data.batches.batch_size"
 _LABEL, _SENSITIVE = "--data.columns.label", "--data.columns.sensitive"
 _PERCEPTRON, _OF_NUMBERS = "TabularMLP", "SquaredError"
-_ALIKE = "EqualizedOdds"  # where groups are named, and nothing of how they are to be treated
+_ALIKE = "EqualizedOdds"  # default constraint if groups are named
 _NULLS = ("null", "None", "~")
 _RECORDS = "columns|groups|splits|encoding|images|transform|noise|texts|tokens|digits|model|classes|pairs"
 _FIELD = re.compile(rf"--data\.(?:init_args\.)?({_RECORDS})\.(\w+)")
@@ -54,16 +54,16 @@ SHORT = {  # words for options of `fit`, and for those below them
 
 
 def written_out(args: Sequence[str]) -> list[str]:
-    """Arguments as the parser knows them, for those that a person types.
+    """Return the parser's arguments for a command line with short words.
 
-    - ``fit t.csv --label y --seed 3``: a table in the first place, and short words for the options that are used most.
+    - ``fit t.csv --label y --seed 3``: a table as the first word, and short words for the most frequent options.
     - Names of configurations become their files.
     - Constraints by name, ``--model.constraints A,B`` and ``--model.constraints+=C``, become a list of classes, and
       ``--model.constraints.ARGUMENT VALUE`` an argument of those that were named last.
-    - What decisions are for, ``--decisions balanced`` or ``--decisions.share 0.1``, becomes an argument of the model.
-    - ``fit`` on a table: what neither options nor a configuration say follows from the label, and is said; nothing
-      where the datamodule is named.
-    - ``test`` and ``validate`` of a checkpoint without a configuration or data: those of the run that wrote it.
+    - ``--decisions balanced`` or ``--decisions.share 0.1`` becomes an argument of the model.
+    - ``fit`` on a table: options that neither the command line nor a configuration sets get defaults that depend on the
+      label, which are printed; none if the datamodule is named.
+    - ``test`` and ``validate`` of a checkpoint without configuration or data use those of the run that wrote it.
 
     Example:
         >>> written_out(["fit", "--model.constraints", "EqualizedOdds", "--model.constraints.kappa", "0.02"])
@@ -84,7 +84,7 @@ def written_out(args: Sequence[str]) -> list[str]:
 
 
 def _in_full(args: Sequence[str]) -> list[str]:
-    """The arguments, with a table in the first place and short words of ``fit`` as the options that they mean."""
+    """The arguments, with options instead of the table as first word and the short words of ``fit``."""
     if args[:1] != ["fit"]:
         return [*args]
     table = ["--data.train"] if len(args) > 1 and args[1].endswith(_TABLES) and not args[1].startswith("-") else []
@@ -97,7 +97,7 @@ def _full(arg: str) -> str:
 
 
 def _with_nulls(args: Iterable[str]) -> Iterator[str]:
-    """The arguments, with ``null`` for a field of a record of the data, which the parser would take for a text."""
+    """The arguments, with ``null`` in fields of the data's settings as null, which the parser would read as a text."""
     arguments: list[str] = []
     for arg in args:
         if arg in _NULLS and arguments and _FIELD.fullmatch(arguments[-1]):
@@ -111,7 +111,7 @@ def _with_nulls(args: Iterable[str]) -> Iterator[str]:
 
 
 def _joined(args: Iterable[str], option: str) -> list[str]:
-    """The arguments, with options that begin so and their values in one word."""
+    """The arguments, with every option that begins with ``option`` and its value joined to one word."""
     joined: list[str] = []
     for arg in args:
         waiting = bool(joined) and joined[-1].startswith(option) and "=" not in joined[-1].rstrip("=")
@@ -123,7 +123,7 @@ def _joined(args: Iterable[str], option: str) -> list[str]:
 
 
 def _with_decisions(args: Iterable[str]) -> Iterator[str]:
-    """The arguments, with what decisions are for as one argument of the model."""
+    """The arguments, with all options on decisions joined to one argument of the model."""
     for arg in _joined(args, _DECISIONS):
         field, equals, value = arg.removeprefix(_DECISIONS).partition("=")
         if not arg.startswith(_DECISIONS) or not equals:
@@ -136,7 +136,7 @@ def _with_decisions(args: Iterable[str]) -> Iterator[str]:
 
 
 def _require_purpose(value: str) -> None:
-    """Refuse what decisions cannot be for, which the parser would say in terms of types."""
+    """Refuse invalid values of ``--decisions`` with a better message than that of the parser about types."""
     if value in ("balanced", *_NULLS) or _CLASS.fullmatch(value) or Path(value).is_file():
         return
     if not isinstance(load_yaml(value, _DECISIONS), Mapping):
@@ -147,7 +147,7 @@ def _require_purpose(value: str) -> None:
 
 
 def _with_constraints(args: Iterable[str]) -> Iterator[str]:
-    """The arguments, with constraints that are named as lists of classes."""
+    """The arguments, with names of constraints replaced by lists of classes."""
     pending: list[dict[str, Any]] = []
     option, joined = "", _joined(args, _CONSTRAINTS)
     for position, arg in enumerate([*joined, ""]):
@@ -162,18 +162,18 @@ def _with_constraints(args: Iterable[str]) -> Iterator[str]:
             pending = []
         if name in (_CONSTRAINTS, f"{_CONSTRAINTS}+") and (classes := _classes(value)):
             option, pending = name, classes
-        elif position < len(joined):  # an empty value is one, too
+        elif position < len(joined):  # a value, which may be empty
             yield arg
 
 
 def _classes(value: str) -> list[dict[str, Any]]:
-    """The classes that are named with commas between them, which the parser looks for; none of a file or a list."""
+    """Class descriptions for names separated by commas; empty if the value is a file or a list."""
     names = [name.strip() for name in value.split(",")]
     return [{"class_path": name} for name in names] if all(map(_CLASS.fullmatch, names)) else []
 
 
 def _with_assumptions(args: Sequence[str]) -> Iterator[str]:
-    """The arguments of ``fit``, with what they and their configurations leave out of a table."""
+    """The arguments of ``fit``, with defaults for options of a table that they and their configurations leave out."""
     options = {**_options_of_configs(args), **_options(args)}
     if "--data" in options or "--data.train" not in options:
         yield from args
@@ -183,18 +183,18 @@ def _with_assumptions(args: Sequence[str]) -> Iterator[str]:
     print(printable_lines(f"Assumed, as nothing else is said: {' '.join(assumptions)}"), file=sys.stderr)  # noqa: T201 - the program's output
     arguments = [*_with_constraints(f"{name}={value}" for name, value in assumed.items())]
     args = list(_expanded_by_column(args, _column_names(options.get(_SENSITIVE, ""))))
-    inside = [arg for arg in arguments if arg.startswith("--model.network.")]  # of a class that may be named later
+    inside = [arg for arg in arguments if arg.startswith("--model.network.")]  # go after their class
     yield from [args[0], *(arg for arg in arguments if arg not in inside), *args[1:], *inside]
 
 
 def _with_config_of_run(args: list[str]) -> list[str]:
-    """The arguments of ``test`` and ``validate``, with the configuration that lies beside the checkpoint's folder.
+    """The arguments of ``test`` and ``validate``, with the configuration of the checkpoint's run.
 
     Raises:
         CheckpointError: if there is no such checkpoint.
     """
     options = _options(args)
-    folder = Path(options.get("--ckpt_path", "")).absolute().parent  # FOLDER/checkpoints, of a run
+    folder = Path(options.get("--ckpt_path", "")).absolute().parent  # a run's FOLDER/checkpoints
     config = folder.parent / "config.yaml"
     explicit = {"--config", "-c", "--data", "--model", "--print_config", "--help", "-h"} & options.keys()
     if args[:1] not in (["test"], ["validate"]) or explicit:
@@ -208,7 +208,7 @@ def _with_config_of_run(args: list[str]) -> list[str]:
 
 
 def _options(args: Sequence[str]) -> dict[str, str]:
-    """The options by name, with their values as typed; empty where they have none of their own."""
+    """The options by name, with their values as typed; empty for options without a value."""
     values = {}
     for arg, following in zip(args, [*args[1:], ""], strict=True):
         if arg.startswith("-"):
@@ -218,7 +218,7 @@ def _options(args: Sequence[str]) -> dict[str, str]:
 
 
 def _options_of_configs(args: Sequence[str]) -> dict[str, str]:
-    """What the configurations of a command line say, as options: ``--model.optimizer SGD``, of a class, and others."""
+    """The settings in the configurations of a command line as options, such as ``--model.optimizer`` -> SGD."""
     values: dict[str, str] = {}
     for arg in _joined(_joined(args, "--config"), "-c"):
         option, _, file = arg.partition("=")
@@ -229,7 +229,7 @@ def _options_of_configs(args: Sequence[str]) -> dict[str, str]:
 
 
 def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """What a table needs beside the options, those among it that are given."""
+    """Yield the default options of a table, including some that are given in ``options``."""
     yield "--data", "TabularDataModule"
     if not {"--data.test", "--data.splits", "--data.splits.test_fraction"} & options.keys():
         yield "--data.splits.test_fraction", _TEST_FRACTION
@@ -237,7 +237,7 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
     frame = _table(options)
     label = options.get(_LABEL, "")
     labels, groups = frame[label].dropna() if label in frame else None, _groups(frame, options)
-    if labels is not None and labels.empty:  # the data module says so
+    if labels is not None and labels.empty:  # the data module refuses it
         labels = None
     label_options = (
         _several_labels_options(label.count(",") + 1, options)
@@ -260,7 +260,7 @@ def _assumed(options: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _single_label_options(labels: "pd.Series | None", options: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The objective that fits a label, and the arguments of the network that depend on it."""
+    """Yield the objective for a label, and the arguments of the network that depend on it."""
     from fcco_lightning.data.columns import holds_texts, is_number, text_of  # noqa: PLC0415 - loads pandas
 
     perceptron = options.get("--model.network", _PERCEPTRON) == _PERCEPTRON
@@ -268,7 +268,7 @@ def _single_label_options(labels: "pd.Series | None", options: dict[str, str]) -
     if labels is not None and not positive and _are_numbers(labels, options):
         yield "--data.columns.target", "number"
         yield "--model.objective", _OF_NUMBERS
-        # else the data module says what is wrong
+        # else the data module refuses the label
         if perceptron and is_number(labels.dtype) and len(labels) > 1 and float(labels.abs().max()) < _LARGEST:
             mean, deviation = float(labels.mean()), float(f"{labels.std():.3g}")
             if deviation > 0:
@@ -323,10 +323,10 @@ def _offset_options(labels: "pd.Series | None", options: dict[str, str]) -> Iter
 def _training_options(
     labels: "pd.Series | None", groups: "pd.Series | None", options: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Batches, steps and epochs: of a perceptron that tells classes apart, or ranks two, those of the recipes.
+    """Yield batches, optimizer, schedule and epochs: for a perceptron that classifies or ranks, those of the recipes.
 
-    An argument that is typed takes the place of the one that is assumed.  A class that is named, or an argument that
-    the assumed one does not set, and may not have, takes the place of all that is assumed of that part.
+    An argument that is typed replaces its default.  A class that is named, or an argument that the default class may
+    not have, replaces all defaults of that part.
     """
     epochs = not _is_given(options, "--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time")
     others = {"--model.network": _PERCEPTRON, "--model.objective": None, "--model.algorithm": None}
@@ -361,9 +361,9 @@ def _training_options(
 def _batch_options(
     labels: "pd.Series", groups: "pd.Series | None", size: int, constrained: bool, options: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Batches of ``size`` samples, by class and group where uniform ones would hold few of one of these.
+    """Yield batches of ``size`` samples, drawn by class and group if uniform ones would have few of one of these.
 
-    Of several columns of groups all are crossed, unless a batch then has too few samples of each combination.
+    Several columns of groups are all combined, unless a batch then has too few samples of each combination.
     """
     share = _rarest(labels, groups) / len(labels) * (_SMALL_GROUP if groups is None else 1)
     is_rare = constrained and recipes.rare(share, size)
@@ -377,7 +377,7 @@ def _batch_options(
 def _step_options(
     sizes: list[int], share: float, options: dict[str, str], *, constrained: bool
 ) -> Iterator[tuple[str, str]]:
-    """Optimizer and schedule, of classes of these sizes of which a share is trained on."""
+    """Yield optimizer and schedule for classes of these sizes, a share of which is used for training."""
     alike = options.get("--model.decisions") != "balanced"
     effective = share * recipes.effective_size(sizes, [1.0 if alike else 1 / size for size in sizes])
     decay = recipes.weight_decay(effective, costed=constrained and not alike)
@@ -393,28 +393,28 @@ def _step_options(
 
 
 def _rarest(labels: "pd.Series", groups: "pd.Series | None") -> int:
-    """Number of rows of the rarest label, in groups of the rarest combination of a label and a group."""
+    """Number of rows of the rarest label or, with groups, of the rarest combination of label and group."""
     return int(min(_cells(labels, groups), default=0))
 
 
 def _cells(labels: "pd.Series", groups: "pd.Series | None") -> "pd.Series":
-    """Number of rows of every label, in groups of every combination of a label and a group that there is."""
+    """Number of rows of every label or, with groups, of every existing combination of label and group."""
     cells = labels if groups is None else labels.to_frame("label").join(groups.rename("group"), how="inner")
     return cells.value_counts()
 
 
 def _is_given(options: Iterable[str], *names: str) -> bool:
-    """Whether one of some options, or an argument of it, is among those that are given."""
+    """Whether one of ``names``, or an argument of it, is among the given options."""
     return any(option == name or option.startswith(f"{name}.") for option in options for name in names)
 
 
 def _only(options: dict[str, str], part: str, *arguments: str) -> bool:
-    """Whether nothing is given of a part but some of these arguments."""
+    """Whether no option of a part is given except some of these arguments."""
     return not _is_given(options.keys() - {f"{part}.{argument}" for argument in arguments}, part)
 
 
 def _number(options: dict[str, str], name: str, usual: float) -> float:
-    """The number above 0 that an option has, or the usual one; the parser refuses what is none."""
+    """The positive number of an option, or the default; other values are left to the parser to refuse."""
     with contextlib.suppress(ValueError):
         if 0 < (number := float(options.get(name, usual))) < math.inf:
             return number
@@ -422,10 +422,10 @@ def _number(options: dict[str, str], name: str, usual: float) -> float:
 
 
 def _training_rows(rows: int, options: dict[str, str]) -> int:
-    """How many rows of the table are about to be trained on."""
+    """The number of rows of the table in the training split."""
     remaining = float(rows)
     for name, usual in (("test_fraction", "0" if "--data.test" in options else _TEST_FRACTION), ("val_fraction", "0")):
-        with contextlib.suppress(ValueError):  # the parser refuses what is no number
+        with contextlib.suppress(ValueError):  # the parser refuses other texts
             remaining *= 1 - float(options.get(f"--data.splits.{name}", usual))
     return max(1, int(remaining))
 
@@ -433,9 +433,9 @@ def _training_rows(rows: int, options: dict[str, str]) -> int:
 def _is_to_be_calibrated(
     objective: str, labels: "pd.Series | None", groups: "pd.Series | None", options: dict[str, str]
 ) -> bool:
-    """Whether scores of two classes are probabilities only by rows held out, and there are enough of them."""
+    """Whether scores of two classes need held-out rows to be calibrated, and there are enough rows."""
     splits = {"--data.groups", *(f"--data.splits{key}" for key in ("", ".val_fraction", ".whole", ".remove_positives"))}
-    # few positives are all trained on
+    # few positives are all needed for training
     none_held_out = objective in ("CrossEntropy", "AveragePrecision", "RecallAtK", _OF_NUMBERS)
     if labels is None or labels.nunique() != 2 or none_held_out or splits & options.keys():
         return False
@@ -443,7 +443,7 @@ def _is_to_be_calibrated(
 
 
 def _several_labels_options(count: int, options: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """The objective that fits several labels, each of which a sample has or has not."""
+    """Yield the objective for several binary labels."""
     yield "--model.objective", "MeanAveragePrecision"
     if "--data.columns.missing" in options and "--model.objective" not in options:
         yield "--model.objective.missing", "-1"
@@ -452,21 +452,21 @@ def _several_labels_options(count: int, options: dict[str, str]) -> Iterator[tup
 
 
 def _are_numbers(labels: "pd.Series", options: dict[str, str]) -> bool:
-    """Whether labels are numbers to be predicted: if that is said, or there are too many for classes, or not whole."""
+    """Whether labels are numbers to be predicted: by option, or because they are not whole or too many for classes."""
     from fcco_lightning.data.columns import is_number, with_commas  # noqa: PLC0415 - loads pandas
 
     target, objective = options.get("--data.columns.target"), options.get("--model.objective")
     if target is not None or objective is not None:
         return target == "number" or (target is None and objective == _OF_NUMBERS)
     if labels.nunique() > 2 and with_commas(labels):
-        return True  # which the data module refuses, with the way out
+        return True  # the data module refuses them with advice
     if not is_number(labels.dtype) or labels.nunique() <= 2:
         return False
     return labels.nunique() > _MOST_CLASSES or bool((labels % 1 != 0).any())
 
 
 def _groups(frame: "pd.DataFrame", options: dict[str, str]) -> "pd.Series | None":
-    """The filled cells of the column of groups, or without a name the combinations of several; None without any."""
+    """The filled cells of the column of groups, or the combinations of several columns; None without."""
     columns = _column_names(options.get(_SENSITIVE, ""))
     filled = frame[columns].dropna()
     if not columns or not len(filled):
@@ -485,13 +485,13 @@ def _has_gaps(frame: "pd.DataFrame", options: dict[str, str]) -> bool:
 
 
 def _column_names(value: str) -> list[str]:
-    """The columns that are named, one or a list."""
+    """The names in an option's value, one or a list."""
     names = load_yaml(value, "columns") if value.startswith("[") else [value] if value else []
     return [str(name) for name in names]
 
 
 def _expanded_by_column(args: Iterable[str], columns: Sequence[str]) -> Iterator[str]:
-    """The arguments, with a constraint of every column of groups for each one that compares groups and names none."""
+    """The arguments, where constraints that compare groups without naming a column are repeated for every column."""
     for arg in args:
         name, _, value = arg.partition("=")
         if len(columns) < 2 or name not in (_CONSTRAINTS, f"{_CONSTRAINTS}+") or not value.startswith(("[{", "{")):

@@ -1,4 +1,4 @@
-"""``fcco tune``: a search over the options of ``fcco fit``, with every trial judged on the validation split."""
+"""``fcco tune``: a search over the options of ``fcco fit``, with trials evaluated on the validation split."""
 
 import logging
 import math
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     import optuna
 
 _BROKEN = 1e8  # beyond every figure, so that all infeasible trials rank below all feasible ones
-_BASE = {1: -_BROKEN, 0: -4 * _BROKEN}  # of a level of standing
+_BASE = {1: -_BROKEN, 0: -4 * _BROKEN}  # offset of a level of standing
 _LAST = -6 * _BROKEN
-_NEAR_EDGE = 0.05  # of a range
-_REDUCTION = 3  # of successive halving: a third goes on
+_NEAR_EDGE = 0.05  # share of a range that counts as its edge
+_REDUCTION = 3  # successive halving continues a third of the trials
 _PRINTED_ROWS = 20
 _KINDS = "{log: [LOW, HIGH]}, {uniform: [LOW, HIGH]}, {int: [LOW, HIGH]} or {choice: [VALUE, ...]}"
-_LEAN = (  # a trial neither looks at the test split nor leaves checkpoints
+_LEAN = (  # a trial neither evaluates the test split nor saves checkpoints
     *("--report.enabled=false", "--baseline.enabled=false"),
     *("--trainer.enable_checkpointing=false", "--trainer.enable_progress_bar=false"),
 )
@@ -43,12 +43,12 @@ class SearchedOption:
     """An option of ``fcco fit``, and the values that a search may give it.
 
     Args:
-        path: of the option, as on the command line (``model.optimizer.lr``).
+        path: path of the option, as on the command line (``model.optimizer.lr``).
         values: ``{log: [LOW, HIGH]}`` for a number on a logarithmic scale, ``{uniform: [LOW, HIGH]}``,
             ``{int: [LOW, HIGH]}`` for a whole number, or ``{choice: [VALUE, ...]}``.
 
     Raises:
-        ConfigError: if ``values`` is none of these.
+        ConfigError: if ``values`` has another form.
     """
 
     def __init__(self, path: str, values: object) -> None:
@@ -89,7 +89,7 @@ class SearchedOption:
         return trial.suggest_float(self.path, low, high, log=self.kind == "log")
 
     def on_edge(self, value: Any) -> bool:
-        """Whether a value is the least or the largest of those offered, or, of a range, in its outer twentieths."""
+        """Whether a value is the smallest or largest choice, or in the outer twentieths of a range."""
         if self.kind == "choice":
             numbers = [v for v in self.values if isinstance(v, int | float) and not isinstance(v, bool)]
             return len(numbers) == len(self.values) > 1 and value in (min(numbers), max(numbers))
@@ -104,7 +104,7 @@ class SearchedOption:
 
 
 def _number(value: object) -> object:
-    """The number that a person means by 1e-3, which YAML reads as a text."""
+    """Convert a text such as 1e-3, which YAML reads as a text, to a number."""
     match = isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", value)
     return float(match[0]) if match else value
 
@@ -113,10 +113,10 @@ def read_search(path: str | Path) -> list[SearchedOption]:
     """The options of a search, from a YAML file that maps their paths to their values.
 
     Args:
-        path: of the file, or a name of :func:`fcco_lightning.cli.named_configs.named_searches`.
+        path: path of the file, or a name of :func:`fcco_lightning.cli.named_configs.named_searches`.
 
     Raises:
-        ConfigError: if there is no such file, or it holds anything else.
+        ConfigError: if there is no such file, or it has another form.
     """
     file = Path(path) if Path(path).is_file() else named_searches().get(str(path))
     if file is None:
@@ -134,7 +134,7 @@ def rank(value: float, violation: float | None, vacuous: object = False) -> floa
     """One number by which trials are ordered, in the order of :func:`fcco_lightning.evaluation.standing`.
 
     Args:
-        value: the larger, the better.
+        value: a figure that is better if it is larger.
         violation: the largest constraint value; None without constraints.
         vacuous: whether constraints are vacuous.
 
@@ -149,23 +149,23 @@ def rank(value: float, violation: float | None, vacuous: object = False) -> floa
 
 
 class Judge(Callback):
-    """Follows the validations of one trial, and ends it early when it falls behind.
+    """Records the validations of one trial, and ends it early if successive halving rejects it.
 
     The figures of a trial are those of its last validation, or of the one whose weights :class:`BestFeasible` chose.
 
     Args:
-        trial: of Optuna.
-        figure: of the validation split; None for the evaluation's figure of merit.
+        trial: the trial of Optuna.
+        figure: figure of the validation split; None for the evaluation's figure of merit.
         mode: "max" if larger figures are better, else "min"; None for "min" of losses, errors and gaps.
 
     Attributes:
-        figure: its name.
-        validations: by epoch, the value, the largest constraint value (None without constraints), and whether
-            constraints are vacuous.
-        chosen: the epoch that counts.
+        figure: name of the figure.
+        validations: epoch -> value, largest constraint value (None without constraints), and whether constraints are
+            vacuous.
+        chosen: the epoch whose figures are those of the trial.
 
     Raises:
-        ConfigError: if there is no validation split, the figure is not one of it, or several processes train.
+        ConfigError: if there is no validation split, it has no such figure, or several processes train.
     """
 
     def __init__(self, trial: "optuna.Trial", figure: str | None, mode: str | None) -> None:
@@ -174,7 +174,7 @@ class Judge(Callback):
         self.chosen = -1
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Find out now what is not possible."""
+        """Check early that the trial can be evaluated."""
         if trainer.world_size > 1:
             raise ConfigError(
                 f"fcco tune trains in one process, got {trainer.world_size}. Leave --trainer.devices at 1; several "
@@ -187,7 +187,7 @@ class Judge(Callback):
             )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the figures; end the trial if successive halving says so."""
+        """Record the figures; end the trial if successive halving rejects it."""
         import optuna  # noqa: PLC0415 - an extra
 
         if trainer.sanity_checking or not isinstance(pl_module, FCCOModule):
@@ -205,7 +205,7 @@ class Judge(Callback):
             raise optuna.TrialPruned
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        """Count the validation of the weights that the run ends with."""
+        """Choose the validation of the final weights."""
         if not self.validations:
             raise ConfigError(
                 "the trial has ended without a validation, by which it would be judged. Let it validate: lower "
@@ -217,7 +217,7 @@ class Judge(Callback):
         self.keep()
 
     def keep(self) -> None:
-        """Write the figures that count into the trial."""
+        """Store the figures of the chosen validation in the trial."""
         value, violation, vacuous = self.validations[self.chosen]
         attributes = {"figure": self.figure, "value": self._sign * value, "violation": violation, "epoch": self.chosen}
         attributes |= {"vacuous": vacuous}
@@ -230,7 +230,7 @@ class Judge(Callback):
 
     @property
     def rank(self) -> float:
-        """Of the trial among all."""
+        """The trial's :func:`rank`."""
         return rank(*self.validations[self.chosen])
 
 
@@ -245,28 +245,28 @@ def search(
     seed: int = 0,
     full: bool = False,
 ) -> "optuna.Study":
-    """Fit with different options, as often as asked; what the folder has already of the same search counts.
+    """Run ``trials`` fits with different options, including earlier trials of the same search in the folder.
 
-    Every trial has the seed, the data and the epochs that ``fit`` says.  Unless ``full``, asynchronous successive
-    halving (ASHA) ends a trial after 1, 3, 9, ... validations if it is not among the best third that came so far.
-    Weights that are not finite are a failed trial.
+    Every trial has the seed, the data and the epochs of ``fit``.  Unless ``full``, asynchronous successive halving
+    (ASHA) ends a trial after 1, 3, 9, ... validations if it is not among the best third of trials that came so far.
+    A trial with weights that are not finite has failed.
 
     Args:
         fit: arguments of ``fcco fit``.
-        options: what to search over.
+        options: the options that are searched.
         trials: number of trials in all.
-        folder: of the search: ``study.journal``, and the configuration and log of trial k below ``trial_k``.
+        folder: folder of the search, with ``study.journal``, and configuration and log of trial k in ``trial_k``.
         figure: see :class:`Judge`.
         mode: see :class:`Judge`.
-        sampler: "tpe", "random", or "grid", which goes over all combinations of choices.
-        seed: of the sampler.
-        full: give every trial all epochs.
+        sampler: "tpe", "random", or "grid", which tries all combinations of choices.
+        seed: seed of the sampler.
+        full: whether every trial has all epochs.
 
     Returns:
         Optuna's study; the value of a trial is :func:`rank`.
 
     Raises:
-        ConfigError: if Optuna is missing, an argument is out of range, or the folder holds another search.
+        ConfigError: if Optuna is missing, an argument is out of range, or the folder has another search.
     """
     at_least("trials", trials, 1)
     one_of("mode", mode, ("max", "min", None))
@@ -287,7 +287,7 @@ def search(
     if remaining > 0:
         logger = logging.getLogger("lightning.pytorch")
         level = logger.level
-        logger.setLevel(logging.WARNING)  # not once a trial what devices there are
+        logger.setLevel(logging.WARNING)  # else every trial prints the devices
         try:
             study.optimize(objective, n_trials=remaining, catch=(NonFiniteError,), callbacks=[_print_trial])
         finally:
@@ -296,7 +296,7 @@ def search(
 
 
 def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
-    """Carry out a search, and print its table and the command that trains the best.
+    """Carry out a search, and print its table and the command of the best trial.
 
     Args:
         fit: arguments of ``fcco fit``.
@@ -321,7 +321,7 @@ def print_search(fit: Sequence[str], space: str, **settings: Any) -> None:
 
 
 def ordered(study: "optuna.Study") -> list["optuna.trial.FrozenTrial"]:
-    """The trials that had all epochs, the best first: by their :func:`rank`."""
+    """The trials that had all epochs, sorted by :func:`rank`, the best first."""
     finished = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     return sorted(finished, key=lambda trial: -(trial.value if trial.value is not None else math.inf))
 
@@ -347,9 +347,9 @@ def _study(
     )
     study = create()
     if study.user_attrs.get("asked", settings) != settings and not any("value" in t.user_attrs for t in study.trials):
-        optuna.delete_study(study_name="fcco", storage=storage)  # nothing came of what was mistyped
+        optuna.delete_study(study_name="fcco", storage=storage)  # without trials a mistyped search is replaced
         study = create()
-    seed += len(study.trials)  # a continued search must not draw what it has drawn
+    seed += len(study.trials)  # a continued search must not repeat its draws
     if sampler == "grid":
         study.sampler = optuna.samplers.GridSampler(_grid(options), seed=seed)
     elif sampler == "random":
@@ -397,7 +397,7 @@ def _figures(trial: "optuna.trial.FrozenTrial") -> str:
 
 
 def _row(trial: "optuna.trial.FrozenTrial") -> dict[str, Any]:
-    """Of the table: what was tried, and what it has reached."""
+    """A row of the table: the options and the figures of a trial."""
     attributes = trial.user_attrs
     violation = {}
     if attributes["violation"] is not None:
