@@ -1,4 +1,4 @@
-"""Lightning datamodules: the only part of the data floor that knows Lightning."""
+"""Lightning datamodules: the only modules of ``data`` that depend on Lightning."""
 
 from fcco_lightning.data.datamodules.clip_parts import Architecture, Classes, Pairs
 from fcco_lightning.data.datamodules.continual_clip import ContinualCLIPDataModule

@@ -1,4 +1,4 @@
-"""What datamodules share: loaders of training batches in parts, evaluation in order, and checks of checkpoints."""
+"""Base class of datamodules: training loaders, ordered evaluation loaders, subsets, groups and checkpoints."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -42,20 +42,20 @@ INPUTS = frozenset({"x", "x2", "text"})
 
 
 class SplitDataModule(LightningDataModule):
-    """Splits that are loaded in training batches and evaluated in order; subclasses say what is in them.
+    """Loads the training split in batches of a plan, and evaluates all splits in order; subclasses define the splits.
 
-    A training batch is a dict of columns, or a dict of several such parts, of which "target" is the first: "dual" is an
-    independent second draw.  Where a plan weights its rows, training batches carry the column ``weight`` (B,) float32,
-    and where it draws them by strata perhaps ``stratum``, ``stratum_size``, ``strata`` and ``replaced``; evaluation
-    batches never do.  Where samples have weights of their own (``sample_weight``), all batches carry ``weight``.
+    A training batch is a dict of columns, or a dict from part to columns: "target" is the first part, and "dual" an
+    independent second draw.  Training batches also have the columns of :meth:`BatchPlan.columns`, such as ``weight``
+    (B,) float32 and ``stratum``, which evaluation batches do not have.  If samples have weights (``sample_weight``),
+    all batches have ``weight``.
 
     Args:
         batches: how training batches are drawn.
         seed: seed of the training batches.
         eval_batch_size: number of rows in an evaluation batch of one process.
-        eval_train: whether validation goes through the training samples too, if there are others.
+        eval_train: whether validation includes the training samples, if there are other splits.
         num_workers: number of worker processes of the training loader.
-        allow_changed: whether a checkpoint is continued although its training split differs, with a warning.
+        allow_changed: whether a checkpoint is resumed, with a warning, although its training split differs.
 
     Attributes:
         tables: split -> its samples; empty before ``setup``.
@@ -83,33 +83,33 @@ class SplitDataModule(LightningDataModule):
         super().__init__()
         self.allow_changed = allow_changed
         self.batches, self.seed = made_of("batches", batches, Sampling), at_least("seed", seed, 0)
-        self._asked_for: Sampling | None = None  # the batches before they were made larger
+        self._asked_for: Sampling | None = None  # the user's batches, while larger ones are drawn
         self.eval_batch_size = at_least("eval_batch_size", eval_batch_size, 1)
         self.eval_train, self.num_workers = eval_train, at_least("num_workers", num_workers, 0)
         self.tables: dict[str, TensorTable] = {}
-        self._rows: dict[str, pd.DataFrame] = {}  # of every split that is evaluated, where it is a table
+        self._rows: dict[str, pd.DataFrame] = {}  # rows of the evaluated splits, if they are tables
         self._added: set[str] = set()  # columns that subsets, groups and clusters have added
-        self._groups_by: dict[str, list[str]] = {}  # column -> its values in training, where constraints group by it
+        self._groups_by: dict[str, list[str]] = {}  # column that defines groups -> its values in training
         self._stored_fingerprint: Mapping[str, Any] | None = None
         self._drawn_from: tuple[TensorTable, TensorTable | LabelTable] | None = None
         self._announced = False
 
     @property
     def num_train(self) -> int:
-        """Number of rows that training batches are drawn from: those that a per-sample dual state needs."""
+        """Number of rows from which training batches are drawn, which is the number of rows of a dual state."""
         return len(self._drawn_table("train"))
 
     @property
     def val_names(self) -> list[str]:
-        """Names of the validation loaders, in the order of ``dataloader_idx``: all splits but those for testing."""
+        """Names of the validation loaders, in the order of ``dataloader_idx``: all splits except those for testing."""
         names = [name for name in self._splits() if not name.endswith("test")]
         return names if self.eval_train or names == ["train"] else names[1:]
 
     def setup(self, stage: str | None = None) -> None:
-        """Make all splits together; a second call changes nothing.  Before training it says what was found.
+        """Make all splits, and print a summary before training; a second call changes nothing.
 
         Raises:
-            DataError: if the data are not what the arguments announce, or a checkpoint of another split was loaded.
+            DataError: if the data do not fit the arguments, or a checkpoint of another split was loaded.
         """
         if not self.tables:
             self.tables = self._make_tables()
@@ -129,11 +129,11 @@ class SplitDataModule(LightningDataModule):
         """Return split -> its samples, "train" first."""
 
     def _summary(self) -> str:
-        """Return what is said before training."""
+        """Return the summary that is printed before training."""
         return ""
 
     def lost(self) -> dict[str, tuple[list[int], int]]:
-        """Return what of the data could not be read so far -> the rows concerned, and the number of rows."""
+        """Return description of unreadable data so far -> the rows concerned, and the number of all rows."""
         images = {name: table for name, table in self.tables.items() if isinstance(table, ImageTable)}
         return {
             f"images of {name} that cannot be read": (rows, len(table))
@@ -142,13 +142,13 @@ class SplitDataModule(LightningDataModule):
         }
 
     def _plans(self, world_size: int) -> dict[str, tuple[str, BatchPlan]]:
-        """Return part of a training batch -> table it is drawn from, and how; "target" first."""
+        """Return part of a training batch -> the table from which it is drawn, and its plan; "target" first."""
         columns = self._drawn_table("train").columns
         plan = self.batches.plan({**self._numbered_cells(columns), **columns}, self.seed, world_size)
         return self._plans_of("target", "train", self.batches, plan)
 
     def _numbered_cells(self, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the columns of the table by which batches are drawn and which these do not hold, as whole numbers."""
+        """Return as integers the columns by which batches are drawn, but which they do not contain."""
         rows, names = self._rows.get("train", pd.DataFrame()), self.batches.drawn_by
         return {
             name: torch.from_numpy(pd.factorize(rows[name])[0].astype(np.int64))
@@ -157,17 +157,17 @@ class SplitDataModule(LightningDataModule):
         }
 
     def _batch_settings(self) -> tuple[Any, ...]:
-        """Return the arguments that the training batches depend on."""
+        """Return the arguments on which the training batches depend."""
         return self.seed, self.batches
 
     def accumulate(self, parts: int) -> int:
-        """Draw batches of ``parts`` times as many samples as the arguments say, and say how many a part of them has.
+        """Draw batches ``parts`` times as large as those of the arguments, and return the original size per process.
 
         Args:
-            parts: of a batch, each as large as the batches that were asked for.
+            parts: factor on the batch size.
 
         Raises:
-            ConfigError: if the batches are not of a given number of samples, or hold several tables' samples.
+            ConfigError: if batches have no ``batch_size``, or hold samples of several tables.
         """
         if self._joined:
             raise ConfigError(
@@ -181,7 +181,7 @@ class SplitDataModule(LightningDataModule):
         return size
 
     def as_asked_for(self) -> None:
-        """Draw batches as the arguments say, also after :meth:`accumulate`."""
+        """Undo :meth:`accumulate`."""
         if self._asked_for is not None:
             self.batches, self._asked_for = self._asked_for, None
 
@@ -192,22 +192,22 @@ class SplitDataModule(LightningDataModule):
 
     @abstractmethod
     def _fingerprint(self) -> dict[str, Any]:
-        """Return what identifies the training split, as plain values."""
+        """Return the fingerprint of the training split, as plain values."""
 
     @cached_property
     def _identified(self) -> dict[str, Any]:
-        """What identifies the training split, found out once: it goes through all that is in the split."""
+        """The fingerprint of the training split, which is computed once, since it reads the whole split."""
         return self._fingerprint()
 
     def _require_expected_split(self) -> None:
         """Raise :class:`DataError` if a checkpoint was loaded that belongs to another training split."""
         if self._stored_fingerprint is not None:
-            # arguments of synthetic data are easier to give back
+            # for synthetic data it is easier to restore the arguments
             allow_changed = self.allow_changed or (None if self._synthetic else False)
             require_same(self._stored_fingerprint, self._identified, self._identifying, allow_changed=allow_changed)
 
     def sampling(self) -> dict[str, Drawn]:
-        """Return what every part of a training batch is drawn from and how, in the order of the loaders."""
+        """Return part of a training batch -> how it is drawn, in the order of the loaders."""
         samplings = {}
         for part, (name, plan) in self._plans(self._place()[1]).items():
             table = self._drawn_table(name)
@@ -241,15 +241,15 @@ class SplitDataModule(LightningDataModule):
         return list(self.tables)
 
     def add_subset(self, where: Where) -> Where:
-        """Return a subset described by names as one described by columns of batches.
+        """Convert a subset described by names and columns of the table to one described by columns of the batches.
 
-        Each condition is on a column, which is looked for in two places:
+        Each condition is on a column of one of two kinds:
 
-        1. *A column of the batches*, such as ``y``, ``group`` or one of ``columns.extra``.  Its condition stays, but
+        1. *A column of the batches*, such as ``y``, ``group`` or one of ``columns.extra``.  Its condition is kept, but
            names of classes (``y``) and of groups (``group``) become their numbers.
-        2. *Any other column of the table* that was read, be it a feature or not.  Batches of every split get a new
-           column from here on, called as the condition reads, which is 1 where the condition holds and 0 elsewhere; and
-           the subset asks for 1 in it.  A second call with the same condition adds no other one.
+        2. *Any other column of the table*, whether it is a feature or not.  The batches of every split get a new
+           column, with the text of the condition as its name, which is 1 where the condition holds and 0 elsewhere; the
+           subset requires 1 in it.  A second call with the same condition adds no further column.
 
         Args:
             where: column -> value, list of values, or comparison such as "<25".
@@ -269,7 +269,7 @@ class SplitDataModule(LightningDataModule):
         """
         self._table("train")
         numbered: Where = {}
-        marks: dict[str, tuple[str, Callable[[pd.Series], Tensor]]] = {}  # added when all conditions are understood
+        marks: dict[str, tuple[str, Callable[[pd.Series], Tensor]]] = {}  # added after all conditions are checked
         for column, condition in where.items():
             if self._asks_batches(column, condition):
                 numbered[column] = self._numbered(column, condition)
@@ -287,7 +287,7 @@ class SplitDataModule(LightningDataModule):
 
     @property
     def groups_by(self) -> dict[str, list[str]]:
-        """Column of the batches, of :meth:`add_groups`, -> "COLUMN=VALUE", what its groups 0, 1, ... are called."""
+        """Column of the batches from :meth:`add_groups` -> names "COLUMN=VALUE" of its groups 0, 1, ..."""
         return {
             f"group by {column}": [f"{column}={value}" for value in values]
             for column, values in self._groups_by.items()
@@ -296,10 +296,11 @@ class SplitDataModule(LightningDataModule):
     def add_groups(self, column: str) -> tuple[str, list[str]]:
         """Return the column of a batch that numbers the groups of ``column``, and the names of the groups 0, 1, ...
 
-        ``y`` and ``group`` are columns of the batches already, whose names are those of classes and groups.  The groups
-        of any other column of the table are its values in the training split, sorted as text: of a column "job" of
-        cooks and smiths batches of every split get a new column "group by job", 0 for cooks, 1 for smiths, and -1 where
-        the cell is empty or no training sample has its value; returned is ``("group by job", ["cook", "smith"])``.
+        ``y`` and ``group`` are columns of the batches already, with the names of classes and groups.  The groups of any
+        other column of the table are its values in the training split, sorted as texts.  For a column "job" with cooks
+        and smiths, for example, the batches of every split get a new column "group by job", which is 0 for cooks, 1 for
+        smiths, and -1 for empty cells and values without training samples; the result is
+        ``("group by job", ["cook", "smith"])``.
 
         Raises:
             DataError: if there is no such column, or it has one value or more than 50.
@@ -329,12 +330,12 @@ class SplitDataModule(LightningDataModule):
         return self._with_column(f"group by {column}", column, partial(places, values)), values
 
     def add_clusters(self, column: str) -> str:
-        """Return the column of evaluation batches that numbers the clusters which samples belong to, such as "patient".
+        """Return the column of evaluation batches with the clusters of samples by a column such as "patient".
 
-        A column that all batches have is returned as it is.  The distinct cells of any other column of the table, be it
-        a feature or not, are numbered over all splits together, in the order in which they occur: of a column "patient"
-        with "a", "b", "a" in training and "b", "c" in testing batches get a new column "cluster of patient" with 0, 1,
-        0 and 1, 2, whose name is returned.
+        The name of a column of the batches is returned unchanged.  The distinct cells of any other column of the table,
+        whether it is a feature or not, are numbered over all splits together, in the order of their occurrence: for a
+        column "patient" with "a", "b", "a" in training and "b", "c" in testing, batches get a new column
+        "cluster of patient" with 0, 1, 0 and 1, 2, whose name is returned.
 
         Raises:
             DataError: if there is no such column, or a cell of it is empty.
@@ -358,7 +359,7 @@ class SplitDataModule(LightningDataModule):
         return self._with_column(f"cluster of {column}", column, partial(places, values))
 
     def _with_column(self, name: str, column: str, make: Callable[[pd.Series], Tensor]) -> str:
-        """Add to the batches of every split what is made of a column of its table, and return the name of it."""
+        """Add to the batches of every split a column computed from a column of its table, and return its name."""
         if name not in self._added:
             for split, rows in self._rows.items():
                 self.tables[split].columns[name] = make(rows[column])
@@ -381,11 +382,11 @@ class SplitDataModule(LightningDataModule):
         return numbers if len(numbers) > 1 else numbers[0]
 
     def identity(self) -> dict[str, Any]:
-        """What the training batches depend on: the same on all processes of a job."""
+        """Properties on which the training batches depend, which must agree on all processes of a job."""
         return {"train_split": self._identified, "batches": self._batch_settings()}
 
     def _plans_of(self, part: str, name: str, sampling: Sampling, plan: BatchPlan) -> dict[str, tuple[str, BatchPlan]]:
-        """Return the part with its plan, and the second draw beside it if there is one."""
+        """Return the part with its plan and, if there is one, the part of the second draw."""
         sample_weight = self._drawn_table(name).columns.get(SAMPLE_WEIGHT)
         if sample_weight is not None:
             plan = plan.of_weighted_samples(sample_weight)
@@ -393,22 +394,22 @@ class SplitDataModule(LightningDataModule):
         return {part: (name, plan)} | (second if isinstance(sampling, TwoDraws) else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what identifies the training split, and the requested groups of columns, as plain values."""
+        """Return the fingerprint of the training split, and the requested groups of columns, as plain values."""
         return {"train_split": self._identified, "groups_by": self._groups_by}
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Lightning's, which makes a datamodule with hyper parameters that a checkpoint holds; none of them is code.
+        """Make a datamodule with the hyperparameters in a checkpoint, as Lightning does, but without running code.
 
         Raises:
-            CheckpointError: naming the file and what is wrong with it.
+            CheckpointError: naming the file and its fault.
         """
         opened(Path(checkpoint_path))
         datamodule: Self = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
         return datamodule
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Make sure that the rows of a checkpoint's dual state mean the same samples.
+        """Check that the rows of a checkpoint's dual state belong to the same samples.
 
         Raises:
             DataError: if the training split is another one (at once, or in ``setup`` if that comes later).
@@ -434,7 +435,7 @@ class SplitDataModule(LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _pinned(self) -> bool:
-        """Return whether batches lie where a GPU fetches them while it computes."""
+        """Return whether batches are in pinned memory, for asynchronous copies to a GPU."""
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
 
     def _ordered(self, name: str) -> DataLoader[Any]:
@@ -446,14 +447,14 @@ class SplitDataModule(LightningDataModule):
             batch_size=self.eval_batch_size,
             sampler=OrderedShare(table, *self._place()),
             collate_fn=collate if weight is None else partial(collate, columns={"weight": weight}),
-            # An own generator keeps evaluation from drawing on the global random state, see ResumableLoader.
+            # else evaluation would use the global random state, see ResumableLoader
             generator=torch.Generator(),
             num_workers=self.eval_workers,
             pin_memory=self._pinned(),
         )
 
     def _drawn_table(self, name: str) -> TensorTable | LabelTable:
-        """Return what training batches are drawn from: of the training split, the rows that its batches ask for."""
+        """Return the table from which training batches are drawn: the view of the split that the sampling needs."""
         table = self._table(name)
         if name != "train":
             return table

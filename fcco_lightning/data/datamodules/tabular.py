@@ -1,4 +1,4 @@
-"""Tables with labels and perhaps two groups, for Lightning: read, split, and encoded as the training split says."""
+"""The datamodule of tables: reading, splitting, and encoding fitted on the training split."""
 
 import shlex
 from typing import Any
@@ -22,7 +22,7 @@ from fcco_lightning.data.splits import Splits
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import ConfigError, DataError, printable
 
-_MOST = 0.8  # share of the rows: a class of more is seldom the one that is to be found
+_MOST = 0.8  # a class with a larger share of the rows is rarely meant to be the positive one
 
 
 class TabularDataModule(SampleDataModule):
@@ -31,12 +31,12 @@ class TabularDataModule(SampleDataModule):
     Batches are dicts with ``x`` (B, d) float32, ``y`` (B,) int64 (float32 if the label is a number, (B, T) int64 for T
     label columns), ``group`` (B,) int64 if there are groups, further columns by their names, and ``index`` (B,) int64:
     the position of the sample within its own split.  With ``LabelSampling`` a training batch has one label of every
-    sample, and ``index`` numbers the pairs of both.  Everything learnt for encoding comes from the training split.
+    sample, and ``index`` is the number of the pair of sample and label.  The encoding is fitted on the training split.
 
-    The groups are the values of a sensitive column, which is no feature unless ``columns.use_sensitive`` says so; a row
-    with an empty cell is of no group (-1).  With ``groups`` they are the joint values of some columns, as
-    0..G-1: they are decided on the training table with the pooled ones, before anything is split off, and rows of no
-    group are left out of every split.  Every split made here then holds every group.
+    The groups are the values of a sensitive column, which is no feature unless ``columns.use_sensitive``; a row with an
+    empty cell has no group (-1).  With ``groups`` they are combinations of the values of some columns, numbered
+    0..G-1: they are defined by the training table with the pooled ones before it is split, and rows without a
+    group are left out of every split.  Every split that is made here then contains every group.
 
     Columns without a name, and those that number the rows, are no features unless ``encoding`` names them, see
     :func:`fcco_lightning.data.schema.numbering`.
@@ -45,9 +45,9 @@ class TabularDataModule(SampleDataModule):
         train: training table: path to .csv, .tsv, .parquet or a file of LIBSVM's format, folder of
             ``datasets.save_to_disk``, "sklearn:NAME", hub id "owner/name:split", DataFrame, ``datasets.Dataset`` or
             dict of columns.
-        columns: what the columns of the table mean; the label is never a feature, but may define groups.
+        columns: the roles of the columns; the label is never a feature, but may define groups.
         groups: which columns define the groups, instead of a sensitive one.
-        pool: tables appended to ``train`` before groups are decided and anything is split off.
+        pool: tables appended to ``train`` before groups are defined and rows are held out.
         test: test table, or None to hold out ``splits.test_fraction`` of ``train``.
         splits: how rows are divided, stratified by class and group (with several labels by group) unless
             ``splits.whole`` is given.
@@ -56,13 +56,13 @@ class TabularDataModule(SampleDataModule):
         **loading: see :class:`SplitDataModule`.
 
     Attributes:
-        encoder: from columns to features.
+        encoder: encodes columns as features.
 
     Raises:
         ConfigError: from ``__init__`` if ``groups`` are given with a sensitive column, several labels, or
             ``splits.whole``.
         DataError: from ``__init__`` unless exactly one of ``test`` and ``splits.test_fraction`` is given; from
-            ``setup`` if the tables are not what the arguments announce.
+            ``setup`` if the tables do not fit the arguments.
     """
 
     _identifying = "train, columns and splits"
@@ -99,7 +99,7 @@ class TabularDataModule(SampleDataModule):
         self.encoder = TabularEncoder(encoding)
         self._unseen: dict[str, dict[str, float]] = {}  # split -> column -> share of values that training lacks
         self._numbering: dict[str, str] = {}  # columns that are no features -> why
-        self._doubts: list[str] = []  # lines on what the table may not be meant to hold
+        self._doubts: list[str] = []  # warnings about probable mistakes in the table
         self._lost: dict[str, tuple[list[int], int]] = {}
         self._digests: dict[str, str] = {}  # of the columns of the training split
 

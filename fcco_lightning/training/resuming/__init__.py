@@ -1,1 +1,1 @@
-"""Exact resume: a run that is continued is the run that was never stopped, bit for bit."""
+"""Exact resume: a resumed run equals an uninterrupted run bit for bit."""

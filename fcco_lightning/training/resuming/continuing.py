@@ -1,4 +1,4 @@
-"""What a fit takes over from a checkpoint: what the user changed wins, what a schedule has done stays."""
+"""The state that a fit takes over from a checkpoint, in which settings that the user has changed take precedence."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,14 +25,13 @@ from fcco_lightning.training.schedules import catch_up, require_same_kind
 
 
 class Continuation(Callback):
-    """The state of a checkpoint from its loading until training goes on, which a checkpoint written before holds again.
+    """Holds the state of a checkpoint until training resumes; a checkpoint that is saved before contains it again.
 
-    As a callback it ends a fit that has nothing left to train as the one has ended that it continues: Lightning calls
-    none of the hooks of training then, in one of which the module takes the weights that it ends with.  It must be the
-    first of all callbacks, since others report these weights.
+    If a resumed fit has nothing left to train, Lightning calls no training hooks, in which the module chooses its final
+    weights; this callback then calls them.  It must be the first callback, since others report on these weights.
 
     Attributes:
-        stored: header of the checkpoint with its ``lr_schedulers``; None where nothing is to be continued.
+        stored: header of the checkpoint with its ``lr_schedulers``; None if no checkpoint is resumed.
     """
 
     def __init__(self) -> None:
@@ -40,12 +39,12 @@ class Continuation(Callback):
         self._schedule: dict[str, Any] | None = None  # state of one whose arguments were changed since
 
     def take(self, checkpoint: Mapping[str, Any]) -> None:
-        """Keep what a checkpoint holds for the continuation."""
+        """Keep the state of a checkpoint."""
         self.stored = {**checkpoint["fcco"], "lr_schedulers": checkpoint["lr_schedulers"]}
         self._schedule = None
 
     def get(self, name: str) -> Any:
-        """An entry of the header; None where it is missing, or nothing is continued."""
+        """An entry of the header; None if it is missing or no checkpoint is resumed."""
         return None if self.stored is None else self.stored.get(name)
 
     def freeze_as_then(self, trainer: Trainer, network: nn.Module) -> None:
@@ -127,7 +126,7 @@ class Continuation(Callback):
         self.stored = None
 
     def save(self, checkpoint: dict[str, Any], trainer: Trainer, stepping: Stepping) -> dict[str, Any]:
-        """What the header of a checkpoint needs for its continuation."""
+        """The entries of a checkpoint's header that :meth:`restore` and :meth:`go_on` need."""
         typed, schedule = stepping.typed, stepping.kind
         streams = random_streams() | {"loaders": loader_streams(_loaders(trainer))}
         if self.stored is not None:  # nothing was trained since it was loaded
