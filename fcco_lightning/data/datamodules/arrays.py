@@ -1,4 +1,4 @@
-"""Labelled samples in memory whose classes and groups have names: the classifier's, and those of a later table."""
+"""Datamodules of samples in memory with named classes and groups, for the classifier and for later tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,14 +19,14 @@ _TAKEN = ("x", "y", "index", "weight")
 
 
 class NamedTensors(TensorDataModule):
-    """One split of samples, as "train" and "test", with the names of its classes and groups, and a table beside it.
+    """One set of samples, both as "train" and as "test", with names of classes and groups, and a table.
 
     Args:
-        columns: ``y`` and others, of n samples.
-        rows: the table, of which subsets and groups name columns.
-        class_names: of the labels 0, 1, ...
-        group_names: of the groups 0, 1, ...; empty without ``group``.
-        groups_by: column -> its values in training, for columns by which constraints group.
+        columns: ``y`` and other columns of n samples.
+        rows: the table, to whose columns subsets and groups refer.
+        class_names: names of the labels 0, 1, ...
+        group_names: names of the groups 0, 1, ...; empty without ``group``.
+        groups_by: column -> its values in training, for columns that define groups for constraints.
         **loading: ``batches``, ``seed`` and others, see :class:`TensorDataModule`.
     """
 
@@ -46,15 +46,16 @@ class NamedTensors(TensorDataModule):
 
 
 class NamedArrays(NamedTensors):
-    """Samples as scikit-learn's estimators are given them, whose groups are the values of ``group``.
+    """Samples from arrays, as for scikit-learn's estimators, whose groups are the values of ``group``.
 
     Args:
-        columns: ``x`` and ``y``, of n samples.
-        rows: the sensitive features by name, among them ``group``, and the labels as ``y``, as they were given.
+        columns: ``x`` and ``y`` of n samples.
+        rows: the sensitive features by name, among them ``group``, and the labels as ``y``, as given by the user.
         batches: how training batches are drawn.
-        seed: of the batches.
-        groups: of other samples, see :attr:`groups`; values that these do not have are of no group.
-        classes: of other samples, the labels 0, 1, ...; None for those of these.
+        seed: seed of the batches.
+        groups: the groups of the training samples, see :attr:`groups`, if these are other samples; rows with other
+            values have no group.  None to define them by these samples.
+        classes: the classes of the training samples, if these are other samples; None to define them by these.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class NamedArrays(NamedTensors):
 
     @property
     def groups(self) -> dict[str, list[Any]]:
-        """The values that are the groups 0, 1, ... of ``group``, and of columns by which constraints group."""
+        """Column -> its values that are the groups 0, 1, ..., for ``group`` and columns that constraints use."""
         return {"group": list(self._values), **self._groups_by}
 
     def _asks_batches(self, column: str, condition: Condition) -> bool:
@@ -100,20 +101,20 @@ class NamedArrays(NamedTensors):
         return numbers and column in ("y", "group") and not pd.api.types.is_numeric_dtype(rows[column])
 
     def evaluation_loaders(self) -> dict[str, DataLoader[Any]]:
-        """Of the training split."""
+        """Return a loader of the training split."""
         return {"train": super().evaluation_loaders()["train"]}
 
 
 def _texts(values: Sequence[Any]) -> list[str]:
-    """What cells are compared by, so that 1, 1.0 and "1" are one group, as in a table."""
+    """The texts by which cells are compared, so that 1, 1.0 and "1" are one group, as in a table."""
     return text_of(pd.Series(list(values), dtype=object)).tolist()
 
 
 def counts_of_no_group(rows: pd.DataFrame, groups: Mapping[str, Sequence[Any]]) -> dict[str, int]:
-    """Count the rows that are of no group, with the reason: an empty cell, or a value that training does not have.
+    """Count the rows without a group by reason: an empty cell, or a value that does not occur in training.
 
     Args:
-        rows: n of them.
+        rows: n rows.
         groups: column -> its values in training.
     """
     counts: dict[str, int] = {}
@@ -129,14 +130,14 @@ def counts_of_no_group(rows: pd.DataFrame, groups: Mapping[str, Sequence[Any]]) 
 
 
 def groups_of_samples(sensitive: Any, n: int, *, later: bool = False) -> pd.DataFrame:
-    """The sensitive features by name, n rows, and as "group", if none is called so, what they are together.
+    """The sensitive features by name, n rows, and their combination as "group", unless a feature has this name.
 
-    Groups of several features are the combinations that occur, such as "sex=F, race=B".  Of ``later`` samples, which
-    are only evaluated, cells may be missing: these are of no group.
+    The combinations of several features have names such as "sex=F, race=B".  In ``later`` samples, which are only
+    evaluated, cells may be missing; such rows have no group.
 
     Raises:
-        DataError: if there are missing cells, one group only, or names that are taken or occur twice.
-        ValueError: if there are not n of them.
+        DataError: if there are missing cells, only one group, or names that are reserved or duplicate.
+        ValueError: if there are not n rows.
     """
     from sklearn.utils.validation import check_consistent_length  # noqa: PLC0415  (slow to import)
 

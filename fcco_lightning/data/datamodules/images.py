@@ -1,4 +1,4 @@
-"""Images whose labels and attributes form groups, for Lightning."""
+"""The datamodule of images whose labels and attributes define groups."""
 
 from typing import Any
 
@@ -21,28 +21,26 @@ from fcco_lightning.errors import ConfigError, DataError
 
 
 class GroupedImageDataModule(StoredDataModule):
-    """Images whose rows form groups by the joint values of some columns, split, decoded and loaded group by group.
+    """Images with groups defined by combinations of the values of some columns, split, decoded and loaded by group.
 
     Batches are dicts with ``x`` (B, 3, S, S) float32, ``y`` (B,) int64 (float32 if the label is a number), ``group``
     (B,) int64, further columns by their names, and ``index`` (B,) int64: the position of the sample within its own
-    split.  Images are decoded when a batch asks for them; random augmentation depends on (seed, epoch, index) only, so
-    that a resumed run sees the same images.
-
-    How groups are decided, see :class:`StoredDataModule`.
+    split.  Images are decoded when a batch is drawn; random augmentation is a function of (seed, epoch, index), so that
+    a resumed run has the same images.  For the definition of groups see :class:`StoredDataModule`.
 
     Args:
-        images: where the images and the table of their labels are.
-        columns: what the columns of that table mean; the label may define groups.
-        groups: which columns define the groups; None takes the label, so that every class is one.
+        images: the images and the table of their labels.
+        columns: the roles of that table's columns; the label may define groups.
+        groups: which columns define the groups; None for the label, so that every class is a group.
         splits: how the images are divided.
-        transform: how they become tensors.
-        noise: Gaussian noise on the pixels, whose mean groups can name as a column; None for none.
+        transform: how images become tensors.
+        noise: Gaussian noise on the pixels, whose mean is a column that may define groups; None for none.
         **samples: ``batches``, ``eval_batch_size``, ``eval_train``, ``num_workers``, ``allow_changed`` and ``seed`` (of
             the augmentation, too), see :class:`StoredDataModule`.
 
     Raises:
         ConfigError: from ``__init__`` if ``columns`` names a sensitive column, or ``images.corrupt`` is "skip".
-        DataError: from ``setup`` if the data are not what the arguments announce.
+        DataError: from ``setup`` if the data do not fit the arguments.
     """
 
     _identifying = "images, columns, groups and splits"
@@ -95,7 +93,7 @@ class GroupedImageDataModule(StoredDataModule):
                 )
 
     def _frame(self) -> pd.DataFrame:
-        """The rows with the column of every image's mean of the noise, if there is any."""
+        """The rows, with a column for the mean of every image's noise if there is noise."""
         frame = super()._frame()
         if self.noise is None:
             return frame
@@ -132,7 +130,7 @@ class GroupedImageDataModule(StoredDataModule):
 
 
 def _class_groups(columns: Columns) -> Groups:
-    """A group for every class.
+    """Return groups that are the classes.
 
     Raises:
         ConfigError: if there are several labels, or the label is a number.

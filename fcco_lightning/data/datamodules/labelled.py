@@ -1,4 +1,4 @@
-"""Where labelled images and texts come from."""
+"""Sources of labelled images and texts."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -19,7 +19,7 @@ Layout = Literal["folder", "celeba", "camelyon17", "bdd100k", "cifar", "medmnist
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """Images with a table of their labels, in one of the layouts that are known.
+    """Images with a table of their labels, in one of the known layouts.
 
     Args:
         layout: "folder" (images and metadata.csv, or a subfolder for every class), "celeba", "camelyon17",
@@ -31,10 +31,10 @@ class LabelledImages:
         metadata: for "folder": name of its table, .csv or .parquet.
         file_column: for "folder": column of the files.
         image_column: for "datasets": column of the images.
-        corrupt: "error" refuses missing or unreadable images, "blank" puts black ones in their place, "skip" leaves
+        corrupt: "error" refuses missing or unreadable images, "blank" replaces them by black images, "skip" leaves
             them out of their batch.
         allow_outside: for "folder": whether the table may name files outside of ``root``.
-        most_pixels: images of more pixels count as unreadable: one of 67 million takes 200 MB.
+        most_pixels: images with more pixels count as unreadable; one with 67 million takes 200 MB.
 
     Raises:
         ConfigError: if the layout is none of these, or has no root or source where it needs one.
@@ -97,7 +97,7 @@ TextLayout = Literal["table", "amazon", "civilcomments"]
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts with a table of their labels, in one of the layouts that are known.
+    """Texts with a table of their labels, in one of the known layouts.
 
     Args:
         source: for "table": path to .csv, .tsv or .parquet, folder of ``datasets.save_to_disk``, hub id
@@ -127,7 +127,7 @@ class LabelledTexts:
 
     @property
     def whole(self) -> str | None:
-        """The column that ``splits.whole`` is by default: where a text has several rows, its number."""
+        """The default of ``splits.whole``: the column with the number of a text, if texts have several rows."""
         return "comment" if self.layout == "civilcomments" else None
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Samples with a table of their labels, for Lightning: read, divided, and made into what a network is given."""
+"""Base classes of datamodules whose samples have a table of labels: reading, groups and splits."""
 
 from abc import abstractmethod
 from typing import Any
@@ -29,26 +29,26 @@ from fcco_lightning.data.splits import (
 from fcco_lightning.data.table import TensorTable
 from fcco_lightning.errors import DataError, printable
 
-_MOST_CLASSES = 12  # whose sizes are said
+_MOST_CLASSES = 12  # largest number of classes whose sizes are printed
 
 
 class SampleDataModule(SplitDataModule):
-    """Samples with labels, and perhaps groups and further columns, that a table gives.
+    """Samples with labels, and perhaps groups and further columns, from a table.
 
-    Classes and groups are decided on the training table, before anything is split off; rows of no group of ``groups``
-    are left out of every split.  Every split made here has every group and class, as far as ``splits.whole`` leaves it.
+    Classes and groups are defined by the training table before it is split; rows without a group of ``groups``
+    are left out of every split.  Every split that is made here has every group and class, if ``splits.whole`` allows.
 
     Args:
-        columns: what the columns of the table mean.
-        groups: which columns define the groups; None for those of ``columns.sensitive``, or none.
+        columns: the roles of the table's columns.
+        groups: which columns define the groups; None for ``columns.sensitive``, or no groups.
         splits: how the rows are divided.
         **loading: see :class:`SplitDataModule`.
 
     Attributes:
-        roles: classes, groups and further columns.
-        grouping: how rows become groups; None without ``groups``.
-        label_names: the columns of several labels; empty if there is one.
-        dropped: table or split -> number of rows of no group.
+        roles: reads classes, groups and further columns.
+        grouping: assigns groups to rows; None without ``groups``.
+        label_names: the columns of several labels; empty if there is one label.
+        dropped: table or split -> number of rows without a group.
     """
 
     def __init__(self, columns: Columns, groups: Groups | None, splits: Splits | ImageSplits, **loading: Any) -> None:
@@ -61,7 +61,7 @@ class SampleDataModule(SplitDataModule):
 
     @property
     def class_names(self) -> list[str]:
-        """What the labels 0..C-1 are called in the table; empty if the label is a number."""
+        """Names in the table of the labels 0..C-1; empty if the label is a number."""
         return self.roles.class_names
 
     @property
@@ -72,7 +72,7 @@ class SampleDataModule(SplitDataModule):
 
     @property
     def group_names(self) -> list[str]:
-        """Names of the G groups, then of those that only other splits hold; empty if there are no groups."""
+        """Names of the G groups, followed by groups that occur only in other splits; empty if there are no groups."""
         self._table("train")
         return [*self.roles.group_names, *(self.grouping.unseen if self.grouping else ())]
 
@@ -114,7 +114,7 @@ class SampleDataModule(SplitDataModule):
 
     @abstractmethod
     def _tables_of(self, splits: dict[str, TableRows]) -> dict[str, TensorTable]:
-        """Return what batches of every split are gathered from."""
+        """Return the tables from which batches of every split are gathered."""
 
     @abstractmethod
     def _inputs(self) -> tuple[list[str], dict[str, str]]:
@@ -130,11 +130,11 @@ class SampleDataModule(SplitDataModule):
         return {name: splits[name] for name in PARTS if name in splits}
 
     def _decide(self, tables: dict[str, tuple[pd.DataFrame, str]]) -> None:
-        """Decide what the classes and the groups are, and how they are numbered."""
+        """Define and number the classes and the groups."""
         self.roles.fit(*tables["train"])
 
     def _grouped_rows(self, name: str, frame: pd.DataFrame, where: str) -> TableRows:
-        """Return the rows that are of a group, if there are groups, with what is read from them."""
+        """Return the rows that have a group (all, if there are no groups), with the columns that are read from them."""
         rows = TableRows(frame, self.roles.read(frame, where))
         if self.groups is None:
             return rows
@@ -149,7 +149,7 @@ class SampleDataModule(SplitDataModule):
         return rows.take(in_group)
 
     def _held_out(self, rows: TableRows, share: float, argument: str) -> tuple[TableRows, TableRows]:
-        """Return the rest and the held-out part, with its share of whole values, or of every class of every group."""
+        """Return the rest and the held-out part, stratified by class and group, or by values of ``splits.whole``."""
         units, seed = self._unit_values(rows), self.splits.seed
         group, y = rows.columns.get("group"), rows.columns["y"] if self.class_names else None
         if units is not None:
@@ -164,10 +164,10 @@ class SampleDataModule(SplitDataModule):
 
     @abstractmethod
     def _unit_values(self, rows: TableRows) -> Tensor | None:
-        """Return the values (n,) of ``splits.whole``, none of which is divided; None if rows are."""
+        """Return the values (n,) of ``splits.whole``, whose rows stay together; None if there are none."""
 
     def _check(self, name: str, rows: TableRows) -> None:
-        """Refuse a split that lacks what is measured on it, and warn of groups that are not in it."""
+        """Refuse a split without samples of a class or group that figures need, and warn of absent groups."""
         y, group = rows.columns["y"], rows.columns.get("group")
         classes, groups = self.class_names, self.roles.group_names
         if remark := self.roles.of_unknown_groups(rows.table, f"the {name} split"):
@@ -176,7 +176,7 @@ class SampleDataModule(SplitDataModule):
             return
         if group is not None and (self.groups is not None or len(groups) > 2):
             self._warn_of_absent_groups(name, set(torch.unique(group).tolist()))
-            group = None  # constraints leave out a comparison for which there are no samples
+            group = None  # constraints leave out comparisons without samples
         if self.groups is None:
             require_all_cells(y, group, classes, groups, f"{name} split")
             return
@@ -191,7 +191,7 @@ class SampleDataModule(SplitDataModule):
     def _warn_of_absent_groups(self, split: str, present: set[int]) -> None:
         names = self.roles.group_names
         absent = [name for g, name in enumerate(names) if g not in present]
-        if absent and len(absent) < len(names):  # a split with none of the groups is one of other groups on purpose
+        if absent and len(absent) < len(names):  # a split with none of the groups has other groups on purpose
             fate = "Whatever is measured on it leaves them out."
             if split == "train":
                 fate += (
@@ -233,7 +233,7 @@ class SampleDataModule(SplitDataModule):
         }
 
     def _require_expected_split(self) -> None:
-        """Refuse classes of other names even with ``allow_changed``: the network's outputs would be read as others'."""
+        """Refuse other names of classes even with ``allow_changed``: outputs would be misread."""
         stored = (self._stored_fingerprint or {}).get("names of classes", [])  # older checkpoints have none
         for number, (old_name, new_name) in enumerate(zip(stored, self.class_names, strict=False)):
             if old_name != new_name:
@@ -246,22 +246,22 @@ class SampleDataModule(SplitDataModule):
 
 
 class StoredDataModule(SampleDataModule):
-    """Images or texts that are stored beside a table of their labels.
+    """Images or texts with a separate table of their labels.
 
-    With ``splits.by="fractions"`` groups are decided on all rows, and every split holds every group, as far as
-    ``splits.whole`` leaves it.  With "column" they are decided on the training rows, as 0..G-1; combinations that only
-    other splits hold (another hospital) are numbered from G on.  Rows of combinations too small for a group are left
-    out.
+    With ``splits.by="fractions"`` groups are defined by all rows, and every split has every group, if
+    ``splits.whole`` allows.  With "column" they are defined by the training rows, as 0..G-1, and combinations that
+    occur only in other splits (another hospital) are numbered from G on.  Rows of combinations that are too small for a
+    group are left out.
 
     Args:
-        origin: where the images or texts and the table of their labels are.
-        columns: what the columns of that table mean; the label may define groups.
+        origin: the images or texts and the table of their labels.
+        columns: the roles of that table's columns; the label may define groups.
         groups: which columns define the groups.
         splits: how the samples are divided.
         batches: how training batches are drawn.
         eval_batch_size: number of rows in an evaluation batch of one process.
-        eval_train: whether validation and the report go through the training samples too, which takes as long as an
-            epoch's forward passes.
+        eval_train: whether validation and the report include the training samples, which takes as long as an epoch's
+            forward passes.
         **loading: ``seed``, ``num_workers`` (of every loader) and ``allow_changed``, see :class:`SplitDataModule`.
     """
 
@@ -298,7 +298,7 @@ class StoredDataModule(SampleDataModule):
         return {name: loaders[name] for name in loaders if name in self.val_names or name.endswith("test")}
 
     def _frame(self) -> pd.DataFrame:
-        """Return the columns of all samples, which are read."""
+        """Read and return the columns of all samples."""
         frame, self._samples = self.origin.read()
         return frame
 
@@ -319,7 +319,7 @@ class StoredDataModule(SampleDataModule):
         return values_of(self.splits.whole or self.origin.whole, rows.table)
 
     def _summary(self) -> str:
-        """Say how many samples of each class there are, too."""
+        """Return the summary with the number of samples in each class."""
         lines = [super()._summary()]
         for name, table in self.tables.items() if self.class_names else ():
             sizes = torch.bincount(table.columns["y"], minlength=len(self.class_names)).tolist()
@@ -330,7 +330,7 @@ class StoredDataModule(SampleDataModule):
 
 
 def values_of(whole: str | None, frame: pd.DataFrame) -> Tensor | None:
-    """Return which value of a column every row of a table has, by numbers 0, 1, ..., (n,); None without a column.
+    """Return the values of a column as numbers 0, 1, ..., (n,); None if ``whole`` is None.
 
     Raises:
         DataError: if there is no such column.

@@ -1,4 +1,4 @@
-"""Problems made in memory as datamodules: as a table that is encoded, and as tensors that are taken as they are."""
+"""Datamodules of synthetic problems: as a table that is encoded, and as tensors without encoding."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ from fcco_lightning.errors import ConfigError
 
 
 class SyntheticDataModule(TabularDataModule):
-    """Samples of a distribution that are made in memory and then treated as any other table.
+    """Samples of a distribution that are generated in memory and then treated like any other table.
 
     The distributions are :class:`GaussianGroups` (two groups; standardising is monotone, so that its closed-form optima
     still hold), :class:`ProportionalHazards` (survival times) and :class:`GradedLists` (queries with graded items).
 
     Args:
-        num_train: number of training rows (of lists: of queries) before a validation split.
-        num_test: number of test rows (of lists: of queries).
+        num_train: number of training rows (for lists, of queries) before a validation split.
+        num_test: number of test rows (for lists, of queries).
         problem: the distribution; None for two groups with a Bayes AUC of 0.903 and a gap of 0.555.
         data_seed: seed of the samples.
         val_fraction: share of the training rows that is held out for validation, in [0, 1).
@@ -60,7 +60,7 @@ class SyntheticDataModule(TabularDataModule):
 
 
 class SyntheticTensorDataModule(TensorDataModule):
-    """Samples of a distribution that are made in memory and taken as they are.
+    """Samples of a distribution that are generated in memory and used without encoding.
 
     The distributions are :class:`BlockDistributions`, :class:`DigitBags`, :class:`Garnet`, :class:`LatentChoice` and
     :class:`ManyClasses`.  Batches hold the columns of their samples and ``index`` (B,).  Where there are many
@@ -69,15 +69,15 @@ class SyntheticTensorDataModule(TensorDataModule):
 
     Args:
         problem: the distribution.
-        num_train: number of training samples (of groups or states: of each of them; of bags: of bags).
-        num_test: number of test samples, likewise.
+        num_train: number of training samples (for groups or states, of each of them; for bags, of bags).
+        num_test: number of test samples, counted likewise.
         data_seed: seed of the samples.
         others_per_batch: number of classes or latent values in a batch of one process, M; None for all.
         batches: how training samples are drawn.
         **loading: see :class:`SplitDataModule`.
 
     Raises:
-        ConfigError: if a number is out of range, or ``others_per_batch`` is given where there are no others.
+        ConfigError: if a number is out of range, or ``others_per_batch`` is given although batches have one part.
     """
 
     _synthetic = True

@@ -1,4 +1,4 @@
-"""Tables of tensors in memory as a datamodule: the base of those that make their data."""
+"""The datamodule of tensors in memory, also the base class of datamodules that generate their data."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,18 +14,18 @@ from fcco_lightning.errors import ConfigError, DataError
 
 
 class TensorDataModule(SplitDataModule):
-    """Splits that are given as columns of tensors, and further tables of which a batch holds rows, too.
+    """Splits that are given as columns of tensors, and optional further tables for other parts of a batch.
 
-    Training batches are dicts of the columns with ``index`` (B,).  Where there are ``others``, a batch has several such
-    parts: "target", rows of the training split, and one by each of their names (latent values, classes).
+    Training batches are dicts of the columns with ``index`` (B,).  If there are ``others``, a batch has several such
+    parts: "target", rows of the training split, and one part for each name in ``others`` (latent values, classes).
 
     Args:
         splits: split ("train", "test", and perhaps "val") -> its columns by name, each with first dimension n.
-        others: part of a batch -> columns of the table that it is drawn from.
+        others: part of a batch -> columns of the table from which it is drawn.
         batches: how training batches are drawn.
         other_batches: part -> how it is drawn; its epochs are as long as those of the training split.
         num_groups: number of groups (the column ``group``), if there are any.
-        eval_train: whether validation goes through the training samples too, if there are others.
+        eval_train: whether validation includes the training samples, if there are other splits.
         **loading: ``seed``, ``eval_batch_size``, ``num_workers`` and ``allow_changed``, see :class:`SplitDataModule`.
 
     Raises:
@@ -63,7 +63,7 @@ class TensorDataModule(SplitDataModule):
 
     @property
     def num_train(self) -> int:
-        """Number of rows that training batches are drawn from, which are in memory before ``setup``, too."""
+        """Number of rows from which training batches are drawn; it is known before ``setup``, too."""
         self.setup()
         return super().num_train
 
@@ -84,7 +84,7 @@ class TensorDataModule(SplitDataModule):
         plans = super()._plans(world_size)
         for number, (name, sampling) in enumerate(self.other_batches.items(), 1):
             paced = with_num_batches(sampling, plans["target"][1].num_batches)
-            # A seed of its own: from the same one the draws of two parts would not be independent.
+            # another seed, so that the draws of two parts are independent
             other = paced.plan(self._table(name).columns, self.seed + 7919 * number, world_size)
             plans |= self._plans_of(name, name, paced, other)
         return plans

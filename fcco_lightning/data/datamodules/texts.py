@@ -1,4 +1,4 @@
-"""Texts whose labels and attributes form groups, for Lightning."""
+"""The datamodule of texts whose labels and attributes define groups."""
 
 from typing import Any
 
@@ -15,17 +15,16 @@ from fcco_lightning.data.texts import TextTokens, Tokens, tokens_of
 
 
 class GroupedTextDataModule(StoredDataModule):
-    """Texts whose rows form groups by the joint values of some columns, split, tokenised once and loaded by group.
+    """Texts with groups defined by combinations of the values of some columns, split, tokenised and loaded by group.
 
-    Batches are dicts with ``x`` (B, L) int64, the tokens of every text with -1 behind its end, L being those of the
-    longest text of the batch; ``y`` (B,) int64 (float32 if the label is a number), ``group`` (B,) int64, further
-    columns by their names, and ``index`` (B,) int64: the position of the sample within its own split.
-
-    How groups are decided, see :class:`StoredDataModule`.
+    Batches are dicts with ``x`` (B, L) int64, the tokens of every text padded with -1, where L is the length of the
+    longest text in the batch; ``y`` (B,) int64 (float32 if the label is a number), ``group`` (B,) int64, further
+    columns by their names, and ``index`` (B,) int64: the position of the sample within its own split.  For the
+    definition of groups see :class:`StoredDataModule`.
 
     Args:
-        texts: where the texts and the table of their labels are.
-        columns: what the columns of that table mean; the label may define groups.
+        texts: the texts and the table of their labels.
+        columns: the roles of that table's columns; the label may define groups.
         groups: which columns define the groups.
         tokens: how texts become tokens.
         splits: how the texts are divided.
@@ -33,14 +32,14 @@ class GroupedTextDataModule(StoredDataModule):
             see :class:`StoredDataModule`.
 
     Attributes:
-        tokenizer: of ``transformers``; None before ``setup``.
+        tokenizer: the tokenizer, an object of ``transformers``; None before ``setup``.
         max_length: the largest number of tokens of a text; None before ``setup``.
-        cut: split -> number of texts that were longer.
+        cut: split -> number of texts that were truncated.
 
     Raises:
         ConfigError: from ``__init__`` if ``columns`` names a sensitive column or several labels; from ``setup`` if the
-            tokenizer cannot be had.
-        DataError: from ``setup`` if the data are not what the arguments announce.
+            tokenizer cannot be loaded.
+        DataError: from ``setup`` if the data do not fit the arguments.
     """
 
     _identifying = "texts, columns, groups, tokens and splits"
@@ -65,11 +64,11 @@ class GroupedTextDataModule(StoredDataModule):
         self._lost: dict[str, tuple[list[int], int]] = {}
         self._learnt: str | None = None
         self._digest = ""
-        self._tokens: dict[str, Tokens] = {}  # of every split
+        self._tokens: dict[str, Tokens] = {}  # tokens of every split
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens that there are."""
+        """Number of tokens in the vocabulary."""
         self._table("train")
         return len(self.tokenizer)
 
@@ -78,7 +77,7 @@ class GroupedTextDataModule(StoredDataModule):
         self.tokenizer = self.tokens.made(texts["train"], self._learnt)
         self.max_length = self.tokens.longest(self.tokenizer)
         self._digest = digest_of(texts["train"])
-        self._samples = []  # the tokens are all that is needed from here on
+        self._samples = []  # only the tokens are needed from now on
         self._tokens = {name: tokens_of(self.tokenizer, part, self.max_length) for name, part in texts.items()}
         self.cut = {name: len(tokens.cut) for name, tokens in self._tokens.items()}
         empty = {name: [i for i, text in enumerate(part) if not text.strip()] for name, part in texts.items()}
@@ -91,7 +90,7 @@ class GroupedTextDataModule(StoredDataModule):
         }
 
     def lost(self) -> dict[str, tuple[list[int], int]]:
-        """Return empty texts, and those that were cut off."""
+        """Return the empty and the truncated texts, see :meth:`SplitDataModule.lost`."""
         return self._lost
 
     def _summary(self) -> str:
@@ -104,13 +103,13 @@ class GroupedTextDataModule(StoredDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how texts become tokens, and what identifies the training split, as plain values."""
+        """Return the tokenization and the fingerprint of the training split, as plain values."""
         learnt = None if self.tokens.vocabulary is None else self.tokenizer.backend_tokenizer.to_str()
         texts = {"column": self.origin.column, "max_length": self.max_length, "pretrained": self.tokens.tokenizer}
         return {"texts": {**texts, "tokenizer": learnt}, **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a learnt tokenizer, and make sure that the rows of a checkpoint mean the same samples."""
+        """Restore a learnt tokenizer, and check that the rows of a checkpoint belong to the same samples."""
         super().load_state_dict(state_dict)
         if not self.tables:
             self._learnt = state_dict["texts"]["tokenizer"]
