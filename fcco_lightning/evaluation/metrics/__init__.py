@@ -1,4 +1,4 @@
-"""Metrics of raw scores that no strictly increasing map of the scores changes, and figures of the worst groups."""
+"""Metrics of rankings, which are invariant under strictly increasing maps of the scores, and of the worst groups."""
 
 from fcco_lightning.evaluation.metrics.group_accuracy import (
     cvar,

@@ -1,9 +1,9 @@
-"""Means by group and what they say about the worst groups: worst group, tail, CVaR.
+"""Means by group, and figures of the worst groups: worst group, tail, CVaR.
 
 Shapes: ``n`` samples, ``G`` groups.  Everything is computed in float64.  A group without samples has the mean NaN, and
-every function of means takes a NaN for an absent group: it counts neither as a group nor as a value.  Those functions
-refuse values of another shape than (G,) or of absent groups only (:class:`DataError`), and infinite ones
-(:class:`NonFiniteError`); a share ``alpha`` of the groups must lie in (0, 1] (:class:`ConfigError`).
+functions of means ignore such groups.  These functions refuse values of another shape than (G,), or without any
+present group (:class:`DataError`), and infinite ones (:class:`NonFiniteError`); a share ``alpha`` of the groups must be
+in (0, 1] (:class:`ConfigError`).
 """
 
 import math
@@ -44,7 +44,7 @@ def group_means(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor
 
 
 def group_sums(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Sums of a quantity over each group, and their sizes; arguments and errors as of :func:`group_means`.
+    """Sums of a quantity over each group, and the groups' sizes; arguments and errors as for :func:`group_means`.
 
     Returns:
         Both of shape (G,): the sums as float64, the sizes as int64.
@@ -63,11 +63,11 @@ def group_sums(values: Tensor, groups: Tensor, num_groups: int) -> tuple[Tensor,
 
 
 def worst_group(values_by_group: Tensor, *, highest: bool = False) -> Tensor:
-    """The lowest of the groups' values (of an accuracy), or with ``highest`` the highest (of a loss).
+    """The lowest of the groups' values (accuracies), or with ``highest`` the highest (losses).
 
     Args:
         values_by_group: shape (G,), NaN for an absent group.
-        highest: whether high values are the bad ones.
+        highest: whether high values are bad.
 
     Returns:
         Shape (), float64.
@@ -77,7 +77,7 @@ def worst_group(values_by_group: Tensor, *, highest: bool = False) -> Tensor:
 
 
 def num_worst(num_groups: int, alpha: float) -> int:
-    """How many groups the worst share ``alpha`` of G groups is: ``ceil(alpha G)``, so at least one.
+    """The number of groups in the worst share ``alpha`` of G groups: ``ceil(alpha G)``, at least one.
 
     A product that exceeds a whole number by rounding alone (at most 1e-9) counts as that number.  Raises
     :class:`ConfigError` if ``num_groups`` is not a whole number >= 1.
@@ -92,9 +92,9 @@ def num_worst(num_groups: int, alpha: float) -> int:
 def worst_fraction(values_by_group: Tensor, alpha: float, counts: Tensor | None = None) -> Tensor:
     r"""Mean over the ``k = ceil(alpha G)`` groups with the lowest values: the accuracy on the worst alpha G groups.
 
-    ``(1/k) sum_{g in W} m_g``, or pooled over their samples ``sum_{g in W} n_g m_g / sum_{g in W} n_g``.  Absent groups
-    count neither into G nor into W.  Groups with equal values, of which only some belong to W, each belong to it in
-    part, which only the pooled mean can tell.
+    ``(1/k) sum_{g in W} m_g``, or pooled over their samples ``sum_{g in W} n_g m_g / sum_{g in W} n_g``, where W is the
+    set of these groups.  Absent groups are in neither G nor W.  Groups that tie for the last places of W share these
+    places, which matters only for the pooled mean.
 
     Args:
         values_by_group: m_g, shape (G,), NaN for an absent group.
@@ -129,11 +129,11 @@ def cvar(losses: Tensor, alpha: float) -> Tensor:
     r"""Conditional value at risk of the groups' losses, the mean of the worst ``alpha G`` groups.
 
     ``CVaR_alpha(L) = min_s  s + (1 / (alpha G)) sum_g [L_g - s]_+  =  max_q  sum_g q_g L_g``  over the capped simplex
-    ``sum_g q_g = 1, 0 <= q_g <= 1 / (alpha G)``.  Of the last group only the fraction counts that ``alpha G`` leaves
-    for it, where :func:`worst_fraction` rounds up to whole groups.  alpha = 1 gives the mean, alpha <= 1/G the maximum.
+    ``sum_g q_g = 1, 0 <= q_g <= 1 / (alpha G)``.  The last group counts by the fractional part of ``alpha G``, while
+    :func:`worst_fraction` rounds up to whole groups.  alpha = 1 gives the mean, alpha <= 1/G the maximum.
 
     Args:
-        losses: L_g, shape (G,), NaN for an absent group, which counts not into G either.
+        losses: L_g, shape (G,), NaN for an absent group, which is not counted in G.
         alpha: share of the groups, in (0, 1].
 
     Returns:
@@ -150,8 +150,8 @@ def cvar(losses: Tensor, alpha: float) -> Tensor:
 def cvar_weights(losses: Tensor, alpha: float) -> Tensor:
     r"""The weights q of the groups that attain :func:`cvar`: the gradient of CVaR is ``sum_g q_g grad L_g``.
 
-    ``q_g = 1 / (alpha G)`` above the threshold ``t`` (the ``ceil(alpha G)``-th highest loss), 0 below it, and the rest
-    of the weight is shared evenly by the groups whose loss equals t.
+    ``q_g = 1 / (alpha G)`` above the threshold ``t`` (the ``ceil(alpha G)``-th highest loss), 0 below it, and the
+    remaining weight is divided evenly among the groups whose loss equals t.
 
     Args:
         losses: L_g, shape (G,), NaN for an absent group.
@@ -167,7 +167,7 @@ def cvar_weights(losses: Tensor, alpha: float) -> Tensor:
     values, present = _present(losses)
     threshold = values.sort(descending=True).values[num_worst(len(values), alpha) - 1]
     is_higher, is_threshold = values > threshold, values == threshold
-    q = is_higher.double() / max(1.0, alpha * len(values))  # one group can have no more than all the weight
+    q = is_higher.double() / max(1.0, alpha * len(values))  # a weight is at most 1
     q[is_threshold] = (1 - q.sum()).clamp(min=0) / is_threshold.sum()
     weights = torch.zeros_like(losses, dtype=torch.float64)
     weights[present] = q
@@ -175,7 +175,7 @@ def cvar_weights(losses: Tensor, alpha: float) -> Tensor:
 
 
 def _present(values_by_group: Tensor) -> tuple[Tensor, Tensor]:
-    """The values of the groups that are there, float64 without graph, and the mask (G,) of these groups."""
+    """The values of the present groups, float64 without graph, and the mask (G,) of these groups."""
     if values_by_group.dim() != 1:
         raise DataError(f"one value a group, shape (G,), is needed, got {tuple(values_by_group.shape)}.")
     values = values_by_group.detach().double()

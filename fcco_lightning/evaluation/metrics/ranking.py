@@ -1,9 +1,9 @@
 """Ranking metrics of raw scores: areas, gaps between groups, and the head of the list.
 
-Every function depends only on the order of the scores: a strictly increasing map of them changes no value, so the
+Every function depends only on the order of the scores and is invariant under strictly increasing maps, so the
 scores may be raw outputs of any size.  Scores are compared in float64, so that rounding makes no two different scores
-equal, and neither the order of the samples nor the device (CPU or CUDA) changes a value.  Figures are float64 too, on
-the CPU.  Curves and their areas are those of scikit-learn, which counts ties and weights so.  (torchmetrics applies a
+equal; results depend neither on the order of the samples nor on the device (CPU or CUDA).  Figures are float64 on
+the CPU.  Curves and their areas, with ties and weights, are those of scikit-learn.  (torchmetrics applies a
 sigmoid in float32 to scores outside [0, 1], which makes large scores equal.)
 
 Shapes: ``n`` samples, ``m`` distinct scores, ``T`` thresholds.  A sample is predicted positive at a threshold t when
@@ -11,10 +11,10 @@ its score is >= t.  TPR is the share of the positives (label 1) that are predict
 negatives (label 0) that are.
 
 All functions take ``scores``, raw, shape (n,), floating point and finite, and ``labels``, shape (n,), values 0 or 1,
-both present.  Where two groups are compared there is ``groups``, shape (n,), values 0 or 1, each group with both
-labels.  ``weight``, shape (n,), says for how many samples each one counts (1 by default); there must be some of both
-labels.  Wrong ones are refused: with :class:`DataError` if the shapes differ, there is no sample, a label or group is
-not 0 or 1, or a class is missing; with :class:`NonFiniteError` if a score is NaN or infinite.
+both present.  Functions that compare two groups have ``groups``, shape (n,), values 0 or 1, each group with both
+labels.  ``weight``, shape (n,), are weights of the samples (1 by default); both labels need a positive weight.
+Invalid arguments raise :class:`DataError` if the shapes differ, there is no sample, a label or group is
+not 0 or 1, or a class is missing, and :class:`NonFiniteError` if a score is NaN or infinite.
 """
 
 from typing import Any, NamedTuple
@@ -135,10 +135,10 @@ def partial_auc(
 
 
 def precision_recall_at(scores: Tensor, labels: Tensor, k: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Precision and recall among the k samples with the highest scores, of which each fills ``weight`` places.
+    """Precision and recall among the k samples with the highest scores, where a sample fills ``weight`` places.
 
-    Of samples with equal scores, of which only some fit into the k, the expectation over their order is taken.  Hits
-    are divided by k also where the list is shorter, as torchmetrics does by default: places that stay empty are misses.
+    If samples tie for the last of the k places, the expectation over their order is computed.  The number of positives
+    is divided by k even if the list is shorter, as torchmetrics does by default: empty places are misses.
 
     Args:
         scores: See the module, also for errors of scores and labels.
@@ -230,7 +230,7 @@ def _share_at_least(scores: Tensor, count: Tensor, thresholds: Tensor) -> Tensor
 
 
 def _sample_counts(weight: Tensor | None, positive: Tensor) -> Tensor:
-    """For how many samples each one counts, (n,), float64."""
+    """The weights of the samples, (n,), float64."""
     if weight is None:
         return torch.ones_like(positive, dtype=torch.float64)
     same_rows(weight=weight, labels=positive)
@@ -263,7 +263,7 @@ def roc_gap(
 
 
 def _by_sklearn(metric: str, scores: Tensor, labels: Tensor, weight: Tensor | None, **options: Any) -> Any:
-    """What a metric of scikit-learn gives for checked scores and labels."""
+    """The value of a metric of scikit-learn for scores and labels, after checking them."""
     from sklearn import metrics  # noqa: PLC0415 - no command waits for it at its start
 
     scores, positive = _checked_pair(scores, labels)

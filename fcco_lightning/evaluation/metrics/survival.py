@@ -83,16 +83,16 @@ def survival_probability(log_hazard: StepFunction, risk: Tensor, t: Tensor) -> T
 
 
 def concordance(time: Tensor, event: Tensor, risk: Tensor, weight: Tensor | None = None) -> float:
-    """Harrell's C: of pairs of which one surely had its event first, the share in which it had the larger risk.
+    """Harrell's C: the share of concordant pairs among pairs in which one sample certainly had its event first.
 
-    A pair (i, j) counts if i had its event before j was last seen, or when j was censored; equal risks count half.
-    With weights of the events i it is that of Uno et al.  Compares all events with all samples.
+    A pair (i, j) counts if i had its event before j was last seen, or when j was censored; it is concordant if i has
+    the larger risk, and equal risks count half.  With weights of the events i it is the concordance of Uno et al.
 
     Args:
         time: shape (n,).
         event: shape (n,), bool.
         risk: shape (n,).
-        weight: of pairs by their first sample, shape (n,); None for 1.
+        weight: weights of pairs by their first sample, shape (n,); None for 1.
 
     Returns: in [0, 1]; NaN if no pair counts.
     Source: Harrell et al. (1982); Uno et al. (2011).

@@ -1,10 +1,10 @@
-"""Where training stands, read from Lightning's counters and written so that it goes on behind the last batch trained.
+"""The position of training, read from Lightning's counters and written so that a resume starts after the last batch.
 
 Lightning counts every epoch, batch and validation four times: when it is ready, started, processed and completed.  A
-checkpoint holds these counters as they stand in the hook that saves it.  One moment of training therefore looks
-different from different hooks, and Lightning, when it loads them, makes up for some of the differences only: epochs are
-counted twice, batches trained twice, validations left out.  So the counters are reduced to a :class:`Position`, and
-written again in the one form from which Lightning goes on as it should.
+checkpoint holds the counters at the hook that saves it.  The same position of training therefore looks different in
+different hooks, and Lightning corrects only some of the differences when it loads them: epochs are counted twice,
+batches trained twice, validations left out.  Therefore the counters are reduced to a :class:`Position`, and written
+again in the one form from which Lightning resumes correctly.
 
 An example: epochs 0, 1, 2, ... of 10 batches, each followed by a validation, and a checkpoint of epoch 2.
 
@@ -21,7 +21,7 @@ at ``max_steps``, after the fourth    3, 3               4, 4, 4                
 ====================================  =================  ================================  ============================
 
 In the first row the fourth batch was trained although it is not completed, in the second the fifth was not although it
-is ready: what counts is "processed".  In the last row Lightning has closed an epoch of which six batches are left.
+is ready: the counter "processed" is decisive.  In the last row Lightning has closed an epoch with six batches left.
 """
 
 from collections.abc import Callable
@@ -42,10 +42,10 @@ RESULTS = "logged_results"  # key of a checkpoint
 
 @dataclass(frozen=True)
 class Position:
-    """Where training stands between two batches.
+    """The position of training between two batches.
 
     Attributes:
-        epoch: number of epochs that are over, which is also the number of the present one.
+        epoch: number of finished epochs, which is also the number of the present one.
         batches: number of batches of the present epoch that were trained; 0 if it has not begun.
         last: whether these are all of its batches, so that only validation and the end of the epoch are left.
         validate: whether no validation has run since the last batch; it runs on loading if the trainer's settings ask
@@ -59,14 +59,14 @@ class Position:
 
 
 def read_position(counters: Counters, *, validated: bool | None = None, closed: bool = True) -> Position:
-    """What the counters of a fit loop mean, in whatever hook they were taken; the module has examples.
+    """The position by the counters of a fit loop, whatever hook they are from; the module has examples.
 
     Args:
         counters: ``checkpoint["loops"]["fit_loop"]``.
-        validated: whether validation has run since the last batch; None to tell it from the counters.
-        closed: whether the module's ``on_train_epoch_end`` has run, for counters taken in hooks of that name.
+        validated: whether validation has run since the last batch; None to derive it from the counters.
+        closed: whether the module's ``on_train_epoch_end`` has run, for counters from hooks of that name.
 
-    Returns: the position behind the last batch trained; a batch that was begun is not counted.
+    Returns: the position after the last trained batch; a batch that was only begun is not counted.
     """
     epochs, batches = counters["epoch_progress"]["current"], counters["epoch_loop.batch_progress"]
     present, num_processed = batches["current"], epochs["processed"]
@@ -124,11 +124,11 @@ def epoch_is_whole(trainer: Trainer) -> bool:
 
 
 class LoopProgress(Temporary):
-    """Lets every checkpoint of a run continue it exactly, after any number of stops at any moments.
+    """Makes every checkpoint of a run resume it exactly, after any number of interruptions at any position.
 
-    Counters are put right on saving and on loading.  Metrics that were logged are part of the checkpoint, since the
-    end of an epoch may need them (``ReduceLROnPlateau``, early stopping).  A stop in the middle of an epoch does not
-    validate: the epoch's validation runs at its end, once, whoever trains it.
+    Counters are corrected on saving and on loading.  Logged metrics are part of the checkpoint, since the
+    end of an epoch may need them (``ReduceLROnPlateau``, early stopping).  An interruption within an epoch causes no
+    validation: the epoch's validation runs once, at its end.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class LoopProgress(Temporary):
     # ------------------------------------------------------------------------------------------------- checkpoints
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Put the counters right, and add what was logged."""
+        """Correct the counters, and add the logged metrics."""
         counters, trained = checkpoint["loops"]["fit_loop"], _trained(trainer)
         position = read_position(counters, validated=self._validated_at == trained, closed=self._closed_at == trained)
         write_position(counters, position)
@@ -151,7 +151,7 @@ class LoopProgress(Temporary):
         checkpoint[RESULTS] = {name: value.detach().cpu() for name, value in logged.items()}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Put the counters right, if that was not done on saving."""
+        """Correct the counters, if that was not done on saving."""
         if trainer.state.fn != "fit" or "loops" not in checkpoint:
             return
         counters = checkpoint["loops"]["fit_loop"]

@@ -1,4 +1,4 @@
-"""The random streams that training draws from, for checkpoints."""
+"""States of the random streams of training, for checkpoints."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 
 def random_streams() -> dict[str, Any]:
-    """State of the global streams that user code may draw from, as tensors and primitives."""
+    """States of the global random streams that user code may use, as tensors and primitive values."""
     _, numbers, gauss = random.getstate()
     legacy: Any = np.random.get_state()  # noqa: NPY002
     state: dict[str, Any] = {
@@ -24,7 +24,7 @@ def random_streams() -> dict[str, Any]:
 
 
 def set_random_streams(state: dict[str, Any]) -> None:
-    """Continue the streams of :func:`random_streams`; CUDA's only on as many devices as there were."""
+    """Restore the states of :func:`random_streams`; those of CUDA only if the number of devices is the same."""
     torch.set_rng_state(state["torch"].cpu())
     numbers, gauss = state["python"]
     random.setstate((3, tuple(numbers), gauss))
@@ -40,7 +40,7 @@ def loader_streams(loaders: Iterable[Any]) -> list[Any]:
 
 
 def set_loader_streams(loaders: Iterable[Any], states: Sequence[Any]) -> None:
-    """Continue the streams of :func:`loader_streams`, if these loaders have as many."""
+    """Restore the states of :func:`loader_streams`, if these loaders have equally many."""
     generators = generators_of(loaders)
     if len(generators) == len(states):
         for generator, state in zip(generators, states, strict=True):

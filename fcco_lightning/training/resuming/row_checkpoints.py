@@ -1,4 +1,4 @@
-"""Checkpoints whose large dual states lie in files beside them, written and read by every process."""
+"""Checkpoints with large dual states in separate files, which all processes write and read."""
 
 import glob
 import secrets
@@ -54,9 +54,9 @@ FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its row
 
 
 class RowsCheckpointIO(CheckpointIO):
-    """The trainer's way to files, made safe: whole files only, and the rows' folder goes with its checkpoint.
+    """A ``CheckpointIO`` that writes files completely or not at all, and removes the rows' folder with its checkpoint.
 
-    ``inner`` does the work, but for writing a plain local file.
+    ``inner`` does all other work except writing a plain local file.
     """
 
     def __init__(self, inner: CheckpointIO, trainer: Trainer) -> None:
@@ -64,10 +64,10 @@ class RowsCheckpointIO(CheckpointIO):
         self._paths: set[str] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write the file, at once or not at all.
+        """Write the file completely or not at all.
 
         Raises:
-            CheckpointError: if it cannot be written; an earlier file of that name is as it was.
+            CheckpointError: if it cannot be written; an earlier file of that name is kept.
         """
         self._paths.add(str(path))
         if type(self.inner) is not TorchCheckpointIO or "://" in str(path):
@@ -78,10 +78,10 @@ class RowsCheckpointIO(CheckpointIO):
         _remove_abandoned(Path(path))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read the file; what it holds also says where its rows are.
+        """Read the file, and record the folder of its rows in the content.
 
         Raises:
-            CheckpointError: if it is damaged, or not what a checkpoint holds.
+            CheckpointError: if it is damaged, or no checkpoint.
         """
         if "://" not in str(path):
             opened(Path(path))
@@ -124,10 +124,10 @@ class RowsCheckpointIO(CheckpointIO):
 
 
 def install(trainer: Trainer) -> None:
-    """Let every process of ``trainer`` take part in saving, and tell in words what cannot be restored.
+    """Make all processes of ``trainer`` take part in saving, and improve the errors of states that do not fit.
 
-    Lightning's strategies hand a checkpoint to the ``CheckpointIO`` of the first process only, so the method that all
-    processes do call is wrapped; so are those that hand states to their owners.
+    Lightning's strategies call the ``CheckpointIO`` of the first process only; therefore the method that all processes
+    call is wrapped, and so are the methods that restore states.
     """
     strategy = trainer.strategy
     if isinstance(strategy.checkpoint_io, RowsCheckpointIO):
@@ -170,10 +170,10 @@ def save(
     write: Callable[[], None],
     processes: Processes,
 ) -> None:
-    """Write the rows of large states, then the checkpoint that refers to them; all processes call it.
+    """Write the rows of large states, then the checkpoint that refers to them; a collective call of all processes.
 
-    Whenever it is interrupted, the earlier checkpoint of that name and its rows are whole.  Rows that go to files are
-    taken out of ``checkpoint``, which is as collected by the Trainer; ``write`` writes it (on the first process).
+    If it is interrupted, the earlier checkpoint of that name and its rows are intact.  Rows that are written to files
+    are removed from ``checkpoint``, the Trainer's content; ``write`` writes the rest (on the first process).
 
     Raises:
         CheckpointError: if a file cannot be written; on all processes.
@@ -280,7 +280,7 @@ def _remove_others(folder: Path) -> None:
 
 
 def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes: Processes) -> None:
-    """Fill ``states`` from a checkpoint of any number of processes, and leave them in its ``state_dict``.
+    """Fill ``states`` from a checkpoint of any number of processes, and put them into its ``state_dict``.
 
     Raises:
         CheckpointError: if rows are missing, damaged, of another save, or of another problem; on all processes.
