@@ -8,6 +8,7 @@ from fcco_lightning.evaluation import Standing, direction, is_feasible, standing
 from fcco_lightning.reports.summary_table import TITLES, splits_of
 
 _RUINED = 1 / 3  # a ranking that lost a larger share of its advantage over chance is called ruined
+_LEARNT = 0.55  # the least AUC of the best one, as a ranking that no weights have learnt cannot be ruined
 
 
 def verdict(report: Mapping[str, Any], figures: Sequence[str]) -> str | None:
@@ -193,8 +194,9 @@ def ranking_line(
 
     A ranking is ruined if it has lost more than a third of the advantage over chance of the best known ranking, on
     every split with another ranking to compare with, since a model without constraints may have memorised the training
-    split.  The gain of a larger kappa is estimated from the validations and the model without constraints, each with
-    its largest h: among those that recover half of the loss, the one with the smallest h is named.
+    split; it cannot be if the best one is near chance.  The gain of a larger kappa is estimated from the validations
+    and the model without constraints, each with its largest h: among those that recover half of the loss, the one with
+    the smallest h is named.
 
     Args:
         histories: split -> records of validations with ``epoch``, ``worst_violation`` and ``auc``, the last of which
@@ -216,7 +218,8 @@ weights of epoch 0 had 0.740.'
         if len(candidates) > 1 and history and history[-1] in candidates:
             compared[split] = history[-1]["auc"], max(candidates, key=lambda row: row["auc"]), candidates
     lost = [(best["auc"] - final, _RUINED * (best["auc"] - 0.5)) for final, best, _ in compared.values()]
-    if not compared or any(loss <= max(0.0, limit) for loss, limit in lost):
+    learnt = all(best["auc"] >= _LEARNT for _, best, _ in compared.values())
+    if not compared or not learnt or any(loss <= max(0.0, limit) for loss, limit in lost):
         return None
     split, (final, best, candidates) = next(iter(compared.items()))
     half = [row for row in candidates if row["auc"] >= (final + best["auc"]) / 2]

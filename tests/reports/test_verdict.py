@@ -103,6 +103,8 @@ def test_what_the_ranking_has_paid_for_the_constraints_is_told_with_what_a_large
     held = [{**history[0], "worst_violation": -0.1}, history[3]]
     assert "At this kappa the weights of epoch 0 had 0.800." in ranking_line({"val": held}, {})
     assert ranking_line({"val": [*history[:3], {**history[3], "auc": 0.72}]}, other) is None  # more than two thirds
+    by_chance = validations((0.1, 0.0, 0.528), (-0.01, 0.0, 0.503))
+    assert ranking_line({"val": by_chance}, {}) is None  # there was nothing to lose
     nothing = ([], history[:1], [{"epoch": 0, "worst_violation": 0.1}], [{**history[0], "auc": math.nan}])
     for unknown in nothing:
         assert ranking_line({"val": unknown}, {}) is None
