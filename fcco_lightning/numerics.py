@@ -12,6 +12,11 @@ _MOST_STEPS = 10_000  # enough for Brent's method from any bracket
 _FEW = 1024  # number of entries up to which a table of all pairs is faster than sorting
 
 
+def widest(values: Tensor) -> torch.dtype:
+    """The widest dtype that the device of a tensor computes in: float64, except on Apple's GPUs, which lack it."""
+    return values.dtype if values.device.type == "mps" else torch.float64
+
+
 def project_to_simplex(v: Tensor, radius: float = 1.0) -> Tensor:
     """Euclidean projection of each row onto ``{p >= 0, sum p = radius}``.
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.ambiguity.base import AmbiguitySet, on_host, type_of_weights, wide
+from fcco_lightning.ambiguity.base import AmbiguitySet, dtype_of_q, on_host
 from fcco_lightning.checks import non_negative
-from fcco_lightning.numerics import project_to_simplex, root
+from fcco_lightning.numerics import project_to_simplex, root, widest
 
 _TIES = 1e-14  # relative difference up to which losses count as equal
 _ON_BALL = 1e-15  # distance from the boundary that counts as 0
@@ -60,15 +60,15 @@ class ChiSquareBall(_Ball):
         return float((q - 1 / len(q)).square().sum()) - self.rho / len(q)
 
     def worst_case(self, risks: Tensor) -> Tensor:
-        v = wide(risks)
+        v = risks.to(widest(risks))
         v = v - v.max()
         tied = (v >= -_TIES * v.min().abs()).to(v.dtype)
         ties = tied.sum()
         q = torch.where(1 / ties <= (self.rho + 1) / len(v), tied / ties, self._scaled(v))
-        return q.to(type_of_weights(risks))
+        return q.to(dtype_of_q(risks))
 
     def project(self, v: Tensor) -> Tensor:
-        dtype, v = type_of_weights(v), wide(v)
+        dtype, v = dtype_of_q(v), v.to(widest(v))
         free = project_to_simplex(v)
         fits = free.square().sum() <= (self.rho + 1) / len(v)
         return torch.where(fits, free, self._scaled(v)).to(dtype)

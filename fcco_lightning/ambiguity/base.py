@@ -11,15 +11,7 @@ from torch import Tensor
 from fcco_lightning.ambiguity.penalties import DivergencePenalty
 
 
-def wide(values: Tensor) -> Tensor:
-    """Convert to float64, except on Apple's GPUs, which do not support it.
-
-    In float32 a small distance from the uniform weights would be lost to rounding.
-    """
-    return values if values.device.type == "mps" else values.double()
-
-
-def type_of_weights(values: Tensor) -> torch.dtype:
+def dtype_of_q(values: Tensor) -> torch.dtype:
     """The type of weights q for given losses: that of the losses, but at least float32."""
     return torch.promote_types(values.dtype, torch.float32)
 
@@ -27,12 +19,12 @@ def type_of_weights(values: Tensor) -> torch.dtype:
 def on_host(method: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
     """Decorate a map from (n,) to weights that reads values: it runs on the CPU in float64, with one synchronisation.
 
-    See :func:`wide` and :func:`type_of_weights`.
+    In float32 a small distance from the uniform weights would be lost to rounding.
     """
 
     @wraps(method)
     def there(self: Any, values: Tensor) -> Tensor:
-        weights = method(self, wide(values.cpu())).to(type_of_weights(values))
+        weights = method(self, values.cpu().double()).to(dtype_of_q(values))
         return weights.to(values.device, non_blocking=True)
 
     return there

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fcco_lightning.ambiguity.base import AmbiguitySet, type_of_weights, wide
+from fcco_lightning.ambiguity.base import AmbiguitySet, dtype_of_q
 from fcco_lightning.checks import fraction
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.numerics import mean_of_equals, project_to_simplex
+from fcco_lightning.numerics import mean_of_equals, project_to_simplex, widest
 
 _ROUNDING = 1e-9  # tolerance for alpha n being a whole number, or 1
 _TABLE = 2**15  # number of entries up to which a table is faster than bisection
@@ -67,8 +67,8 @@ class CappedSimplex(AmbiguitySet):
     def project(self, v: Tensor) -> Tensor:
         # q = clip(v - t, 0, cap); its sum decreases with t, linearly between the breakpoints v and v - cap
         cap = self.cap(len(v))
-        dtype = type_of_weights(v)
-        v = wide(v)
+        dtype = dtype_of_q(v)
+        v = v.to(widest(v))
         v = v - v.max()  # only shifts t; avoids cancellation for large v
         t = _last_end(v, cap)
         inner = (v > t).sum() - (v - cap > t).sum()
@@ -81,8 +81,8 @@ class CappedSimplex(AmbiguitySet):
         # number, which is not read from the device, to avoid a synchronisation
         cap = self.cap(len(log_p))
         n = len(log_p)
-        dtype = type_of_weights(log_p)
-        log_p = wide(log_p)
+        dtype = dtype_of_q(log_p)
+        log_p = log_p.to(widest(log_p))
         log_p = log_p - log_p.max()  # changes nothing but c
         most = math.ceil(1 / cap - _ROUNDING) - 1  # at most so many can be at the cap
         ascending = log_p.sort().values

@@ -12,10 +12,10 @@ from fcco_lightning.engine import Term
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.split import first_occurrences
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.numerics import counts
+from fcco_lightning.numerics import counts, widest
 from fcco_lightning.objectives import Objective
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import OuterFunction, WorstCase, slopes, widest
+from fcco_lightning.outer import OuterFunction, WorstCase, slopes
 
 _ACTIVE = 1e-6  # fraction of the largest dual value
 

@@ -51,7 +51,7 @@ def compare(folders: Sequence[str | Path]) -> list[Row]:
         )
     settings = {folder: dict(_settings(report)) for folder, report in reports.items()}
     differing = _differing(list(settings.values()))
-    reached = {folder: figures_of(folder, report) for folder, report in reports.items()}
+    reached = {folder: figures_of_run(folder, report) for folder, report in reports.items()}
     short = _short_names(differing, {"run", *(name for figures in reached.values() for name in figures)})
     columns = _objective_columns(settings)
     rows = []
@@ -104,7 +104,7 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
         pd.DataFrame(rows, dtype=object).to_csv(file, index=False)
 
 
-def figures_of(folder: Path, report: Mapping[str, Any]) -> Row:
+def figures_of_run(folder: Path, report: Mapping[str, Any]) -> Row:
     """The results of a run: last estimate of the objective, largest h in training, figures of the test split.
 
     Args:

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from fcco_lightning.checks import non_negative, positive
-from fcco_lightning.cli.comparison import HOLDS, LARGEST, Row, alike, figures_of, print_rows, write_rows
+from fcco_lightning.cli.comparison import HOLDS, LARGEST, Row, alike, figures_of_run, print_rows, write_rows
 from fcco_lightning.errors import ConfigError, DataError, FCCOError
 from fcco_lightning.evaluation.pictures import plot_front
 from fcco_lightning.reports.left_out import LeftOut
@@ -159,7 +159,7 @@ def front(folders: Sequence[Path]) -> list[Row]:
 
 def _row(folder: Path, report: Mapping[str, Any], tightest: Mapping[str, float]) -> Row:
     logs = sorted(folder.rglob(METRICS), key=lambda path: path.stat().st_mtime)
-    reached = figures_of(logs[-1].parent if logs else folder, report)
+    reached = figures_of_run(logs[-1].parent if logs else folder, report)
     row: Row = {"point": folder.name, "objective": reached["objective"]}
     row[LARGEST] = reached.get(LARGEST)
     row[HOLDS] = reached.get(HOLDS)

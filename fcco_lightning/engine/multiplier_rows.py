@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fcco_lightning.constraints import Constraint, Multipliers
-from fcco_lightning.outer import Multiplied, OuterFunction, excess, widest
+from fcco_lightning.numerics import widest
+from fcco_lightning.outer import Multiplied, OuterFunction, excess
 from fcco_lightning.state import DualState
 from fcco_lightning.state.processes import Processes
 

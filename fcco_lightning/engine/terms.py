@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from fcco_lightning.engine.multiplier_rows import MultiplierRows
 from fcco_lightning.engine.probability import Inclusion, count, estimated, of_samples
 from fcco_lightning.errors import ConfigError, DataError, StateIndexError
-from fcco_lightning.numerics import Known
+from fcco_lightning.numerics import Known, widest
 from fcco_lightning.objectives import Measurable, RowDomain
 from fcco_lightning.objectives.base import required_column
 from fcco_lightning.objectives.measurable import Rows
-from fcco_lightning.outer import NoSmoothing, OuterFunction, widest
+from fcco_lightning.outer import NoSmoothing, OuterFunction
 from fcco_lightning.state import Copies, DualState, Layout, copies
 from fcco_lightning.state.processes import Processes
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import fraction, non_negative
 from fcco_lightning.errors import ConfigError
-from fcco_lightning.outer import OuterFunction, Range, widest
+from fcco_lightning.numerics import widest
+from fcco_lightning.outer import OuterFunction, Range
 
 _ANY = Range()
 

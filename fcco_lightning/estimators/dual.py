@@ -7,7 +7,8 @@ from torch import Tensor
 
 from fcco_lightning.checks import non_negative, positive
 from fcco_lightning.estimators.base import Estimator
-from fcco_lightning.outer import OuterFunction, slopes, widest
+from fcco_lightning.numerics import widest
+from fcco_lightning.outer import OuterFunction, slopes
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Outer functions f, written as formulas that autograd differentiates, and their smoothings."""
 
-from fcco_lightning.outer.base import MoreauEnvelope, OuterFunction, Range, not_below, slopes, widest
+from fcco_lightning.outer.base import MoreauEnvelope, OuterFunction, Range, not_below, slopes
 from fcco_lightning.outer.composed import Absolute, Linear, RatioDifference, Shifted
 from fcco_lightning.outer.discount import DiscountedGain
 from fcco_lightning.outer.dro import ChiSquare, KullbackLeibler, Maximum, WorstCase
@@ -59,5 +59,4 @@ __all__ = [
     "excess",
     "not_below",
     "slopes",
-    "widest",
 ]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fcco_lightning.checks import positive
 from fcco_lightning.errors import ConfigError
+from fcco_lightning.numerics import widest
 
 
 class Range(NamedTuple):
@@ -206,11 +207,6 @@ def slopes(f: OuterFunction, u: Tensor) -> Tensor:
             f(point).sum(), point, retain_graph=True
         )  # the caller owns the graph of f's parameters
     return gradient.to(u.dtype)
-
-
-def widest(u: Tensor) -> torch.dtype:
-    """The dtype in which outer functions are computed: float64, except on Apple's GPUs, which do not support it."""
-    return u.dtype if u.device.type == "mps" else torch.float64
 
 
 def exp_minus_one(x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from fcco_lightning.models.batch import SAMPLE_WEIGHT, Columns
 from fcco_lightning.reports.feasible import kappas_of
 from fcco_lightning.reports.importances import Features, columns_of_features, importances_of
 from fcco_lightning.reports.left_out import LeftOut
-from fcco_lightning.reports.report import figures_of
+from fcco_lightning.reports.report import figures_of_split
 from fcco_lightning.reports.run import SplitReport
 from fcco_lightning.reports.verdict import headline, verdict
 from fcco_lightning.state.checkpoint_files import in_words, read_file
@@ -125,7 +125,7 @@ def report_of(
         {f"constraint {k}, {type(c).__name__}": partial(adapted, c) for k, c in enumerate(module.constraints, 1)}
     )
     module.evaluation.take_names(data)  # after the constraints: also names of their groups
-    figures = figures_of(module, _SPLIT, split, left_out, partial(_clusters, data, about.get("clusters")))
+    figures = figures_of_split(module, _SPLIT, split, left_out, partial(_clusters, data, about.get("clusters")))
     if reason := left_out.get(f"figures ({_SPLIT})"):
         raise DataError(f"there is nothing to report: {reason}")
     if features is not None:

@@ -163,7 +163,7 @@ class Report(Callback):
             pl_module.fit_rule(final)
             compared = {name: b.split(pl_module, loader) for b in baselines for name, loader in splits.items()}
         self.report = {
-            split: figures_of(pl_module, split, result, self.left_out, choice.clusters_in)
+            split: figures_of_split(pl_module, split, result, self.left_out, choice.clusters_in)
             for split, result in final.items()
         }
         if self.importances:
@@ -300,7 +300,7 @@ class Report(Callback):
             rank_zero_info(f"Its weights, to predict with: {path} (last.ckpt has the last ones, to go on from)")
 
 
-def figures_of(
+def figures_of_split(
     module: FCCOModule,
     name: str,
     split: Split,

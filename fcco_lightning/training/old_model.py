@@ -43,7 +43,7 @@ class OldModel:
                 name: self._measured(loader, len(datamodule.tables[name])) for name, loader in loaders.items()
             }
         if self.columns is not None:
-            require_same(self.of, self._identity(datamodule))
+            require_same_reference(self.of, self._identity(datamodule))
             for split, measured in self.columns.items():
                 datamodule.add_columns(split, measured)
 
@@ -67,7 +67,7 @@ class OldModel:
         identity, columns = ({}, None) if stored is None else stored
         datamodule = datamodule_of(self.module._trainer)
         if hasattr(datamodule, "references"):
-            require_same(identity, self._identity(datamodule))
+            require_same_reference(identity, self._identity(datamodule))
         self.of, self.columns = identity, columns
 
     def _identity(self, datamodule: Any) -> dict[str, str]:
@@ -77,7 +77,7 @@ class OldModel:
         return {**datamodule.references(), "loss": f"{losses}, class_temperature {scale}"}
 
 
-def require_same(stored: Mapping[str, str], present: Mapping[str, str]) -> None:
+def require_same_reference(stored: Mapping[str, str], present: Mapping[str, str]) -> None:
     """Require that stored reference columns would be computed from the same data and by the same loss now.
 
     Raises:

@@ -285,16 +285,16 @@ class Phases:
         if trainer is None:
             raise ConfigError("the schedule needs to know the end of training: pass the module to Trainer.fit.")
         total: float | None = trainer.estimated_stepping_batches if by_step else trainer.max_epochs
-        part = not self.seamless and (self.pretraining or self.start > 0)  # the schedule covers only a part of the run
-        if part and self.pretraining:
+        one_phase = not self.seamless and (self.pretraining or self.start > 0)  # is what the schedule covers
+        if one_phase and self.pretraining:
             total = self.first_epochs(trainer)
-        elif total is not None and part:
+        elif total is not None and one_phase:
             total = -1 if trainer.max_epochs is None else trainer.max_epochs - self.start
         if total is None or not 0 <= total < float("inf"):
             raise ConfigError("the schedule needs to know the end of training: set --trainer.max_epochs.")
         if not by_step:
             return int(total)
-        if part:
+        if one_phase:
             total *= math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
         elif self.first is not None and self.seamless and trainer.max_epochs is not None and trainer.max_epochs >= 0:
             first = self.first_epochs(trainer) if self.pretraining else self.start

@@ -119,7 +119,7 @@ def test_each_item_is_left_out_by_itself(item, monkeypatch):
         "pictures": "evaluation.BinaryEvaluation.pictures",
     }[item]
     report = Report(pictures=item == "pictures")
-    make = reports.figures_of if item == "figures" else None
+    make = reports.figures_of_split if item == "figures" else None
     if make is None:
         monkeypatch.setattr(f"fcco_lightning.{place}", raising)
     else:  # of the final weights only
@@ -129,7 +129,7 @@ def test_each_item_is_left_out_by_itself(item, monkeypatch):
                 patch.setattr(f"fcco_lightning.{place}", raising)
                 return make(module, *args)
 
-        monkeypatch.setattr(reports, "figures_of", figures)
+        monkeypatch.setattr(reports, "figures_of_split", figures)
     with pytest.warns(UserWarning, match=f"{item}.* is left out of the report: RuntimeError: no such thing"):
         content, page = written(fit(report))
     assert all(name.startswith(item) for name in content["left_out"])

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from fcco_lightning.outer import OuterFunction, widest
+from fcco_lightning.numerics import widest
+from fcco_lightning.outer import OuterFunction
 
 _ON_EACH_SIDE = 16  # candidates
 
