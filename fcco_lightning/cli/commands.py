@@ -18,32 +18,34 @@ from fcco_lightning.cli.named_configs import copy_config, named_configs, named_s
 from fcco_lightning.errors import ConfigError, FCCOError, printable_lines
 
 Work = Callable[[Namespace], object]
-"""What a command does with its arguments; ``of_fit`` among them are those that it hands on to ``fcco fit``."""
+"""The function that carries out a command; its argument ``of_fit`` holds the options passed on to ``fcco fit``."""
 
 _LISTED = (*KINDS, "configs", "searches")
 
 _HELP = """\
 usage: fcco [-h] [--version] [--print_completion] {fit,front,validate,test,predict,export,compare,tune,list,...} ...
 
-Compositional and constrained training on PyTorch Lightning.
+Training of deep models on compositional objectives and under constraints, with PyTorch Lightning.
 
 commands (fcco COMMAND --help shows its options):
-  fit        train, then report: a table, report.html, report.json and pictures in the run's folder
-  front      train the front of figures against violation: a run for every kappa, a table and a picture
-  validate   figures of a checkpoint on the training and validation splits
-  test       figures, constraints and pictures of a checkpoint on a labelled table, or on the test split of a config
-  predict    scores, probabilities and decisions for the rows of a table, or outputs for a config's test split
-  export     the network of a checkpoint as .pt (state dict), .pt2 (torch.export) or .onnx
-  compare    finished runs side by side: a table and a picture
-  tune       a search over options, judged on the validation split: a table, and the command that trains the best
-  list       the algorithms, objectives, constraints, ... that a configuration can name, and the configurations
-  inspect    what a checkpoint holds, every byte of it verified; no model is built
-  convert    weights and rows of a checkpoint as .safetensors or .npz
+  fit        train a model; print a table, and write report.html, report.json and pictures to the run's folder
+  front      trade off a model's figures against constraint violation: a run for each kappa, a table and a picture
+  validate   evaluate a checkpoint on the training and validation splits
+  test       evaluate a checkpoint and its constraints on a labelled table, or on the test split of a configuration
+  predict    write scores, probabilities and decisions for a table, or outputs for a configuration's test split
+  export     write the network of a checkpoint as .pt (state dict), .pt2 (torch.export) or .onnx
+  compare    show finished runs side by side in a table and a picture
+  tune       search over options by figures of the validation split; print the command that trains the best
+  list       list the configurations, and the algorithms, objectives, constraints, ... that can be named in one
+  inspect    verify every byte of a checkpoint and show its contents, without building the model
+  convert    write the weights and dual states of a checkpoint as .safetensors or .npz
 
-exit status: 0; 2 where an option or argument is refused, 1 for any other failure; 130 or 143 when interrupted
+exit status: 0 for success, 2 for a refused option or argument, 1 for any other failure, 130 or 143 if interrupted
 
-completion of commands, options and names in bash (in zsh after: autoload -U bashcompinit && bashcompinit):
-  fcco --print_completion > ~/.fcco_completion    and, in .bashrc:    source ~/.fcco_completion
+shell completion of commands, options and names:
+  fcco --print_completion > ~/.fcco_completion
+  in .bashrc:  source ~/.fcco_completion
+  in .zshrc:   autoload -U bashcompinit && bashcompinit; source ~/.fcco_completion
 
 examples:
   fcco fit --config synthetic_alexr2
@@ -65,50 +67,54 @@ _HELP_OF_FIT = """\
 usage: fcco fit TABLE --label COLUMN [OPTION ...]
        fcco fit --config CONFIG [TABLE] [OPTION ...]
 
-Train, then report: a table, and report.html, report.json, pictures below runs.
-Of a table, what is not said follows from its columns; the first line tells it.
+Train a model, print a table of its figures, and write report.html, report.json
+and pictures to a folder below runs. For a table, options that are not given
+follow from its columns, and the first line of the output shows them.
 
 data
-  --data.train TABLE               .csv, .tsv(.gz), .parquet; --data.test TABLE
-  --data.columns.label COLUMN      what is predicted
-  --data.columns.positive VALUE    of the label, which is to be found
-  --data.columns.sensitive COLUMN  groups, for constraints on `group`
+  --data.train TABLE               training data: .csv, .tsv(.gz) or .parquet
+  --data.test TABLE                test data (default: held out from training)
+  --data.columns.label COLUMN      column to be predicted
+  --data.columns.positive VALUE    label value of the positive class
+  --data.columns.sensitive COLUMN  groups that constraints compare
   --data.columns.favoured VALUE    the group with which the others are compared
-  --data.splits.test_fraction F    how much is held out for the test
-  --data.splits.val_fraction F     how much of the rest is held out to choose by
-  --data.batches.batch_size N      samples of a batch
+  --data.splits.test_fraction F    share of the rows held out for the test
+  --data.splits.val_fraction F     share of the rest held out for validation
+  --data.batches.batch_size N      samples in a mini-batch
 
-what is trained
-  --model.objective CLASS          fcco list objectives
-  --model.constraints CLASS,...    fcco list constraints
-  --model.constraints.kappa X      by how much a constraint may be missed
-  --decisions balanced             or --decisions.costs [1,10], .share .1,
-                                   .tpr .8, .threshold .2: what they are for
-  --model.network CLASS            fcco list networks
-  --model.algorithm CLASS          fcco list algorithms
-  --model.optimizer CLASS          of fcco list optimizers, or of torch.optim
-  --model.optimizer.lr X           step size
+model
+  --model.objective CLASS          one of: fcco list objectives
+  --model.constraints CLASS,...    some of: fcco list constraints
+  --model.constraints.kappa X      tolerance of the constraints
+  --decisions balanced             how scores become decisions; instead of
+                                   balanced, one of --decisions.costs [1,10],
+                                   .share .1, .tpr .8 and .threshold .2
+  --model.network CLASS            one of: fcco list networks
+  --model.algorithm CLASS          one of: fcco list algorithms
+  --model.optimizer CLASS          one of: fcco list optimizers, or torch.optim
+  --model.optimizer.lr X           learning rate
 
 in short
-  TABLE in the first place, --test, --label, --positive, --sensitive,
+  TABLE as first argument, --test, --label, --positive, --sensitive,
   --favoured, --objective, --constraints, --network, --algorithm, --optimizer,
   --lr, --batch_size, --epochs, --seed
 
-the run
-  --trainer.max_epochs N           how long
-  --trainer.accelerator cpu        or gpu; --trainer.devices N
-  --seed_everything N              seed (default 0)
-  --name NAME                      of the folder below runs
-  --ckpt_path auto                 continue this job, or name a checkpoint
+run
+  --trainer.max_epochs N           number of epochs
+  --trainer.accelerator cpu        or gpu
+  --trainer.devices N              number of processes
+  --seed_everything N              random seed (default 0)
+  --name NAME                      name of the run's folder below runs
+  --ckpt_path auto                 resume this job; or the path of a checkpoint
   --feasible.enabled true          keep the best weights that meet constraints
   --report.importances true        measure which columns matter
-  --config CONFIG                  file, or name of fcco list configs
-  --print_config                   print all options as they are, train nothing
+  --config CONFIG                  a file, or one of: fcco list configs
+  --print_config                   print all options and exit without training
 
 more
-  fcco fit --help all              every option
+  fcco fit --help all              show every option
   fcco fit --model.algorithm.help SONEX
-                                   the options of a class
+                                   show the options of a class
 """
 
 _OF_LIGHTNING = ("fit", "validate", "test", "predict")
@@ -160,7 +166,7 @@ def _run_of_lightning(typed: Sequence[str]) -> int:
     status = _status(lambda _: arguments.extend(written_out(typed)), Namespace())
     if status:
         return status
-    if typed[0] == "fit" and len(arguments) == len(typed):  # else the assumptions are printed already
+    if typed[0] == "fit" and len(arguments) == len(typed):  # otherwise the assumptions have been printed
         sys.stderr.write("Loading PyTorch and Lightning.\n")
         sys.stderr.flush()
     with quick_loading():
@@ -176,7 +182,7 @@ def _takes_a_split(arguments: Sequence[str]) -> bool:
 
 
 def _options(name: str) -> list[str]:
-    """The options of a tool that ``fit`` does not have, in their long form."""
+    """The long options of a tool, without ``--config``, which is completed as for ``fit``."""
     parser = ArgumentParser(add_help=False)
     _TOOLS[name](parser)
     return [option for option in parser._option_string_actions if option.startswith("--") and option != "--config"]
@@ -198,7 +204,7 @@ def _require_checkpoint(ckpt: Path, table: str) -> None:
 
 
 def _status(work: Work, options: Namespace) -> int:
-    """Do the work; the exit status: 0, 2 if an argument is refused, 1 for other errors, 130 if interrupted."""
+    """Carry out a command and return its exit status, see :func:`run`."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
@@ -227,9 +233,11 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object) -
 
 
 def _list(parser: ArgumentParser) -> Work:
-    """List what a configuration can name, with one line each, and the configurations; by default all."""
-    parser.add_argument("kinds", metavar="KIND", nargs="*", type=_kind, help=f"one or more of: {', '.join(_LISTED)}")
-    parser.add_argument("--copy", metavar="CONFIG", help="copy a configuration into this folder, to be edited")
+    """List the classes that a configuration can name, the configurations and the searches, a line for each."""
+    parser.add_argument(
+        "kinds", metavar="KIND", nargs="*", type=_kind, help=f"some of: {', '.join(_LISTED)} (default: all)"
+    )
+    parser.add_argument("--copy", metavar="CONFIG", help="copy a configuration into the current folder, to be edited")
 
     def work(options: Namespace) -> None:
         if options.copy is not None:
@@ -238,8 +246,8 @@ def _list(parser: ArgumentParser) -> Work:
         for kind in options.kinds or _LISTED:
             _list_kind(kind)
         _print_line(
-            "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Parts that do not go together are "
-            "refused by name."
+            "fcco fit --model.algorithm.help SONEX shows the arguments of a class. Combinations that do not work are "
+            "refused, with the names of the parts."
         )
 
     return work
@@ -268,7 +276,7 @@ def _list_kind(kind: str) -> None:
 
 
 def _inspect(parser: ArgumentParser) -> Work:
-    """Say what a checkpoint holds: training state, weights, dual states. Every byte is verified."""
+    """Show the contents of a checkpoint: training state, weights and dual states. Every byte is verified."""
     _add_checkpoint(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -283,12 +291,12 @@ def _inspect(parser: ArgumentParser) -> Work:
 def _convert(parser: ArgumentParser) -> Work:
     """Write a checkpoint as plain tensors.
 
-    They are the network's weights (network.*), and for each dual state NAME.rows (NaN where never written) and
-    NAME.seen.
+    The file has the network's weights (network.*), and for every dual state NAME.rows (NaN in rows that were never
+    written) and NAME.seen.
     """
     _add_checkpoint(parser)
-    parser.add_argument("out", metavar="OUT", help="NAME.safetensors or NAME.npz")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    parser.add_argument("out", metavar="OUT", help="file to write, NAME.safetensors or NAME.npz")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT if it exists")
 
     def work(options: Namespace) -> None:
         from fcco_lightning.cli.checkpoint_tools import convert  # noqa: PLC0415 - loads torch
@@ -299,19 +307,19 @@ def _convert(parser: ArgumentParser) -> Work:
 
 
 def _predict(parser: ArgumentParser) -> Work:
-    """Predict the rows of a table, of numbers and words or of texts, labelled or not.
+    """Predict the rows of a table of numbers and categories, or of texts, with labels or without.
 
-    There is a row for each with its id, its groups where known, scores, probabilities and decisions. Images and
-    others: fcco predict --config CONFIG --ckpt_path CKPT (with --help: its options).
+    The file that is written has for every row its id, its groups if the table has them, scores, probabilities and
+    decisions. For images and other data: fcco predict --config CONFIG --ckpt_path CKPT (add --help for its options).
     """
     _add_checkpoint(parser)
-    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
+    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or another source that data.train accepts")
     parser.add_argument(
         "--out", default="predictions.csv", help="file to write, .csv or .parquet (default %(default)s)"
     )
-    parser.add_argument("--id", dest="id_column", help="column that names the rows; without it they are numbered")
+    parser.add_argument("--id", dest="id_column", help="column with the rows' ids (default: their numbers)")
     parser.add_argument(
-        "--threshold", type=float, help="probability above which a decision is positive; else as in the run"
+        "--threshold", type=float, help="probability above which a decision is positive (default: as in the run)"
     )
     _add_trusted(parser)
 
@@ -326,17 +334,17 @@ def _predict(parser: ArgumentParser) -> Work:
 
 
 def _test(parser: ArgumentParser) -> Work:
-    """Say what a checkpoint's weights achieve on a labelled table, of numbers and words or of texts.
+    """Evaluate a checkpoint on a labelled table of numbers and categories, or of texts.
 
-    It is what a run reports of a split: figures, constraints with confidence intervals, tables and pictures, by the
-    checkpoint's encoding and decisions. Images and others: fcco test --config CONFIG --ckpt_path CKPT (with --help:
-    its options).
+    The report is that of a run on one split: figures, constraints with confidence intervals, tables and pictures, with
+    the checkpoint's encoding and decisions. For images and other data: fcco test --config CONFIG --ckpt_path CKPT (add
+    --help for its options).
     """
     _add_checkpoint(parser)
-    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or what else data.train takes")
+    parser.add_argument("table", metavar="TABLE", help="CSV or Parquet file, or another source that data.train accepts")
     parser.add_argument("--out", default="report", help="folder of the report (default %(default)s)")
     parser.add_argument(
-        "--importances", action="store_true", help="measure also what shuffling one column of the table costs"
+        "--importances", action="store_true", help="also measure how much shuffling one column of the table costs"
     )
     _add_trusted(parser)
 
@@ -354,14 +362,16 @@ def _test(parser: ArgumentParser) -> Work:
 def _export(parser: ArgumentParser) -> Work:
     """Write the network of a checkpoint for other programs.
 
-    Beside a .pt2 or .onnx lie OUT.json, how the columns of a table become its input and what is decided by its scores,
-    and fcco_loader.py, which predicts rows with both where this package is not installed.
+    Beside a .pt2 or .onnx file, OUT.json is written, which describes how the columns of a table become the network's
+    input and how scores become decisions, and fcco_loader.py, which predicts rows where this package is not installed.
     """
     _add_checkpoint(parser)
     parser.add_argument(
         "out", metavar="OUT", help="NAME.pt (plain state dict), NAME.pt2 (torch.export) or NAME.onnx (needs onnx)"
     )
-    parser.add_argument("--shape", type=int, nargs="+", help="of one input, for networks of other things than tables")
+    parser.add_argument(
+        "--shape", type=int, nargs="+", help="shape of one input, for networks whose inputs are not tables"
+    )
     _add_trusted(parser)
 
     def work(options: Namespace) -> None:
@@ -373,9 +383,9 @@ def _export(parser: ArgumentParser) -> Work:
 
 
 def _compare(parser: ArgumentParser) -> Work:
-    """Finished runs side by side: where their settings differ, and what they reached; a table, a picture."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, with its report.json")
-    parser.add_argument("--out", help="CSV file for the table")
+    """Show finished runs side by side: the settings in which they differ, their figures, and a picture."""
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, which contains report.json")
+    parser.add_argument("--out", help="CSV file to write the table to")
     parser.add_argument("--picture", default="comparison.png", help="PNG file to write (default %(default)s)")
 
     def work(options: Namespace) -> None:
@@ -387,22 +397,24 @@ def _compare(parser: ArgumentParser) -> Work:
 
 
 def _front(parser: ArgumentParser) -> Work:
-    """Train the front of figures against violation.
+    """Measure the trade-off between a model's figures and the violation of its constraints.
 
-    There is a run for every kappa from the loosest to the tightest, each begun with the weights and multipliers of the
-    one before; then a table, front.csv, front.json and front.png. The same command goes on where it was interrupted;
-    finished points are not trained again.
+    A run is trained for every kappa, from the loosest to the tightest; each starts from the weights and multipliers of
+    the one before. Then a table is printed, and front.csv, front.json and front.png are written. After an interruption
+    the same command continues, without training finished points again.
     """
     parser.usage = "fcco front [--config CONFIG] [--kappas K,K,... | --factors F,F,...] [--out FOLDER] OPTION ..."
-    parser.epilog = "Other options are those of fcco fit, for all points: --trainer.max_epochs 20, --data.train TABLE."
-    parser.add_argument("--config", "-c", metavar="CONFIG", action="append", default=[], help="as of fcco fit")
+    parser.epilog = (
+        "All other options are passed to fcco fit for every point: --trainer.max_epochs 20, --data.train TABLE."
+    )
+    parser.add_argument("--config", "-c", metavar="CONFIG", action="append", default=[], help="as for fcco fit")
     point_options = parser.add_mutually_exclusive_group()
-    point_options.add_argument("--kappas", metavar="K,K,...", help="kappa of every constraint, point by point")
+    point_options.add_argument("--kappas", metavar="K,K,...", help="the kappa of all constraints, for every point")
     point_options.add_argument(
         "--factors",
         metavar="F,F,...",
         default="4,2,1,0.5,0.25",
-        help="what the kappas of the configuration are multiplied by, point by point (default %(default)s)",
+        help="the factor on the kappas of the configuration, for every point (default %(default)s)",
     )
     parser.add_argument("--out", default="runs/front", help="folder for the points and the front (default %(default)s)")
 
@@ -418,7 +430,7 @@ def _front(parser: ArgumentParser) -> Work:
 def _tune(parser: ArgumentParser) -> Work:
     """Search over the options of fcco fit: every trial is a fit with the same budget, judged on the validation split.
 
-    Needs optuna: pip install 'fcco-lightning[tune]'. All other options are those of fcco fit.
+    Needs optuna: pip install 'fcco-lightning[tune]'. All other options are passed to fcco fit.
     """
     parser.usage = "%(prog)s [options] --search FILE ..."
     parser.add_argument(
@@ -426,29 +438,35 @@ def _tune(parser: ArgumentParser) -> Work:
         dest="space",
         metavar="FILE",
         required=True,
-        help="what to search over; or one of fcco list searches",
+        help="YAML file with the options to search over, or one of: fcco list searches",
     )
     parser.add_argument(
         "--trials",
         type=int,
         default=20,
-        help="fits in all, with those that the folder has already (default %(default)s)",
+        help="number of fits, including those in the folder (default %(default)s)",
     )
     parser.add_argument(
-        "--folder", default="tuning", help="of the search; what is there already is continued (default %(default)s)"
+        "--folder", default="tuning", help="folder of the search, which is continued if it exists (default %(default)s)"
     )
-    parser.add_argument("--figure", help="of the validation split; by default the objective's figure of merit")
     parser.add_argument(
-        "--mode", choices=("max", "min"), help="which values are better; by default min of losses and gaps"
+        "--figure", help="figure of the validation split to optimise (default: the objective's figure of merit)"
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("max", "min"),
+        help="whether larger or smaller figures are better (default: min for losses and gaps)",
     )
     parser.add_argument(
         "--sampler",
         choices=("tpe", "random", "grid"),
         default="tpe",
-        help="tpe learns from the trials before, grid tries all combinations (default %(default)s)",
+        help="tpe learns from earlier trials, grid tries all combinations (default %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the sampler (default %(default)s)")
-    parser.add_argument("--full", action="store_true", help="end no trial early (successive halving otherwise does)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampler (default %(default)s)")
+    parser.add_argument(
+        "--full", action="store_true", help="end no trial early (by default, successive halving ends poor ones)"
+    )
 
     def work(options: Namespace) -> None:
         with quick_loading():
@@ -465,12 +483,12 @@ def _tune(parser: ArgumentParser) -> Work:
 
 
 def _add_checkpoint(parser: ArgumentParser) -> None:
-    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint that fcco fit wrote")
+    parser.add_argument("ckpt", metavar="CKPT", help="checkpoint written by fcco fit")
 
 
 def _add_trusted(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--trusted", nargs="+", default=[], metavar="CLASS", help="full names of networks of your own, to be imported"
+        "--trusted", nargs="+", default=[], metavar="CLASS", help="full names of your own classes that may be imported"
     )
 
 
