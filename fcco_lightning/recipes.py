@@ -1,40 +1,39 @@
-"""How a perceptron on a table is trained where nothing else is said, by the classifier and by ``fcco fit`` alike.
+"""Default settings for training a perceptron on a table, shared by the classifier and by ``fcco fit``.
 
-AdamW takes steps of a rate that falls to 0, so that weights and multipliers come to rest.  Its decay of the weights
-counts, like a ridge, the less the more samples there are.  The numbers were found on tables other than those of the
-tests: larger rates and less decay learn rare positives by heart.
+The learning rate of AdamW decays to 0, so that weights and multipliers converge.  Like a ridge penalty, weight decay
+matters less the more samples there are.  The constants were chosen on tables other than those of the tests: larger
+learning rates and less weight decay overfit rare positives.
 """
 
 import math
 from collections.abc import Sequence
 
 LEARNING_RATE = 1e-3
-"""Of AdamW, at first."""
+"""Initial learning rate of AdamW."""
 LINEAR_LEARNING_RATE = 0.03
-"""Likewise, of a linear model of standardised columns: 500 updates at .001 leave its weights near where they begin."""
+"""Initial learning rate for a linear model of standardised columns, which 500 updates at .001 hardly move."""
 BATCH_SIZE = 512
 MULTIPLIER_RATE = 0.014
-"""Of the multipliers: twice the usual one, since such a training is short and its steps fall to 0."""
+"""Learning rate of the multipliers: twice the usual one, since training is short and its learning rate decays."""
 DECAY_SPREAD = 0.8
-"""Standard deviation of scores from which on their network's weights decay in full, where mistakes have costs: two
-temperatures of a smoothed decision.  Full decay leaves nothing of a weak signal."""
-_EPOCHS, _UPDATES = 12, 500  # at least so many of both
-_FEW = 16  # samples of a combination in a batch, below which batches are drawn by class and group
+"""Standard deviation of the scores at which weight decay reaches its full value if mistakes have costs: two
+temperatures of a smoothed decision.  Full decay from the start would suppress a weak signal."""
+_EPOCHS, _UPDATES = 12, 500  # lower bounds
+_FEW = 16  # with fewer samples of a class and group in a batch, batches are drawn by class and group
 
 
 def epochs(updates: int) -> int:
-    """Number of epochs with this number of updates each."""
+    """Number of epochs, given the number of updates per epoch: at least 12 epochs and 500 updates in total."""
     return max(_EPOCHS, math.ceil(_UPDATES / max(1, updates)))
 
 
 def weight_decay(effective: float, *, costed: bool = False) -> float:
-    """Share of the weights that an update takes away at first.
+    """Share of the weights that the first update subtracts: ``lr * weight_decay`` of AdamW.
 
     Args:
-        effective: number of samples, see :func:`effective_size`.
-        costed: whether mistakes have costs and constraints say how they are shared.  Then few samples count much, those
-            of the rarer class in the smallest group, and what a network knows of them by heart are equal rates that
-            later samples do not have.
+        effective: effective number of samples, see :func:`effective_size`.
+        costed: whether mistakes have costs and there are constraints.  Then the few samples of the rarer class in the
+            smallest group have much weight, and a network that memorises them has equal rates only in training.
 
     Example:
         >>> weight_decay(100_000), weight_decay(100_000, costed=True)
@@ -45,11 +44,11 @@ def weight_decay(effective: float, *, costed: bool = False) -> float:
 
 
 def effective_size(counts: Sequence[float], costs: Sequence[float]) -> float:
-    r"""Number of equal samples of which a weighted mean is as certain, ``(sum_i c_i)^2 / sum_i c_i^2`` (Kish, 1965).
+    r"""Effective number of samples with weights c_i, ``(sum_i c_i)^2 / sum_i c_i^2`` (Kish, 1965).
 
     Args:
         counts: number of samples of every class.
-        costs: c_i of a sample of it.
+        costs: weight c_i of the samples of every class.
 
     Example:
         >>> round(effective_size([950, 50], [1, 19]))
@@ -60,14 +59,14 @@ def effective_size(counts: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def log_odds(counts: Sequence[float], costs: Sequence[float] = (1, 1)) -> float:
-    """The scores that a network of two classes begins with, log(c_1 n_1 / c_0 n_0), which are right on average.
+    """The initial score of a binary classifier, the log-odds log(c_1 n_1 / (c_0 n_0)) of the weighted classes.
 
-    From scores of 0 a short training spends its steps on learning that positives are rare, and decay of the weights
-    draws it back.
+    From an initial score of 0 a short training spends its updates on learning that positives are rare, against weight
+    decay.
 
     Args:
-        counts: number of samples of class 0 and of class 1, none of them 0.
-        costs: of a sample of each.
+        counts: numbers n_0 and n_1 of samples of the classes 0 and 1, both positive.
+        costs: weights c_0 and c_1 of their samples.
 
     Example:
         >>> round(log_odds([950, 50]), 2), round(log_odds([950, 50], [1, 19]), 2)
@@ -78,5 +77,5 @@ def log_odds(counts: Sequence[float], costs: Sequence[float] = (1, 1)) -> float:
 
 
 def rare(share: float, batch_size: int) -> bool:
-    """Whether uniform batches hold few samples of a combination of class and group that is such a share of all."""
+    """Whether a uniform batch has few samples, on average, of a class and group with this share of all samples."""
     return share * batch_size < _FEW

@@ -1,4 +1,4 @@
-"""Checks that a loaded engine state belongs to the problem, and that rows and optimizer were loaded with it."""
+"""Checks that a loaded engine state belongs to the problem, and that rows and optimizer state were loaded with it."""
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ from fcco_lightning.objectives import Objective
 def what_is_solved(
     objective: Objective, constraints: Sequence[Constraint], penalty: Enforcement | None
 ) -> dict[str, Any]:
-    """A description of the problem to which rows belong; numbers such as kappas may change on resuming."""
+    """A description of the problem to which rows belong, without numbers such as kappas, which may change later."""
     rule = penalty or AdaptivePenalty()
     enforcement = (
         f"{type(rule).__name__}(decisions={rule.decisions})" if isinstance(rule, Multipliers) else "a fixed penalty"

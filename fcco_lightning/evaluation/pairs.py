@@ -1,4 +1,4 @@
-"""How well the images and the texts of pairs find each other."""
+"""Evaluation of image-text retrieval."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,32 +13,32 @@ from fcco_lightning.evaluation.split import first_occurrences
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives.base import one_label_each
 
-_AT_ONCE = 1 << 22  # similarities that are formed together: 32 MB
-_ALIKE = 1e-12  # by which equal similarities may differ, as they are rounded
+_AT_ONCE = 1 << 22  # number of similarities that are computed at once: 32 MB
+_ALIKE = 1e-12  # tolerance for the rounding of equal similarities
 
 
 class PairEvaluation(Evaluation):
-    r"""Recall at K of image-text pairs: how often the K nearest texts of an image hold one of its own, and vice versa.
+    r"""Recall at K of image-text pairs: how often one of an image's texts is among its K nearest, and vice versa.
 
     The outputs are embeddings I_i and T_i of image and text i, both of shape (n, d), with ``s_ij = <I_i, T_j>``.  Rows
-    with the same number in the column ``image`` (n,), if there is one, are captions of one image: it counts once among
-    the images, and any of its texts is a hit.  With J(i) the texts of image i,
+    with the same number in the optional column ``image`` (n,) are captions of one image, which counts once among the
+    images; any of its texts is a hit.  With J(i) the texts of image i,
 
     - ``image_to_text_recall_at_K``: the share of images i with ``|{j not in J(i): s_ij >= max_{k in J(i)} s_ik}| < K``;
     - ``text_to_image_recall_at_K``: the share of texts j of image i with ``|{k /= i: s_kj >= s_ij}| < K``;
     - ``mean_recall``: the mean of all of these.
 
-    Of equally similar items those of others count as nearer, so that embeddings that are all alike find nothing.  Items
-    are all of the split, whose size belongs to the figures: more are harder to tell apart.  Time grows with the square
-    of their number, memory does not.
+    Among equally similar items the wrong ones count as nearer, so that constant embeddings have recall 0.  The search
+    is among all items of the split; figures of splits of different sizes are not comparable, since more items are
+    harder to distinguish.  Time grows with the square of their number, memory does not.
 
     Source: retrieval as in Radford et al., 2021; the rules for several captions and for ties are general knowledge.
 
     Args:
-        k: The numbers of nearest items, each >= 1.
+        k: the numbers K of nearest items, each >= 1.
 
     Raises:
-        ConfigError: if ``k`` is empty or holds another number.
+        ConfigError: if ``k`` is empty or one of the numbers is not an integer >= 1.
     """
 
     merit = "mean_recall"
@@ -69,7 +69,7 @@ class PairEvaluation(Evaluation):
         return figures | {"mean_recall": sum(figures.values()) / len(figures)}
 
     def details(self, outputs: Any, batch: Columns) -> dict[str, Any]:
-        """Return the numbers of images and of texts among which those of a pair were to be found."""
+        """Return the numbers of images and of texts in the search."""
         texts = _embeddings(outputs)[1]
         return {
             "num_images": len(torch.unique(batch["image"])) if "image" in batch else len(texts),
@@ -94,16 +94,16 @@ def _embeddings(outputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def _others_before(queries: Tensor, items: Tensor, own: Tensor, owners: Tensor) -> Tensor:
-    """Count the items of others that are at least as similar to a query as the most similar of its own.
+    """Count for every query the wrong items that are at least as similar to it as its most similar right item.
 
     Args:
-        queries: shape (q, d).
-        items: shape (m, d).
-        own: what a query owns, shape (q,).
-        owners: by which number an item is owned, shape (m,).
+        queries: embeddings, shape (q, d).
+        items: embeddings, shape (m, d).
+        own: number of a query's image, shape (q,).
+        owners: number of an item's image, shape (m,); an item is right for a query with the same number.
 
     Returns:
-        The numbers, shape (q,).
+        The counts, shape (q,).
     """
     counts = []
     places = torch.arange(len(queries), device=queries.device)

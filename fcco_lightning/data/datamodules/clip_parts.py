@@ -1,4 +1,4 @@
-"""Settings of datamodules of image-text pairs: classes, pairs, and the network that both are prepared for."""
+"""Settings of data modules of image-text pairs: classes, pairs, and the network for which both are prepared."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from fcco_lightning.data.pairs import read_pairs
 from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import CLIPConfig, clip_config
 
-_AUGMENT = {"scale": (0.9, 1.0), "hflip": 0.0, "color_jitter": None}  # what open_clip trains with
+_AUGMENT = {"scale": (0.9, 1.0), "hflip": 0.0, "color_jitter": None}  # as in the training of open_clip
 _CROP_MODES: dict[str, Literal["center", "squash", "border"]] = {
     "shortest": "center",
     "squash": "squash",
@@ -28,26 +28,26 @@ _CROP_MODES: dict[str, Literal["center", "squash", "border"]] = {
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of labelled images, what is to be learnt and kept of them, and what they are called in texts.
+    """The classes of labelled images: which are to be learnt or protected from forgetting, and their names in texts.
 
     Args:
         target: classes to be learnt.
-        label: column of the classes.
-        protected: classes to be kept, each a task; None for all but ``target``, [] for none.
-        known: classes to tell apart, in this order; images of others are left out.  None for all classes of the
-            training images, sorted.
-        names: class -> what it is called in prompts and captions; others are called as in the table.
+        label: column with the classes.
+        protected: classes that must not be forgotten, each a task; None for all but ``target``, [] for none.
+        known: classes to be distinguished, in this order; images of other classes are left out.  None for all classes
+            of the training images, sorted.
+        names: class -> its name in prompts and captions; other classes have their names in the table.
         templates: prompts of a class, each with one {} for its name; their embeddings are averaged.  In training all
             prompts of all classes go through the text tower in every step, unless it is frozen.  None for
             "a photo of a {}.".
-        caption_templates: captions of images of a target class, each with one {}, one drawn anew in every epoch; None
-            for ``templates``.
-        augment: random crops of the protected images that are trained on, as ``augment`` of :class:`Pairs`; figures
-            are of the images as they are.
+        caption_templates: captions of the images of a class, each with one {}, of which one is drawn anew in every
+            epoch; None for ``templates``.
+        augment: random crops of the protected training images, as ``augment`` of :class:`Pairs`; evaluation uses the
+            images without crops.
 
     Raises:
-        ConfigError: if a class is named twice, or both to be learnt and to be kept, or is not among ``known``; or if a
-            template does not have one {}.
+        ConfigError: if a class is named twice, is in both ``target`` and ``protected``, or is not among ``known``; or
+            if a template does not have exactly one {}.
     """
 
     target: list[str]
@@ -79,7 +79,7 @@ class Classes:
 
     @property
     def mentioned(self) -> list[str]:
-        """Classes that ``target``, ``protected`` and ``names`` mention."""
+        """The classes in ``target``, ``protected`` and ``names``."""
         return [*self.target, *(self.protected or []), *(self.names or {})]
 
     def prompts_of(self, name: str) -> list[str]:
@@ -91,13 +91,14 @@ class Classes:
         return self.prompts_of(name) if self.caption_templates is None else self._filled(self.caption_templates, name)
 
     def found_in(self, labels: Mapping[str, pd.Series]) -> tuple[list[str], list[str]]:
-        """Return the classes 0..C-1 and the protected ones among them.
+        """Return the names of the classes 0..C-1, and of the protected classes among them.
 
         Args:
-            labels: split -> labels of its images, as text; with "train".
+            labels: split -> labels of its images, as text; "train" is required.
 
         Raises:
-            DataError: if no image is of a class that is mentioned, or the training images lack one.
+            DataError: if a class of :attr:`mentioned` or ``known`` has no images, a target or protected class has no
+                training images, or there are fewer than two classes.
         """
         classes = self.known or sorted(labels["train"].unique())
         present = sorted(set().union(*(column.unique() for column in labels.values())))
@@ -121,11 +122,12 @@ class Classes:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The network that images and texts are prepared for, by the arguments of :class:`CLIPModel`.
+    """The network for which images and texts are prepared, by arguments of :class:`CLIPModel`.
 
     Args:
-        name: as the network's ``name``: a model of open_clip ("ViT-B-16"), "tiny", or the path of a .json file.
-        pretrained: tag of open_clip whose way of normalising images is taken; None for the usual one of the model.
+        name: the network's ``name``: a model of open_clip ("ViT-B-16"), "tiny", or the path of a .json file.
+        pretrained: tag of pretrained weights of open_clip, which determines the normalisation of images; None for the
+            model's default.
     """
 
     name: str = "ViT-B-16"
@@ -133,11 +135,11 @@ class Architecture:
 
     @cached_property
     def config(self) -> CLIPConfig:
-        """What the network expects of images and texts."""
+        """The format of images and texts that the network expects."""
         return clip_config(self.name, self.pretrained)
 
     def transform(self, *, augment: bool | dict[str, Any]) -> Any:
-        """Return what makes tensors of images, which are cropped at random as :class:`Pairs` says of ``augment``."""
+        """Return the transform from images to tensors; ``augment`` is as in :class:`Pairs`."""
         random = augment if augment is False else _AUGMENT | (augment if isinstance(augment, dict) else {})
         config = self.config
         return image_transform(
@@ -153,23 +155,23 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Image-text pairs to learn from.
+    """Image-text pairs for training.
 
     Args:
-        sources: one source or a list, each as :func:`read_pairs` reads them; a list of nothing but .tar files is one
-            source.  None for no pairs but those of the target classes.
-        image_column: column of their images; None looks for one.
-        caption_column: column of their captions; None looks for one.
-        limit: take at most this many of them, drawn at random.
-        of_target: whether the training images of the target classes become pairs as well.
-        of_others: share in [0, 1] of the training images of every other class that become pairs as well, captioned in
-            the same way.  Images of one class have the same captions, so that nothing tells them from other classes
-            unless there are pairs of these.
-        augment: random crops as open_clip trains with (0.9 to 1 of the area); a mapping changes arguments of
-            ``timm.data.create_transform``; False trains on the centre crop.
+        sources: one source of :func:`read_pairs` or a list of them; a list of .tar files only is one source.  None for
+            no pairs except those of labelled images.
+        image_column: column of the images; None searches for it.
+        caption_column: column of the captions; None searches for it.
+        limit: maximal number of pairs from ``sources``, drawn at random.
+        of_target: whether the training images of the target classes become pairs, too.
+        of_others: share in [0, 1] of the training images of every other class that become pairs, too, with captions
+            made in the same way.  All images of a class have the same captions, so a contrastive loss needs pairs of
+            other classes to learn what distinguishes it.
+        augment: True for random crops as in the training of open_clip (0.9 to 1 of the area); a mapping changes
+            arguments of ``timm.data.create_transform``; False for the centre crop.
         corrupt: "error" refuses missing or unreadable images, "skip" leaves them out of their batch.
-        allow_outside: whether a table may name files outside of the folder that it lies in.
-        most_pixels: images of more pixels count as unreadable: one of 67 million takes 200 MB.
+        allow_outside: whether a table may name files outside its folder.
+        most_pixels: images with more pixels count as unreadable; an image of 67 million pixels takes 200 MB.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -208,7 +210,7 @@ class Pairs:
         return [list(pairs)] if shards and all(shards) else list(pairs)
 
     def drawn(self, size: int, seed: int) -> list[int] | None:
-        """Return which of ``size`` pairs ``limit`` leaves, in order; None for all."""
+        """Return the positions of the pairs, out of ``size``, that ``limit`` keeps, in order; None for all."""
         if self.limit is None or self.limit >= size:
             return None
         order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Image-text pairs to learn from, and labelled images of tasks that must not be forgotten, for Lightning."""
+"""A data module of image-text pairs for training, and of labelled images of tasks that must not be forgotten."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ from fcco_lightning.errors import ConfigError, DataError
 from fcco_lightning.models.clip_config import tokenizer
 
 _PAIRS = "pairs"  # the table that is trained on and never evaluated
-_LOOKED_AT = 64  # images whose contents tell a data set without file names from others
+_LOOKED_AT = 64  # number of images whose contents identify a data set without file names
 
 
 class ContinualCLIPDataModule(SplitDataModule):
@@ -39,42 +39,43 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     A task is a class of labelled images.  With protected tasks a training batch has two parts: "target" with ``x``
     (B, 3, S, S) float32, ``text`` (B, L) int64 and ``index`` (B,) int64 of pairs, and "protected" with ``x``, ``y``
-    (class), ``task`` (0..m-1) and ``index`` of labelled images of the tasks.  Without, a batch is the first part alone.
-    In evaluation batches ``task`` is -1 for target classes and -2 for classes that are neither.  ``index`` is the
-    position in the table of pairs or in the split.
+    (class), ``task`` (0..m-1) and ``index`` of labelled images of the m tasks.  Without tasks a batch is the first part
+    alone.  In evaluation batches ``task`` is -1 for target classes and -2 for classes that are neither.  ``index`` is
+    the position in the table of pairs or in the split.
 
-    Images are prepared as the model expects them, and those of pairs are augmented.  What is protected is measured on
-    the images as they are, unless ``classes.augment`` asks for crops: then the loss of a crop is compared with the old
-    model's of the whole image.  That asks for more on the training images, and holds better on others.
+    Images are prepared as the model expects them, and images of pairs are augmented.  Constraints on protected tasks
+    are measured on images without augmentation, unless ``classes.augment`` asks for crops: then the loss of a crop is
+    compared with the old model's loss of the whole image.  This is stricter on the training images, and the constraints
+    hold better on other images.
 
     Args:
-        images: where the labelled images are.
-        classes: their classes, which of them are to be learnt and kept, and what they are called in texts.
-        model: the network that images and texts are prepared for.
-        pairs: pairs to learn from.
-        splits: how the labelled images are divided; its seed also draws what ``pairs.limit`` leaves.
-        batches: how pairs are drawn.
-        task_batches: how protected images are drawn, the tasks being groups: by default 8 images of every task in a
-            batch of one process.  An epoch has as many batches as that of the pairs.
+        images: the source of the labelled images.
+        classes: their classes: which are to be learnt or protected, and their names in texts.
+        model: the network for which images and texts are prepared.
+        pairs: the image-text pairs.
+        splits: how the labelled images are split; its seed also draws the pairs that ``pairs.limit`` keeps.
+        batches: how mini-batches of pairs are drawn.
+        task_batches: how mini-batches of protected images are drawn, with tasks as groups: by default 8 images of every
+            task in a batch of one process.  An epoch has as many batches as that of the pairs.
         eval_batch_size: number of rows in an evaluation batch of one process.
-        **loading: ``seed`` (of the augmentation and the choice of captions, too), ``num_workers`` (of every loader),
-            ``eval_train`` and ``allow_changed``, see :class:`SplitDataModule`.
+        **loading: ``seed`` (also of augmentation and captions), ``num_workers`` (of every loader), ``eval_train`` and
+            ``allow_changed``, see :class:`SplitDataModule`.
 
     Attributes:
-        image_size: pixels S of a side of ``x``.
-        mean: what is subtracted of the channels of ``x``.
-        std: what they are divided by afterwards.
+        image_size: height and width S of ``x`` in pixels.
+        mean: means that are subtracted from the three channels of an image.
+        std: standard deviations by which the channels are then divided.
         interpolation: how images are resized.
-        resize_mode: what becomes of images that are not square, in open_clip's words.
-        context_length: tokens L of a text.
+        resize_mode: how images that are not square are made square, as open_clip names it.
+        context_length: number L of tokens of a text.
         vocab_size: number of token ids.
         target_names: the target classes.
         task_names: the protected tasks, in the order of their numbers.
-        left_out: split -> number of rows of classes that are not listed.
+        left_out: split -> number of rows whose class is not among the known ones.
 
     Raises:
         ConfigError: from ``__init__`` if an argument is out of range, or arguments contradict each other.
-        DataError: from ``setup`` if the data are not what the arguments announce.
+        DataError: from ``setup`` if the data contradict the arguments.
     """
 
     _identifying = "pairs, images, classes and splits"
@@ -123,11 +124,11 @@ class ContinualCLIPDataModule(SplitDataModule):
         self._class_tokens = torch.empty(0, 0, 0, dtype=torch.int64)
         self._digests: dict[str, str] = {}
         self._contents: dict[str, str] = {}
-        self._captions: list[str] = []  # that all pairs share, if they do
+        self._captions: list[str] = []  # the captions that all pairs share; empty if they differ
 
     @property
     def num_train(self) -> int:
-        """Number of pairs: the rows that a dual state of every sample needs."""
+        """Number of training pairs, which is the number of rows of a dual state with a row for every sample."""
         return len(self._table(_PAIRS))
 
     @property
@@ -137,7 +138,7 @@ class ContinualCLIPDataModule(SplitDataModule):
 
     @property
     def class_names(self) -> list[str]:
-        """The classes 0..C-1 as the table calls them."""
+        """Names of the classes 0..C-1 in the table."""
         self._table("train")
         return self._class_names
 
@@ -154,10 +155,10 @@ class ContinualCLIPDataModule(SplitDataModule):
         return self.task_names
 
     def setup(self, stage: str | None = None) -> None:
-        """Make all splits together; refuse to train on pairs that all share their captions.
+        """Make all splits; refuse to train on pairs that all have the same captions.
 
         Raises:
-            DataError: as :meth:`SplitDataModule.setup`, or if the pairs are of one class alone.
+            DataError: see :meth:`SplitDataModule.setup`; also if all pairs have the same captions.
         """
         super().setup(stage)
         if stage == "fit" and self._captions:
@@ -169,22 +170,23 @@ class ContinualCLIPDataModule(SplitDataModule):
             )
 
     def prepare_data(self) -> None:
-        """Download hub data and fill the caches of ``datasets`` once, before every process reads them."""
+        """Download data from the hub and fill the caches of ``datasets`` once, before all processes read them."""
         self.origin.prepare()
         for source in self.pairs.each:
             if isinstance(source, (str, list)):
                 self.pairs.read(source)
 
     def part_loaders(self, split: str) -> dict[str, DataLoader[Any]]:
-        """Return ordered loaders of what objective and constraints are measured on, by the part of a training batch.
+        """Return loaders, in a fixed order, of the data of objective and constraints, by part of a training batch.
 
-        Pairs come without augmentation, with the captions of epoch 0: the same from a run and from its checkpoint.
+        Pairs are without augmentation and with the captions of epoch 0, so they are the same for a run and for its
+        checkpoint.
 
         Args:
-            split: "train", the only one that has pairs.
+            split: "train", the only split with pairs.
 
         Raises:
-            ConfigError: if it is another one.
+            ConfigError: for another split.
         """
         if split != "train":
             raise ConfigError(
@@ -195,14 +197,14 @@ class ContinualCLIPDataModule(SplitDataModule):
         return {"target": self._ordered(_PAIRS)} | labelled
 
     def add_columns(self, split: str, columns: Mapping[str, Tensor]) -> None:
-        """Let every batch of a split carry further columns, such as what another model made of its images.
+        """Add columns to every batch of a split, such as the outputs of another model for its images.
 
         Args:
             split: "train", "val" or "test".
             columns: name -> tensor with first dimension n, in the order of ``index``.
 
         Raises:
-            DataError: if a column does not have n rows, or has the name of one that is there for another purpose.
+            DataError: if a column does not have n rows, or its name is that of a column of the data module.
         """
         table = self._table(split)
         for name, column in columns.items():
@@ -214,9 +216,9 @@ class ContinualCLIPDataModule(SplitDataModule):
         table.columns |= {name: column.contiguous() for name, column in columns.items()}
 
     def references(self) -> dict[str, str]:
-        """Return split -> digest of its images, labels and tasks, and of what the classes are called in prompts.
+        """Return split -> digest of its images, labels and tasks, and of the prompts of the classes.
 
-        Where it is equal, columns that were stored for :meth:`add_columns` belong to these samples.
+        If the digest is equal, columns that were stored for :meth:`add_columns` belong to these samples.
         """
         prompts = [str(self.class_tokens.tolist()), str(self._image_format()), *self.class_names, "", *self.task_names]
         return {name: digest_of([*prompts, self._digests[name]]) for name in self._splits()}
@@ -227,25 +229,25 @@ class ContinualCLIPDataModule(SplitDataModule):
         return frame, FilesIn(images, self.origin.root or "")
 
     def _look_at(self, images: Any, description: str) -> None:
-        """Remember what tells images apart from others, if they are not made here."""
+        """Remember the identity of images for the fingerprint, unless they are synthetic."""
         if not self._synthetic:
             self._contents |= contents_of_images(images, description)
 
     def _image_names(self, images: Any, rows: Sequence[int]) -> list[str]:
-        """Return what tells images apart from others: their paths, or the contents of some that are no files."""
+        """Return the paths of images, or digests of the contents of some of them if they are not files."""
         files = images.images
         if isinstance(files, list):
             return [str(files[row]) for row in rows]
         return [identity_of(files[row]) for row in rows[:: 1 + len(rows) // _LOOKED_AT]]
 
     def _pairs_of_classes(self, y: Tensor) -> Tensor:
-        """Return which training images become pairs, given their classes ``y`` (n,)."""
+        """Return the positions of the training images that become pairs, given their classes ``y`` (n,)."""
         rows = [torch.empty(0, dtype=torch.int64)]
         for label, name in enumerate(self._class_names):
             members = (y == label).nonzero().flatten()
             share = float(self.pairs.of_target) if name in self.target_names else self.pairs.of_others
             count = round(share * len(members))
-            rows.append(members[torch.arange(count) * len(members) // max(1, count)])  # from all over the table
+            rows.append(members[torch.arange(count) * len(members) // max(1, count)])  # spread evenly over the table
         return torch.cat(rows).sort().values
 
     def _make_tables(self) -> dict[str, TensorTable]:
@@ -268,7 +270,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         return tables
 
     def _image_table(self, name: str, part: pd.DataFrame, y: Tensor, images: Any) -> ImageTable:
-        """Return the images of a split whose classes ``y`` (n,) are known, -1 standing for the others."""
+        """Return the table of the images of a split whose class ``y`` (n,) is known; -1 stands for other classes."""
         labelled = (y >= 0).nonzero().flatten()
         if len(labelled) == 0:
             raise DataError(f"None of the {name} images is of the classes {listed(self._class_names)}.")
@@ -309,7 +311,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         return {name: parts[name].reset_index(drop=True) for name in PARTS if name in parts}
 
     def _pair_table(self, train: ImageTable) -> PairTable:
-        """Return the table of all pairs: those of ``pairs``, then the labelled ones."""
+        """Return the table of all pairs: first those of the sources, then those made of labelled images."""
         images, captions = self._read_pairs()
         labelled = self._pairs_of_classes(train.columns["y"])
         images.append(Subset(train.images, labelled.tolist()))
@@ -332,7 +334,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         )
 
     def _read_pairs(self) -> tuple[list[Any], list[Any]]:
-        """Return the images and the captions of all sources, or of as many pairs as are wanted."""
+        """Return the images and the captions of all sources, or of the pairs that ``pairs.limit`` keeps."""
         images: list[Any] = []
         captions: list[Any] = []
         for number, source in enumerate(self.pairs.each):
@@ -346,7 +348,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         return [Subset(ConcatDataset(images), rows)], [Subset(ConcatDataset(captions), rows)]
 
     def _remember_captions(self, captions: Sequence[Any]) -> None:
-        """Refuse to be without pairs, and remember what the captions are."""
+        """Refuse an empty set of pairs, and remember the captions."""
         size, cells = sum(map(len, captions)), itertools.chain.from_iterable(captions)
         if size == 0:
             raise DataError(
@@ -373,7 +375,7 @@ class ContinualCLIPDataModule(SplitDataModule):
             )
 
     def _grouped(self) -> GroupSampling | None:
-        """Return how tasks are sampled, if it is by group."""
+        """Return ``task_batches`` if it samples by group, otherwise None."""
         batches = self.task_batches.single
         return batches if isinstance(batches, GroupSampling) else None
 
@@ -387,7 +389,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         return parts | self._plans_of("protected", "train", self.task_batches, protected)
 
     def _protected_plan(self, world_size: int, num_batches: int) -> BatchPlan:
-        """Return the batches of protected images: the tasks are their groups."""
+        """Return the plan of the batches of protected images, whose groups are the tasks."""
         columns = self._table("train").columns
         rows = (columns["task"] >= 0).nonzero().flatten()
         tasks = columns["task"][rows]
@@ -419,7 +421,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         return [name for name in super()._splits() if name != _PAIRS]
 
     def _image_format(self) -> tuple[Any, ...]:
-        """Return what the images of evaluation look like."""
+        """Return the settings that determine the images in evaluation."""
         config = self.config
         return config.image_size, config.mean, config.std, config.interpolation, config.resize_mode, self.origin.corrupt
 
@@ -432,7 +434,7 @@ class ContinualCLIPDataModule(SplitDataModule):
         return *settings, *self._image_format(), str(self.pairs.augment), str(self.classes.augment), self.pairs.corrupt
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Sizes, and a digest of the captions, of all names and of the order of the labelled training images."""
+        """Sizes, and a digest of the captions, of all names and of the labelled training images in their order."""
         digests = self._digests[_PAIRS], self._digests["train"]
         return {
             "pairs": self.num_train,

@@ -1,4 +1,4 @@
-"""Continual learning of digits: a small problem of pairs and protected tasks that needs no download."""
+"""Continual learning of digits: a small problem with pairs and protected tasks that needs no download."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,18 +22,18 @@ from fcco_lightning.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class DigitImages:
-    """How many images of :func:`fcco_lightning.data.digits.digits` are made, or of a table of digits are taken.
+    """How many images of digits are made by :func:`fcco_lightning.data.digits.digits`, or drawn from a data set.
 
     Args:
         num_train: number of training images, at least 10.
         num_test: number of test images, at least 10.
-        seed: seed of the images, or of which images of a table are in which split.
-        num_val: number of validation images, of handwritings that are in no other split, 0 or at least 10.  The
-            training images are then of other handwritings than without: pretrain with the same number.
+        seed: seed of the images, or of the random split of the images of ``source``.
+        num_val: number of validation images, of handwritings that are in no other split, 0 or at least 10.  It changes
+            the handwritings of the training images, so pretrain with the same number.
         source: a data set of ``datasets`` with columns ``image`` and ``label`` (0..9), such as MNIST: a .parquet file,
-            a folder of ``save_to_disk`` or a hub id.  Its images are used as they are; the model "tiny-28" has their
-            28 x 28 pixels.  None for the digits that come with scikit-learn.
-        augment: random crops of the images that are trained on, of pairs and of protected tasks, as ``augment`` of
+            a folder of ``save_to_disk`` or a hub id.  Its images are not changed; for 28 x 28 pixels there is the model
+            "tiny-28".  None for images made from the digits that come with scikit-learn.
+        augment: random crops of the training images, both of pairs and of protected tasks, as ``augment`` of
             :class:`Pairs`.
 
     Raises:
@@ -45,7 +45,7 @@ class DigitImages:
     seed: int = 0
     num_val: int = 0
     source: str | None = None
-    augment: bool | dict[str, Any] = field(default=False, repr=False)  # the images are the same
+    augment: bool | dict[str, Any] = field(default=False, repr=False)  # no part of the images' identity
 
     def __post_init__(self) -> None:
         augmentation("digits.augment", self.augment)
@@ -55,10 +55,10 @@ class DigitImages:
         at_least("digits.num_val", self.num_val, 10 if self.num_val else 0)
 
     def taken(self) -> tuple[pd.DataFrame, DatasetColumn]:
-        """The labels of the images that are taken of ``source``, with their splits and positions; and all its images.
+        """The labels, splits and positions of the images drawn from ``source``, and all its images.
 
         Raises:
-            DataError: if there are too few images, or other labels than 0..9.
+            DataError: if there are too few images, or labels other than 0..9.
         """
         frame, images = read_image_dataset(self.source, "image")
         require_columns(frame, {"the label": ["label"]}, f"digits.source={self.source!r}")
@@ -75,25 +75,25 @@ class DigitImages:
 
 
 class DigitsCLIPDataModule(ContinualCLIPDataModule):
-    """Continual learning in small: a model that hardly saw some digits is to learn them and keep the others.
+    """A small continual learning problem: learn digits that pretraining hardly saw, without forgetting the others.
 
     The images are those of :func:`fcco_lightning.data.digits.digits`, with captions such as "a handwritten seven."; the
-    classes are "zero" to "nine".  In the stage "pretrain" all digits are pairs, but of the target digits only a few,
-    and nothing is protected.  In the stage "continual" all images of the target digits are pairs, with a few of the
-    others', and every other digit is a protected task.
+    classes are "zero" to "nine".  In the stage "pretrain" the pairs are all images of the other digits and a few of the
+    target digits, and nothing is protected.  In the stage "continual" the pairs are all images of the target digits and
+    a few of the others, and every other digit is a protected task.
 
-    Images that were made from one digit are alike: ``--feasible.clusters handwriting`` knows them by its number.  With
-    ``digits.source`` the images are those of a table, each of a handwriting of its own.
+    Images made from the same original digit are not independent: the column ``handwriting`` has its number, for
+    ``--feasible.clusters handwriting``.  With ``digits.source`` every image counts as a handwriting of its own.
 
     Args:
         stage: "pretrain" or "continual".
         target: digits 0..9 to be learnt.
-        protected: digits to be kept in the stage "continual"; None for all but ``target``.
+        protected: digits that must not be forgotten in the stage "continual"; None for all but ``target``.
         rare: share of the target digits' images that are pairs in the stage "pretrain", in [0, 1].
         general: share of the other digits' images that are pairs in the stage "continual", in [0, 1].
-        digits: how many images are made, or which are taken.
-        model: the network that images and texts are prepared for.
-        batches: how pairs are drawn.
+        digits: the number and the source of the images.
+        model: the network for which images and texts are prepared.
+        batches: how mini-batches of pairs are drawn.
         **loading: ``task_batches``, ``eval_batch_size``, ``eval_train``, ``seed``, ``num_workers`` and
             ``allow_changed``, see :class:`ContinualCLIPDataModule`.
 

@@ -1,4 +1,4 @@
-"""Image-text pairs of which some are held out, for Lightning."""
+"""A data module of image-text pairs, some of which are held out for evaluation."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -26,25 +26,25 @@ _PREPARED = ("image_size", "mean", "std", "interpolation", "resize_mode", "conte
 class PairDataModule(SplitDataModule):
     """Image-text pairs for a contrastive objective, of which some are held out to be evaluated; no labels are needed.
 
-    Training batches have ``x`` (B, 3, S, S) float32, ``text`` (B, L) int64 and ``index`` (B,) int64, of images that are
-    augmented and of one caption drawn anew in every epoch.  Evaluation batches have every caption of a held-out image,
-    in rows of their own, and also ``image`` (B,) int64, the number of the image.  Rows of a folder, .csv or .tsv that
-    name one file are captions of one image, as are texts of one cell; images are held out as a whole.
+    Training batches have augmented images ``x`` (B, 3, S, S) float32, tokens ``text`` (B, L) int64 of one caption each,
+    drawn anew in every epoch, and ``index`` (B,) int64.  Evaluation batches have a row for every caption of a held-out
+    image, and also ``image`` (B,) int64, the number of the image.  If several rows of a folder, .csv or .tsv name the
+    same file, or one cell holds several texts, these are captions of one image; an image is held out with all of them.
 
-    Pairs that are trained on are not evaluated: recall is among all pairs of a split, so that figures of splits of
-    different sizes do not compare, and their cost grows with the square of the size.
+    Training pairs are not evaluated: recall is computed among all pairs of a split, so figures of splits of
+    different sizes are not comparable, and their cost grows with the square of the size.
 
     Args:
-        pairs: to learn from, and to hold out; without ``of_others``, as nothing is labelled.
-        model: the network that images and texts are prepared for.
-        val: what is evaluated in training: a share of the images in (0, 1), a number of images, or pairs of their own
-            (a source as those of ``pairs``); 0 for nothing.
-        test: what is evaluated at the end, likewise, but not nothing.
-        split_seed: seed by which images are held out, and of ``pairs.limit``.
-        batches: how pairs are drawn.
+        pairs: the pairs; ``pairs.of_others`` must be 0, since there are no labels.
+        model: the network for which images and texts are prepared.
+        val: the validation split: a share of the images in (0, 1), a number of images, or a source of further pairs, as
+            in ``pairs.sources``; 0 for none.
+        test: the test split, likewise, but not 0.
+        split_seed: seed of the choice of held-out images and of the pairs that ``pairs.limit`` keeps.
+        batches: how mini-batches of pairs are drawn.
         eval_batch_size: number of rows in an evaluation batch of one process.
-        **loading: ``seed`` (of the augmentation and the choice of captions, too), ``num_workers`` and
-            ``allow_changed``, see :class:`SplitDataModule`.
+        **loading: ``seed`` (also of augmentation and captions), ``num_workers`` and ``allow_changed``, see
+            :class:`SplitDataModule`.
 
     Attributes:
         image_size, mean, std, interpolation, resize_mode, context_length, vocab_size: how images and texts are
@@ -52,7 +52,7 @@ class PairDataModule(SplitDataModule):
 
     Raises:
         ConfigError: from ``__init__`` if an argument is out of range.
-        DataError: from ``setup`` if the data are not what the arguments announce, or too few are left to learn from.
+        DataError: from ``setup`` if the data contradict the arguments, or too few pairs are left for training.
     """
 
     _identifying = "pairs, val, test and split_seed"
@@ -89,13 +89,13 @@ class PairDataModule(SplitDataModule):
         self._digest, self._contents = "", dict[str, str]()
 
     def prepare_data(self) -> None:
-        """Download hub data and fill the caches of ``datasets`` once, before every process reads them."""
+        """Download data from the hub and fill the caches of ``datasets`` once, before all processes read them."""
         for source in [*self.pairs.each, *(held for held in self.held_out.values() if not isinstance(held, float))]:
             if isinstance(source, (str, list)):
                 self.pairs.read(source)
 
     def part_loaders(self, split: str) -> dict[str, DataLoader[Any]]:
-        """Return an ordered loader of the pairs of a split, "train" among them, with the captions of epoch 0."""
+        """Return a loader of the pairs of any split in their order, for "train" with the captions of epoch 0."""
         return {"target": self._ordered(split)}
 
     def _make_tables(self) -> dict[str, TensorTable]:
@@ -127,7 +127,7 @@ class PairDataModule(SplitDataModule):
         return {"train": train_table, **{name: tables[name] for name in ("val", "test") if name in tables}}
 
     def _read(self) -> tuple[Any, list[Any], Tensor]:
-        """Return the images and the captions of all sources, and which image every row shows."""
+        """Return the images and the captions of all sources, and the number (n,) of every row's image."""
         if not self.pairs.each:
             raise DataError(
                 "there are no pairs: pairs.sources names none. Give a folder, a table, shards or a data set."
@@ -142,7 +142,7 @@ class PairDataModule(SplitDataModule):
         return images, captions, _numbers(images)
 
     def _evaluated(self, images: Any, captions: Any, numbers: Tensor, rows: Sequence[int]) -> PairTable:
-        """Return a table with a row for every caption of some rows."""
+        """Return an evaluation table of some rows, with a row for every caption."""
         texts = {row: [captions[row]] if isinstance(captions[row], str) else list(captions[row]) for row in rows}
         repeated = [row for row in rows for _ in texts[row]]
         table = self._table_of(
@@ -189,21 +189,21 @@ class PairDataModule(SplitDataModule):
 
 
 def _held_out(name: str, value: Any) -> Any:
-    """Return a share, or a number as float, if it is one, and a source as it is."""
+    """Return a share or a number of images as a float, and a source unchanged."""
     if not isinstance(value, int | float):
         return value
-    number: Any = value  # at_least refuses what is not whole
+    number: Any = value  # at_least refuses fractions
     return float(number if number == 0 else inside(name, number) if number < 1 else at_least(name, number, 1))
 
 
 def _rows_of(numbers: Tensor, units: Tensor) -> list[int]:
-    """Return the rows of some images."""
+    """Return the rows whose image number is among ``units``."""
     rows: list[int] = torch.isin(numbers, units).nonzero().flatten().tolist()
     return rows
 
 
 def _numbers(images: Any) -> Tensor:
-    """Number images (n,): rows that name one file have one number, and all others one each."""
+    """Number the images of all rows (n,): rows that name the same file share a number, every other row has its own."""
     files = files_of(images)
     keys = range(len(images)) if files is None else [str(path) for _, path in files]
     return torch.from_numpy(pd.factorize(pd.Series(keys))[0]).long()

@@ -1,4 +1,4 @@
-"""How well scores order the items of queries."""
+"""Metrics of the ranked lists of queries."""
 
 import numpy as np
 import pandas as pd
@@ -8,19 +8,19 @@ from fcco_lightning.checks import at_least
 
 
 class RankedLists:
-    """Items in the order of their scores, query by query.
+    """For every query, its items in descending order of their scores.
 
-    Among items of equal scores the less relevant ones come first, so that a constant score is not rewarded for the
-    order of the table.
+    Among items with equal scores the less relevant ones come first, so that the figures of a constant score do not
+    depend on the order of the table.
 
     Args:
         scores: shape (n,).
-        grades: relevance, shape (n,), >= 0; 0 is irrelevant.
-        queries: shape (n,), int64.
+        grades: grades of relevance y, shape (n,), >= 0; 0 is irrelevant.
+        queries: number of every item's query, shape (n,), int64.
 
     Attributes:
         items: a row for every item, with ``query``, ``score``, ``grade``, and ``place`` in its list, 1 for the first.
-        has_relevant: whether there is an item with y > 0, by query.
+        has_relevant: query -> whether one of its items has y > 0.
     """
 
     def __init__(self, scores: Tensor, grades: Tensor, queries: Tensor) -> None:
@@ -30,7 +30,7 @@ class RankedLists:
         self.has_relevant = items.groupby("query")["grade"].max() > 0
 
     def ndcg(self, k: int, gain: str = "exponential") -> pd.Series:
-        """NDCG of the first k places with the gain 2^y - 1, or "linear" y, of the queries with a relevant item.
+        """NDCG of the first k places for every query with a relevant item; the gain is 2^y - 1, or y if "linear".
 
         Example:
             >>> import torch
@@ -40,7 +40,7 @@ class RankedLists:
         """
         query, gains, place = self.items["query"], self.items["grade"], self.items["place"]
         if gain == "exponential":
-            # 2^y - 1 divided by 2 to the highest grade of the query, which cancels, so that no grade is too large
+            # divided by 2^(highest grade of the query), which cancels in NDCG, so that large grades do not overflow
             highest = gains.groupby(query).transform("max")
             gains = np.exp2(gains - highest) - np.exp2(-highest)
         ideal = self.items.assign(gain=gains).sort_values(["query", "gain"], ascending=[True, False])["gain"]
@@ -49,13 +49,13 @@ class RankedLists:
         return (sums["found"] / sums["best"])[self.has_relevant]
 
     def average_precision(self) -> pd.Series:
-        """Mean over a query's relevant items (y > 0) of the precision at their places, of the queries with one."""
+        """Mean precision at the places of a query's relevant items (y > 0), for every query with one."""
         query, relevant = self.items["query"], self.items["grade"] > 0
         precision = relevant.groupby(query).cumsum() / self.items["place"]
         return precision[relevant].groupby(query).mean()
 
     def reciprocal_rank(self, k: int) -> pd.Series:
-        """1 / place of the first relevant item (y > 0), 0 beyond place k, of the queries with one."""
+        """1 / place of the first relevant item (y > 0), or 0 beyond place k, for every query with one."""
         relevant = self.items[self.items["grade"] > 0]
         first = relevant.groupby("query")["place"].min()
         return (1 / first).where(first <= at_least("k", k, 1), 0.0)

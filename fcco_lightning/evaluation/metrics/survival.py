@@ -1,7 +1,7 @@
-"""Survival times that may be censored: baseline hazards, concordance, and the Brier score.
+"""Metrics of censored survival times: baseline hazards, concordance, and the Brier score.
 
-``time`` (n,) is when a sample was last seen, ``event`` (n,) bool whether it had its event then, and ``risk`` (n,) the
-log risk h of a proportional hazards model.  All is computed in float64.
+``time`` (n,) is the time of a sample's event or of its censoring, ``event`` (n,) bool tells which, and ``risk`` (n,) is
+the log risk h of a proportional hazards model.  All computations are in float64.
 """
 
 import math
@@ -10,16 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CHUNK = 512  # events that are compared with all samples at once
+_CHUNK = 512  # number of events that are compared with all samples at once
 
 
 class StepFunction(NamedTuple):
     """A right-continuous step function of time.
 
     Attributes:
-        times: where it jumps, rising, shape (m,).
-        values: from each jump on, shape (m,).
-        start: before the first jump.
+        times: the times of the jumps, ascending, shape (m,).
+        values: the values from each jump on, shape (m,).
+        start: the value before the first jump.
     """
 
     times: Tensor
@@ -27,14 +27,14 @@ class StepFunction(NamedTuple):
     start: float
 
     def __call__(self, t: Tensor, *, before: bool = False) -> Tensor:
-        """Return the values at t, or just before t, in the shape of t."""
+        """Return the values at t, or with ``before`` just before t, in the shape of t."""
         place = torch.searchsorted(self.times, t.contiguous(), right=not before)
         padded = torch.cat([self.values.new_tensor([self.start]), self.values])
         return padded[place]
 
 
 def kaplan_meier(time: Tensor, event: Tensor) -> StepFunction:
-    """Estimate the probability that no event has happened by t.
+    """Kaplan-Meier estimate of the probability that a sample has had no event by t.
 
     Example:
         >>> kaplan_meier(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])).values.tolist()
@@ -45,9 +45,9 @@ def kaplan_meier(time: Tensor, event: Tensor) -> StepFunction:
 
 
 def uncensored_probability(time: Tensor, event: Tensor) -> StepFunction:
-    """Estimate the probability that a sample is not censored by t, as Kaplan and Meier do.
+    """Kaplan-Meier estimate G of the probability that a sample has not been censored by t.
 
-    At equal times events come first: a sample that has its event at t can not be censored at t any more.
+    At equal times events come first: a sample with its event at t is not at risk of censoring at t.
 
     Example:
         >>> time, event = torch.tensor([1.0, 1.0, 2.0]), torch.tensor([True, False, True])
@@ -61,24 +61,25 @@ def uncensored_probability(time: Tensor, event: Tensor) -> StepFunction:
 
 
 def _at_risk(time: Tensor, times: Tensor) -> Tensor:
-    """Number of samples that are still there at each of some times."""
+    """Number of samples with neither event nor censoring before each of ``times``."""
     return len(time) - torch.searchsorted(time.sort().values, times)
 
 
 def breslow_log_hazard(time: Tensor, event: Tensor, risk: Tensor) -> StepFunction:
-    """Logarithm of Breslow's cumulative baseline hazard H: at every event time, events over the summed risks.
+    """Logarithm of Breslow's estimate of the cumulative baseline hazard H.
 
-    Survival of a sample with log risk h is ``exp(-H(t) exp(h))``.  Source: Breslow (1972).
+    H jumps at every event time by the number of events divided by the sum of exp(h) over the samples at risk.  The
+    survival probability of a sample with log risk h is ``exp(-H(t) exp(h))``.  Source: Breslow (1972).
     """
     times, count = torch.unique(time[event], return_counts=True)
     order = time.argsort()
-    log_risk_sums = risk.double()[order].flip(0).logcumsumexp(0).flip(0)  # in logarithms: exp(h) alone may overflow
+    log_risk_sums = risk.double()[order].flip(0).logcumsumexp(0).flip(0)  # in logarithms, since exp(h) may overflow
     steps = count.double().log() - log_risk_sums[torch.searchsorted(time[order], times)]
     return StepFunction(times, steps.logcumsumexp(0), -math.inf)
 
 
 def survival_probability(log_hazard: StepFunction, risk: Tensor, t: Tensor) -> Tensor:
-    """Probability to have no event by t, shape (n, m), for log risks (n,) and times (m,)."""
+    """Probability of no event by t, shape (n, m), for log risks (n,) and times t (m,)."""
     return torch.exp(-torch.exp(risk.double().unsqueeze(1) + log_hazard(t)))
 
 
@@ -109,21 +110,21 @@ def concordance(time: Tensor, event: Tensor, risk: Tensor, weight: Tensor | None
 
 
 def uno_concordance(time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:
-    """Concordance that does not depend on censoring, of events before the horizon (Uno et al., 2011).
+    """Concordance of events before the horizon, whose limit does not depend on censoring (Uno et al., 2011).
 
-    A pair weighs ``1 / G(t)^2``, with G(t) the Kaplan-Meier estimate of the chance not to be censored before t.
+    A pair whose first event is at t has the weight ``1 / G(t-)^2``, with G from :func:`uncensored_probability`.
     """
     uncensored = uncensored_probability(time, event)(time, before=True)
     return concordance(time, event & (time < horizon), risk, 1 / uncensored.clamp(min=1e-12).square())
 
 
 def brier_score(time: Tensor, event: Tensor, survival: Tensor, t: Tensor) -> Tensor:
-    """Mean squared error of predicted survival, each sample weighted by 1/G for those that were censored.
+    """Mean squared error of predicted survival probabilities, with inverse probability of censoring weights 1/G.
 
     Args:
         time: shape (n,).
         event: shape (n,), bool.
-        survival: predicted probability to have no event by each of m times, shape (n, m).
+        survival: predicted probability of no event by each of m times, shape (n, m).
         t: these times, shape (m,).
 
     Returns: shape (m,).
@@ -141,5 +142,5 @@ def partial_likelihood(time: Tensor, event: Tensor, risk: Tensor) -> float:
     """Mean negative log partial likelihood of the events, ties by Breslow's method; NaN without an event."""
     order = time.argsort(descending=True)
     sums = torch.logcumsumexp(risk.double()[order], 0)
-    last = torch.searchsorted(-time[order], -time, right=True) - 1  # the last of those at risk in this order
+    last = torch.searchsorted(-time[order], -time, right=True) - 1  # the last sample at risk in this order
     return float((sums[last] - risk.double())[event].mean())

@@ -25,10 +25,10 @@ from fcco_lightning.training.schedules import catch_up, require_same_kind
 
 
 class Continuation(Callback):
-    """Holds the state of a checkpoint until training resumes; a checkpoint that is saved before contains it again.
+    """Holds the state of a checkpoint until training resumes; a checkpoint that is saved earlier contains it, too.
 
-    If a resumed fit has nothing left to train, Lightning calls no training hooks, in which the module chooses its final
-    weights; this callback then calls them.  It must be the first callback, since others report on these weights.
+    The module chooses its final weights in training hooks, which Lightning does not call if a resumed fit has nothing
+    left to train; this callback then calls them.  It must be the first callback, since others report on these weights.
 
     Attributes:
         stored: header of the checkpoint with its ``lr_schedulers``; None if no checkpoint is resumed.
@@ -36,7 +36,7 @@ class Continuation(Callback):
 
     def __init__(self) -> None:
         self.stored: dict[str, Any] | None = None
-        self._schedule: dict[str, Any] | None = None  # state of one whose arguments were changed since
+        self._schedule: dict[str, Any] | None = None  # state of a schedule whose arguments have changed
 
     def take(self, checkpoint: Mapping[str, Any]) -> None:
         """Keep the state of a checkpoint."""
@@ -48,17 +48,17 @@ class Continuation(Callback):
         return None if self.stored is None else self.stored.get(name)
 
     def freeze_as_then(self, trainer: Trainer, network: nn.Module) -> None:
-        """Train the parameters that were trained: a callback of finetuning has frozen them as at the beginning."""
+        """Unfreeze the parameters that were trained, which a finetuning callback has frozen again."""
         finetuned = any(isinstance(callback, BaseFinetuning) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         trained: Any = self.get("trained") if finetuned else None
         for name, parameter in () if trained is None else network.named_parameters():
             parameter.requires_grad_(name in trained)
 
     def require_trained_as_then(self, network: nn.Module) -> None:
-        """Refuse other frozen layers than those of the checkpoint, whose optimizer holds what was trained.
+        """Require the frozen parameters to be those of the checkpoint, whose optimizer has state for the others only.
 
         Raises:
-            CheckpointError: naming the parameters.
+            CheckpointError: if they differ, naming the parameters.
         """
         stored = set(self.get("trained") or ())
         present = {name for name, p in network.named_parameters() if p.requires_grad}
@@ -74,7 +74,7 @@ class Continuation(Callback):
             )
 
     def stop_as_then(self, trainer: Trainer) -> None:
-        """Train no further where an EarlyStopping has ended the run, which Lightning would forget."""
+        """Do not train if EarlyStopping has ended the run of the checkpoint, which Lightning does not remember."""
         for callback in trainer.callbacks if self.stored is not None else ():  # type: ignore[attr-defined]
             if isinstance(callback, EarlyStopping) and (
                 callback.stopped_epoch > 0 or callback.wait_count >= max(1, callback.patience)
@@ -86,10 +86,10 @@ class Continuation(Callback):
                 )
 
     def restore(self, engine: Engine, stepping: Stepping) -> None:
-        """Give the engine its state, and keep that of a schedule whose arguments were changed from Lightning.
+        """Load the engine's state, and withhold the state of a schedule whose arguments have changed from Lightning.
 
         Raises:
-            CheckpointError: if it was written with another optimizer, or another kind of schedule.
+            CheckpointError: if the checkpoint was written with another optimizer, or another kind of schedule.
         """
         if self.stored is None:
             return
@@ -99,16 +99,22 @@ class Continuation(Callback):
                 f"the checkpoint holds the state of {stored}, this run uses {present}. Use --model.optimizer {stored}, "
                 "or start without --ckpt_path."
             )
-        engine.load_state_dict(self.stored["engine"] | {"data": None})  # which was compared when it was loaded
+        engine.load_state_dict(self.stored["engine"] | {"data": None})  # compared when the checkpoint was loaded
         stored_kind, states = self.stored.get("schedule", stepping.kind), self.stored["lr_schedulers"]
         require_same_kind(stepping.kind, stored_kind)
         if stepping.kind != stored_kind and states:  # Lightning would restore the old arguments, too
             self._schedule = states.pop()
 
     def go_on(self, trainer: Trainer, stepping: Stepping, rebuild: Callable[[], Stepping]) -> None:
-        """Continue hyperparameters, schedule and random streams; nothing is to be continued any more.
+        """Resume hyperparameters, schedule and random streams, after Lightning has restored the optimizer.
 
-        ``stepping`` has the optimizer that Lightning has restored; ``rebuild`` makes another one like it.
+        Args:
+            trainer: the trainer of the resumed fit.
+            stepping: the restored optimizer and its schedule.
+            rebuild: makes another :class:`Stepping` with the same arguments.
+
+        Raises:
+            CheckpointError: see :func:`apply_changes`; also if a schedule or a random stream cannot be restored.
         """
         if self.stored is None:
             return
@@ -138,19 +144,24 @@ class Continuation(Callback):
         return {"optimizer": {"class": kind, "typed": typed}, "schedule": schedule, "random": streams}
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Call the module's hooks of the beginning and the end of training, if nobody has."""
+        """Call the module's hooks of the start and the end of training, if nothing was trained."""
         if self.stored is not None and not trainer.interrupted:
             pl_module.on_train_start()
             pl_module.on_train_end()
 
 
 def apply_changes(optimizer: Optimizer, present: Hyperparameters, stored: Hyperparameters) -> None:
-    """Give a restored optimizer the values that differ between this run's arguments and the checkpoint's.
+    """Set the hyperparameters of a restored optimizer whose arguments have changed since the checkpoint.
 
-    Of a changed learning rate what was made of the old one is kept in proportion.
+    If ``lr`` has changed, the restored learning rate, which a schedule may have moved, is multiplied by new/old.
+
+    Args:
+        optimizer: the restored optimizer.
+        present: arguments of this run, for every parameter group.
+        stored: arguments of the run that wrote the checkpoint, likewise.
 
     Raises:
-        CheckpointError: if the checkpoint lacks one of the values.
+        CheckpointError: if the checkpoint's optimizer lacks one of the hyperparameters.
     """
     for group, new, old in zip(optimizer.param_groups, present, stored, strict=False):
         if missing := sorted(new.keys() - group.keys()):
@@ -164,7 +175,7 @@ def apply_changes(optimizer: Optimizer, present: Hyperparameters, stored: Hyperp
 def _continue_schedule(
     scheduler: Any, state: Mapping[str, Any], optimizer: Optimizer, rebuild: Callable[[], Stepping]
 ) -> None:
-    """Let a schedule whose arguments were changed go on from where a checkpoint left it."""
+    """Set a schedule whose arguments have changed to the number of steps of the checkpoint's schedule."""
     if isinstance(scheduler, ReduceLROnPlateau):
         catch_up(scheduler, state)
         return
@@ -176,10 +187,10 @@ def _continue_schedule(
 
 
 def _place_loaders(trainer: Trainer) -> None:
-    """Put loaders where the checkpoint left them, if Lightning has not.
+    """Set loaders to their position in the checkpoint, if Lightning has not done so.
 
-    It does not where they were made before it knew of their places, as ``Trainer.estimated_stepping_batches`` makes
-    them for schedules of learning rates that ask how many steps there are.
+    Lightning does not if the loaders were made before the positions were loaded.  This happens for schedules that read
+    the number of steps, since ``Trainer.estimated_stepping_batches`` makes the loaders.
     """
     fit_loop = trainer.fit_loop
     if fit_loop._combined_loader_states_to_load and fit_loop._data_fetcher is not None:
@@ -188,9 +199,9 @@ def _place_loaders(trainer: Trainer) -> None:
 
 
 def _draw_the_epoch_again(trainer: Trainer) -> None:
-    """Let loaders that do not know their place begin an epoch with the streams as they are now.
+    """Restart the iterators of loaders without a state, so that their epoch begins with the restored random streams.
 
-    Lightning has made their iterators before, which has already drawn from other streams.
+    Lightning has made their iterators earlier, with random numbers from other streams.
     """
     fit_loop = trainer.fit_loop
     mid_epoch = fit_loop.restarted_mid_epoch or fit_loop.epoch_loop.restarting

@@ -1,4 +1,4 @@
-"""Which checkpoint a job continues with ``--ckpt_path auto`` or ``last``."""
+"""The search for the checkpoint that a job resumes with ``--ckpt_path auto`` or ``last``."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 INTERRUPTED = "interrupted.ckpt"
-"""Name of the checkpoint of a run that was told to end."""
+"""File name of the checkpoint that a run writes when a signal ends it."""
 _NAMES = ("last.ckpt", INTERRUPTED)
 _DEFINING = ("seed_everything", "model", "data")
 _OTHER = "is of another job"
@@ -17,11 +17,11 @@ _EXECUTION = {"num_workers", "eval_batch_size", "eval_train", "execution", "allo
 
 
 class Found(NamedTuple):
-    """What lies below some folders.
+    """The result of a search for a job's checkpoint below some folders.
 
     Attributes:
-        path: the checkpoint of the job that was written last; None if there is none.
-        passed_over: younger checkpoints, each with what it is: of another job, or unreadable.
+        path: the latest checkpoint of the job; None if there is none.
+        passed_over: later checkpoints -> why they are not resumed: of another job, or unreadable.
     """
 
     path: Path | None
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
     @property
     def others(self) -> str:
-        """A clause on what was passed over, behind a semicolon; nothing if that is nothing."""
+        """A clause about :attr:`passed_over` that starts with a semicolon; empty if there is nothing to tell."""
         if not self.passed_over:
             return ""
         (first, reason), *others = self.passed_over.items()
@@ -43,10 +43,13 @@ class Found(NamedTuple):
 
 
 def job_identity(config: Mapping[str, Any]) -> str:
-    """What defines a job, as 16 hexadecimal digits: its seed, and all of its model and data.
+    """A digest, as 16 hexadecimal digits, of the options that define a job: its seed, its model and its data.
 
-    How long it trains, on which devices, with how many workers, how the model's steps are carried out
-    (``model.execution``) and where output goes is no part of it.  The config is that of one command, as plain values.
+    The length of training, devices, numbers of workers, the execution of the model's steps (``model.execution``) and
+    the place of output do not change it.
+
+    Args:
+        config: the configuration of one command, as plain values.
     """
     defining = {section: _without_execution(config.get(section)) for section in _DEFINING}
     return hashlib.sha256(json.dumps(defining, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -59,13 +62,13 @@ def _without_execution(part: Any) -> Any:
 
 
 def by_age(folders: Sequence[Path]) -> Iterator[Path]:
-    """Every ``last.ckpt`` and ``interrupted.ckpt`` below the folders, the one that was written last first."""
+    """Every ``last.ckpt`` and ``interrupted.ckpt`` below the folders, the latest first."""
     paths = {path for folder in folders for name in _NAMES for path in folder.rglob(name) if path.is_file()}
     yield from sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def find_own(folders: Sequence[Path], job: str) -> Found:
-    """The checkpoint below the folders that this job, of that name or identity, wrote last."""
+    """The latest checkpoint below the folders that was written by the job of this name or :func:`job_identity`."""
     passed_over: dict[Path, str] = {}
     for path in by_age(folders):
         if (job_of_file := _job_of(path)) == job:
@@ -78,6 +81,6 @@ def _job_of(path: Path) -> str | None:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         job = content["fcco"]["job"]
-    except Exception:  # a file that raises anything is not of this job
+    except Exception:  # a file that cannot be read is not of this job
         return None
     return str(job)

@@ -24,7 +24,7 @@ def random_streams() -> dict[str, Any]:
 
 
 def set_random_streams(state: dict[str, Any]) -> None:
-    """Restore the states of :func:`random_streams`; those of CUDA only if the number of devices is the same."""
+    """Restore the states of :func:`random_streams`; the CUDA states only if the number of devices is the same."""
     torch.set_rng_state(state["torch"].cpu())
     numbers, gauss = state["python"]
     random.setstate((3, tuple(numbers), gauss))
@@ -35,12 +35,12 @@ def set_random_streams(state: dict[str, Any]) -> None:
 
 
 def loader_streams(loaders: Iterable[Any]) -> list[Any]:
-    """State of the generators that loaders, their samplers and their data sets have of their own, in a fixed order."""
+    """States of the generators that belong to loaders, their samplers and their data sets, in a fixed order."""
     return [_state(generator) for generator in generators_of(loaders)]
 
 
 def set_loader_streams(loaders: Iterable[Any], states: Sequence[Any]) -> None:
-    """Restore the states of :func:`loader_streams`, if these loaders have equally many."""
+    """Restore the states of :func:`loader_streams`, if these loaders have the same number of generators."""
     generators = generators_of(loaders)
     if len(generators) == len(states):
         for generator, state in zip(generators, states, strict=True):
@@ -51,7 +51,7 @@ _Generator = torch.Generator | np.random.Generator | np.random.RandomState | ran
 
 
 def generators_of(loaders: Iterable[Any]) -> list[_Generator]:
-    """Generators that are attributes of a loader, of its samplers or of its data sets, each once."""
+    """The generators that are attributes of loaders, of their samplers or of their data sets, each listed once."""
     todo = list(loaders)
     visited = set[int]()
     owners = []

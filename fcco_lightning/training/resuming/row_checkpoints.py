@@ -1,4 +1,4 @@
-"""Checkpoints with large dual states in separate files, which all processes write and read."""
+"""Checkpoints whose large dual states are in separate files, which all processes write and read together."""
 
 import glob
 import secrets
@@ -43,20 +43,20 @@ from fcco_lightning.state.row_files import (
 )
 from fcco_lightning.training.sharding import ShardedWeights
 
-_ABANDONED = 3600.0  # seconds without a write after which a temporary file is that of a saver that was killed
-_RESTORED = {  # methods of Lightning, and what they hand to its owner
+_ABANDONED = 3600.0  # seconds since its last write after which a temporary file belongs to a killed process
+_RESTORED = {  # methods of Lightning -> the state that they restore
     "restore_model": "its weights and rows",
     "restore_datamodule": "the state of its datamodule",
     "restore_callbacks": "the state of its callbacks",
     "restore_training_state": "the state of its loops, optimizers and schedules",
 }
-FOLDER = "rows_folder"  # key under which a loaded checkpoint says where its rows lie
+FOLDER = "rows_folder"  # key of a loaded checkpoint for the folder of its row files
 
 
 class RowsCheckpointIO(CheckpointIO):
-    """A ``CheckpointIO`` that writes files completely or not at all, and removes the rows' folder with its checkpoint.
+    """A ``CheckpointIO`` that writes files completely or not at all, and removes a checkpoint with its row files.
 
-    ``inner`` does all other work except writing a plain local file.
+    ``inner`` does everything else, and all writes except those to plain local files.
     """
 
     def __init__(self, inner: CheckpointIO, trainer: Trainer) -> None:
@@ -67,7 +67,7 @@ class RowsCheckpointIO(CheckpointIO):
         """Write the file completely or not at all.
 
         Raises:
-            CheckpointError: if it cannot be written; an earlier file of that name is kept.
+            CheckpointError: if the file cannot be written; an earlier file of the same name is kept.
         """
         self._paths.add(str(path))
         if type(self.inner) is not TorchCheckpointIO or "://" in str(path):
@@ -78,15 +78,15 @@ class RowsCheckpointIO(CheckpointIO):
         _remove_abandoned(Path(path))
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read the file, and record the folder of its rows in the content.
+        """Read the file, and add the folder of its row files to the content.
 
         Raises:
-            CheckpointError: if it is damaged, or no checkpoint.
+            CheckpointError: if the file is damaged, or not a checkpoint.
         """
         if "://" not in str(path):
             opened(Path(path))
         if "weights_only" in kwargs and kwargs["weights_only"] is None:
-            kwargs["weights_only"] = True  # Lightning runs what it finds behind an address
+            kwargs["weights_only"] = True  # by default Lightning runs code in files from URLs
         checkpoint = self.inner.load_checkpoint(path, *args, **kwargs)
         if "fcco" in checkpoint:
             require_sound(checkpoint, path, to_continue=self.trainer.state.fn == "fit")
@@ -95,7 +95,7 @@ class RowsCheckpointIO(CheckpointIO):
         return checkpoint
 
     def _fill(self, checkpoint: dict[str, Any]) -> None:
-        """Read divided tensors, in the parts of this process where weights are divided now."""
+        """Read divided tensors: whole, or this process's part of them if the strategy divides weights."""
         strategy, module = self.trainer.strategy, self.trainer.lightning_module
         mesh = strategy.device_mesh["data_parallel"] if isinstance(strategy, ShardedWeights) else None
         processes = getattr(module, "processes", None) or Processes(alone=True)
@@ -103,7 +103,7 @@ class RowsCheckpointIO(CheckpointIO):
             put_back(checkpoint, Path(checkpoint["fcco"][FOLDER]), mesh)
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove the file and its rows, if they are this run's: a callback has their name perhaps from a stranger."""
+        """Remove the file and its row files if this run wrote them: an untrusted checkpoint may have given the path."""
         if not self._is_own(Path(path)):
             rank_zero_warn(f"{path} is not removed: no callback of this run has written it.")
             return
@@ -114,7 +114,7 @@ class RowsCheckpointIO(CheckpointIO):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _is_own(self, path: Path) -> bool:
-        """Whether this trainer has written a file, or it lies below the folder of a callback for checkpoints."""
+        """Whether this trainer has written the file, or a checkpoint callback's folder contains it."""
         callbacks: list[Any] = self.trainer.checkpoint_callbacks
         folders = {Path(callback.dirpath).resolve() for callback in callbacks if getattr(callback, "dirpath", None)}
         return str(path) in self._paths or bool(folders & {path.parent.resolve(), *path.parent.resolve().parents})
@@ -124,10 +124,10 @@ class RowsCheckpointIO(CheckpointIO):
 
 
 def install(trainer: Trainer) -> None:
-    """Make all processes of ``trainer`` take part in saving, and improve the errors of states that do not fit.
+    """Make all processes of ``trainer`` take part in saving, and improve the errors raised when states do not fit.
 
-    Lightning's strategies call the ``CheckpointIO`` of the first process only; therefore the method that all processes
-    call is wrapped, and so are the methods that restore states.
+    Lightning's strategies call the ``CheckpointIO`` in the first process only; therefore the strategy's method, which
+    all processes call, is wrapped.  The methods that restore states are wrapped for their errors.
     """
     strategy = trainer.strategy
     if isinstance(strategy.checkpoint_io, RowsCheckpointIO):
@@ -140,7 +140,7 @@ def install(trainer: Trainer) -> None:
         write_checkpoint = partial(write, checkpoint, filepath, storage_options=storage_options)
         if hasattr(module, "dual_states"):
             save(module.dual_states(), checkpoint, filepath, write_checkpoint, module.processes)
-        else:  # another module, fitted later by the same Trainer
+        else:  # not an FCCOModule: the same Trainer may fit another module later
             write_checkpoint()
 
     strategy.save_checkpoint = save_checkpoint  # type: ignore[method-assign]
@@ -154,7 +154,7 @@ def _naming_state(restore: Callable[..., None], trainer: Trainer, state: str) ->
         with in_words(f"checkpoint {trainer.ckpt_path}: {state}"):
             try:
                 restore(*args, **kwargs)
-            except ValueError:  # of torch, for groups of other sizes
+            except ValueError:  # raised by torch if parameter groups have other sizes
                 module: Any = trainer.lightning_module
                 if hasattr(module, "require_trained_as_then"):
                     module.require_trained_as_then()
@@ -170,22 +170,28 @@ def save(
     write: Callable[[], None],
     processes: Processes,
 ) -> None:
-    """Write the rows of large states, then the checkpoint that refers to them; a collective call of all processes.
+    """Write the rows of sharded states, then the checkpoint that refers to them; all processes must call it.
 
-    If it is interrupted, the earlier checkpoint of that name and its rows are intact.  Rows that are written to files
-    are removed from ``checkpoint``, the Trainer's content; ``write`` writes the rest (on the first process).
+    If saving is interrupted, the earlier checkpoint of that name and its rows are intact.
+
+    Args:
+        states: dual states by name.
+        checkpoint: content of the checkpoint; rows that are written to separate files are removed from it.
+        path: file of the checkpoint.
+        write: writes the rest of the content (on the first process).
+        processes: the processes of the job.
 
     Raises:
         CheckpointError: if a file cannot be written; on all processes.
         PeerError: on the other processes.
     """
-    # numbers of NumPy, such as a learning rate of np.geomspace, are read as code is, which reading refuses
+    # NumPy scalars, such as a learning rate from np.geomspace, are pickled as code, which loading refuses
     checkpoint.update(mapped(checkpoint, np.generic, np.generic.item))
     large = {name: s for name, s in states.items() if s.sharded}
     for name in large:
         for key in (f"{name}.rows", f"{name}._extra_state"):
             checkpoint["state_dict"].pop(key, None)
-    if "fcco" not in checkpoint:  # weights alone
+    if "fcco" not in checkpoint:  # a checkpoint of weights only
         gathered(checkpoint)
     divided = take_out(checkpoint)
     header: dict[str, Any] = checkpoint.get("fcco", {})
@@ -197,7 +203,7 @@ def save(
             header[STRUCTURE] = structure_of(checkpoint)
         write()
 
-    if not (large or divided) or "fcco" not in checkpoint:  # small rows are in the state_dict; weights alone need none
+    if not (large or divided) or "fcco" not in checkpoint:  # small rows are in the state_dict; weights need none
         with processes.together():
             sealed()
         return
@@ -226,7 +232,7 @@ def _save_with_rows(
                 write()
                 saved = True
     except BaseException:
-        if processes.rank == 0 and not saved:  # once the checkpoint is there it needs them, whatever became of others
+        if processes.rank == 0 and not saved:  # a complete checkpoint needs its rows even if another process failed
             shutil.rmtree(folder, ignore_errors=True)
         raise
     if processes.rank == 0:
@@ -236,7 +242,7 @@ def _save_with_rows(
 def _write_parts(
     states: Mapping[str, DualState], divided: Sequence[Tensor], folder: Path, processes: Processes
 ) -> tuple[list[RowPart], dict[str, int]]:
-    """Every process writes what it holds; the parts of all of them, and the rows of the table of divided tensors."""
+    """Write the rows of this process; return the parts of all processes and the row counts of divided tensors."""
     total: dict[str, int] = {}
     with processes.guard():
         parts = [asdict(write_part(folder, n, folder.name, s.first, s.rows, s.num_rows)) for n, s in states.items()]
@@ -247,7 +253,7 @@ def _write_parts(
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files of savers of ``path`` that were killed: nobody has written to them for long."""
+    """Remove the temporary files for ``path`` that killed processes left, which have not been written to for long."""
     for other in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError):
             if time.time() - other.stat().st_mtime > _ABANDONED:
@@ -256,31 +262,31 @@ def _remove_abandoned(path: Path) -> None:
 
 @contextmanager
 def _exclusive(folder: Path, processes: Processes) -> Iterator[None]:
-    """Let no other job save rows below ``folder`` meanwhile: the rows that it removes at the end would be theirs.
+    """Lock ``folder`` while rows are saved below it; otherwise two jobs of one name would remove each other's rows.
 
-    A file system without locks has none of this safety.
+    On a file system without locks this has no effect.
     """
     with ExitStack() as stack:
-        if processes.rank == 0:  # the others wait for it in their first exchange
+        if processes.rank == 0:  # the other processes wait for it in their first collective call
             with suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context((folder / ".lock").open("w"))
-                with suppress(ImportError):  # where a system has no such locks, jobs must not share a name
+                with suppress(ImportError):  # on systems without fcntl, jobs must not share a name
                     import fcntl  # noqa: PLC0415
 
-                    fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process is killed
+                    fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed or the process is killed
         yield
 
 
 def _remove_others(folder: Path) -> None:
-    """Remove the rows of earlier saves under the same name, and of interrupted ones."""
+    """Remove the rows of earlier and of interrupted saves of the same checkpoint."""
     for other in folder.parent.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
 
 
 def load(states: Mapping[str, DualState], checkpoint: dict[str, Any], processes: Processes) -> None:
-    """Fill ``states`` from a checkpoint of any number of processes, and put them into its ``state_dict``.
+    """Load ``states`` from a checkpoint written by any number of processes, and add them to its ``state_dict``.
 
     Raises:
         CheckpointError: if rows are missing, damaged, of another save, or of another problem; on all processes.
