@@ -180,7 +180,7 @@ def _with_assumptions(args: Sequence[str]) -> Iterator[str]:
         return
     assumed = {name: value for name, value in _assumed(options) if name not in options}
     assumptions = [f"{name} {shlex.quote(value)}" for name, value in assumed.items()]
-    print(printable_lines(f"Assumed, as nothing else is said: {' '.join(assumptions)}"), file=sys.stderr)  # noqa: T201 - the program's output
+    print(printable_lines(f"Defaults for this table, unless you set them: {' '.join(assumptions)}"), file=sys.stderr)  # noqa: T201 - the program's output
     arguments = [*_with_constraints(f"{name}={value}" for name, value in assumed.items())]
     args = list(_expanded_by_column(args, _column_names(options.get(_SENSITIVE, ""))))
     inside = [arg for arg in arguments if arg.startswith("--model.network.")]  # go after their class

@@ -232,7 +232,7 @@ def test_a_table_without_a_configuration(table, capsys, labels, more, expected):
         name: value for name, value in expected.items() if name not in more
     }
     said = capsys.readouterr().err
-    assert "Assumed, as nothing else is said: --data TabularDataModule" in said
+    assert "Defaults for this table, unless you set them: --data TabularDataModule" in said
     alike = "--data.columns.sensitive" in more and "AUC" not in more
     assert ("--model.constraints EqualizedOdds" in said) == alike
 
