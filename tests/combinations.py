@@ -1,4 +1,4 @@
-"""Combinations of arguments, of which the quick suite has half and the slow one the rest."""
+"""Parametrises tests with combinations of several axes; the quick suite runs half of them, the slow one the rest."""
 
 from collections.abc import Iterable, Mapping
 from itertools import product

@@ -1,4 +1,4 @@
-"""Arguments of datamodules written flat, as tests that vary one at a time need them, and put into their components."""
+"""Makes data modules from flat keyword arguments, so that a test can vary one at a time, or from nested mappings."""
 
 from typing import Any
 

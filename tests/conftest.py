@@ -1,7 +1,7 @@
-"""Shared by all tests: own folders, one thread, no global random state left behind, a small table, real data.
+"""Fixtures and settings of all tests: a folder for each test, one thread, restored random state, small and real data.
 
-The process that hands tests to the others reads this file before it starts them, so what takes seconds to import is
-imported where a test needs it.
+The process that distributes the tests reads this file before it starts the workers, so modules that take seconds to
+import are imported inside the functions that need them.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Pictures that tests look into."""
+"""A fixture and functions to check the contents of matplotlib figures."""
 
 from pathlib import Path
 

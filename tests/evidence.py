@@ -1,4 +1,4 @@
-"""How often random trials are repeated: FCCO_FULL_COUNTS=1 in the environment asks for the counts of the guide."""
+"""The numbers of repetitions of random trials; FCCO_FULL_COUNTS=1 in the environment sets those of the guide."""
 
 import os
 

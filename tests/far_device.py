@@ -1,10 +1,10 @@
-"""A device that is not there: its tensors compute on the CPU, refuse to meet tensors of the CPU, and count waits.
+"""A simulated device for tests of device code without a GPU.
 
-Operators that a deterministic training refuses on CUDA are refused, too.
+Tensors of the device "far" are tensors of the CPU in a wrapper, so that results are exact.  As on CUDA, an operation
+with tensors of both devices is refused, and so are operators without a deterministic implementation.
 
-To read a number from an accelerator, or to let the size of a tensor depend on one, is to wait until it has done all
-that was queued.  Tensors of the device "far" are numbers of the CPU in a wrapper, so results are exact, and every
-operation on them passes through one function, which counts what would wait::
+Reading a number from an accelerator, or making the size of a tensor depend on one, waits until all queued operations
+are done.  All operations on "far" pass through one function, which counts those that would wait::
 
     register()
     with FarDevice() as far:
@@ -12,7 +12,7 @@ operation on them passes through one function, which counts what would wait::
         ...
         far.waits  # by name of the operator
 
-It is for a process of its own: the name of the device stays known to torch.
+Use it in a process of its own, since torch does not forget the name of a device.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Jobs without a Trainer that train and save all the time, so that they can be killed at any moment."""
+"""Jobs without a Trainer that train and save continually, so that a test can kill them at any moment."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Copies of nested values with another value at one place, as a damaged or hostile file may hold them."""
+"""Copies of nested values in which one entry is replaced, as in a damaged or hostile file."""
 
 import math
 

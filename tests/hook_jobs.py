@@ -1,4 +1,4 @@
-"""Jobs of two processes, of which one fails in a hook of Lightning, or was told something else than the other."""
+"""Jobs of two processes, one of which fails in a hook of Lightning or has other arguments than the other."""
 
 import time
 from typing import Any

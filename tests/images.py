@@ -1,4 +1,4 @@
-"""Pictures and shards in files, as data sets of images have them."""
+"""Writes small images and webdataset shards to files, for tests of image data sets."""
 
 import io
 import tarfile

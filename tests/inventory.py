@@ -1,7 +1,7 @@
-"""What users have: names, arguments, commands, options and keys of a report, one a line.
+"""The list of what users rely on: names, arguments, commands, options and keys of a report, one per line.
 
-``uv run python -m tests.inventory`` prints the list; ``tests/inventory.txt`` holds it, and ``test_inventory.py``
-compares.  A line may leave the list only if ``tests/inventory_changes.txt`` says what took its place.
+``uv run python -m tests.inventory`` prints the list, ``tests/inventory.txt`` has the stored one, and
+``test_inventory.py`` compares them.  If a line disappears, ``tests/inventory_changes.txt`` must say what replaces it.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What the processes of a job do, for the tests of several processes under a Trainer."""
+"""Functions that the processes of a job run, for tests of several processes under a Trainer."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Jobs of several processes as a cluster would start them: one process per rank, LOCAL_RANK and friends set."""
+"""Starts a job of several processes as a cluster would: one process per rank, with LOCAL_RANK and the like set."""
 
 import os
 import pickle

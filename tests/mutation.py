@@ -1,13 +1,13 @@
-"""What the tests notice: small mistakes are put into the code, one at a time, and a test that runs it must fail.
+"""Mutation testing: small mistakes are put into the code, one at a time, and a test that runs it must fail.
 
     uv run --group mutation python -m tests.mutation --mutants 300 --jobs 2
 
-Mistakes are those of Cosmic Ray (another operator, another number, a condition turned round), drawn by a seed from all
-those that it knows for the mathematical folders.  First the tests of these folders and those that hold for all parts
-run once, and coverage.py writes down which of them runs which line.  Each mistake then meets a few of the tests that
-run its line; if none of these fails, all of them; and then those of its folder.  Mistakes are made in a copy of the
-repository for each job.  One that no test notices is printed with its place; some of them change nothing that matters,
-such as a message.
+The mistakes are mutations of Cosmic Ray (another operator, another number, a negated condition), drawn by a seed from
+all possible ones in the mathematical folders.  First the tests of these folders and the contracts run once, and
+coverage.py records which test runs which line.  Each mutation is then tried on a few of the tests that run its line; if
+none of these fails, on all of them, and then on all tests of its folder.  Mutations are made in a copy of the
+repository for each job.  A mutation that no test notices is printed with its line; some of them change nothing that
+matters, such as the text of a message.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Plans of rows whose classes, groups, labels, queries or bags are given as tensors, as samplings make them."""
+"""Short ways to make batch plans from tensors of classes, groups, labels, queries or bags."""
 # ruff: noqa: N802
 
 from fcco_lightning.data import (

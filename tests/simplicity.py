@@ -1,7 +1,7 @@
-"""How much code of the package a training step runs through: `uv run python -m tests.simplicity` prints it.
+"""Counts the code of the package that one training step runs through; `uv run python -m tests.simplicity` prints it.
 
-One batch, after those whose arrival is watched: of SONEX with 14 points of two ROC curves as constraints, and of two
-cases without.
+The step is on one batch, after the first batches of a run, which are checked more thoroughly: with SONEX and 14
+constraints on two ROC curves, and in two cases without constraints.
 """
 
 import ast

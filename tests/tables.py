@@ -1,4 +1,4 @@
-"""A small table and its datamodule."""
+"""A small table with two classes and two groups, and its data module."""
 
 import numpy as np
 import pandas as pd

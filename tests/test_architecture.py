@@ -1,4 +1,4 @@
-"""Data goes one way: imports point to lower floors only, and the core is plain PyTorch."""
+"""Imports point to lower layers only, and the core is plain PyTorch."""
 
 import ast
 import functools

@@ -1,4 +1,4 @@
-"""The benchmark scripts run, and count what they claim to count."""
+"""The benchmark scripts run, and their counts are right."""
 
 import contextlib
 import importlib.util

@@ -1,3 +1,5 @@
+"""Checks of arguments return the value, or refuse it by name."""
+
 import pytest
 
 from fcco_lightning import LabelSampling, MeanAveragePrecision, RankingEvaluation

@@ -1,4 +1,4 @@
-"""The page of claims is what its data say, and its data are what the benchmarks and tests say."""
+"""The page of claims agrees with its data, and the data with the benchmarks and tests."""
 
 import importlib.util
 from pathlib import Path

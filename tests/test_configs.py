@@ -1,4 +1,4 @@
-"""Every config of the project parses and trains two batches, on a small file of the layout it was written for."""
+"""Every configuration of the project is parsed and trains two batches, on a small file of the layout that it needs."""
 
 import csv
 import json

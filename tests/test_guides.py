@@ -1,4 +1,4 @@
-"""What the README and the guides show runs as shown, and what they name is there."""
+"""The examples of the README and the guides run as printed, and everything that they name exists."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Nothing that users have gets lost unnoticed: `tests/inventory.txt` is the list."""
+"""Nothing that users rely on disappears unnoticed: `tests/inventory.txt` is the list."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""One pass over a messy table: identifier, dates, texts, gaps and four groups stand in no way, and are said."""
+"""One run on a messy table: identifier, dates, texts, missing cells and four groups are handled and reported."""
 
 import shlex
 

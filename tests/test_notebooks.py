@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, and what is kept in them is what they printed."""
+"""The notebooks run from top to bottom, and their stored outputs are what they print."""
 
 import json
 import re

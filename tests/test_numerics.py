@@ -1,3 +1,5 @@
+"""Numerical functions: projections, roots, finiteness and ties."""
+
 import numpy as np
 import pytest
 import torch

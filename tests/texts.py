@@ -1,4 +1,4 @@
-"""A small table of generated texts: half a sentence tells the label, the other half the list it was sent to."""
+"""A small table of generated texts: half of a text depends on the label, the other half on the mailing list."""
 
 import numpy as np
 import pandas as pd

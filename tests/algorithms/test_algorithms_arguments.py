@@ -1,3 +1,5 @@
+"""Arguments of algorithms: which are refused, constants of the theory, and the stages of SOX-boost."""
+
 import pytest
 import torch
 

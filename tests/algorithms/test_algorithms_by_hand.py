@@ -1,4 +1,4 @@
-"""Updates written by hand (toy_problem.py), of what tests/reference/test_package.py does not step through."""
+"""Updates of algorithms against toy_problem.py, for cases that tests/reference/test_package.py does not cover."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Group DRO on a convex problem whose optimum scipy finds, and primal-dual steps against loops."""
+"""Group DRO on a convex problem whose optimum scipy finds, and primal-dual steps against explicit loops."""
 
 from math import comb
 

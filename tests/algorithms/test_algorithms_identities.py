@@ -1,4 +1,4 @@
-"""What one algorithm is in terms of another, and what its gradient is in terms of F."""
+"""Identities between algorithms, and between their gradient estimates and the gradient of F."""
 
 import pytest
 import torch

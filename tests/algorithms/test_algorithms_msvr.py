@@ -1,4 +1,4 @@
-"""MSVR's gradient has no bias: the mean over all batches of a step against the exact gradients at remembered rows."""
+"""MSVR's gradient estimate is unbiased: its mean over all batches is the exact gradient at the stored rows."""
 
 import copy
 from itertools import combinations

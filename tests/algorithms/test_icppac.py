@@ -1,4 +1,4 @@
-"""ICPPAC: its steps beside a second implementation in NumPy, and its ends at known KKT points."""
+"""ICPPAC: its steps against a second implementation in NumPy, and its limits against known KKT points."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""PG-SMD, PG-SVRG and their alternating relative reach the optima that scipy finds for convex problems."""
+"""PG-SMD, PG-SVRG and Alter-SGD reach the optima that scipy finds for convex problems."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The switching subgradient method: its steps by hand, and where it ends on a convex problem."""
+"""The switching subgradient method: its steps by hand, and its limit on a convex problem."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""A small problem with a compositional objective and two constraints, and its second, hand-written version.
+"""A small problem with a compositional objective and two constraints, and a second implementation of it.
 
-The package's version is an ``Engine``; the hand-written one uses explicit formulas, loops and ``torch.autograd`` only.
+The package's version is an ``Engine``; the second one uses explicit formulas, loops and ``torch.autograd`` only.
 """
 
 from functools import cache

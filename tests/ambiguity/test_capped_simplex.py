@@ -1,4 +1,4 @@
-"""Against scipy's linear programming, at sizes and shares where the cap makes whole numbers and where it does not."""
+"""The capped simplex against scipy's linear programming, for caps that give whole numbers of entries and for others."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""KKT residuals at optima that scipy finds, away from them, and of a biased estimator."""
+"""KKT residuals at optima found by scipy, away from optima, and with a biased estimator."""
 
 import numpy as np
 import pytest

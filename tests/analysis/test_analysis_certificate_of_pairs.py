@@ -1,4 +1,4 @@
-"""The certificate where samples are compared with all others and constraints are on other data: against autograd."""
+"""The certificate against autograd, for objectives over pairs and constraints on other data."""
 
 import numpy as np
 import pytest

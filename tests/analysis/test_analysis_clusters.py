@@ -1,4 +1,4 @@
-"""Confidence intervals where samples come in clusters: their coverage, and what is known of special cases."""
+"""Confidence intervals of clustered samples: their coverage, and special cases with a known answer."""
 
 import math
 

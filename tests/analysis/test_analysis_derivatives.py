@@ -1,4 +1,4 @@
-"""Exact inner functions and their gradients against autograd, over batches and processes, and what is refused."""
+"""Exact inner functions and their gradients against autograd, over batches and processes, and refused input."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""All diagnostics together at a convex optimum that scipy finds, and of functions that need no smoothing."""
+"""All diagnostics together, at a convex optimum found by scipy and for functions that need no smoothing."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Dual values: their number and size, those of a max form, and those that an algorithm's rows stand for."""
+"""Dual values: their number and size, those of a max form, and those that an algorithm's rows represent."""
 
 import pytest
 import torch

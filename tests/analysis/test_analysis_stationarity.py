@@ -1,4 +1,4 @@
-"""Stationarity against autograd of the smoothed objective, and where f itself has trained parameters."""
+"""Stationarity against autograd of the smoothed objective, also if f has trained parameters."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a configuration can name: the list, and what a misspelt name may have meant."""
+"""The classes that a configuration can name, and suggestions for misspelt names."""
 
 import inspect
 

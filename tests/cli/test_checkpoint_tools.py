@@ -1,4 +1,4 @@
-"""``fcco inspect`` and ``fcco convert``: what they say is what was saved, and nothing damaged gets through."""
+"""``fcco inspect`` and ``fcco convert``: their output is what was saved, and damaged files are refused."""
 
 import io
 import json

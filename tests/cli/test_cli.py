@@ -1,4 +1,4 @@
-"""The command line as a person meets it: the main job, overrides, mistakes, interrupts."""
+"""The command line as a user sees it: the main job, overrides, mistakes, interruptions."""
 
 import argparse
 import base64

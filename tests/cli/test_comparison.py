@@ -1,4 +1,4 @@
-"""``fcco compare`` on reports written by hand."""
+"""``fcco compare`` on hand-written reports."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Completion, asked of bash itself; the options of the sources against those of the command line's own parser."""
+"""Shell completion in bash itself, and its options against those of the command line's parser."""
 
 import inspect
 import shutil

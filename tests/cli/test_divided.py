@@ -1,4 +1,4 @@
-"""``fcco`` with weights that are divided over processes: fit, then every command that reads the checkpoint alone."""
+"""``fcco`` with weights divided over processes: fit, then every command that reads the checkpoint in one process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""``fcco front``: points planned, trained in order, resumed and compared; the training itself is written by hand."""
+"""``fcco front``: points are planned, trained in order, resumed and compared; training is replaced by a stub."""
 
 import copy
 import csv

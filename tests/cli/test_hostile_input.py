@@ -1,4 +1,4 @@
-"""Hostile files and names: every command ends within seconds, with what is wrong in words, or does its work."""
+"""Hostile files and names: every command either works or ends within seconds with a clear message."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What a command does not need it does not load: it answers at once, and trains the sooner."""
+"""Commands import only what they need, so that they answer at once; the help of ``fcco fit``."""
 
 import json
 import re

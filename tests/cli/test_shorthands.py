@@ -1,4 +1,4 @@
-"""What a person may leave out or write shortly on the command line."""
+"""Shorthands and defaults of the command line."""
 
 import json
 from pathlib import Path

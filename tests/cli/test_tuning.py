@@ -1,4 +1,4 @@
-"""``fcco tune``: against brute force over known figures, and on the embedded problem."""
+"""``fcco tune``: against brute force over known figures, and on a small synthetic problem."""
 
 import math
 import shlex

@@ -1,4 +1,4 @@
-"""Probabilities of scores against scikit-learn's calibrations."""
+"""Probabilities of scores against scikit-learn's calibration."""
 
 import warnings
 

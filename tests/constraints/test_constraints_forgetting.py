@@ -1,4 +1,4 @@
-"""Protected tasks: h_k is the mean over the samples of task k of what changed since the old model."""
+"""Protected tasks: h_k is the mean change of the loss over the samples of task k since the old model."""
 
 from types import SimpleNamespace
 

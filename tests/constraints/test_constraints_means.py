@@ -1,4 +1,4 @@
-"""What the shared contract of constraints does not ask of means over subsets."""
+"""Means over subsets, where they differ from the shared contract of constraints."""
 
 import pytest
 import torch

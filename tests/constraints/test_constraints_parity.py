@@ -1,4 +1,4 @@
-"""AUCs of groups as sums over pairs, against a loop over pairs; and labels that are no classes."""
+"""AUCs of groups against a loop over pairs, and labels that are not classes."""
 
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""Penalties as outer functions of the excess, and schedules of their weight rho."""
+
 import pytest
 
 from fcco_lightning.constraints import GeometricRho, HingePenalty, SmoothedHingePenalty, SquaredHingePenalty

@@ -1,4 +1,4 @@
-"""What the shared contract of constraints does not ask of equal ROC curves: names, scales of the scores, vacuity."""
+"""ROC fairness beyond the shared contract of constraints: names, scales of the scores, vacuity."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Constraints that cannot be met, or not be judged, are refused before training."""
+"""Constraints that cannot be satisfied or evaluated are refused before training."""
 
 import pytest
 import torch

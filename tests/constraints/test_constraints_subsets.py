@@ -1,4 +1,4 @@
-"""Subsets and groups by the names of a table, and data that a constraint would misread."""
+"""Subsets and groups by names in a table, and data that a constraint would misread."""
 
 import pandas as pd
 import pytest

@@ -1,4 +1,4 @@
-"""Rates of decisions beside the smooth ones, and multipliers that follow them."""
+"""Rates of decisions beside smooth rates, and multipliers that follow decisions."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Means of constraints over samples that are drawn with different probabilities: exact by strata, or with a warning."""
+"""Means of constraints over samples with unequal inclusion probabilities: exact by strata, or with a warning."""
 
 import warnings
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""When constraints hold and say nothing: nearly all decisions are alike, or scores rank by chance."""
+"""Warnings about vacuous constraints: nearly all decisions are equal, or scores rank by chance."""
 
 import numpy as np
 import pytest

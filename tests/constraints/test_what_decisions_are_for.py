@@ -1,4 +1,4 @@
-"""What decisions are for: costs in the loss, divisions of the scores against brute force, rates of constraints."""
+"""The purpose of decisions: costs in the loss, thresholds against brute force, rates in constraints."""
 
 import math
 

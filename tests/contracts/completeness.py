@@ -1,4 +1,4 @@
-"""Which classes of the package a registry must hold."""
+"""The classes of the package that a registry must contain."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""What the processes of a job do, for the tests of data that are not what was declared."""
+"""Functions that the processes of a job run, for tests of data that differ from what was declared."""
 
 import warnings
 

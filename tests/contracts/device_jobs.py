@@ -1,4 +1,4 @@
-"""What processes of their own do for test_other_devices.py: steps on another device, and the same on the CPU."""
+"""Functions that run in processes of their own for test_other_devices.py: steps on another device and on the CPU."""
 
 import warnings
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What every process of a job does, for several algorithms in one task."""
+"""Functions that every process of a job runs, for several algorithms in one task."""
 
 import torch
 

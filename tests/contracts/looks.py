@@ -1,4 +1,4 @@
-"""Counts where a program looks at a number, or lets a shape depend on one: where it would wait for an accelerator."""
+"""Counts where a program reads a number or lets a shape depend on one, and so would wait for an accelerator."""
 
 from contextlib import ExitStack
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every algorithm by name: how it is made and what it can do."""
+"""The registry of algorithms: how each is made, and its capabilities."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Every ambiguity set by name: how it is made, whether weights are in it, and its support function from elsewhere."""
+"""The registry of ambiguity sets: how each is made, its membership test, and a second form of its support function."""
 
 from collections.abc import Callable
 from typing import NamedTuple

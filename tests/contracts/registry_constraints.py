@@ -1,4 +1,4 @@
-"""Every public constraint of the package with its formula written a second time."""
+"""The registry of public constraints, with their formulas written a second time."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Every estimator by name: how it is made, its update in NumPy, and what it is on a quadratic function."""
+"""The registry of estimators: how each is made, its update in NumPy, and its values on a quadratic function."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

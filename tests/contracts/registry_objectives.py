@@ -1,4 +1,4 @@
-"""Every public objective of the package with its formula written a second time."""
+"""The registry of public objectives, with their formulas written a second time."""
 
 import torch
 from torch.nn.functional import normalize

@@ -1,4 +1,4 @@
-"""Objectives of lists, times and neighbours with their formulas written a second time."""
+"""Objectives of lists, survival times and neighbours, with their formulas written a second time."""
 
 import math
 

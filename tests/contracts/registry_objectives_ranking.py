@@ -1,4 +1,4 @@
-"""The objectives that rank positives above negatives, with their formulas written a second time."""
+"""Objectives that rank positives above negatives, with their formulas written a second time."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Further objectives with inner functions, with their formulas written a second time."""
+"""Other objectives with inner functions, with their formulas written a second time."""
 
 import torch
 from torch.nn.functional import normalize

@@ -1,4 +1,4 @@
-"""One entry for every kind of batch plan: how it is made, and all batches that a tiny one can draw."""
+"""The registry of batch plans: how each is made, and all batches that a tiny one can draw."""
 
 import math
 from collections.abc import Callable

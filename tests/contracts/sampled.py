@@ -1,7 +1,7 @@
-"""Batches of a small table in three ways of drawing, the gradient that a batch gives, and cases that bring a formula.
+"""A small table sampled in three ways, the gradient estimate of a batch, and cases with their formulas.
 
-The gradient is with respect to the table of all outputs of the network (the network looks them up), so it holds the
-gradient with respect to any weights.  Cases write F a second time, as loops over Python lists of scalars.
+The gradient is with respect to the table of all outputs of the network, from which the network reads them, so it
+determines the gradient with respect to any weights.  Cases write F a second time, as loops over lists of scalars.
 """
 
 from collections.abc import Callable, Iterator

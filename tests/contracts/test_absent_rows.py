@@ -1,4 +1,4 @@
-"""What is measured for rows that a batch does not contain may be any finite numbers, and changes nothing."""
+"""The inner values of rows that a batch does not contain have no effect, whatever finite numbers they are."""
 
 from contextlib import contextmanager
 

@@ -1,4 +1,4 @@
-"""What every algorithm keeps, for every member of the registry."""
+"""Properties of every algorithm in the registry."""
 
 import functools
 import itertools

@@ -1,6 +1,6 @@
 """Averaged over all batches, G is the gradient of F, or of ``sum <y, g>`` with the y that the algorithm uses.
 
-The data are six samples, of which two own the rows of the objective and are the rare subset of the constraint.
+The data are six samples, two of which have rows of the objective and form the rare subset of the constraint.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What holds of every ambiguity set: members, worst case, projections and best responses.
+"""Properties of every ambiguity set: members, worst case, projections and best responses.
 
 A maximiser q of a concave function over Q is recognised by its gradient g there: ``max_{p in Q} <g, p> = <g, q>``.
 """

@@ -1,4 +1,4 @@
-"""Every number that a part is made with lies in a range: what lies outside is refused by name, the ends are taken."""
+"""Every numerical argument has a range: values outside are refused by name, and its ends are accepted."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Columns and outputs of another shape or type: read as those that were meant, or refused by name."""
+"""Columns and outputs of other shapes or types are read as intended, or refused by name."""
 
 from functools import partial
 from itertools import count, cycle, islice

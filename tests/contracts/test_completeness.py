@@ -1,4 +1,4 @@
-"""Every class of the package for which there is a contract is in a registry, so that it is held to it."""
+"""Every class for which there is a contract is in a registry, so that the contract is tested."""
 
 import pytest
 from jsonargparse import ArgumentParser

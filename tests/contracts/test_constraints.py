@@ -1,4 +1,4 @@
-"""What holds of every constraint: its rows, its violation, and the gradient of its penalty, on average over batches."""
+"""Properties of every constraint: its rows, its violation, and the gradient of its penalty on average over batches."""
 
 from itertools import combinations
 

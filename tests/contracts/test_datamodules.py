@@ -1,4 +1,4 @@
-"""What every datamodule does with its splits, batches and checkpoints."""
+"""Properties of every data module: splits, batches and checkpoints."""
 
 import inspect
 from functools import partial

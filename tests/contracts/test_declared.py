@@ -1,4 +1,4 @@
-"""What is declared of the data is compared with what comes: no batch trains another problem without a word."""
+"""Declarations about the data are compared with the batches, so that no run silently trains another problem."""
 
 import warnings
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""What every estimator keeps, for every member of the registry."""
+"""Properties of every estimator in the registry."""
 
 import numpy as np
 import pytest

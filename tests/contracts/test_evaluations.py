@@ -1,4 +1,4 @@
-"""What every evaluation of the package keeps to, on an example with figures computed by other libraries."""
+"""Properties of every evaluation, on an example with figures computed by other libraries."""
 
 import json
 import math

@@ -1,6 +1,6 @@
-"""What is measured looks at no number, has shapes that follow from the batch's size, and nothing of what has no say.
+"""Measuring reads no number of a tensor, has shapes that depend on the batch size only, and ignores masked entries.
 
-Of every objective and constraint alone, and in a step of algorithms of every kind, which looks once.
+This holds for every objective and constraint alone, and in a step of algorithms of every kind, which reads one number.
 """
 
 from itertools import combinations, cycle, islice

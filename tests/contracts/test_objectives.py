@@ -1,4 +1,4 @@
-"""What holds of every objective: the right F, the right gradient at exact rows, and on average over batches."""
+"""Properties of every objective: F, its gradient at exact rows, and its gradient on average over batches."""
 
 from dataclasses import replace
 from itertools import combinations

@@ -1,7 +1,7 @@
-"""On another device than the CPU every step gives the same numbers, and waits for the device once.
+"""On a device other than the CPU every step gives the same numbers, and waits for the device once.
 
-Where there is no CUDA device, one that is not there is used: see tests/far_device.py, which also refuses tensors of two
-devices in one operator.
+Without CUDA a simulated device is used: see tests/far_device.py, which also refuses operators with tensors of two
+devices.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""What every batch plan keeps to, whatever its kind."""
+"""Properties of every batch plan."""
 
 from itertools import chain, combinations, islice, product
 

@@ -1,7 +1,7 @@
-"""Rows weigh on average what their owners are in the population that batches stand for, however batches are drawn.
+"""On average a row has the weight of its owner in the population, however batches are drawn.
 
-With ``prevalence: data`` that is the data; with ``prevalence: batch`` it is the population from which the samples of a
-batch would be a fair sample, in which a sample counts as often as batches hold it.
+With ``prevalence: data`` the population is the data; with ``prevalence: batch`` it is the one that batches represent,
+in which a sample counts as often as batches contain it.
 """
 
 from collections import Counter

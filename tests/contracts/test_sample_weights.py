@@ -1,4 +1,4 @@
-"""A sample of weight 2 counts as two samples: in every mean, objective, constraint, and figure."""
+"""A sample of weight 2 counts as two samples in every mean, objective, constraint and figure."""
 
 import numpy as np
 import pytest

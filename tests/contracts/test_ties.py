@@ -1,4 +1,4 @@
-"""What is computed from a set of samples does not depend on their order, also where many of them are equal."""
+"""Results on a set of samples do not depend on their order, even if many of them are equal."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Small problems on which every algorithm is trained, and a training that can be copied, stopped and spoilt."""
+"""Small problems on which every algorithm is trained, and a training that can be copied, stopped and corrupted."""
 
 import io
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""Batches of bags beside what every plan keeps to."""
+"""Batches of bags, beyond the contract of every batch plan."""
 
 import numpy as np
 import pandas as pd

@@ -1,3 +1,5 @@
+"""Uniform, balanced and repeated batch plans: permutations of an epoch, shares of classes, numbers of batches."""
+
 from collections import Counter
 
 import pytest

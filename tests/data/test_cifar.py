@@ -1,4 +1,4 @@
-"""CIFAR's binary version, classes that are positive together, imbalance, and two views of an image."""
+"""CIFAR's binary files, classes that are positive together, imbalance, and two views of an image."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which samples belong together: the column that a person names, as evaluation batches hold it."""
+"""Clusters of samples: the column that a user names, and its values in evaluation batches."""
 
 import pandas as pd
 import pytest

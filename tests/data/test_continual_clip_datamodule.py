@@ -1,3 +1,5 @@
+"""The data module of continual CLIP: prompts, tasks, pairs, the parts of a batch, and refused data."""
+
 import json
 
 import datasets

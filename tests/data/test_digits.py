@@ -1,3 +1,5 @@
+"""Generated images of digits: sizes, seeds, labels, and handwritings that differ between splits."""
+
 import numpy as np
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Digits of a `datasets` table in a .parquet file: continual CLIP on images of 28 x 28 pixels."""
+"""Digits from a `datasets` table in a .parquet file: continual CLIP on images of 28 x 28 pixels."""
 
 import shutil
 

@@ -1,3 +1,5 @@
+"""The encoding of table columns, against scikit-learn and for odd columns."""
+
 import warnings
 from datetime import datetime
 from functools import partial

@@ -1,3 +1,5 @@
+"""Piecewise linear features of columns."""
+
 import statistics
 from itertools import pairwise
 

@@ -1,3 +1,5 @@
+"""Fingerprints of the data in a checkpoint: which changes are noticed, and how they are named."""
+
 import os
 import shutil
 import warnings

@@ -1,3 +1,5 @@
+"""Batches of B1 groups with B2 samples each: numbers, uniformity, replacement, and refused arguments."""
+
 from collections import Counter
 
 import pytest

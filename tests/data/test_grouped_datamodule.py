@@ -1,3 +1,5 @@
+"""Data modules of tables with groups: splits, pooled tables, features, labels and checkpoints."""
+
 import logging
 import sys
 from collections import Counter

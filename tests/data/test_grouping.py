@@ -1,3 +1,5 @@
+"""The definition of groups by columns: combinations, bins, renamed values, small groups, and refused tables."""
+
 from collections import Counter
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Files that are damaged, cut or no tables or images at all: read as what is left of them, or refused by name."""
+"""Damaged or truncated files and files of other kinds: what can be read is used, or the file is refused by name."""
 
 import io
 import random

@@ -1,3 +1,5 @@
+"""Data modules of images with groups: splits, labels, augmentation and sources."""
+
 import json
 import warnings
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Noise on the pixels whose mean is a column of groups: CelebA's 160 groups on small files."""
+"""Noise on pixels whose mean defines groups: CelebA's 160 groups on small files."""
 
 import numpy as np
 import pytest

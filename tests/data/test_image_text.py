@@ -1,4 +1,4 @@
-"""Image-text pairs of which some images are held out with all of their captions."""
+"""The data module of image-text pairs, in which an image is held out with all its captions."""
 
 import datasets
 import numpy as np

@@ -1,3 +1,5 @@
+"""Reading images: formats, channels, bit depths, and missing, corrupt or too large files."""
+
 import io
 import os
 import random

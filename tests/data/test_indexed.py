@@ -1,4 +1,4 @@
-"""Data sets of (x, y) samples with an index, and what training on them knows."""
+"""Data sets of (x, y) samples that get an index, and what training knows about them."""
 
 from types import SimpleNamespace
 

@@ -1,3 +1,5 @@
+"""Layouts of image data sets on disk: CelebA, Camelyon17, BDD100K, folders."""
+
 import csv
 import json
 from pathlib import Path

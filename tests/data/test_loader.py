@@ -1,3 +1,5 @@
+"""The resumable loader: interruptions within an epoch, numbers of batches, and random state."""
+
 from itertools import chain
 
 import pytest

@@ -1,4 +1,4 @@
-"""What of the data cannot be read is counted, said, in the report, and refused beyond a tenth."""
+"""Unreadable samples are counted, mentioned in the report, and refused if more than a tenth."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""MedMNIST's files: labels of one or fourteen columns, three splits, and what is refused."""
+"""MedMNIST's files: one or fourteen label columns, three splits, and refused files."""
 
 import numpy as np
 import pytest

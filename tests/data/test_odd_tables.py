@@ -1,4 +1,4 @@
-"""Tables that are not what they seem: an index, the number of a row, a line of totals, a file without a header."""
+"""Misleading tables: an index column, row numbers, a line of totals, a file without header."""
 
 import logging
 

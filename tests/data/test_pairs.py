@@ -1,3 +1,5 @@
+"""Reading image-text pairs: folders, tables, shards, data sets and hub ids."""
+
 import json
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Batches of queries and of events beside what every plan keeps to."""
+"""Batches of queries and of events, beyond the contract of every batch plan."""
 
 from fractions import Fraction
 

@@ -1,3 +1,5 @@
+"""The roles of table columns: label, group, features and further columns."""
+
 import re
 from pathlib import Path
 

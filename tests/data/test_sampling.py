@@ -1,4 +1,4 @@
-"""How training batches are drawn, as datamodules and configurations say it."""
+"""Sampling options of data modules and configurations."""
 
 import numpy as np
 import pandas as pd

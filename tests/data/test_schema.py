@@ -1,3 +1,5 @@
+"""Kinds of table columns: typos, repeated headers, separators, and messages about them."""
+
 import logging
 import re
 import warnings

@@ -1,3 +1,5 @@
+"""Sources of tables: files, frames, `datasets` and the hub give the same frame."""
+
 import bz2
 import csv
 import gzip

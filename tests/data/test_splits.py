@@ -1,3 +1,5 @@
+"""Random splits: disjoint and complete, with the shares of scikit-learn, and with units kept whole."""
+
 import pytest
 import torch
 from sklearn.model_selection import StratifiedShuffleSplit

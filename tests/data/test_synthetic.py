@@ -1,3 +1,5 @@
+"""Synthetic problems: their closed forms against sampling."""
+
 import numpy as np
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""The data set of tensor columns: batched access, collation and refused columns."""
+
 import numpy as np
 import pytest
 import torch

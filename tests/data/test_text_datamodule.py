@@ -1,4 +1,4 @@
-"""Grouped texts: tokens, groups, splits, batches, and what is wrong with a table of texts."""
+"""Data modules of grouped texts: tokens, groups, splits, batches, and refused tables."""
 
 import logging
 import sys

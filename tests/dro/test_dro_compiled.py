@@ -1,4 +1,4 @@
-"""The compiled loop goes through the points of the NumPy path, and says what it does not cover."""
+"""The compiled loop has the iterates of the NumPy implementation, and names what it does not support."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""Solvers reach the optimum that a general solver finds, and the certificate is what a loop over the samples gives."""
+"""Solvers reach the optimum of a general solver, and the certificate equals a loop over the samples."""
 
 from contextlib import suppress
 from itertools import permutations

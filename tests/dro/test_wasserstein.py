@@ -1,4 +1,4 @@
-"""The Wasserstein ball of a linear classifier: against moves by linear programming, and scipy's minimum."""
+"""The Wasserstein ball of a linear classifier: against linear programs, and scipy's minimum."""
 
 import numpy as np
 import pytest

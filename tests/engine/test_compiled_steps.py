@@ -1,7 +1,7 @@
-"""A compiled step is the step itself, as one graph: no breaks, and the same weights, rows and figures.
+"""A compiled step is one graph without breaks, with the weights, rows and figures of the uncompiled step.
 
-Steps are traced and differentiated as for any compiler, in float64, and then run as they stand: code generation is
-torch's, and is tried with the Trainer in tests/training/test_compiled.py.
+Steps are traced and differentiated as for any compiler, in float64, and then run without code generation, which is
+torch's and is tested with the Trainer in tests/training/test_compiled.py.
 """
 
 import copy

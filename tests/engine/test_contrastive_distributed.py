@@ -1,4 +1,4 @@
-"""Pairs and protected tasks divided among processes: rows and gradients are those of one process with all of them."""
+"""Pairs and protected tasks divided among processes give the rows and gradients of one process with all of them."""
 
 from functools import partial
 

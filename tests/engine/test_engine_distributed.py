@@ -1,4 +1,4 @@
-"""Several processes with parts of a batch do what one process does with all of it."""
+"""Several processes with parts of a batch take the step of one process with the whole batch."""
 
 from functools import partial
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Neighbouring constraints of one kind are measured together, with the numbers that each has alone."""
+"""Neighbouring constraints of one class are measured together, with the values that each has alone."""
 
 from copy import deepcopy
 

@@ -1,4 +1,4 @@
-"""Batches of loaders that know nothing of this package: the same step as with tensors, or a word on the column."""
+"""Batches of loaders that do not use this package: the same step as with tensors, or an error that names the column."""
 
 from collections import UserDict, namedtuple
 from dataclasses import dataclass

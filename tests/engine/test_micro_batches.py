@@ -1,4 +1,4 @@
-"""Batches that pass through the network in parts: what is kept in memory, drawn at random, and averaged."""
+"""Batches that pass through the network in parts: memory, random numbers and averages."""
 
 import weakref
 

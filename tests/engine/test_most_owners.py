@@ -1,4 +1,4 @@
-"""What a plan promises of its batches: pairs of the few samples of a kind only, the same steps."""
+"""Bounds of a plan on the owners in a batch: pairs of these few samples only, and the same steps."""
 
 import itertools
 

@@ -1,7 +1,7 @@
-"""How many operators a step dispatches beyond a plain one, and that it waits for one number alone.
+"""The number of operators that a step dispatches beyond a plain one; a step waits for one number only.
 
-Operators are counted in place of seconds, which differ between machines.  Whoever adds some here raises a bound on
-purpose.
+Operators are counted instead of seconds, which differ between machines.  A change that adds operators must raise a
+bound here deliberately.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The second forward, and what is said of a batch that cannot be used."""
+"""The forward pass at the previous weights, and errors about batches that cannot be used."""
 
 import copy
 import re

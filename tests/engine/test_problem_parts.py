@@ -1,4 +1,4 @@
-"""Batches to which several loaders contribute."""
+"""Batches with parts from several loaders."""
 
 import copy
 

@@ -1,3 +1,5 @@
+"""The terms of a problem: what is logged, which rows are allocated, and which functions are smoothed."""
+
 import pytest
 import torch
 from torch import nn

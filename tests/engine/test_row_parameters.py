@@ -1,4 +1,4 @@
-"""Parameters of single samples move by the gradient of their own term, however often batches hold a sample."""
+"""Parameters of single samples move by the gradient of their own term, however often a batch contains the sample."""
 
 import copy
 

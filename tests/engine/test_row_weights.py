@@ -1,4 +1,4 @@
-"""Weights of rows in a mean over all of them, by enumeration and by hand; parameters of samples and of f."""
+"""Weights of rows in a mean over all rows, by enumeration and by hand; parameters of samples and of f."""
 
 import warnings
 from itertools import combinations, product

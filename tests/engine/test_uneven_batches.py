@@ -1,4 +1,4 @@
-"""Gradients of a sum over positives, by enumeration of all batches, where parts of batches are not alike."""
+"""Gradients of a sum over positives, by enumeration of all batches, if parts of batches differ in composition."""
 
 from itertools import permutations, product
 

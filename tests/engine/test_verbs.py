@@ -1,4 +1,4 @@
-"""An algorithm for linear models, written with the engine's verbs only, reaches the saddle point that scipy finds."""
+"""An algorithm for linear models, written with the engine's verbs only, reaches the saddle point found by scipy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Single estimators: the mirror form by its definition, the theoretical correction, what is refused."""
+"""Single estimators: the mirror form by its definition, the correction of the theory, and refused arguments."""
 
 import math
 

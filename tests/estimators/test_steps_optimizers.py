@@ -1,3 +1,5 @@
+"""Optimizers: proximal descent and the heavy ball against their formulas, and their states."""
+
 import numpy as np
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Binary figures: what a split leaves undefined, and which pictures are drawn."""
+"""Binary evaluation: figures that a split leaves undefined, and which pictures are drawn."""
 
 import math
 

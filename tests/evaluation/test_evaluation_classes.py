@@ -1,4 +1,4 @@
-"""What a report says of three classes or more, against scikit-learn."""
+"""The report for three or more classes, against scikit-learn."""
 
 import math
 

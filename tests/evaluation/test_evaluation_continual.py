@@ -1,4 +1,4 @@
-"""What was learnt and forgotten, and the table of tasks; the figures are among the contracts."""
+"""Learning, forgetting and the table of tasks; the figures are tested in tests/contracts."""
 
 import math
 

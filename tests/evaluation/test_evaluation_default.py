@@ -1,4 +1,4 @@
-"""The evaluation that fits an objective, by its type."""
+"""The default evaluation of an objective."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Figures where many values are equal, or nearly so."""
+"""Figures when many values are equal, or nearly so."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""A whole split from its batches, and the values of the constraints on it."""
+"""A whole split collected from its batches, and the values of the constraints on it."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What decisions are for, from the command line through a checkpoint to the predictions."""
+"""Decisions from the command line through a checkpoint to the predictions."""
 
 import warnings
 from pathlib import Path

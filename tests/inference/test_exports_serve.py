@@ -1,4 +1,4 @@
-"""Exported networks in programs that know nothing of this package."""
+"""Exported networks in programs without this package."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Trained networks applied to new tables, against the same arithmetic by numpy; and exported."""
+"""Trained networks on new tables, against the same arithmetic in NumPy; and exports."""
 
 import errno
 import importlib.util

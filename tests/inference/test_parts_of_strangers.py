@@ -1,4 +1,4 @@
-"""Objectives, constraints and evaluations that a checkpoint names: those of the package, and those that are trusted."""
+"""Objectives, constraints and evaluations in an untrusted checkpoint: classes of the package, and trusted ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A checkpoint from a stranger: no code that its file names runs, no other file is read, no memory is filled."""
+"""An untrusted checkpoint runs no code, makes no other file be read, and fills no memory."""
 
 import json
 import pickle

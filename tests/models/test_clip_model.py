@@ -1,3 +1,5 @@
+"""The CLIP model against open_clip: embeddings, temperatures, precision, cached class embeddings."""
+
 import copy
 import json
 import pickle

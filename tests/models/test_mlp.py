@@ -1,4 +1,4 @@
-"""The perceptron for tables: activations and layers without constants."""
+"""The perceptron for tables: activations, and layers without biases."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Networks of transformers with a head: padding, weights from a folder, what does not go together."""
+"""Text classifiers: padding, weights from a folder, and refused combinations of arguments."""
 
 from types import SimpleNamespace
 

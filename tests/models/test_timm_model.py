@@ -1,3 +1,5 @@
+"""Image networks of timm with a new head: arguments, frozen backbones, local weights."""
+
 import pytest
 import timm
 import torch

@@ -1,4 +1,4 @@
-"""Batches behind the first that would be misread: the engine names the cause and changes nothing."""
+"""Later batches that differ from the first and would be misread: the engine names the cause and changes nothing."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Means of exponentials of similarities, at once and by blocks, against double sums and finite differences."""
+"""Logarithms of means of exponentials, at once and by blocks, against double sums and finite differences."""
 
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""Pair losses and AUC, and properties of objectives beyond their contract."""
+
 import numpy as np
 import pytest
 import torch

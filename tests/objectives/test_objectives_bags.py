@@ -1,4 +1,4 @@
-"""Bags of instances beside what every objective keeps to: what is refused, and pooling at its limits."""
+"""Objectives of bags beyond their contract: refused input, and limits of pooling."""
 
 import warnings
 

@@ -1,3 +1,5 @@
+"""Objectives of group DRO against the worst cases that they stand for."""
+
 import numpy as np
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Cox's likelihood, losses of ranked lists and neighbourhood components: known special cases, and what is refused."""
+"""Cox's likelihood, losses of ranked lists and neighbourhood components: known special cases, and refused input."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The weight of a sample among those it is compared with: estimates of means over n samples by all batches."""
+"""The weight of a sample in its own comparison set: estimates of means over n samples, by all batches."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,7 @@
-"""Pairs of bags, whose rows act together, so that the tests of single rows cannot hold them.
+"""Pairs of bags, whose rows depend on each other, so that the tests of single rows do not apply.
 
-Those tests evaluate f on any number of rows, each for itself, and want slopes of f_i; the function of pairs is that of
-its own rows only, and what stands for its slope at row i is n dF / du_i, which is twice that of f_i.
+Those tests evaluate f row by row and want slopes of f_i.  Here the outer function is one of all rows, and the slope at
+row i is n dF / du_i, which is twice that of f_i.
 """
 
 import pytest

@@ -1,6 +1,6 @@
-"""What a case of an outer function is, its reference in 60 digits, and brute-force minimisation.
+"""The data of one case of an outer function, its reference with 60 digits, and brute-force minimisation.
 
-The reference is written from the definition of the function; it is what the package's arithmetic is measured against.
+A reference is written from the definition of the function; the package's arithmetic is compared with it.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Known parameters of outer functions: gradients against differences."""
+"""Known parameters of outer functions: gradients against finite differences."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Values and slopes of every outer function and of its envelope, against 60 digits, for float32 rows of any size."""
+"""Values and slopes of every outer function and its envelope against 60 digits, for float32 rows of any size."""
 
 from collections.abc import Callable
 

@@ -1,3 +1,5 @@
+"""Declared properties of outer functions: convexity, smoothness, Lipschitz constants, envelopes."""
+
 from inspect import isabstract
 
 import pytest

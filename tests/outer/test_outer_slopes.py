@@ -1,4 +1,4 @@
-"""Slopes of outer functions: against differences, at kinks, and the shapes and dtypes of values and slopes."""
+"""Slopes of outer functions: against finite differences, at kinks, and the shapes and dtypes of values and slopes."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Moreau envelopes, against minima over grids; and dual steps, which are their slopes, against maxima over grids."""
+"""Moreau envelopes against minima over grids, and dual steps, which are their slopes, against maxima over grids."""
 
 import numpy as np
 import pytest

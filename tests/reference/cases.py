@@ -1,7 +1,7 @@
-"""Complete problems of three families with a sampler, a start and the probabilities of their rows.
+"""Complete problems of three families with a sampler, a start and the inclusion probabilities of their rows.
 
-``make_case(name)`` gives whole batches; ``make_case(name, halved=True)`` has the presence probabilities of half a
-batch, for the methods that halve it.
+``make_case(name)`` is for whole batches; ``make_case(name, halved=True)`` has the inclusion probabilities of half a
+batch, for methods that divide it into halves.
 """
 
 from dataclasses import dataclass

@@ -2,13 +2,13 @@
 
 The pair (y, Jacobian) of ALEXR and ALEXR2 comes from one of four choices:
 
-* "halves": the first B // 2 samples move y, the others give the Jacobian.  A row of which only the second half speaks
-  uses the y its stored row stands for; a row never seen uses its value in the second half, unwritten.
-* "part": ``step(batch, other)``; the second, independent batch ``other`` moves y, ``batch`` gives the Jacobian.
-* "old": y from the rows before this step (a row never seen: its fresh value); then the rows move with the whole batch.
-* "reuse": the same batch moves y and gives the Jacobian, which biases G by ``Cov(y_i, Jac g_i)``.
+* "halves": the first B // 2 samples update y, the others give the Jacobian.  A row that is only in the second half
+  uses the y of its stored row; a row never seen uses its value in the second half, which is not stored.
+* "part": ``step(batch, other)``; the second, independent batch ``other`` updates y, ``batch`` gives the Jacobian.
+* "old": y from the rows before this step (a row never seen: its new value); then the whole batch updates the rows.
+* "reuse": the same batch updates y and gives the Jacobian, which biases G by ``Cov(y_i, Jac g_i)``.
 
-The direct objectives are measured on all samples of ``batch``.  The presence probabilities of the parts are those of
+The direct objectives are measured on all samples of ``batch``.  The inclusion probabilities of the parts are those of
 the batch that gives the Jacobian.
 """
 

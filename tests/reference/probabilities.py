@@ -1,6 +1,6 @@
-"""How likely a batch holds a sample of a subset, or of both of two: formulas, enumeration and Monte Carlo.
+"""Probabilities that a batch contains a sample of a subset, or of both of two: formulas, enumeration and Monte Carlo.
 
-Every sampler has ``absent(subset)``, the probability that no sample of the subset is in the batch, by formula.  Then
+Every sampler has ``absent(subset)``, a formula for the probability that no sample of the subset is in the batch.  Then
 
     P(A present) = 1 - absent(A),    P(A and B present) = 1 - absent(A) - absent(B) + absent(A or B).
 

@@ -1,11 +1,11 @@
 """PG-SMD and PG-SVRG in NumPy, from the boxes of the PG-SMD paper (Alg. 1 to 4), and the linearised problem (7).
 
-``min_x max_{y in Y} sum_i y_i f_i(x) - theta KL(y, 1/n)`` with Y the simplex, or its part below a cap.  The one part
-of the problem gives the f_i of the rows of which a batch speaks; a row that a batch speaks of with probability
-p_i has ``g_x = sum y_i / p_i grad f_i`` and ``g_y = f_i / p_i`` (n y_i grad f_i and n f_i e_i for one of n samples).
+``min_x max_{y in Y} sum_i y_i f_i(x) - theta KL(y, 1/n)`` with Y the simplex, or its part below a cap.  The single part
+of the problem gives the f_i of the rows in a batch; a row with inclusion probability p_i contributes
+``g_x = sum y_i / p_i grad f_i`` and ``g_y = f_i / p_i`` (n y_i grad f_i and n f_i e_i for one of n samples).
 ``w`` is the centre, ``x`` the inner point, ``y`` the weights; a stage is one call of Alg. 1 or 3.
 
-A pass over the data at one point goes through the batches until every row has come, each with its first value.
+A pass over the data at one point reads batches until every row has occurred, each with its first value.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""Constraints enforced by multipliers, in NumPy: rows u_i of means over subsets, multipliers that follow them.
+"""Constraints enforced by multipliers, in NumPy: rows u_i of means over subsets, and multipliers that follow them.
 
 ``min g_0(w)`` subject to ``h_i = u_i - kappa_i <= 0``, or ``|u_i1 - u_i2| <= kappa_i``, which has two sides
 ``s - kappa`` and ``-s - kappa``.  A step of SOX: ``G = grad g_0 + sum over rows present of (1/p_i) Jac^T y_i`` with y_i
-at the row and the multiplier from before, then the row, then the multiplier at the new row.  All that a multiplier is
-told is in the unit of |g_0| at the first batch, which therefore takes no multiplier: its G is grad g_0 alone.
+at the previous row and multiplier; then the row is updated, and then the multiplier at the new row.  Violations are
+measured in the unit of |g_0| at the first batch, which therefore uses no multipliers: its G is grad g_0 alone.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
-"""Objectives with scalars of their own beside the weights, in NumPy: partial AUC with thresholds, the margin loss.
+"""Objectives with trained scalars besides the weights, in NumPy: partial AUC with thresholds, the margin loss.
 
-Scores are ``s = x w``.  A batch that lacks a class says nothing; what is left weighs as much more as such batches are
-frequent.  Steps are those of SOX with plain descent.
+Scores are ``s = x w``.  A batch that lacks a class contributes nothing, and the other batches are weighted by the
+inverse probability that both classes are present.  Steps are those of SOX with plain gradient descent.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
-"""X-risks whose inner values are sums over pairs of samples, in NumPy, with gradients by hand.
+"""X-risks whose inner functions are sums over pairs of samples, in NumPy, with gradients by hand.
 
-All of them are ``F(w) = sum_i c_i f(g_i(w))``, ``g_i = own_i + sum over samples j != i of V_ij phi(d_ij)``: what stands
-in the papers is a table V of the data's known coefficients, shape (rows, n, k).  A batch estimates the sum over j from
-the slots that it has, and nothing else of an objective depends on how batches are drawn.
+All of them are ``F(w) = sum_i c_i f(g_i(w))``, ``g_i = own_i + sum over samples j != i of V_ij phi(d_ij)``, where the
+table V of shape (rows, n, k) has the known coefficients of the data.  A batch estimates the sum over j from its
+samples; nothing else of an objective depends on how batches are drawn.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""PG-SMD and PG-SVRG of the package against the boxes in NumPy, step by step, with rows of groups and of samples."""
+"""PG-SMD and PG-SVRG of the package against their NumPy version, step by step, with rows of groups and of samples."""
 
 from dataclasses import replace
 

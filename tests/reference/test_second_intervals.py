@@ -1,4 +1,4 @@
-"""Intervals of the package against a second implementation, and how often they hold the truth where that is hard."""
+"""Intervals of the package against a second implementation, and their coverage in hard cases."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The unconstrained model: trained as by hand, on the same batches, without any effect on the run."""
+"""The unconstrained model: trained as without the callback, on the same batches, without any effect on the run."""
 
 import copy
 import json

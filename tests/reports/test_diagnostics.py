@@ -1,4 +1,4 @@
-"""Diagnostics on the command line: of a run, of its checkpoint, and what is refused before anything runs."""
+"""Diagnostics on the command line, for a run and for its checkpoint, and what is refused before anything runs."""
 
 import json
 from pathlib import Path

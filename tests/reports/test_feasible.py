@@ -1,4 +1,4 @@
-"""The weights a run ends with under constraints."""
+"""The choice of the final weights of a run under constraints."""
 
 import math
 import re

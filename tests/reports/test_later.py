@@ -1,6 +1,6 @@
-"""What weights achieve on labelled rows that came later: those of a checkpoint and of the classifier.
+"""Reports on labelled rows of later data, for a checkpoint and for the classifier.
 
-A later table is reported on as the run itself reports on the same table, and as numpy counts its predictions.
+The report on a later table is that of the run on the same table, and agrees with predictions counted in NumPy.
 """
 
 import json

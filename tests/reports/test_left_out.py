@@ -1,6 +1,6 @@
-"""What of a report cannot be made ends no run: it is left out and said, and all else is there.
+"""An item of a report that cannot be made is left out with a warning, and everything else is there.
 
-Warnings are errors in the tests, so an item that is left out where nothing is expected to be fails every other test.
+Warnings are errors in the tests, so an item that is left out unexpectedly fails a test.
 """
 
 import json

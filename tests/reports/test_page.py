@@ -1,4 +1,4 @@
-"""The page of a run, read by a parser of HTML that forgives nothing."""
+"""report.html, read by a strict parser of HTML."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""A run as an object, and what an interrupt leaves of it."""
+"""A run as an object, and its state after an interruption."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""The last line of a run: true whether the constraints hold or not."""
+"""The last line of a run is true whether the constraints hold or not."""
 
 import math
 

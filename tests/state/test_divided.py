@@ -1,4 +1,4 @@
-"""Divided tensors in row files: what any number of processes writes, any other number reads."""
+"""Divided tensors in row files: any number of processes reads what any other number has written."""
 
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""Packing tensors of all processes into one buffer."""
+
 import pytest
 import torch
 

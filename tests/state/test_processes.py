@@ -1,3 +1,5 @@
+"""Collective calls of processes: gathering, sums, means and gradients."""
+
 import time
 from contextlib import ExitStack
 from datetime import timedelta

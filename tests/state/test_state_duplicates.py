@@ -1,3 +1,5 @@
+"""Repeated indices in a batch count once, with the mean of their values."""
+
 import pytest
 import torch
 from hypothesis import given, settings

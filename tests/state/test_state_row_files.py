@@ -1,3 +1,5 @@
+"""Row files: every bit is restored, by any number of processes, and damage is noticed."""
+
 import ctypes
 import errno
 import json

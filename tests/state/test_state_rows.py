@@ -1,3 +1,5 @@
+"""Rows of a dual state: reading, writing, dtypes and refused indices."""
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,4 +1,4 @@
-"""A dual state whose rows lie in several processes is, to whoever reads and writes, one table."""
+"""A dual state with rows in several processes behaves as one table for readers and writers."""
 
 from itertools import chain
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A small job for the tests of the LightningModule, and which cases of a test are quick."""
+"""Fixtures with a small job for tests of the LightningModule, and the choice of quick cases."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Data that an X-risk cannot be learnt from, and splits without its figures, as a user meets them: named."""
+"""Data from which an X-risk cannot be learnt, and splits without its figures: the errors name the cause."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A run that is stopped again and again, at random moments and in all ways, is the uninterrupted run, bit for bit."""
+"""A run that is interrupted many times, at random moments and in every way, equals the uninterrupted run exactly."""
 
 import os
 import random

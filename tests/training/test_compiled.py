@@ -1,4 +1,4 @@
-"""A compiled network trains as the network itself."""
+"""A compiled network trains as the uncompiled one."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Continual learning of CLIP under a Trainer: all algorithms, resume, what is kept of the old model, processes."""
+"""Continual learning of CLIP under a Trainer: all algorithms, resuming, the old model, several processes."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The objective as a loss: the same weights and rows as the engine's, which other tests compare with formulas."""
+"""The objective as a loss: the weights and rows of the engine, which other tests compare with formulas."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Trainings on a CUDA device, alone and with two processes that share it; skipped where there is none."""
+"""Training on a CUDA device, alone and with two processes that share it; skipped without one."""
 
 import pytest
 import torch

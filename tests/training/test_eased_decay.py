@@ -1,4 +1,4 @@
-"""Weight decay in proportion to the spread of scores: by hand, resumed, in two phases, refused, and what it is for."""
+"""Weight decay in proportion to the spread of scores: by hand, resumed, in two phases, refused, and its benefit."""
 
 import functools
 

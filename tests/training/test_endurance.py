@@ -1,4 +1,4 @@
-"""Long runs, signals at any moment and flipped bytes."""
+"""Long runs, signals at any moment, and flipped bytes."""
 
 import os
 import random

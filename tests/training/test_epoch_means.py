@@ -1,4 +1,4 @@
-"""Figures of training steps are those of the step's weights and parameters; those of an epoch are means over it."""
+"""Figures of training steps belong to the step's weights and parameters; those of an epoch are their means."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Evaluations in a run: what the report and its folder contain."""
+"""Evaluations in a run: the contents of the report and its folder."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The engine in a loop with Fabric does what it does in a bare one."""
+"""The engine in a loop with Fabric takes the steps of a plain loop."""
 
 from types import SimpleNamespace
 

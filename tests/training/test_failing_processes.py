@@ -1,4 +1,4 @@
-"""One of two processes fails in any hook, or was told something else: both end soon, and say why."""
+"""One of two processes fails in any hook, or has other arguments: both end soon, and name the cause."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Killed at any moment and continued with any number of processes: nothing lost, nothing silently wrong."""
+"""A job killed at any moment resumes with any number of processes, without loss or silent errors."""
 
 import os
 import random

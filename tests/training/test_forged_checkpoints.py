@@ -1,4 +1,4 @@
-"""Whole files whose entries are missing or of another type: one CheckpointError that names the file and the entry."""
+"""Checkpoints with entries missing or of another type: one CheckpointError that names the file and the entry."""
 
 import random
 import shutil

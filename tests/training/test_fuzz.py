@@ -1,4 +1,4 @@
-"""Random compositions, each stopped and continued along a random chain, are the uninterrupted run, bit for bit."""
+"""Random compositions, each interrupted and resumed along a random chain, equal the uninterrupted run exactly."""
 
 import random
 from collections import Counter

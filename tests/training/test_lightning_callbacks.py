@@ -1,4 +1,4 @@
-"""Every callback that Lightning ships works, resume included, or is refused by name with what to use instead."""
+"""Every callback of Lightning works, also when resumed, or is refused by name with an alternative."""
 
 import inspect
 import signal

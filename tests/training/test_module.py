@@ -1,4 +1,4 @@
-"""What Lightning's manual optimization takes away is given back."""
+"""Features that manual optimization in Lightning switches off and the module provides again."""
 
 import copy
 import math

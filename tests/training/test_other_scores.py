@@ -1,4 +1,4 @@
-"""What a run says of outputs that are no scores of classes, though the label has two."""
+"""Reports of a run whose outputs are not scores of classes, although the label has two values."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Loaders of a user's own: a run is continued exactly, or one warning says what does so."""
+"""Loaders made by the user: a run resumes exactly, or one warning says how to achieve it."""
 
 import random
 import warnings

@@ -1,4 +1,4 @@
-"""Every precision of Lightning: training works in it, or the precision is named, with the way out."""
+"""Every precision of Lightning: training works in it, or it is refused by name with an alternative."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Two phases of training in one run: another objective first, then the objective proper."""
+"""Two phases of training in one run: first another objective, then the main one."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""Counters of a checkpoint, in the forms that Lightning leaves them in."""
+"""Counters of a checkpoint, in all forms in which Lightning saves them."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A checkpoint is a continuation, bit for bit."""
+"""A resumed run equals the uninterrupted one bit for bit."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Every schedule of torch: resumed as if it had never stopped, and what is typed on a resume holds."""
+"""Every schedule of torch resumes exactly, and arguments changed on resuming take effect."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""A fit that begins with the weights and multipliers of another."""
+"""A fit that starts from the weights and multipliers of another."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Objectives of ranking under constraints, by arguments alone: the cap holds, and without it the score breaks it."""
+"""Ranking objectives under constraints: the constraint holds, and the model without it violates it."""
 
 import pytest
 import torch

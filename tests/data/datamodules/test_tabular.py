@@ -1,3 +1,5 @@
+"""Data modules of tables: sizes of known data sets, splits, encoding, checkpoints and refused tables."""
+
 import numpy as np
 import pandas as pd
 import pytest

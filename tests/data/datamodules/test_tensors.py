@@ -1,4 +1,4 @@
-"""Splits of tensors, and the other data sets that batches draw from."""
+"""Splits given as tensors, and other data sets from which batches are drawn."""
 
 import pytest
 import torch

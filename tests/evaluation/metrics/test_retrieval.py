@@ -1,3 +1,5 @@
+"""Metrics of ranked lists: ties, large grades, gains, and lists without relevant items."""
+
 import math
 
 import pytest

@@ -1,3 +1,5 @@
+"""Metrics of survival times: special cases, ties, splits without events, and large risks."""
+
 import math
 
 import pytest

@@ -1,4 +1,4 @@
-"""What the pictures show, read back from the figures, and when they are skipped."""
+"""The contents of pictures, read back from the figures, and when they are skipped."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""What the picture of continual learning shows, read back from the figure."""
+"""The contents of the picture of continual learning, read back from the figure."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What the pictures by group show, read back from the figures."""
+"""The contents of the pictures by group, read back from the figures."""
 
 from itertools import pairwise
 

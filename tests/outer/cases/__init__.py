@@ -1,6 +1,6 @@
-"""Cases and references of every outer function: a module for each theme, all of which are collected unasked.
+"""Cases and references of all outer functions: one module for each theme, collected automatically.
 
-A module holds ``CASES``, a list of :class:`tests.outer.case.Case`, and ``REFERENCES``, class -> maker of the reference.
+A module has ``CASES``, a list of :class:`tests.outer.case.Case`, and ``REFERENCES``, class -> maker of the reference.
 """
 
 from importlib import import_module

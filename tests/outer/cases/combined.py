@@ -1,4 +1,4 @@
-"""Functions of a weighted sum, of a size and of a difference of ratios."""
+"""Functions of a weighted sum, of a norm and of a difference of ratios."""
 
 import torch
 from mpmath import mpf

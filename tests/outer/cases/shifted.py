@@ -1,4 +1,4 @@
-"""Functions moved by a known parameter."""
+"""Functions shifted by a known parameter."""
 
 from collections.abc import Sequence
 

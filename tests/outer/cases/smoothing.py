@@ -1,4 +1,4 @@
-"""Smoothed functions; the folder adds an envelope of every class that has one."""
+"""Smoothed functions; tests/outer adds an envelope of every class that has one."""
 
 import torch
 from mpmath import erfc, exp, mpf, pi, sqrt
