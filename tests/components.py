@@ -67,7 +67,7 @@ def composed(flat: dict[str, Any], kinds: dict[str, tuple[Any, str]], *, plain: 
 
 
 def _taken(left: dict[str, Any], names: str) -> dict[str, Any]:
-    """Take out of ``left`` what ``names`` lists, under the names of the fields."""
+    """Remove the entries listed in ``names`` from ``left``, and return them under the names of the fields."""
     pairs = [name.partition(":")[::2] for name in names.split()]
     return {field or name: left.pop(name) for name, field in pairs if name in left}
 

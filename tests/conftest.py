@@ -21,8 +21,8 @@ import pytest
 if TYPE_CHECKING:
     from fcco_lightning.data.datamodules import TabularDataModule
 
-# pytest rewrites the asserts of every test file, and what it has rewritten lies with the bytecode: where that is not
-# written, as PYTHONDONTWRITEBYTECODE asks in many containers, every worker of every run does it all again
+# pytest caches test files with rewritten asserts as bytecode; if PYTHONDONTWRITEBYTECODE is set, as in many containers,
+# every worker of every run would rewrite them again
 sys.dont_write_bytecode = False
 
 DATA_FOLDER = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[2] / "shared/data"))
@@ -30,11 +30,11 @@ DATA_FOLDER = Path(os.environ.get("FCCO_DATA", Path(__file__).parents[2] / "shar
 
 ROOT = Path(__file__).parents[1]
 CACHES = {".git", ".venv", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis"}
-SOURCES = {".py", ".md", ".yaml", ".toml", ".swp"}  # which a person may edit while tests run
+SOURCES = {".py", ".md", ".yaml", ".toml", ".swp"}  # may be edited while tests run
 
 
 def files_of(root: Path) -> dict[str, int]:
-    """Files below a folder with the time of their last change; without sources and what tools keep there."""
+    """File -> time of its last change, for all files below a folder except sources and caches of tools."""
     found = {}
     for folder, inside, names in os.walk(root):
         inside[:] = [name for name in inside if name not in CACHES and not name.endswith(".egg-info")]
@@ -43,8 +43,8 @@ def files_of(root: Path) -> dict[str, int]:
     return found
 
 
-# Files that take longest, mostly waiting for processes that they start: they begin first, so that none is left alone at
-# the end while the other workers have nothing to do.
+# The slowest files, which mostly wait for processes that they start; they run first, so that no worker is left with one
+# at the end.
 LONGEST = (
     "training/test_ddp.py",
     "cli/test_cli.py",
@@ -58,17 +58,16 @@ LONGEST = (
 )
 
 
-QUICK = 5  # of so many cases of one test, or of all where they are fewer, one is quick
+QUICK = 5  # one in so many cases of a test is quick, and at least one
 
 
-@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; of the cases of a test a fifth is quick, and at least one, and the others are slow.
+    """Run the slowest files first; mark four fifths of the cases of each test, but not all, as slow.
 
-    One test begins with its first case, another with its second or a later one, as their names decide, so that every
-    class has its turn in some of the tests that all classes are given.  Cases that may be skipped, as those of another
-    device, are chosen apart from the others.  Files beside this one test pages and configurations, each of which is
-    another.
+    Which fifth is quick depends on the name of the test, so that every class is in the quick cases of some of the tests
+    that are parametrised by all classes.  Cases that may be skipped, such as those on a GPU, are divided separately.
+    Tests in the folder of this file are not divided: their cases are different pages and configurations.
     """
     tests: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
@@ -84,14 +83,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection() -> None:
-    """What is imported and collected stays until the end: the garbage collector need not look at it."""
+    """Switch garbage collection off during imports and collection, whose objects live until the end."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """From here on it looks at what tests make.
+    """Exclude all objects so far from garbage collection, and let torch's loggers propagate.
 
-    To every logger that does not propagate, as torch's dozens, pytest would give its handlers six times a test.
+    To every logger that does not propagate, such as dozens of torch, pytest would add its handlers six times per test.
     """
     for name, logger in logging.getLogger().manager.loggerDict.items():
         if isinstance(logger, logging.Logger) and name.partition(".")[0] in ("torch", "c10d-NullHandler-default"):
@@ -101,13 +100,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """At the exit everything is collected, as without tests."""
+    """Let the collector see all objects at exit."""
     gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _repository_is_left_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing below the repository has come, gone or changed when all tests are done; fixtures run elsewhere."""
+    """Assert that tests do not create, delete or change files of the repository; fixtures run in another folder."""
     before, here = files_of(ROOT), Path.cwd()
     os.chdir(tmp_path_factory.mktemp("fixtures"))
     yield
@@ -130,13 +129,13 @@ def _folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def tmp_path(_folders: Iterator[Path]) -> Path:
-    """An empty folder: that of the test before, if it has left nothing there, as most do."""
+    """An empty folder: that of the previous test if it is still empty, as it mostly is, otherwise a new one."""
     return next(_folders)
 
 
 @pytest.fixture(autouse=True)
 def _in_own_folder(_repository_is_left_alone: None, tmp_path: Path) -> Iterator[None]:
-    """Every test runs in its empty ``tmp_path``, so that relative paths neither find nor leave anything elsewhere."""
+    """Run every test in its empty ``tmp_path``, so that relative paths lead to no other files."""
     here = Path.cwd()
     os.chdir(tmp_path)
     yield
@@ -145,12 +144,12 @@ def _in_own_folder(_repository_is_left_alone: None, tmp_path: Path) -> Iterator[
 
 @pytest.fixture(autouse=True)
 def _same_random_state() -> Iterator[None]:
-    """Every test starts from the same global random state and one thread, whatever ran before it."""
+    """Start every test with the same global random state and one thread."""
     import torch
 
     torch.set_num_threads(1)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    # torch.manual_seed asks for all kinds of devices, and takes ten times as long
+    # torch.manual_seed seeds all kinds of devices, and takes ten times as long
     torch.default_generator.manual_seed(0)
     yield
     torch.set_rng_state(states[0])
@@ -165,7 +164,7 @@ QUIET: dict[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": 0,
 }
-"""Flags of a Trainer that writes and prints nothing."""
+"""Arguments of a Trainer that writes and prints nothing."""
 
 
 @pytest.fixture

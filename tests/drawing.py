@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Figures in the order in which they were saved; every one is still written, as a PNG."""
+    """The figures in the order in which they were saved, which are also written as PNG files."""
     figures, write = [], FigureCanvasAgg.print_png
 
     def written(canvas, file):
@@ -23,7 +23,7 @@ def drawn(monkeypatch):
 
 
 def heights(axes):
-    """Of the bars, from the left."""
+    """The heights of the bars, from left to right."""
     return [bar.get_height() for bar in axes.patches]
 
 

@@ -39,12 +39,12 @@ READS = {  # a number, or a shape that depends on numbers
     "aten._unique2.default",
 }
 RANDOM_ORDER = {"aten.histc.default", "aten.put_.default", "aten.median.dim"}
-"""Sums in an order that changes from one call to the next on CUDA, which a deterministic training refuses."""
+"""Operators that sum in a random order on CUDA, and are refused by deterministic algorithms."""
 INDEXING = {"aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default"}
 
 
 class FarTensor(torch.Tensor):
-    """A tensor of the device; ``near`` holds its numbers."""
+    """A tensor on the device; ``near`` is the CPU tensor with its values."""
 
     near: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -61,7 +61,7 @@ class FarTensor(torch.Tensor):
         return run(func, args, kwargs or {})
 
     def __reduce_ex__(self, protocol):
-        return self.near.__reduce_ex__(protocol)  # in a file it is one of the CPU
+        return self.near.__reduce_ex__(protocol)  # it is saved as a CPU tensor
 
     @property
     def data(self) -> "FarTensor":
@@ -73,7 +73,7 @@ class FarTensor(torch.Tensor):
 
 
 class FarDevice(TorchDispatchMode):
-    """Lets tensors be made on the device, and counts its waits.
+    """Within this context tensors can be made on the device, and waits are counted.
 
     Attributes:
         waits: by name of the operator.
@@ -101,7 +101,7 @@ class FarDevice(TorchDispatchMode):
 
 
 class _Constants(TorchFunctionMode):
-    """``torch.tensor(..., device="far")`` and ``tolist``, which are no operators; the first from pageable memory."""
+    """Handles functions that are not operators: ``torch.tensor(..., device="far")``, which waits, and ``tolist``."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -117,7 +117,7 @@ class _Constants(TorchFunctionMode):
 
 
 class _Backend(_DummyBackendModule):
-    """What autocast asks for."""
+    """The functions of a device module that autocast calls."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
@@ -133,7 +133,7 @@ class _Backend(_DummyBackendModule):
 
 
 class FarAccelerator(Accelerator):
-    """The device as Lightning knows it."""
+    """The accelerator of the device for Lightning."""
 
     def setup_device(self, device: torch.device) -> None:
         pass
@@ -166,7 +166,7 @@ class FarAccelerator(Accelerator):
 
 
 def register() -> None:
-    """Let torch know the name of the device, and Lightning: ``Trainer(accelerator="far", strategy="far")``."""
+    """Register the device with torch and with Lightning: ``Trainer(accelerator="far", strategy="far")``."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
     AcceleratorRegistry.register(NAME, FarAccelerator)
     far = {"device": torch.device(NAME, 0), "accelerator": FarAccelerator()}
@@ -174,7 +174,7 @@ def register() -> None:
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operator on tensors of which some are far."""
+    """Run an operator on the CPU tensors, and wrap its results if they belong on the device."""
     name, tensors = str(func), list(_tensors((args, kwargs)))
     far, target, near_kwargs = [t for t in tensors if isinstance(t, FarTensor)], kwargs.get("device"), dict(kwargs)
     if target is not None:
@@ -189,10 +189,10 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     found = func(*_near(args), **_near(near_kwargs))
     if name == "aten.copy_.default":
         return args[0]
-    if far and torch.Tag.inplace_view in func.tags:  # the wrapper changes its shape, too
+    if far and torch.Tag.inplace_view in func.tags:  # also change the shape of the wrapper
         with no_dispatch():
             func(*args, **kwargs)
-    known = {id(t.near): t for t in far}  # operators in place return what they are given
+    known = {id(t.near): t for t in far}  # in-place operators return their argument
     if not far and not _is_far(target):
         return found
     return _changed(found, lambda t: known[id(t)] if id(t) in known else FarTensor(t))
@@ -234,7 +234,7 @@ def _near(tree: Any) -> Any:
 
 
 def _changed(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Every tensor in lists, tuples and dictionaries changed; torch's own walk takes longer than the operators."""
+    """Apply ``change`` to every tensor in lists, tuples and dictionaries; pytree is slower than the operators."""
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if isinstance(tree, dict):

@@ -25,7 +25,7 @@ IO = RowsCheckpointIO(
 
 
 def processes():
-    """Of the job that this process was started for."""
+    """The processes of this job."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return Processes(alone=True)
     dist.init_process_group("gloo")
@@ -33,7 +33,7 @@ def processes():
 
 
 def store(states, checkpoint, path, group):
-    """Write a checkpoint, of whose header only what a test is about matters."""
+    """Write a checkpoint whose header has only the entries that a test needs."""
     header = {"version": CHECKPOINT_VERSION, "world_size": group.size, "algorithm": "SONEX", "num_samples": SAMPLES}
     header |= {"skipped_batches": 0, "optimizer": {"class": "HeavyBall"}} | checkpoint["fcco"]
     checkpoint = {"pytorch-lightning_version": "2.6.6", "epoch": 0, "global_step": 0, **checkpoint, "fcco": header}
@@ -46,12 +46,12 @@ def store(states, checkpoint, path, group):
 
 
 def version_of_rows(version, first, count):
-    """What the rows hold in a version: no two versions share a row."""
+    """The rows of a version; no two versions have a common row."""
     return (torch.arange(first, first + count) % 1009 + version * 1009.0).unsqueeze(1)
 
 
 def save_versions(path, version):
-    """Save one version after the other under one name, for ever."""
+    """Save one version after the other to the same path, without end."""
     state = DualState(ROWS, processes=(group := processes()), layout="sharded")
     while True:
         version += 1
@@ -60,7 +60,7 @@ def save_versions(path, version):
 
 
 def loaded_version(path):
-    """The version in a checkpoint, of which every row is checked."""
+    """The version of a checkpoint, after a check of all its rows."""
     state = DualState(ROWS, processes=Processes(alone=True), layout="sharded")
     checkpoint = IO.load_checkpoint(path)
     load({"table": state}, checkpoint, state.processes)
@@ -70,7 +70,7 @@ def loaded_version(path):
 
 
 def union_batch(step):
-    """Samples of a step, with repeats, in a number that P does not divide."""
+    """Indices of a step's samples, some of them repeated; the number of processes does not divide their number."""
     generator = torch.Generator().manual_seed(step)
     index = torch.randint(SAMPLES, (25 + step % 3,), generator=generator)
     everything = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -79,7 +79,7 @@ def union_batch(step):
 
 
 def train(path, until, save_every=1):
-    """Continue the run of ``path``, if there is one, up to a number of steps; weights and rows."""
+    """Start or resume the run at ``path``, train up to a number of steps, and return weights and rows."""
     group = processes()
     torch.manual_seed(0)
     network, objective = torch.nn.Linear(3, 1).double(), SoftRank()

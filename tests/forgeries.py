@@ -12,7 +12,7 @@ VALUES = {
 
 
 def paths(value, at=()):
-    """Where all entries of a nested structure are."""
+    """The paths of all entries of a nested structure."""
     if at:
         yield at
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
@@ -21,7 +21,7 @@ def paths(value, at=()):
 
 
 def forged(value, at, other):
-    """A copy with another value at one place."""
+    """A copy in which the entry at one path is replaced by another value."""
     key, *further = at
     made = dict(value) if isinstance(value, dict) else list(value)
     if further:

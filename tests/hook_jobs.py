@@ -15,13 +15,13 @@ OWNERS = {"module": LightningModule, "data": LightningDataModule, "callback": Ca
 
 
 def hooks(owner: str) -> list[str]:
-    """All hooks that Lightning knows of a module, a datamodule or a callback."""
+    """All hooks of Lightning for a module, a data module or a callback."""
     named = [n for n in dir(OWNERS[owner]) if n.startswith(_KINDS) or n in _STEPS or (n in _DATA and owner == "data")]
     return [n for n in named if callable(getattr(OWNERS[owner], n))]
 
 
 def spoil(owner: str, hook: str, bad: int, part: Any) -> None:
-    """Put a hook in the place of another one, which fails on one rank."""
+    """Replace a hook by one that fails on one rank."""
     before = getattr(part, hook)
 
     def instead(*args: Any, **settings: Any) -> Any:
@@ -33,7 +33,7 @@ def spoil(owner: str, hook: str, bad: int, part: Any) -> None:
 
 
 def fail_in(owner: str, hook: str, bad: int, checkpoint: str) -> Any:
-    """Continue a fit from a checkpoint, save, validate, test and predict, where a hook of one rank fails."""
+    """Resume a fit from a checkpoint, save, validate, test and predict, while a hook fails on one rank."""
     callback = Callback()
 
     def before(module: Any, data: Any) -> None:
@@ -46,7 +46,7 @@ def fail_in(owner: str, hook: str, bad: int, checkpoint: str) -> Any:
 
 
 class Late(Callback):
-    """The first process is long about the end of a run."""
+    """Delays the end of a run in the first process."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -64,6 +64,6 @@ def end_late(seconds: float) -> Any:
 
 
 def fit_told(two: tuple[dict[str, Any], dict[str, Any]]) -> Any:
-    """Fit as one of two jobs says, each process as another one."""
+    """Fit with two different jobs, one for each process."""
     own = two[jobs.rank()]
     return jobs.fit(own | {"callbacks": [Report(own["report"])]} if "report" in own else own)

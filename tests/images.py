@@ -7,13 +7,13 @@ from PIL import Image
 
 
 def picture(path, red=0, side=8):
-    """Write a picture of one shade of red."""
+    """Write an image of a uniform shade of red."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (side, side), (red % 256, 0, 0)).save(path)
 
 
 def as_bytes(image, kind="PNG", **options):
-    """The bytes of a file with this picture."""
+    """The bytes of an image file."""
     stream = io.BytesIO()
     image.save(stream, kind, **options)
     return stream.getvalue()

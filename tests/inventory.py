@@ -22,7 +22,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def printed(*words: str) -> str:
-    """What a command prints."""
+    """The output of a command."""
     out, given = io.StringIO(), sys.argv
     sys.argv = ["fcco", *words]
     try:
@@ -72,7 +72,7 @@ def configurations() -> Iterator[str]:
 
 
 def report() -> Iterator[str]:
-    """Keys of ``report.json`` of a small run, and what else it leaves."""
+    """Keys of ``report.json`` of a small run, and the files that it writes."""
     with tempfile.TemporaryDirectory() as folder:
         config = str(CONFIGS / "roc_fairness" / "synthetic_multipliers.yaml")
         small = {"trainer.max_epochs": 1, "trainer.limit_train_batches": 3, "trainer.default_root_dir": folder}

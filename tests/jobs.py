@@ -125,7 +125,7 @@ PAIR_ALGORITHMS: dict[str, Callable[[], Any]] = {
 
 
 class Transformer(nn.Module):
-    """Two layers over the columns of a table, each of which is a token; one parameter is a single number."""
+    """A transformer of two layers with the columns of a table as tokens; one of its parameters is a scalar."""
 
     def __init__(self, columns: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Transformer(nn.Module):
 
 
 class At(Callback):
-    """Calls a function after a batch."""
+    """Calls a function after a given batch."""
 
     def __init__(self, epoch: int, batch: int, act: Callable[[Trainer], None]) -> None:
         self.epoch, self.batch, self.act = epoch, batch, act
@@ -151,7 +151,7 @@ class At(Callback):
 
 
 def save_at(epoch: int, batch: int, path: Any) -> At:
-    """Saves after a batch, before any hook that follows the batch."""
+    """Saves a checkpoint after a batch, before all hooks that follow the batch."""
     return At(epoch, batch, lambda trainer: trainer.save_checkpoint(path))
 
 
@@ -164,7 +164,7 @@ def world_size() -> int:
 
 
 def trained(job: Mapping[str, Any], module: FCCOModule, data: Any) -> Trainer:
-    """A Trainer of this process that has fitted ``module`` as ``job`` says; every key has a default."""
+    """Fit ``module`` with the settings of ``job``, whose keys all have defaults, and return the Trainer."""
     strategy: Any = "ddp" if world_size() > 1 else "auto"
     where = {"accelerator": "cpu", "devices": world_size() // job.get("nodes", 1)}
     if job.get("cuda") and world_size() == 1:
@@ -191,7 +191,7 @@ def trained(job: Mapping[str, Any], module: FCCOModule, data: Any) -> Trainer:
 
 
 def fit(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Train as ``job`` says and return what has come of it; every key has a default."""
+    """Train with the settings of ``job``, whose keys all have defaults, and return the outcome."""
     seed_everything(job.get("seed", 0), verbose=False)
     objective = SoftRank() if job.get("objective") == "rank" else AUC()
     data = make_data(
@@ -222,7 +222,7 @@ def fit(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Parts(IterableDataset[dict[str, Tensor]]):
-    """The first samples of a table, again and again."""
+    """The first samples of a table, repeated."""
 
     def __init__(self, table: TensorTable, size: int) -> None:
         self.table, self.size = table, size
@@ -232,7 +232,7 @@ class Parts(IterableDataset[dict[str, Tensor]]):
 
 
 def fit_own_loader(job: Mapping[str, Any]) -> int:
-    """Train on loaders of another making, which have ``batches`` of 4 samples on each process."""
+    """Train on loaders that do not use this package, with ``batches`` of 4 samples in each process."""
     x = torch.randn(40, 7, generator=torch.Generator().manual_seed(0))
     table, size = (
         TensorTable({"x": x, "y": (x[:, 0] > 0).long(), "group": (x[:, 1] > 0).long()}),
@@ -244,7 +244,7 @@ def fit_own_loader(job: Mapping[str, Any]) -> int:
 
 
 def group_texts(dropout: float) -> tuple[Any, nn.Module, float]:
-    """Texts in 4 groups with a transformer, and the share of the groups that counts."""
+    """Texts in 4 groups, a transformer, and the share alpha of the groups."""
     data = GroupedTextDataModule(
         LabelledTexts(make_texts(96)),
         columns=Columns("spam", positive="spam"),
@@ -259,7 +259,7 @@ def group_texts(dropout: float) -> tuple[Any, nn.Module, float]:
 
 
 def group_table(dropout: float, name: str) -> tuple[Any, nn.Module, float]:
-    """A table in 8 groups with a perceptron, and the share of the groups that counts."""
+    """A table with 8 groups, a perceptron, and the share alpha of the groups."""
     data = TabularDataModule(
         make_frame(400, 0).assign(far=lambda f: (f["b"] > 0).map({True: "far", False: "near"})),
         columns=Columns("label", positive="yes"),
@@ -300,7 +300,7 @@ SMALL_DIGITS: dict[str, Any] = {
 
 
 def pairs_module(algorithm: str = "SONEX", learn: str = "no", **changes: Any) -> FCCOModule:
-    """A small CLIP model that learns pairs and must not forget protected tasks."""
+    """The module of a small CLIP model that learns pairs and must not forget protected tasks."""
     smooth = algorithm in ("SGD", "SOX", "MSVR")
     objective = InfoNCE(0.1) if algorithm == "SGD" else GlobalContrastive(0.1, learn, rho=2.0, tau_lr=1e-3)  # type: ignore[arg-type]
     parts: dict[str, Any] = {
@@ -325,7 +325,7 @@ def pairs_data(job: Mapping[str, Any]) -> ContinualCLIPDataModule:
 
 
 def fit_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Continual learning of CLIP in small; every key of ``job`` has a default."""
+    """Continual learning of a small CLIP model; every key of ``job`` has a default."""
     seed_everything(job.get("seed", 0), verbose=False)
     data = pairs_data(job)
     module = pairs_module(**job.get("module", {}))
@@ -341,7 +341,7 @@ def fit_pairs(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fit_all_pairs(several: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Several jobs one after the other, in processes that have to import open_clip only once."""
+    """Run several jobs one after the other in the same processes, which import open_clip only once."""
     environment, found = dict(os.environ), {}
     with torch.random.fork_rng():
         for name, job in several.items():
@@ -351,12 +351,12 @@ def fit_all_pairs(several: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[st
 
 
 def whole(tensor: Any) -> Tensor:
-    """A tensor with the parts of all processes, which call this together."""
+    """A tensor with the parts of all processes; a collective call."""
     return tensor.full_tensor() if is_divided(tensor) else tensor  # type: ignore[no-any-return]
 
 
 def outcome(trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
-    """Weights, the objective's own among them, rows held here, and what was counted."""
+    """Weights, including those of the objective, the rows of this process, and counters."""
     weights = {name: whole(p.detach()).cpu().clone() for name, p in module.network.state_dict().items()}
     weights |= {name: p.detach().cpu().clone() for name, p in module.objective.named_parameters()}
     rows = {name: (s.first, s.num_rows, s.rows.cpu().clone()) for name, s in module.dual_states().items()}
@@ -365,7 +365,7 @@ def outcome(trainer: Trainer, module: FCCOModule) -> dict[str, Any]:
 
 
 def assert_same_run(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
-    """That two outcomes have the same weights, figures and rows, bit for bit; rows never written are NaN in both."""
+    """Assert that two outcomes have the same weights, figures and rows, bit for bit; unwritten rows are NaN in both."""
     torch.testing.assert_close(a["weights"], b["weights"], rtol=0, atol=0)
     assert a["logged"] == b["logged"]
     for (_, _, left), (_, _, right) in zip(a["rows"].values(), b["rows"].values(), strict=True):
@@ -373,7 +373,7 @@ def assert_same_run(a: Mapping[str, Any], b: Mapping[str, Any]) -> None:
 
 
 def everything(trainer: Trainer) -> dict[str, Tensor]:
-    """All tensors and numbers that training has moved, by name."""
+    """All tensors and numbers that training changes, by name."""
     module: Any = trainer.lightning_module
     tensors = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
     todo = [("optimizer", trainer.optimizers[0].state_dict()), ("engine", module.engine.state_dict())]
@@ -389,13 +389,13 @@ def everything(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def require_same(found: Trainer, expected: Trainer) -> None:
-    """Both have trained to the same end, to the last bit."""
+    """Assert that two runs have the same final state, bit for bit."""
     assert found.global_step == expected.global_step
     torch.testing.assert_close(everything(found), everything(expected), rtol=0, atol=0, equal_nan=True)
 
 
 def whole_rows(outcomes: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """All rows of every state, put together from those of all processes; replicas must be equal."""
+    """All rows of every state, assembled from all processes; replicas must be equal."""
     tables = {}
     for name, (_, num_rows, part) in outcomes[0]["rows"].items():
         table = torch.full((num_rows, part.shape[1]), float("nan"), dtype=part.dtype)
@@ -432,7 +432,7 @@ def sabotage_network(bad_rank, call, how, module, data):
 
 
 def spoil_a_gradient(module, data):
-    """In the part of a weight that the last process holds."""
+    """Put a bad value into a gradient, in the part of a weight that the last process holds."""
 
     def spoil(parameter):
         part = parameter.grad.to_local()
@@ -451,7 +451,7 @@ def spoil_a_gradient(module, data):
 
 
 def die_while_writing(which, module, data):
-    """A process is killed when it has written its part of a checkpoint but not yet closed it."""
+    """Kill a process when it has written its part of a checkpoint but not yet closed it."""
     if rank() == which:
 
         def fsync(descriptor):
@@ -497,7 +497,7 @@ def terminate(which, trainer):
 
 
 def fit_and_be_told_to_end(job: Mapping[str, Any], which: int, epoch: int, batch: int) -> Any:
-    """SIGTERM reaches one rank after a batch."""
+    """Train; one rank gets SIGTERM after a batch."""
     return fit({**job, "callbacks": [At(epoch, batch, partial(terminate, which)), Preemption(folder=job["folder"])]})
 
 
@@ -506,7 +506,7 @@ def rows_files(path: str) -> list[Path]:
 
 
 def fill_the_disk(module, data):
-    """Rank 1 cannot write any more."""
+    """Make all further writes on rank 1 fail."""
     if rank() == 1:
 
         def fsync(descriptor):

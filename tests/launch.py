@@ -23,12 +23,12 @@ import fcco_lightning.training  # noqa: E402, F401
 
 
 class Ended(NamedTuple):
-    """How a process ended, if not with a result.
+    """The end of a process that returned no result.
 
     Attributes:
         error: name of the exception, or the exit code as text ("-9": killed).
-        message: of the exception.
-        trace: of the exception.
+        message: message of the exception.
+        trace: traceback of the exception.
     """
 
     error: str
@@ -43,14 +43,14 @@ def launch(
     limit: float = 100.0,
     during: Callable[[list[int]], None] | None = None,
 ) -> list[Any]:
-    """Call ``function(*args)`` in ``size`` processes; the result, or how it ended, of each.
+    """Call ``function(*args)`` in ``size`` processes; return the result of each, or an :class:`Ended`.
 
     Args:
-        function: importable.
+        function: an importable function.
         size: number of processes.
-        *args: picklable.
-        limit: seconds, after which the job is killed and the call fails: nothing may hang.
-        during: called with the process ids once all run, e.g. to kill one.
+        *args: picklable arguments.
+        limit: seconds after which the job is killed and the call fails, so that no test hangs.
+        during: called with the process ids when all processes run, for example to kill one.
     """
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -77,7 +77,7 @@ def launch(
 
 
 def values(results: list[Any]) -> list[Any]:
-    """Results of all processes; fails with the trace of one that has none."""
+    """The results of all processes; fails with the traceback of a process without a result."""
     for rank, result in enumerate(results):
         if isinstance(result, Ended):
             pytest.fail(f"process {rank} ended with {result.error}: {result.message}\n{result.trace}")
@@ -111,7 +111,7 @@ def _work(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    os.chdir(folder)  # multiprocessing starts them where the tests were started
+    os.chdir(folder)  # multiprocessing starts processes in the folder in which the tests were started
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(
         {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}
@@ -130,7 +130,7 @@ def _work(
 
 
 def free_port() -> int:
-    """Of this machine."""
+    """A free port of this machine."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

@@ -2,11 +2,11 @@
 
     uv run --group mutation python -m tests.mutation --mutants 300 --jobs 2
 
-The mistakes are mutations of Cosmic Ray (another operator, another number, a negated condition), drawn by a seed from
-all possible ones in the mathematical folders.  First the tests of these folders and the contracts run once, and
-coverage.py records which test runs which line.  Each mutation is then tried on a few of the tests that run its line; if
-none of these fails, on all of them, and then on all tests of its folder.  Mutations are made in a copy of the
-repository for each job.  A mutation that no test notices is printed with its line; some of them change nothing that
+A mistake is a mutation by Cosmic Ray (another operator, another number, a negated condition), drawn by a seed from all
+possible ones in the mathematical folders.  First the tests of these folders and the contracts run once, and
+coverage.py records which test runs which line.  Each mistake is then tried on a few of the tests that run its line; if
+none of these fails, on all of them, and then on all tests of its folder.  Mistakes are made in a copy of the
+repository for each job.  A mistake that no test notices is printed with its line; some of them change nothing that
 matters, such as the text of a message.
 """
 
@@ -30,15 +30,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("engine", "estimators", "outer", "objectives", "constraints", "state", "data")
 COPIED = ("fcco_lightning", "tests", "configs", "examples", "pyproject.toml", "README.md")
-IN_TYPES = "core/ReplaceBinaryOperator_BitOr"  # of unions in annotations, which fail at import
-FEW = 10  # tests that a mistake meets first: most mistakes fail most tests that run them
+IN_TYPES = "core/ReplaceBinaryOperator_BitOr"  # mutations of unions in annotations, which fail at import
+FEW = 10  # number of tests that are tried first: most mistakes fail most tests that run them
 LIBRARIES = ("torch", "lightning.pytorch", "torchmetrics", "pandas", "sklearn", "scipy.stats", "datasets")
 FULL_DISK = "--deselect tests/state/test_state_row_files.py::test_a_write_that_fails_is_named_and_leaves_no_file"
 PYTEST = f"{sys.executable} -m pytest -q -p no:cacheprovider"
 
 
 def mistakes(number, seed):
-    """Mistakes that Cosmic Ray knows for the folders, drawn by a seed."""
+    """A sample of the mutations that Cosmic Ray can make in the folders, drawn by a seed."""
     from cosmic_ray.commands import init
     from cosmic_ray.work_db import use_db
 
@@ -54,22 +54,22 @@ def mistakes(number, seed):
 
 
 def enter_copy(folder):
-    """Work in a copy of the repository below a folder."""
+    """Copy the repository below a folder, and make the copy the working directory."""
     copy = Path(tempfile.mkdtemp(dir=folder))
     for name in COPIED:
         whole = (ROOT / name).is_dir()
         (shutil.copytree if whole else shutil.copyfile)(ROOT / name, copy / name)
     os.chdir(copy)
-    os.environ["PYTEST_DEBUG_TEMPROOT"] = folder  # other runs of pytest clear the usual one
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = folder  # other runs of pytest clear the default folder
 
 
 def tests_by_line(jobs):
-    """Of every file the tests that run each of its lines, which must all pass; a line of an import has the test ""."""
+    """File -> line -> tests that run it, with "" for lines run at import; all tests must pass without mistakes."""
     from coverage import CoverageData
 
     tests = " ".join(f"tests/{name}" for name in (*FOLDERS, "contracts"))
     measured = f"{PYTEST} -n {jobs} --cov=fcco_lightning --cov-context=test --cov-report= {FULL_DISK} {tests}"
-    found = Path("../coverage").resolve()  # outside of what the tests must leave alone
+    found = Path("../coverage").resolve()  # outside the copy, in which tests must not leave files
     settings = os.environ | {"COVERAGE_CORE": "ctrace", "COVERAGE_FILE": str(found)}
     if subprocess.run(measured.split(), env=settings, check=False).returncode:
         sys.exit("The tests fail without a mistake, too.")
@@ -86,7 +86,7 @@ def tests_by_line(jobs):
 
 
 def covering(mutation, by_line):
-    """The tests that run the line of a mistake; None if only an import does, so that any test may notice it."""
+    """The tests that run the line of a mistake; None if it runs only at import, so that any test may notice it."""
     lines = by_line.get(str(mutation.module_path), {})
     found = [lines[i] for i in range(mutation.start_pos[0], mutation.end_pos[0] + 1) if i in lines]
     tests = sorted(set().union(*found) - {""})
@@ -94,7 +94,7 @@ def covering(mutation, by_line):
 
 
 def outcome(mutation, tests, limit):
-    """A mistake, whether the tests notice it ("killed" or "survived"), and the changed lines."""
+    """The mistake, "killed" if a test notices it or "survived" otherwise, and the changed lines as a diff."""
     from cosmic_ray.mutating import use_mutation
     from cosmic_ray.plugins import get_operator
 
@@ -106,7 +106,7 @@ def outcome(mutation, tests, limit):
 
 
 def ever_more(mutation, tests):
-    """The tests of a mistake: a few, all, and those of its folder, some of which run its line in other processes."""
+    """Growing lists of tests: a few that run the line, all that do, and those of the folder, for other processes."""
     of_folder = [f"tests/{mutation.module_path.parts[1]}"]
     if tests is None:
         return [[*of_folder, "tests/contracts"]]
@@ -115,7 +115,7 @@ def ever_more(mutation, tests):
 
 
 def passes(tests, limit):
-    """Whether tests pass, in a child of this process, in which libraries are loaded and the package is not."""
+    """Whether tests pass in a forked process, which has imported the libraries but not the package."""
     child = get_context("fork").Process(target=run, args=(tests,))
     child.start()
     child.join(limit)
@@ -126,20 +126,20 @@ def passes(tests, limit):
 
 
 def run(tests):
-    """Run tests in silence until the first one fails, and exit as pytest does."""
+    """Run tests without output until the first failure, and exit with the status of pytest."""
     os.setsid()
     with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
-        del sys.modules[name]  # of the whole repository
+        del sys.modules[name]  # modules of the original repository
     sys.path.insert(0, str(Path.cwd()))
-    loaded_before = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # is no mistake here
+    loaded_before = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # expected here
     sys.exit(pytest.main(["-x", "-n", "0", "-p", "no:cacheprovider", *loaded_before, *tests]))
 
 
 def main():
-    """Print every mistake that was not noticed, and how many there were of each outcome."""
+    """Print every mistake that no test noticed, and the number of mistakes with each outcome."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutants", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

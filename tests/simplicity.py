@@ -87,7 +87,7 @@ def traced(engine: Engine, optimizer: torch.optim.Optimizer, batch: dict[str, to
 
 
 def figures(name: str) -> dict[str, int]:
-    """Functions and files that a step of a case runs through, and how often the file changes on the way."""
+    """Numbers of functions and files that a step of a case runs through, and of changes between files."""
     engine, optimizer, batches = prepared(name)
     for batch in itertools.islice(itertools.cycle(batches), WATCHED):
         engine.train_batch(batch, optimizer)
@@ -97,7 +97,7 @@ def figures(name: str) -> dict[str, int]:
 
 
 def lines() -> dict[str, int]:
-    """Lines of source of the core."""
+    """Numbers of source lines of the core, by folder."""
 
     def of(name: str) -> int:
         paths = [ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py")
@@ -107,7 +107,7 @@ def lines() -> dict[str, int]:
 
 
 def bodies() -> list[int]:
-    """Lines of the body of every function of the core without its docstring, in increasing order."""
+    """Numbers of lines of all function bodies of the core, without docstrings, in increasing order."""
     found = []
     for parts in FOLDERS.values():
         for name in parts:

@@ -35,6 +35,6 @@ def make_texts(rows: int, seed: int = 0) -> pd.DataFrame:
 
 
 def make_mails(rows: int) -> pd.DataFrame:
-    """The same with numbers in ``spam``, and ``mailing_list`` for ``list``."""
+    """As :func:`make_texts`, with numbers in ``spam`` and the column ``mailing_list`` instead of ``list``."""
     mails = make_texts(rows).rename(columns={"list": "mailing_list"})
     return mails.assign(spam=(mails["spam"] == "spam").astype(int))

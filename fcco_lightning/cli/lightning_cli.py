@@ -121,13 +121,13 @@ class FCCOCLI(LightningCLI):
         parser.add_argument(
             "--name",
             type=str | None,
-            help="name of the job and of its folder below runs; --ckpt_path auto continues its checkpoints whatever "
-            "else is changed; by default the seed, the model and the data identify it",
+            help="name of the job and of its folder below runs; --ckpt_path auto resumes its checkpoints even if other "
+            "options have changed; without a name the seed, model and data identify a job",
         )
         parser.add_argument(
             "--logger",
             type=Literal["tensorboard", "wandb"] | None,
-            help="also log there, beside metrics.csv; --trainer.logger sets everything about loggers instead",
+            help="logger in addition to metrics.csv; --trainer.logger replaces all loggers",
         )
         for section, name in SECTIONS.items():
             parser.add_lightning_class_args(getattr(fcco_lightning, name), section)
