@@ -8,7 +8,7 @@ import fcco_lightning
 
 
 def concrete_classes(base):
-    """All subclasses of ``base`` in the package that can be instantiated, wherever they are."""
+    """All subclasses of ``base`` in the package that can be instantiated."""
     found = set()
     for module in pkgutil.walk_packages(fcco_lightning.__path__, "fcco_lightning."):
         if not module.name.endswith("__main__"):
@@ -18,7 +18,7 @@ def concrete_classes(base):
 
 
 def unregistered(base, makers, bases=()):
-    """Names of the subclasses of ``base`` of which no maker gives an object; private and base classes need none."""
+    """Names of the subclasses of ``base`` that no maker instantiates, except private classes and ``bases``."""
     known = {type(make()) for make in makers}
     wanted = {c for c in concrete_classes(base) if not c.__name__.startswith("_") and c not in bases}
     return sorted(c.__name__ for c in wanted - known)

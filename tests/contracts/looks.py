@@ -38,7 +38,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """What is no operator where tensors are the host's."""
+    """Finds methods that are not operators for CPU tensors."""
 
     def __init__(self, found: list[str]) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ class _Methods(TorchFunctionMode):
 
 
 class Looks(ExitStack):
-    """Inside, all looks at numbers are noted.
+    """A context that records all reads of numbers.
 
     Attributes:
-        found: what did it, in order.
+        found: names of the operators and methods that read numbers, in order.
 
     Example:
         >>> with Looks() as looks:

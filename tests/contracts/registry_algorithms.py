@@ -42,26 +42,26 @@ PENALTY = 3.0
 
 
 class Member(NamedTuple):
-    """An algorithm.
+    """An algorithm and its capabilities.
 
     Attributes:
-        make: gives one.
-        optimizer: of the user; takes params, lr and beta.
+        make: makes the algorithm.
+        optimizer: makes the user's optimizer from params, lr and beta.
         convex: whether f must be convex.
         max_form: whether it works on the max form of an objective.
         shards: whether its rows may be divided among processes.
-        compositional: whether it trains on the compositional terms at all.
-        rows: whether it remembers rows.
-        exact_rows: whether G is the gradient of F on average once rows are exact and gamma is 1; otherwise only where
-            inner values are exact, too.
-        jacobian: where the samples of the Jacobian come from, for algorithms with two draws.
+        compositional: whether it uses the compositional terms in training.
+        rows: whether it keeps rows.
+        exact_rows: whether the mean of G over batches is the gradient of F if rows are exact and gamma is 1; otherwise
+            this requires exact inner values, too.
+        jacobian: the part of the batch that gives the Jacobian, for algorithms with two draws.
         logarithm: whether the outer function of the objective has to be a logarithm.
-        objective: on which it is trained, where that is not what its other capabilities say.
-        restarts: whether q starts anew at every stage, so that the first step does not know the rows.
-        gradients: whether every step takes a gradient.
-        inner: whether it takes objectives with inner functions.
-        gamma_one: the same algorithm with gamma = 1 and no correction, as the test of its expectation takes it.
-        penalty: how constraints are enforced; None for an algorithm without.
+        objective: the objective for its trainings, if its other capabilities do not determine one.
+        restarts: whether q is reset at every stage, so that the first step does not use the rows.
+        gradients: whether every step computes a gradient.
+        inner: whether it accepts objectives with inner functions.
+        gamma_one: the same algorithm with gamma = 1 and no correction, for the test of its expectation.
+        penalty: how constraints are enforced; None for an algorithm without constraints.
     """
 
     make: Callable[[], Algorithm]

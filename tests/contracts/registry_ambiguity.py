@@ -23,11 +23,11 @@ Array = NDArray[np.float64]
 
 
 class Member(NamedTuple):
-    """An ambiguity set.
+    """An ambiguity set Q.
 
     Attributes:
-        make: gives one.
-        excess: by how much weights of sum 1 violate what else defines the set; at most 0 inside.
+        make: makes the set.
+        excess: the violation of the set's constraint by weights q >= 0 of sum 1; at most 0 for q in Q.
         support: ``max_{q in Q} <q, g>`` for losses g of order one, by a dual in one variable.
     """
 
@@ -37,7 +37,7 @@ class Member(NamedTuple):
 
 
 def least(f: Callable[[float], float], low: float, high: float) -> float:
-    """Minimum of a convex function on an interval, by a grid and then a bounded search."""
+    """Minimum of a convex function on an interval, by a grid search and then a bounded search."""
     grid = np.linspace(low, high, 41)
     k = int(np.argmin([f(t) for t in grid]))
     inside = (grid[max(k - 1, 0)], grid[min(k + 1, 40)])

@@ -30,7 +30,7 @@ def subset_mean(values, columns, where):
 
 
 def subset(columns, where):
-    """A list stands for any of its values, a text for a comparison."""
+    """Positions of the samples that meet all conditions: a value, a list of values, or "<" with a number."""
 
     def meets(value, condition):
         if isinstance(condition, list):
@@ -182,7 +182,7 @@ def on_scores(make, brute, columns, unbiased=BOTH, missing="group", seed=0):
 
 
 def many(make, brute, unbiased=BOTH):
-    """A constraint on three groups."""
+    """The case of a constraint on three groups."""
     return on_scores(make, brute, _THREE, unbiased, seed=3)
 
 

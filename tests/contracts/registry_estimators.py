@@ -22,16 +22,16 @@ from fcco_lightning.outer import OuterFunction
 
 Array = NDArray[np.float64]
 N, BATCH = 7, 3  # rows of the term, rows in a batch
-RHO, LAM = 2.0, 0.3  # of the smoothed hinge under which the formulas are written
+RHO, LAM = 2.0, 0.3  # parameters of the smoothed hinge, the outer function of all formulas
 
 
 def slope(u: Array) -> Array:
-    """Gradient of the hinge ``rho [u]_+`` smoothed with lam."""
+    """Gradient of the Moreau envelope of the hinge ``rho [u]_+`` with lam."""
     return np.clip(u / LAM, 0, RHO)
 
 
 class Step(NamedTuple):
-    """Rows (b, k) of a batch after a step, the outer gradients (b, k), and what all other rows are multiplied by."""
+    """Rows (b, k) of a batch after a step, the outer gradients (b, k), and the factor on all other rows."""
 
     rows: Array
     y: Array
@@ -39,7 +39,7 @@ class Step(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """New rows (b, k), and f (b,) with the slope (b, k) by which the inner values of a batch count."""
+    """New rows (b, k), the values f (b,), and the outer gradients y (b, k) that weight the inner values of a batch."""
 
     rows: Tensor
     value: Tensor
@@ -47,7 +47,7 @@ class Followed(NamedTuple):
 
 
 def first(estimator: Estimator, inner: Tensor) -> Tensor:
-    """The row that an index never visited counts as having."""
+    """The row that is assumed for an index that was never visited."""
     return inner if estimator.follows_values else torch.zeros_like(inner)
 
 
@@ -60,7 +60,7 @@ def follow(
     *drawn: Any,
     growth: float | None = None,
 ) -> Followed:
-    """A step as algorithms make it; ``drawn``: see ``moved``."""
+    """Take a step as algorithms do; for ``drawn`` see ``moved``."""
     new, g = moved(estimator, rows, inner, previous, outer, *drawn), inner.clone().requires_grad_()
     value = estimator.estimate(outer, trusted(new if estimator.fresh else rows, inner, growth), g, inner)
     return Followed(new, value.detach(), torch.autograd.grad(value.sum(), g)[0])
@@ -68,19 +68,19 @@ def follow(
 
 Marks = NDArray[np.bool_]
 Formula = Callable[[Array, Array, Array, Marks, Array], Step]
-"""From the rows, g_i(w_t), g_i(w_{t-1}), all (b, k), which rows were ever visited (b,), and 1/p_i (b, 1)."""
+"""Its arguments: the rows, g_i(w_t), g_i(w_{t-1}), all (b, k); whether a row was visited before (b,); 1/p_i (b, 1)."""
 
 
 class Member(NamedTuple):
     """An estimator.
 
     Attributes:
-        make: gives one.
-        formula: its update under the smoothed hinge.
-        gamma: with ``f(u) = u^2/2`` and all rows in every batch every estimator is an average with this weight.
-        averages: whether its rows are averages of inner values, which stay in the range of these.
+        make: makes the estimator.
+        formula: its update for the smoothed hinge.
+        gamma: for ``f(u) = u^2/2`` and all rows in every batch, its rows are running averages with this weight.
+        averages: whether its rows are averages of inner values, and so stay in their range.
         fresh: whether the outer gradient is taken at the new row.
-        constant: whether gamma is the same for all rows; otherwise it is that of the row 1.
+        constant: whether gamma is the same for all rows; otherwise ``gamma`` is that at the row 1.
     """
 
     make: Callable[[], Estimator]
@@ -92,7 +92,7 @@ class Member(NamedTuple):
 
 
 def average(gamma: float, correction: float | None = 0.0, fresh: bool = False) -> Formula:
-    """``correction`` None is that of Thm 4.7 of the SONEX paper."""
+    """Corrected running average; with ``correction`` None by the factor of Thm 4.7 of the SONEX paper."""
 
     def step(rows: Array, now: Array, before: Array, seen: Marks, inverse: Array) -> Step:
         amount = 1 - gamma + (inverse - 1) / (1 - gamma) if correction is None else correction
@@ -127,7 +127,7 @@ def minibatch(rows: Array, now: Array, before: Array, seen: Marks, inverse: Arra
 
 
 def entropic(alpha: float, fresh: bool = False) -> Formula:
-    """In nu = log u; a row that is not positive stays."""
+    """The entropic step in nu = log u; a row that is not positive does not change."""
 
     def step(rows: Array, now: Array, before: Array, seen: Marks, inverse: Array) -> Step:
         u = np.where(seen[:, None], rows, now)

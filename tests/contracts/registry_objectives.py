@@ -115,7 +115,7 @@ def tasks(soft):
 
 
 def pairs(table):
-    """The first three outputs are the image's embedding, the others the text's; of length one."""
+    """Unit embeddings: the first three outputs are of the image, the others of the text."""
     return Embeddings(normalize(table[:, :3], dim=1), normalize(table[:, 3:], dim=1))
 
 

@@ -24,7 +24,7 @@ def breslow(s, columns):
 
 
 def efron(s, columns):
-    """Event time by event time: of d tied events, the l-th sees l/d of them gone."""
+    """Over all event times; the l-th of d tied events has a risk set without the share l/d of the tied events."""
     time, event = columns["time"], columns["event"]
     terms = []
     for t in sorted({time[i] for i in range(N) if event[i] == 1}):

@@ -42,7 +42,7 @@ def average_precision(s, labels, loss=squared_hinge, prevalence=None):
 
 
 def as_recommended(make):
-    """An objective as FCCOModule trains it by default."""
+    """A maker of the objective with the defaults of FCCOModule."""
 
     def made():
         objective = make()
@@ -53,12 +53,12 @@ def as_recommended(make):
 
 
 def beside_cross_entropy(formula, weight=0.1):
-    """The cross-entropy and so much of an objective's formula."""
+    """The formula of the cross-entropy plus ``weight`` times that of an objective."""
     return lambda s, columns, **given: weight * formula(s, columns, **given) + logistic(s, columns["y"])
 
 
 def logistic(s, labels):
-    """The mean logistic loss, -log of the probability that a sample's score gives to its label."""
+    """The mean logistic loss: minus the logarithm of the predicted probability of a sample's label."""
     return mean([-(one if label == 1 else -one).sigmoid().log() for one, label in zip(s, labels, strict=True)])
 
 
@@ -105,7 +105,7 @@ def margin(s, columns, a, b):
 
 
 def excess(a, negatives, threshold, max_fpr):
-    """Of a positive: its threshold and the mean of what its losses exceed it by."""
+    """The term of one positive: its threshold plus the scaled mean excess of its losses over the threshold."""
     return threshold + mean([torch.relu(squared_hinge(a - b) - threshold) for b in negatives]) / max_fpr
 
 
@@ -145,7 +145,7 @@ def binary(make, brute, *ways):
 
 
 def labels(*, missing):
-    """Three labels of nine samples, not all of them known."""
+    """Three labels of nine samples, some of which are unknown."""
     y = (scores(N, 3, seed=3) > 0.2).long()
     if missing:
         y[[1, 5, 8], [0, 2, 2]] = MISSING

@@ -44,7 +44,7 @@ TRANSITIONS = {
 
 
 def sampled_softmax(s, columns):
-    """A row of the table is the features and the own vector of a sample, or (twice) the vector of one of 3 classes."""
+    """A table row holds the features of a sample and its class vector, or twice the vector of one of 3 classes."""
     total = []
     for row, y in zip(s[:N], columns["y"], strict=True):
         features, own = row[:2], row[2:]
@@ -58,7 +58,7 @@ def sampled_softmax(s, columns):
 
 
 def latent_variable(s, columns):
-    """A row of the table is (e, a) of a sample, or of one of 4 values of the latent variable."""
+    """A table row holds (e, a) of a sample, or of one of 4 values of the latent variable."""
     total = []
     for row, y in zip(s[:N], columns["y"], strict=True):
         joint, prior = 0, 0

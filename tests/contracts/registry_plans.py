@@ -14,15 +14,15 @@ Outcome = tuple[float, tuple[int, ...]]
 
 
 class PlanCase(NamedTuple):
-    """A kind of plan.
+    """A class of batch plans.
 
     Attributes:
-        make: seed -> plan of some 40 rows.
+        make: seed -> plan of about 40 rows.
         tiny: plan of a few rows.
-        outcomes: probability and rows of every batch that ``tiny`` may draw, by the definition of its kind; an epoch's
-            batches of different sizes are mixed by their numbers.
-        unbiased: whether weighted means over batches estimate the mean over the rows that are drawn.
-        exact: whether the plan knows of ``tiny`` if batches hold a row twice, and how many marked rows they can hold.
+        outcomes: probability and rows of every batch that ``tiny`` can draw, by the definition of the class; if batches
+            of an epoch differ in size, each size has its share of them.
+        unbiased: whether weighted means over batches are unbiased estimates of the mean over all rows of the plan.
+        exact: whether the plan of ``tiny`` knows if a batch can contain a row twice, and how many marked rows.
     """
 
     make: Callable[[int], BatchPlan]
@@ -43,7 +43,7 @@ def both(*parts):
 
 
 def of_groups(members, groups_per_batch, draw):
-    """All choices of groups, each with all draws from them."""
+    """All choices of groups, with all draws from these groups."""
     choices = list(combinations(members, groups_per_batch))
     return [(p / len(choices), rows) for chosen in choices for p, rows in both(*(draw(m) for m in chosen))]
 
@@ -78,7 +78,7 @@ def two_of(members):
 
 
 def of_queries(chosen):
-    """Two relevant and three irrelevant items of each query; where there are fewer, some come again."""
+    """Two relevant and three irrelevant items of each query, some of them repeated if there are fewer."""
     draws = [
         both(equally_likely([(0, 1)]), equally_likely([(2, 3, 2), (2, 3, 3)])),
         both(equally_likely([(5, 5)]), equally_likely([(4, 6, 4), (4, 6, 6)])),

@@ -37,14 +37,14 @@ QUERY = [3, 8, 3, 8, 3, 8, 3, 8, 3]
 GRADE = [2, 0, 1, 0, 1, 0, 0, 1, 0]
 EVENT = [1, 1, 1, 1, 0, 1, 0, 1, 0]
 CLASS = [0, 0, 1, 1, 2, 2, 0, 1, 2]
-BAG = [4, 7, 4, 2, 7, 11, 9, 2, 7]  # of one to three samples, each of one stratum
+BAG = [4, 7, 4, 2, 7, 11, 9, 2, 7]  # one to three samples per bag, all of one stratum
 
 
 class Way(NamedTuple):
-    """A way of drawing: strata of the samples, and the column ``weight`` by stratum if batches come with one.
+    """A way of sampling: strata of the samples, and the column ``weight`` of batches, if they have one.
 
-    With ``sized`` batches also have the columns ``stratum`` and ``stratum_size``, with ``chosen`` also ``strata``, with
-    ``replaced`` that column, too: how often a batch holds each draw.
+    With ``sized`` batches also have the columns ``stratum`` and ``stratum_size``, and with ``chosen`` also ``strata``.
+    If ``replaced`` is not 0, they have this column, too: how often a batch contains each draw.
     """
 
     sampler: Sampler
@@ -56,7 +56,7 @@ class Way(NamedTuple):
     sample_weight: Tensor | None = None
 
     def columns(self) -> dict[str, Tensor]:
-        """What batches come with, for all samples."""
+        """The columns that a plan adds to batches, for all samples."""
         weight = {} if self.weight is None else {"weight": self.weight}
         weight |= {} if self.sample_weight is None else {SAMPLE_WEIGHT: self.sample_weight}
         if not self.sized or self.strata is None:
@@ -68,10 +68,10 @@ class Way(NamedTuple):
 
 
 class Nested(Sampler):
-    """``chosen`` of some groups, each with some samples of its strata without replacement, or all and some again.
+    """Draws some groups, and of each some samples of its strata without replacement; small strata are repeated.
 
     Args:
-        groups: for every group its strata, each as (members, how many are drawn).
+        groups: for every group its strata, each as (members, number of draws).
         chosen: number of groups in a batch.
     """
 
@@ -95,7 +95,7 @@ class Nested(Sampler):
                 yield sum(parts, ()), chance
 
     def way(self, n: int) -> Way:
-        """Every sample with weight B / (n p), as a plan would give it."""
+        """The way of sampling in which a sample has the weight B / (n p), p being its expected number of draws."""
         strata, weight = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.float64)
         every = [stratum for group in self.groups for stratum in group]
         size = self.chosen * sum(drawn for _, drawn in self.groups[0])
@@ -107,7 +107,7 @@ class Nested(Sampler):
 
 
 class Apart(Sampler):
-    """A batch of every part, drawn independently."""
+    """Unions of a batch of every part, drawn independently."""
 
     def __init__(self, parts: list[Sampler]) -> None:
         self.parts = parts
@@ -121,7 +121,7 @@ class Apart(Sampler):
 
 
 def queries_of(queries: list[int], grades: list[int], relevant: int, others: int, chosen: int) -> Way:
-    """Relevant and other items of some queries."""
+    """Draws relevant and irrelevant items of some queries."""
 
     def items(query: int, *, positive: bool) -> list[int]:
         return [i for i, q in enumerate(queries) if q == query and (grades[i] > 0) == positive]
@@ -131,13 +131,13 @@ def queries_of(queries: list[int], grades: list[int], relevant: int, others: int
 
 
 def classes_of(classes: list[int], samples: int, chosen: int) -> Way:
-    """Samples of some classes."""
+    """Draws samples of some classes."""
     members = [[i for i, c in enumerate(classes) if c == k] for k in sorted(set(classes))]
     return Nested([[(m, samples)] for m in members], chosen).way(len(classes))
 
 
 def bags_of(bags: list[int], labels: list[int], positive: int, negative: int, samples: int) -> Way:
-    """Samples of some positive and some negative bags."""
+    """Draws samples of some positive and some negative bags."""
     drawn = {1: positive, 0: negative}
     members = {label: [] for label in drawn}
     strata, weight = torch.zeros(len(bags), dtype=torch.int64), torch.zeros(len(bags), dtype=torch.float64)
@@ -168,7 +168,7 @@ def groupwise(groups: list[int], drawn: int, samples: int, *, replace: bool = Tr
 
 
 def redrawn(classes: list[int], samples: int, chosen: int) -> Way:
-    """Samples of some classes, drawn with replacement, with weights."""
+    """Draws samples of some classes with replacement; batches have weights."""
     way = groupwise(classes, chosen, samples)
     sizes = torch.bincount(torch.tensor(classes))
     weight = sizes.double() * len(sizes) / len(classes)
@@ -176,7 +176,7 @@ def redrawn(classes: list[int], samples: int, chosen: int) -> Way:
 
 
 class Copied(Sampler):
-    """The batches of another sampler, twice in a row."""
+    """The batches of another sampler, in which every sample occurs twice."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler = sampler
@@ -190,7 +190,7 @@ class Copied(Sampler):
 
 
 def copied(way: Way) -> Way:
-    """Every sample of a batch twice."""
+    """The same way of sampling with every sample of a batch twice."""
     strata = torch.zeros(N, dtype=torch.int64) if way.strata is None else way.strata
     return way._replace(sampler=Copied(way.sampler), strata=strata, sized=True, replaced=2 * way.replaced)
 
@@ -215,15 +215,15 @@ WAYS: dict[str, Callable[[], Way]] = {
 
 
 def as_drawn(way: Way) -> Way:
-    """The same batches without a word of how they are drawn, which stand for the population that they are drawn from.
+    """The same batches without the columns of a plan, so that they represent their own population.
 
-    That is what ``prevalence: batch`` is.
+    This is ``prevalence: batch``.
     """
     return way._replace(weight=None, sized=False, chosen=False, replaced=0)
 
 
 def counting(way: Way, times: list[int]) -> Way:
-    """The same batches of samples that count ``times`` each in the data, in columns as the package writes them."""
+    """The same batches, of samples that count ``times`` each in the data, with the package's columns for weights."""
     own = torch.tensor(times, dtype=torch.float64)
     strata = torch.zeros(len(own), dtype=torch.int64) if way.strata is None else way.strata
     own /= own.mean()
@@ -232,14 +232,14 @@ def counting(way: Way, times: list[int]) -> Way:
 
 
 def few_of_a_class() -> Way:
-    """Five positives of three, so that some come twice, and two negatives."""
+    """Five draws of three positives, so that some occur twice, and two negatives."""
     classes = [[i for i, label in enumerate(STRATUM) if label == kind] for kind in (1, 0)]
     parts = [Nested([[(members, drawn)]], 1) for members, drawn in zip(classes, (5, 2), strict=True)]
     return Way(Apart(parts), torch.tensor(STRATUM), None)
 
 
 class Plan(BatchDraws):
-    """How batches are drawn, as the package asks for it; probabilities by the formulas of the reference."""
+    """The package's interface to a way of sampling, with probabilities by the formulas of the reference."""
 
     def __init__(self, way: Way) -> None:
         self.sampler, self.way = way.sampler, way
@@ -249,12 +249,12 @@ class Plan(BatchDraws):
         return self.way.strata
 
     def population(self, share: float = 1.0) -> Tensor | None:
-        """What samples count in weighted means over batches on average, by enumeration, in units of 1/n."""
+        """The mean weights of samples in weighted means over batches, by enumeration, in units of 1/n."""
         assert share == 1
         if self.strata is None and self.way.weight is None:
             return None
         counted = torch.zeros(len(self.strata), dtype=torch.float64)
-        if isinstance(self.sampler, Balanced):  # of which there may be too many batches to go through
+        if isinstance(self.sampler, Balanced):  # may have too many batches to enumerate
             weight = 1.0 if self.way.weight is None else self.way.weight
             chance = [1 - self.sampler.absent([i]) for i in range(len(counted))]
             counted = len(counted) / sum(self.sampler.drawn) * torch.tensor(chance, dtype=torch.float64) * weight
@@ -267,7 +267,7 @@ class Plan(BatchDraws):
         return None if bool((counted - 1).abs().max() < 1e-9) else counted
 
     def weights(self) -> Tensor | None:
-        """Those of samples with weights of their own; elsewhere as a plan that does not say how means are weighted."""
+        """The weights, if samples have weights of their own; otherwise None, as for a plan without this information."""
         return None if self.way.sample_weight is None else self.way.columns()["weight"]
 
     def absence(self, counts: Tensor, share: float = 1.0) -> float:
@@ -279,7 +279,7 @@ class Plan(BatchDraws):
 
 
 class Lookup(nn.Module):
-    """The outputs are the weights."""
+    """A network whose outputs are its weights."""
 
     def __init__(self, table: Tensor, wrap: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -290,7 +290,7 @@ class Lookup(nn.Module):
 
 
 class Nothing(Objective):
-    """Where only constraints are looked at."""
+    """An empty objective, for cases of constraints."""
 
     def measure(self, outputs, batch):
         return None, None
@@ -298,21 +298,21 @@ class Nothing(Objective):
 
 @dataclass
 class Case:
-    """A member of the registry.
+    """An objective or constraint in the registry.
 
     Attributes:
-        make: the objective or constraint.
-        outputs: of the network for all samples, shape (n,) or (n, d), float64.
-        columns: of all samples.
-        brute: F (for a constraint: the list of all h_i) from outputs as nested lists of scalars, columns as lists, and
-            the member's parameters by name; in loops, differentiable.
-        wrap: what the network makes of its table.
-        unbiased: ways of drawing in which the gradient is right on average.
-        coupled: whether f acts on all rows together.
-        missing: a column without which the member raises, or None.
+        make: makes the objective or constraint.
+        outputs: outputs of the network for all samples, shape (n,) or (n, d), float64.
+        columns: columns of all samples.
+        brute: the formula of F (for a constraint: the list of all h_i), written with loops and differentiable; its
+            arguments are outputs as nested lists of scalars, columns as lists, and parameters of ``make`` by name.
+        wrap: map from the table to the network's outputs.
+        unbiased: names of the ways of sampling in which the gradient estimate is unbiased.
+        coupled: whether f is one function of all rows.
+        missing: a column without which an error is raised, or None.
         bad_outputs: outputs of a shape that is refused, or None.
-        others: further parts of a batch, with the number of rows in each, whose outputs follow those of the samples;
-            two of them are drawn.
+        others: further parts of a batch -> number of their rows, whose outputs follow those of the samples; a batch has
+            two rows of each.
     """
 
     make: Callable[[], Any]
@@ -332,7 +332,7 @@ class Case:
 
 
 class Bench:
-    """The engine of a case, with exact rows."""
+    """An engine for a case, with exact rows."""
 
     def __init__(self, case: Case, way: Way | None = None) -> None:
         self.case, self.way = case, way
@@ -355,13 +355,13 @@ class Bench:
         self.keep_exact_rows()
 
     def keep_exact_rows(self) -> None:
-        """From a batch of all samples."""
+        """Set the rows to their exact values, from a batch of all samples."""
         readings = self.measured(self.batch(range(self.case.n), weighted=False))[1]
         self.exact = {reading.term: by_row(reading, reading.g.detach().double()) for reading in readings}
         assert not any(exact.isnan().any() for exact in self.exact.values())
 
     def started(self, algorithm: Algorithm, penalty: Any) -> Engine:
-        """An engine for another algorithm, or for constraints that are enforced otherwise."""
+        """A new engine with the given algorithm and penalty."""
         drawn = Drawn(self.columns, Plan(self.way or Way(Uniform(self.case.n, self.case.n), None, None)))
         problem = algorithm.pose(
             self.objective,
@@ -376,7 +376,7 @@ class Bench:
     def batch(
         self, index: Any, others: tuple[tuple[int, ...], ...] | None = None, *, weighted: bool = True
     ) -> dict[str, dict[str, Tensor]]:
-        """Samples, with the given rows of the other parts, or all of them."""
+        """A batch of samples, with the given rows of the other parts, or all of them."""
         chosen, first = torch.as_tensor(index), self.case.n
         parts = {}
         for position, (name, size) in enumerate(self.case.others.items()):
@@ -389,18 +389,18 @@ class Bench:
         return {self.name: columns} | parts
 
     def weighted(self, index: list[int], times: list[int]) -> dict[str, dict[str, Tensor]]:
-        """A batch in which samples have weights in proportion to ``times``, of mean 1."""
+        """A batch in which samples have weights proportional to ``times``, with mean 1."""
         batch = self.batch(index)
         weight = torch.tensor(times, dtype=torch.float64)
         batch[self.name]["weight"] = weight / weight.mean()
         return batch
 
     def measured(self, batch: dict[str, dict[str, Tensor]]) -> tuple[Tensor | None, list[Seen]]:
-        """G_0, and what a batch contains of the terms."""
+        """The direct part g_0, and the inner values of all terms in a batch."""
         return self.engine.measure(self.engine.evaluate(batch))
 
     def estimate(self, batch: dict[str, dict[str, Tensor]], seen: Outputs | None = None) -> Estimate:
-        """Of a batch, at exact rows."""
+        """The estimate of F by a batch, at exact rows."""
         g0, readings = self.engine.measure(seen or self.engine.evaluate(batch))
         estimate = Estimate(g0)
         for reading in readings:
@@ -414,11 +414,11 @@ class Bench:
         return estimate
 
     def gradient(self, batch: dict[str, dict[str, Tensor]], seen: Outputs | None = None) -> Tensor:
-        """With respect to the table and the objective's parameters, flat."""
+        """The gradient estimate of a batch for the table and the objective's parameters, as one flat tensor."""
         return self.gradient_of(self.estimate(batch, seen).value)
 
     def gradient_of(self, value: Tensor) -> Tensor:
-        """As ``gradient``, of the value of an estimate or a mean of such."""
+        """As :meth:`gradient`, given the value of an estimate or of a mean of estimates."""
         params = self.parameters()
         if not value.requires_grad:
             return torch.cat([torch.zeros_like(p).flatten() for p in params])
@@ -433,7 +433,7 @@ class Bench:
         return self.engine.problem.states
 
     def brute(self) -> tuple[Tensor, Tensor]:
-        """F and its gradient from the case's formula."""
+        """F and its gradient by the formula of the case."""
         value = self.formula()
         found = torch.autograd.grad(value, self.parameters(), allow_unused=True, materialize_grads=True)
         return value.detach(), torch.cat([g.flatten() for g in found])
@@ -446,11 +446,11 @@ class Bench:
         return result
 
     def mean_gradient(self) -> Tensor:
-        """That of :meth:`mean`."""
+        """The gradient of :meth:`mean`."""
         return self.gradient_of(self.mean())
 
     def mean(self) -> Tensor:
-        """Of the estimates of F over all batches that can be drawn, with graph."""
+        """The mean of the estimates of F over all possible batches, with graph."""
         assert self.way is not None
         batches = self.way.sampler.batches()
         others = list(product(*(combinations(range(size), 2) for size in self.case.others.values())))
@@ -471,7 +471,7 @@ RHO = 2.0
 
 
 def by_row(reading: Seen, values: Tensor) -> Tensor:
-    """Values (r, k) of the entries of a reading as those of the rows (n, k); NaN where the batch says nothing."""
+    """Move values (r, k) of a batch's entries to their rows (n, k); NaN for rows that are not in the batch."""
     found = values.new_full((reading.term.num_rows, values.shape[1]), torch.nan)
     index = torch.arange(len(found)) if reading.rows is None else reading.rows
     found[index[reading.present]] = values[reading.present]
@@ -479,13 +479,13 @@ def by_row(reading: Seen, values: Tensor) -> Tensor:
 
 
 def at_entries(reading: Seen, rows: Tensor) -> Tensor:
-    """Rows (n, k) as the entries (r, k) of a reading; the measured values where the batch says nothing."""
+    """The rows (n, k) at a batch's entries (r, k), and the measured values at absent entries."""
     held = rows if reading.rows is None else torch.cat([rows, rows[:1]])[reading.rows]
     return torch.where(reading.present.unsqueeze(1), held, reading.g.detach().to(rows.dtype))
 
 
 def assert_refused(bench: Bench, batch: dict[str, dict[str, Tensor]], text: str, *, first: bool) -> None:
-    """A batch with data that would be misread is refused, the first one or a later one, before anything has changed."""
+    """Assert that a first or a later batch with misleading data is refused before anything has changed."""
     engine, before = bench.engine, [t.clone() for t in (*bench.parameters(), *(s.rows for s in bench.states))]
     engine.checked = not first
     with pytest.raises(DataError, match=text):
@@ -495,7 +495,7 @@ def assert_refused(bench: Bench, batch: dict[str, dict[str, Tensor]], text: str,
 
 
 class TwoProcesses:
-    """Stands for two processes of which the other one's tensors are known."""
+    """Simulates one of two processes, given the tensors of the other."""
 
     size, rank = 2, 0
 
@@ -512,7 +512,7 @@ class TwoProcesses:
 
 
 def united(bench: Bench, first: dict[str, Any], second: dict[str, Any]) -> Tensor:
-    """Sum over two processes of the gradients that each has from its own outputs, measured on the union."""
+    """The sum of the gradients of two processes, each by its own outputs, measured on the union batch."""
 
     def part(batch: dict[str, Any], processes: TwoProcesses) -> Outputs:
         outputs = bench.engine.functions.outputs(batch)
@@ -532,7 +532,7 @@ def united(bench: Bench, first: dict[str, Any], second: dict[str, Any]) -> Tenso
     seen = part(first, TwoProcesses(second=sent[1])), part(second, TwoProcesses(first=sent[0]))
     size = bench.network.table.numel()
     both = [bench.gradient({}, one) for one in seen]
-    return torch.cat([both[0][:size] + both[1][:size], both[0][size:]])  # parameters of f are seen in full by each
+    return torch.cat([both[0][:size] + both[1][:size], both[0][size:]])  # each has the whole gradient of f's parameters
 
 
 def as_lists(table: Tensor) -> Any:

@@ -39,7 +39,7 @@ class LogMargins(Margins):
 
 
 class MergedMargins(Margins):
-    """The same with repeated samples merged here, by a loop; in the places of copies are other rows, of weight 0."""
+    """Margins that merges repeated samples itself, by a loop; repeated entries get unused rows and are absent."""
 
     def measure(self, outputs, batch):
         direct, (values, *_) = super().measure(outputs, batch)
@@ -62,7 +62,7 @@ class OwnedMargins(Margins):
 
 
 class ListedDraws(BatchDraws):
-    """Batches that are all equally likely, in a list; probabilities are counted."""
+    """A list of equally likely batches; probabilities are counted."""
 
     def __init__(self, batches: list[tuple[int, ...]], num_samples: int) -> None:
         self.batches = torch.tensor(batches)
@@ -78,7 +78,7 @@ class ListedDraws(BatchDraws):
 
 
 class Break(torch.autograd.Function):
-    """The identity, whose derivative is NaN."""
+    """The identity with a derivative of NaN."""
 
     @staticmethod
     def forward(ctx, x):  # noqa: ARG004

@@ -22,7 +22,7 @@ HALVINGS = 130  # a bracket of 1e12 down to 1e-27
 
 @dataclass(frozen=True)
 class Case:
-    """An instance of an outer function, what must hold of it, and where its rows live."""
+    """An instance of an outer function, its declared properties, and the range of its rows."""
 
     outer: OuterFunction
     width: int = 1
@@ -31,8 +31,8 @@ class Case:
     kinks: tuple[tuple[float, ...], ...] = ((0.0,),)  # points where a non-smooth f is not differentiable
     dual: tuple[float, float] = (-np.inf, np.inf)  # dom f* of a function of one variable
     convex: bool = True
-    envelope: bool = True  # f has a closed form of it
-    given: "Reference | None" = None  # in place of that of the class
+    envelope: bool = True  # whether f has a closed form of its envelope
+    given: "Reference | None" = None  # replaces the reference of the class
 
     @property
     def exact(self) -> "Reference":
@@ -52,9 +52,9 @@ def case_name(case: object) -> str | None:
 
 
 class Reference:
-    """A function of a row; a subclass states value, slope and prox.
+    """A function of a row; subclasses define its value, slope and proximal map.
 
-    The gradient of the envelope follows by ``(u - prox) / lam``, which costs nothing in 60 digits.
+    The gradient of the envelope is ``(u - prox) / lam``, which has no cancellation error in 60 digits.
     """
 
     def value(self, u: Row) -> mpf:
