@@ -59,7 +59,7 @@ def make_constraints():
 
 
 class UniformDraws(BatchDraws):
-    """Batches of 6 of the 12 samples: probabilities by going through all 924 of them."""
+    """Batches of 6 of the 12 samples, with probabilities by enumeration of all 924 batches."""
 
     def absence(self, counts, share=1.0):
         size = int(BATCH * share)
@@ -86,7 +86,7 @@ def make_engine(algorithm, network, objective=None, constraints=None):
 
 
 def make_batches(count, size=BATCH, seed=1):
-    """Random batches without repeats; x is drawn afresh around the sample's centre."""
+    """Random batches without repeated samples; x is drawn anew around the centre of the sample."""
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(N, 3, generator=generator, dtype=torch.float64)
     y, group = torch.arange(N) % 2, torch.arange(N) // 2 % 2
@@ -137,7 +137,7 @@ def measure(w: Tensor, batch: dict[str, Tensor]) -> tuple[Tensor, Values]:
 
 @cache
 def weight(term: int, row: int, present: int) -> float:
-    """Of a row in the mean over all rows of its term: 1/(n p) for constraints, p by enumeration."""
+    """The weight of a row in the mean over all rows of its term: 1/(n p) for constraints, p by enumeration."""
     if term == 0:
         return 1 / present
     label, groups = (1 - row // 2, (0, 1)) if term == 1 else (0, (None,))
@@ -157,7 +157,7 @@ def gradient(w: Tensor, batch: dict[str, Tensor], weights: Values | None) -> Ten
 
 
 def slope(term: int, u: Tensor, lam: float) -> Tensor:
-    """Outer gradient of the term's (smoothed, if lam > 0) function, from the table of closed forms."""
+    """The gradient of the term's outer function, smoothed if lam > 0, by its closed form."""
     if term == 1:
         d, excess = u[0] - u[1], (u[0] - u[1]).abs() - ROC_KAPPA
         a = d.sign() * (PENALTY * (excess > 0) if lam == 0 else (excess / (2 * lam)).clamp(0, PENALTY))
@@ -174,7 +174,7 @@ class Average:
         self.rows: Values = [{}, {}, {}]
 
     def amount(self, inverse: float) -> float:
-        """The correction of a row that is in a batch with probability 1/inverse."""
+        """The factor of the correction for a row with inclusion probability 1/inverse."""
         if self.correction == "theory":
             return 1 - self.gamma + (inverse - 1) / (1 - self.gamma)
         return self.correction
@@ -197,7 +197,7 @@ class Average:
 
 
 def table(rows: Values) -> list[Tensor]:
-    """Rows as the package stores them."""
+    """The rows in the form in which the package stores them."""
     out = [torch.zeros(n, k, dtype=torch.float64) for n, k in zip(ROWS, (1, 2, 1), strict=True)]
     for term, known in enumerate(rows):
         for i, u in known.items():

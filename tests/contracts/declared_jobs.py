@@ -20,7 +20,7 @@ def indexed(x=X, y=Y):
 
 
 def trained(loader, objective=None, algorithm=None, trainer=(), ckpt_path=None, **module):
-    """Train an epoch; the module, and what was warned of."""
+    """Train an epoch; return the module and the warnings."""
     options = QUIET | {"max_epochs": 1, "limit_val_batches": 0} | dict(trainer)
     made = FCCOModule(nn.Linear(3, 1), objective or AveragePrecision(), algorithm=algorithm or SOX(), **module)
     with warnings.catch_warnings(record=True) as caught:
@@ -30,7 +30,7 @@ def trained(loader, objective=None, algorithm=None, trainer=(), ckpt_path=None, 
 
 
 def fit_shared(shared: bool, objective: str, shuffle: bool = True):
-    """Train on a shuffling loader, with equal seeds, whose samples Lightning shares out or does not; the warnings."""
+    """Train on a loader with equal seeds, with or without Lightning's distributed sampler; return the warnings."""
     seed_everything(1)
     parts = {"auc": (AUC(), SGD()), "average precision": (AveragePrecision(), SOX())}[objective]
     options = {"strategy": "ddp", "devices": 2, "accelerator": "cpu", "use_distributed_sampler": shared}
@@ -38,7 +38,7 @@ def fit_shared(shared: bool, objective: str, shuffle: bool = True):
 
 
 def criterion_told_of(batch_size: int, per_process: int):
-    """Train on batches of some size with a criterion that was told of another; all processes together."""
+    """Train on batches of one size with a criterion that was given another; all processes together."""
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("gloo")
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -50,11 +50,11 @@ PREFERRED = ("balanced", "events", "queries", "bags", "classes", "uniform", "gro
 
 
 class Steps(NamedTuple):
-    """What steps on the device did.
+    """The waits and the errors of steps on the device.
 
     Attributes:
-        waits: of the steps behind the first one, by operator, the most of any step.
-        error: largest difference of weights and rows from those of the CPU.
+        waits: operator -> largest number of waits in a step after the first one.
+        error: largest difference of weights and rows from those on the CPU.
     """
 
     waits: dict[str, int]
@@ -62,7 +62,7 @@ class Steps(NamedTuple):
 
 
 class CUDA(warnings.catch_warnings):
-    """Counts how often a CUDA device is waited for, as :class:`~tests.far_device.FarDevice` does."""
+    """Counts the waits for a CUDA device, as :class:`~tests.far_device.FarDevice` does."""
 
     def __init__(self) -> None:
         super().__init__(record=True)
@@ -81,14 +81,14 @@ class CUDA(warnings.catch_warnings):
 
     @property
     def waits(self) -> Counter[str]:
-        """By place in the code."""
+        """The waits by position in the code."""
         found = Counter(f"{w.filename}:{w.lineno}" for w in self._seen)
         self._seen.clear()
         return found
 
 
 def all_steps(device: str, names: Collection[str]) -> dict[str, list[Steps]]:
-    """Of objectives and constraints with algorithms of all kinds, of algorithms, of sets of weights: those of names."""
+    """Steps of the named objectives and constraints with algorithms of all kinds, of algorithms, of ambiguity sets."""
     warnings.simplefilter("ignore")
     _made_known(device)
     cases = zip((OBJECTIVES | CONSTRAINTS).items(), cycle(("SONEX, multipliers", "ALEXR, old")), strict=False)
@@ -112,7 +112,7 @@ def _alone(steps: Callable[[Any, str], Any], member: Any, device: str) -> list[S
 
 
 def all_figures(device: str) -> dict[str, list[Any]]:
-    """And details, of every evaluation, on the CPU and on the device, by operators that are deterministic."""
+    """Figures and details of every evaluation on the CPU and on the device, with deterministic operators."""
     warnings.simplefilter("ignore")
     _made_known(device)
     torch.use_deterministic_algorithms(device == "cuda")
@@ -128,9 +128,9 @@ def all_figures(device: str) -> dict[str, list[Any]]:
 
 
 def steps_of_all_processes(device: str, every: int) -> dict[str, float]:
-    """Largest difference from the CPU by problem, algorithm and layout, of every so many cases, where they share it.
+    """Largest differences from the CPU of one in ``every`` cases, if processes share the device, by name and layout.
 
-    Tensors of the CPU may not be exchanged, as with NCCL.
+    As with NCCL, processes cannot exchange CPU tensors.
     """
     _made_known(device)
     dist.init_process_group("gloo")
@@ -153,7 +153,7 @@ def _made_known(device: str) -> None:
 
 
 def _of_case(case: Case, other: str, device: str) -> list[Steps]:
-    """With SOX or its like, and with an algorithm that smooths or takes dual steps, if it takes the problem."""
+    """Steps with SOX or a similar algorithm, and if the problem allows with one that smooths or takes dual steps."""
     found = [_compared(_case_steps, (case, None), device)]
     with suppress(ConfigError):
         found.append(_compared(_case_steps, (case, ALGORITHMS[other]), device))
@@ -171,7 +171,7 @@ def _compared(steps: Any, given: Any, device: str) -> Steps:
 
 
 def _difference(near: list[Tensor], far: list[Tensor]) -> float:
-    """The largest, relative to the largest number of its tensor where that is more than 1."""
+    """The largest difference, relative to the largest entry of its tensor if this exceeds 1."""
     pairs = [(a.double(), b.double()) for a, b in zip(near, far, strict=True)]
     assert all(torch.equal(a.isnan(), b.isnan()) for a, b in pairs)
     pairs = [(a.nan_to_num(), b.nan_to_num()) for a, b in pairs if a.numel()]
@@ -193,7 +193,7 @@ def _case_steps(given: tuple[Case, Member | None], device: str) -> Any:
 
 
 def _steps_together(member: Member, device: str) -> Any:
-    """With constraints that are kept as one term, each with a kappa, and a target, of its own."""
+    """Steps with constraints that are measured as one term, with different kappas and targets."""
     rate, groups = SoftRate(temperature=0.5), [{"group": g} for g in range(3)]
     limits = [MeanAtMost(rate, 0.1 * (g + 3), groups[g]) for g in range(3)]
     limits += [MeanNear(rate, 0.1 * (g + 3), 0.1 * g, groups[g]) for g in range(3)]
@@ -214,7 +214,7 @@ def _algorithm_steps(member: Member, device: str, limits: Any = None) -> Any:
 
 
 class _Strict:
-    """``torch.distributed``, which exchanges tensors of the device only."""
+    """A ``torch.distributed`` that exchanges tensors of the device only."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -233,7 +233,7 @@ class _Strict:
 
 
 def _exchanging(steps: Callable[..., list[Tensor]], case: tuple[str, ...], device: str) -> list[Tensor]:
-    """What steps of all processes give."""
+    """The results of steps that all processes take together."""
     torch.manual_seed(0)
     with _watched(device):
         processes: Any = Processes()
@@ -260,7 +260,7 @@ def _pairs_of_processes(processes: Processes, case: str, layout: str, device: st
 
 
 def _numbers_of_processes(processes: Processes, _: str, device: str) -> list[Tensor]:
-    """As evaluations exchange them, which may have seen no sample here."""
+    """Numbers exchanged as in evaluations, in which a process may have had no samples."""
     own = torch.arange(3.0) + processes.rank
     total, mean, first = own.clone(), own.clone(), own.clone()
     processes.sum_(total), processes.average_([mean]), processes.copy_first_([first])
@@ -270,7 +270,7 @@ def _numbers_of_processes(processes: Processes, _: str, device: str) -> list[Ten
 
 
 def _watched(device: str) -> AbstractContextManager[Any]:
-    """The device, which counts waits; the CPU's counter sees nothing."""
+    """A context that counts waits for the device; on the CPU it counts nothing."""
     far = CUDA() if device == "cuda" else far_device.FarDevice()
     return nullcontext(far) if device == "cpu" else far
 

@@ -7,7 +7,7 @@ from .trainings import Training, make_batch
 
 
 def epoch(size):
-    """Batches with the number of samples of each process; uneven, with repeats, one process with next to nothing."""
+    """Batches and the number of samples of each process: uneven, with repeats, and one process with hardly any."""
     indices = [
         [0, 1, 2, 3, 7, 10],
         [1, 1, 4, 4, 0, 1, 9, 8],
@@ -21,7 +21,7 @@ def epoch(size):
 
 
 def train_all(processes, size, names):
-    """Weights and rows, by name and layout, after the batches of :func:`epoch`, of the algorithms of these names."""
+    """Weights and rows of the named algorithms after the batches of :func:`epoch`, by name and layout."""
     found = {}
     for name in names:
         member = ALGORITHMS[name]

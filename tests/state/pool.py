@@ -52,7 +52,7 @@ class Failure(NamedTuple):
 
 
 def attempt(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What the function returns, or the :class:`Failure`."""
+    """The function's result, or a :class:`Failure`."""
     try:
         return function(*args, **options)
     except BaseException as error:
@@ -60,7 +60,7 @@ def attempt(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def share(processes: Processes, count: int) -> slice:
-    """A process's part of ``count`` consecutive items, as even as can be."""
+    """A process's part of ``count`` consecutive items, which are divided as evenly as possible."""
     return slice(processes.rank * count // processes.size, (processes.rank + 1) * count // processes.size)
 
 
@@ -74,13 +74,13 @@ class Pool:
         self._runs = 0
 
     def run(self, function: Callable[..., Any], size: int, *args: Any, limit: float = RUN_LIMIT) -> list[Any]:
-        """Results of ``function(processes, *args)`` in ``size`` processes, by rank.
+        """Return the results of ``function(processes, *args)`` in ``size`` processes, by rank.
 
         Args:
-            function: at the top level of a module that can be imported.
-            size: number of processes, 1..4; 1 is a process alone.
-            args: can be pickled.
-            limit: seconds.
+            function: a function at the top level of a module that can be imported.
+            size: number of processes, 1..4; with 1 there is no process group.
+            args: picklable arguments.
+            limit: time limit in seconds.
         """
         if not self._workers:
             self._start()
@@ -98,7 +98,7 @@ class Pool:
         return results
 
     def values(self, function: Callable[..., Any], size: int, *args: Any, limit: float = RUN_LIMIT) -> list[Any]:
-        """As :meth:`run`, where no process may fail."""
+        """As :meth:`run`, but raise an error if a process fails."""
         results = self.run(function, size, *args, limit=limit)
         for rank, result in enumerate(results):
             if isinstance(result, Failure):
@@ -209,7 +209,7 @@ def _answer(task: bytes, group: dist.ProcessGroup | None, number: int) -> bytes:
 
 
 def _in_step(group: dist.ProcessGroup, number: int) -> bool | Failure:
-    """Whether all processes of the group do the same thing now."""
+    """Whether all processes of the group are at the same collective call."""
     ends = torch.tensor([number, -number])
 
     def agree() -> bool:

@@ -12,7 +12,7 @@ from tests.conftest import QUIET
 
 
 def quick(cases: Iterable[Any], *chosen: Any) -> list[Any]:
-    """The cases of a parametrised test, of which all but those chosen are slow."""
+    """Parametrise a test; all cases except the chosen ones are slow."""
     return [
         pytest.param(*(case if isinstance(case, tuple) else [case]), marks=[pytest.mark.slow] * (case not in chosen))
         for case in cases
