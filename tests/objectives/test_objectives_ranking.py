@@ -506,7 +506,7 @@ def test_an_overflow_is_named_with_what_to_change(objective, advice):
     engine = Engine(network, SOX(0.5).pose(objective(), num_samples=N, sampling={"target": drawn}), SOX(0.5))
     batch = {"x": features().float(), "y": Y, "index": torch.arange(N)}
     with pytest.raises(NonFiniteError, match=f"no weight was changed.* overflows?: .*{advice}"):
-        engine.train_batch(batch, HeavyBall(network.parameters(), lr=0.1))
+        engine.train_batch(batch, HeavyBall(engine.params, lr=0.1))
 
 
 def test_auc_of_single_samples_is_refused():
