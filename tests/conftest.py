@@ -49,6 +49,7 @@ LONGEST = (
     "training/test_ddp.py",
     "cli/test_cli.py",
     "training/test_faults.py",
+    "training/test_failing_processes.py",
     "contracts/test_other_devices.py",
     "training/test_continual_clip.py",
     "test_configs.py",
