@@ -713,7 +713,8 @@ class Engine:
                 f"different things. Use {name}, or start without the state."
             )
         self.problem.require_same_data(state.get("data"), allow_changed=allow_changed)
-        require_same_problem(state.get("problem", solved := self._solved()), solved)
+        solved = self._solved()
+        require_same_problem(state.get("problem", solved), solved)
         device, before = self.params[0].device, copy.deepcopy(self.algorithm.state_dict())
         with in_words("the engine's estimates"):
             estimates = [

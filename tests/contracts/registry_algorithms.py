@@ -164,7 +164,7 @@ ALGORITHMS: dict[str, Member] = {
     "SMD": Member(lambda: SMD(0.3), lambda: SMD(1e-12), max_form=True),
     "PGSMD": PGSMD_OF_GROUPS,
     "PGSMD, Euclidean, in a ball": guided(
-        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.02), "euclidean", radius=3.6),
+        lambda: PGSMD(0.4, EqualStages(3, 0.2, 0.02), "euclidean", radius=1.5),
         lambda: PGSMD(0.4, EqualStages(2, 0.2, 0.3), "euclidean"),
     ),
     "PGSMD, samples": PGSMD_OF_GROUPS._replace(objective=lambda: SampleDRO(CappedSimplex(0.5))),

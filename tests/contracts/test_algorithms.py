@@ -248,6 +248,7 @@ def test_rows_are_allocated_where_they_are_remembered(name):
 
 
 @every()
+@pytest.mark.filterwarnings("ignore:.* began outside")  # as in Training, when the layers are thawed
 def test_frozen_layers_stay_and_are_not_remembered(name):
     training = Training(ALGORITHMS[name], frozen=True)
     start = [p.clone() for p in training.network.parameters()]

@@ -1,6 +1,7 @@
 """Small problems on which every algorithm is trained, and a training that can be copied, stopped and corrupted."""
 
 import io
+import warnings
 from itertools import combinations
 
 import torch
@@ -153,7 +154,9 @@ class Training:
             processes=processes,
             layout=layout,
         )
-        self.engine = Engine(self.network, self.problem, self.algorithm, micro_batch=micro_batch)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* began outside")  # of a ball small enough to bind
+            self.engine = Engine(self.network, self.problem, self.algorithm, micro_batch=micro_batch)
         self.engine.arrivals.left = 0  # the first batches are looked at more than once
         self.optimizer = member.optimizer(self.engine.params, lr=0.05, beta=0.3)
 
