@@ -138,8 +138,8 @@ def _objective_columns(settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path,
     columns = {}
     for folder, config in own.items():
         arguments = _differing([other for other in own.values() if other.get(key) == config.get(key)])
-        told = [f"{name.rpartition('.')[2]}={config.get(name)}" for name in arguments]
-        columns[folder] = " ".join([_OBJECTIVE, str(config.get(key)), *told])
+        shown = [f"{name.rpartition('.')[2]}={config.get(name)}" for name in arguments]
+        columns[folder] = " ".join([_OBJECTIVE, str(config.get(key)), *shown])
     return columns
 
 

@@ -84,7 +84,7 @@ def test_scores_that_nothing_divides_are_said(fitted):
 
 def test_a_ranking_has_probabilities_where_rows_are_held_out(fitted, capsys):
     """Of rows that it has never seen, against scikit-learn's measure of calibration."""
-    checkpoint, _, _ = fitted("--model.objective", "AUC")
+    checkpoint, _, _ = fitted("--model.objective", "AUC", "--model.network.offset", "0")  # far from the log-odds
     assert "--data.splits.val_fraction 0.1" in capsys.readouterr().err
     map_of_few = torch.load(checkpoint, weights_only=True)["fcco"]["decisions"]["calibration"]
     assert set(map_of_few) == {"slope", "intercept"}  # of 10 positives
@@ -94,7 +94,7 @@ def test_a_ranking_has_probabilities_where_rows_are_held_out(fitted, capsys):
     true, said = calibration_curve(ill, predicted["probability"], n_bins=10, strategy="quantile")
     assert np.abs(true - said).mean() < 0.05
     raw = 1 / (1 + np.exp(-predicted["score"]))
-    assert np.abs(np.subtract(*calibration_curve(ill, raw, n_bins=10, strategy="quantile"))).mean() > 0.08
+    assert np.abs(np.subtract(*calibration_curve(ill, raw, n_bins=10, strategy="quantile"))).mean() > 0.2
     asked = load(checkpoint).predict(later, threshold=0.3)
     assert (asked["decision"].eq("yes") == (asked["probability"] > 0.3)).all()
 
