@@ -204,6 +204,14 @@ def weight_of(batch: Columns, values: Tensor, needed_by: object) -> Tensor:
     return weight.to(values.device, torch.float64)
 
 
+def whole_numbers(batch: Columns, needed_by: object, column: str) -> Tensor:
+    """Return a column of whole numbers, shape (n,), or raise :class:`DataError`."""
+    values = one_label_each(batch, needed_by, column)
+    if values.is_floating_point():
+        raise DataError(f"{column} must be whole numbers (int64), got {values.dtype}. Convert them with .long().")
+    return values
+
+
 def mean_of(values: Tensor, weight: Tensor) -> float:
     """Return the mean of values, shape (n,), with the samples' weights, shape (n,)."""
     return float((values * weight.to(values)).sum() / weight.to(values).sum())

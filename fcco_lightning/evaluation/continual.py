@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 from fcco_lightning.checks import non_negative
-from fcco_lightning.errors import DataError
-from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, correct_and_loss, require_columns
+from fcco_lightning.evaluation.base import (
+    Evaluation,
+    Final,
+    Pictures,
+    correct_and_loss,
+    require_columns,
+    whole_numbers,
+)
 from fcco_lightning.evaluation.metrics.ranking import same_rows
 from fcco_lightning.evaluation.pairs import PairEvaluation
 from fcco_lightning.evaluation.pictures import History, plot_continual
@@ -84,7 +90,7 @@ class ContinualEvaluation(Evaluation):
     def __call__(self, outputs: Any, batch: Columns) -> dict[str, float]:
         if not isinstance(outputs, Tensor):
             return self._of_pairs(outputs, batch)
-        samples = _samples(outputs, batch)
+        samples = _samples(outputs, batch, self)
         tasks = _by_task(samples)
         target, protected = tasks.reindex([TARGET]).iloc[0], tasks.drop(index=TARGET, errors="ignore")
         figures = {
@@ -114,7 +120,7 @@ class ContinualEvaluation(Evaluation):
         """
         if not isinstance(outputs, Tensor):
             return self._of_pairs.details(outputs, batch)
-        tasks = _by_task(_samples(outputs, batch))
+        tasks = _by_task(_samples(outputs, batch, self))
         tasks["name"] = ["target" if number == TARGET else self.group_name(number) for number in tasks.index]
         tasks["protected"] = tasks.index != TARGET
         sort_key = "change" if "change" in tasks else "accuracy"
@@ -127,14 +133,12 @@ class ContinualEvaluation(Evaluation):
         return {"continual.png": partial(plot_continual, history), **super().pictures(history, final)}
 
 
-def _samples(outputs: Tensor, batch: Columns) -> pd.DataFrame:
+def _samples(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> pd.DataFrame:
     """Return a table with the task of every sample and the values that are averaged over tasks, as float64."""
     require_columns(batch, "y", "task", figures="figures by task")
     correct, losses = correct_and_loss(outputs, batch["y"])
-    task = batch["task"]
+    task = whole_numbers(batch, needed_by, "task")
     same_rows(y=batch["y"], task=task)
-    if task.is_floating_point():
-        raise DataError(f"tasks must be whole numbers (int64), got {task.dtype}. Convert them with .long().")
     columns = {"accuracy": correct, "loss": losses} | _compared(correct, losses, batch)
     return pd.DataFrame({"task": task.cpu()} | {name: column.double().cpu() for name, column in columns.items()})
 

@@ -1,11 +1,13 @@
 """Figures of the groups of a split, in particular the worst groups, for one task or several."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
-import torch
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, fraction
@@ -18,17 +20,13 @@ from fcco_lightning.evaluation.base import (
     require_columns,
     shown_split,
     weight_of,
-)
-from fcco_lightning.evaluation.metrics.group_accuracy import (
-    cvar,
-    cvar_weights,
-    group_sums,
-    worst_fraction,
-    worst_group,
+    whole_numbers,
 )
 from fcco_lightning.evaluation.pictures import History, plot_group_curves, plot_groups
 from fcco_lightning.models.batch import Columns
-from fcco_lightning.objectives.base import one_label_each, one_tensor
+from fcco_lightning.objectives.base import one_tensor, require
+
+_ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004: three groups, not four
 
 
 class GroupEvaluation(Evaluation):
@@ -41,9 +39,11 @@ class GroupEvaluation(Evaluation):
     - ``accuracy``, ``loss``: the means over samples;
     - ``group_balanced_accuracy``: the mean of a_g over groups;
     - ``worst_group_accuracy``: min a_g; ``worst_group_loss``: max L_g;
-    - ``tail_accuracy``: the mean of the ``ceil(alpha G)`` lowest a_g, see
-      :func:`~fcco_lightning.evaluation.metrics.worst_fraction`;
-    - ``cvar_loss``: the mean of the worst alpha G of the L_g, see :func:`~fcco_lightning.evaluation.metrics.cvar`;
+    - ``tail_accuracy``: the mean of the ``ceil(alpha G)`` lowest a_g; groups that tie for the last of these places
+      share it;
+    - ``cvar_loss``: the conditional value at risk of the L_g, the mean of the worst ``alpha G`` groups,
+      ``min_s  s + (1 / (alpha G)) sum_g [L_g - s]_+ = max_q sum_g q_g L_g`` (:func:`worst_weights`), where the last
+      group counts by the fractional part of ``alpha G``; alpha = 1 gives the mean, alpha <= 1/G the maximum;
     - ``group_accuracy/NAME``, ``group_loss/NAME``: a_g and L_g, if at most ``most_groups`` groups are present.
 
     Accuracies lie in [0, 1] and losses are in nats.  A single score per sample, shape (n,) or (n, 1), predicts class 1
@@ -70,37 +70,30 @@ class GroupEvaluation(Evaluation):
         self.pooled = pooled
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        numbers, (sizes, correct, losses) = _present(_sums_by_group(outputs, batch, self))
-        accuracy, loss = correct / sizes, losses / sizes
-        tail = worst_fraction(accuracy, self.alpha, sizes if self.pooled else None)
+        groups = _by_group(outputs, batch, self)
+        worst = worst_weights(-groups["accuracy"], math.ceil(self.alpha * len(groups) - _ROUNDING))
         figures = {
-            "accuracy": float(correct.sum() / sizes.sum()),
-            "worst_group_accuracy": float(worst_group(accuracy)),
-            "tail_accuracy": float(tail),
-            "group_balanced_accuracy": float(accuracy.mean()),
-            "loss": float(losses.sum() / sizes.sum()),
-            "worst_group_loss": float(worst_group(loss, highest=True)),
-            "cvar_loss": float(cvar(loss, self.alpha)),
+            "accuracy": np.average(groups["accuracy"], weights=groups["weight"]),
+            "worst_group_accuracy": groups["accuracy"].min(),
+            "tail_accuracy": np.average(groups["accuracy"], weights=worst * (groups["weight"] if self.pooled else 1)),
+            "group_balanced_accuracy": groups["accuracy"].mean(),
+            "loss": np.average(groups["loss"], weights=groups["weight"]),
+            "worst_group_loss": groups["loss"].max(),
+            "cvar_loss": worst_weights(groups["loss"], self.alpha * len(groups)) @ groups["loss"],
         }
-        if len(numbers) <= self.most_groups:
-            for number, a, own_loss in zip(numbers.tolist(), accuracy.tolist(), loss.tolist(), strict=True):
+        if len(groups) <= self.most_groups:
+            for number, accuracy, loss in groups[["accuracy", "loss"]].itertuples():
                 name = self.group_name(number)
-                figures |= {f"group_accuracy/{name}": a, f"group_loss/{name}": own_loss}
-        return figures
+                figures |= {f"group_accuracy/{name}": accuracy, f"group_loss/{name}": loss}
+        return {name: float(value) for name, value in figures.items()}
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return ``groups``: number, name, size, accuracy, loss and weight of each present group, the worst first."""
-        numbers, (sizes, correct, losses) = _present(_sums_by_group(outputs, batch, self))
-        columns = {
-            "group": numbers,
-            "name": [self.group_name(number) for number in numbers.tolist()],
-            "size": [int((batch["group"] == number).sum()) for number in numbers.tolist()],
-            "accuracy": correct / sizes,
-            "loss": losses / sizes,
-            "weight": cvar_weights(losses / sizes, self.alpha),
-        }
-        table = pd.DataFrame({k: c.cpu() if isinstance(c, Tensor) else c for k, c in columns.items()})
-        return {"groups": table.sort_values(["accuracy", "loss"], ascending=[True, False]).to_dict("records")}
+        groups = _by_group(outputs, batch, self).reset_index()
+        groups["weight"] = worst_weights(groups["loss"], self.alpha * len(groups))
+        groups["name"] = groups["group"].map(self.group_name)
+        ordered = groups.sort_values(["accuracy", "loss"], ascending=[True, False])
+        return {"groups": ordered[["group", "name", "size", "accuracy", "loss", "weight"]].to_dict("records")}
 
     def pictures(self, history: History, final: Final) -> Pictures:
         """Return ``group_curves.png``, ``constraints.png`` and ``groups.png``, of the test split or else the last."""
@@ -143,39 +136,55 @@ class TaskEvaluation(Evaluation):
                 f"figures by task need outputs and y of one shape (n, T), got {tuple(outputs.shape)} and "
                 f"{tuple(y.shape)}. Use another evaluation (--model.evaluation)."
             )
-        pairs = zip(outputs.unbind(1), y.unbind(1), strict=True)
-        others = {name: batch[name] for name in ("group", "weight") if name in batch}
-        tasks = [_present(_sums_by_group(scores, {"y": labels, **others}, self))[1] for scores, labels in pairs]
-        sizes, correct, losses = (torch.stack(sums) for sums in zip(*tasks, strict=True))
-        lowest = (correct / sizes).amin(1)
-        return {
-            "accuracy": float(correct.sum() / sizes.sum()),
-            "worst_accuracy": float(lowest.min()),
-            "worst_group_accuracy": float(lowest.mean()),
-            "loss": float(losses.sum() / sizes.sum()),
-            "worst_group_loss": float((losses / sizes).amax(1).mean()),
-        } | {f"task_accuracy/{t}": a for t, a in enumerate(lowest.tolist())}
+        tasks = pd.concat(
+            {t: _by_group(outputs[:, t], {**batch, "y": y[:, t]}, self) for t in range(y.shape[1])}, names=["task"]
+        )
+        lowest = tasks["accuracy"].groupby("task").min()
+        figures = {
+            "accuracy": np.average(tasks["accuracy"], weights=tasks["weight"]),
+            "worst_accuracy": lowest.min(),
+            "worst_group_accuracy": lowest.mean(),
+            "loss": np.average(tasks["loss"], weights=tasks["weight"]),
+            "worst_group_loss": tasks["loss"].groupby("task").max().mean(),
+        } | {f"task_accuracy/{t}": accuracy for t, accuracy in lowest.items()}
+        return {name: float(value) for name, value in figures.items()}
 
 
-def _sums_by_group(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> Tensor:
-    """Size, number of correct classifications and sum of losses of every group 0..G-1, (G, 3), float64.
+def worst_weights(losses: "pd.Series[float]", number: float) -> npt.NDArray[np.float64]:
+    r"""The weights q (G,) that maximise ``sum_g q_g L_g`` where ``sum_g q_g = 1, 0 <= q_g <= 1 / number``.
 
-    If samples have weights, all three are weighted sums.
+    They are those of the mean of the ``number`` highest losses: ``q_g = 1 / number`` above the threshold (the
+    ``ceil(number)``-th highest loss), 0 below it, and the remaining weight is divided evenly among the groups whose
+    loss equals the threshold.
+
+    Args:
+        losses: L_g, shape (G,).
+        number: number of groups, at most G; a number below 1 counts as 1.
+
+    Example:
+        >>> worst_weights(pd.Series([4.0, 2.0, 2.0, 1.0]), 2).tolist()
+        [0.5, 0.25, 0.25, 0.0]
     """
+    number, values = max(1.0, number), losses.to_numpy()
+    threshold = np.sort(values)[-math.ceil(number - _ROUNDING)]
+    q: npt.NDArray[np.float64] = (values > threshold) / number
+    is_last = values == threshold
+    q[is_last] = max(0.0, 1 - q.sum()) / is_last.sum()
+    return q
+
+
+def _by_group(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> pd.DataFrame:
+    """The present groups by number: ``size``, sum of the samples' weights ``weight``, and ``accuracy`` and ``loss``."""
     require_columns(batch, "y", "group", figures="figures by group")
     correct, losses = correct_and_loss(outputs, batch["y"])
-    group = one_label_each(batch, needed_by, "group")
-    in_group = group != -1
-    columns = (correct, losses, group, weight_of(batch, losses, needed_by))
-    correct, losses, group, weight = (column[in_group] for column in columns)
-    size = max(1, int(group.max()) + 1) if len(group) else 1
-    sums = [group_sums(weight * values, group, size)[0] for values in (torch.ones_like(losses), correct, losses)]
-    return torch.stack(sums, dim=1)
-
-
-def _present(sums: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The numbers of the groups that are present, and the columns of :func:`_sums_by_group` for these groups."""
-    present = sums[:, 0].nonzero().squeeze(1)
-    if len(present) == 0:
+    group, weight = whole_numbers(batch, needed_by, "group"), weight_of(batch, losses, needed_by)
+    require(group >= -1, group, "groups are numbered from 0, and -1 is no group", "Number the groups from 0.")
+    columns = (group, weight, weight * correct, weight * losses)
+    number, *values = (column[group >= 0].cpu().numpy() for column in columns)
+    sums = [np.bincount(number, weights=weights) for weights in (None, *values)]
+    groups = pd.DataFrame(dict(zip(("size", "weight", "accuracy", "loss"), sums, strict=True))).rename_axis("group")
+    groups = groups[groups["weight"] > 0]
+    if groups.empty:
         raise DataError("figures by group need at least one sample, got none. Is the split empty?")
-    return present, sums[present].unbind(1)
+    means = groups[["accuracy", "loss"]].div(groups["weight"], axis=0)
+    return groups.assign(accuracy=means["accuracy"], loss=means["loss"])

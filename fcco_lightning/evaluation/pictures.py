@@ -427,7 +427,7 @@ def plot_ranking(
     """
     if not lists:
         return None
-    ordered = sorted(lists, key=lambda name: average_precision(*lists[name]).item())
+    ordered = sorted(lists, key=lambda name: average_precision(*lists[name]))
     last = len(ordered) - 1
     labelled = sorted({0, last // 2, last}) if last > 2 else range(last + 1)
     looks = dict(zip(labelled, ((BLUE, "-"), (VERMILION, "--"), (GREEN, "-.")), strict=False))
@@ -444,12 +444,11 @@ def plot_ranking(
         labels: list[str | None] = [None, None]
         if i in looks:
             prefix = f"{shown(name)}: " if name else ""
-            area = partial_auc(scores, y, *region, *weight).item()
-            ap = average_precision(scores, y, *weight).item()
+            area, ap = partial_auc(scores, y, *region, *weight), average_precision(scores, y, *weight)
             labels = [f"{prefix}AP {ap:.3f}", f"{prefix}shaded part {area:.3f}"]
-            left.axhline(float(precision[-1]), color=color, linewidth=0.8, linestyle=":")  # share of positives
-        left.step(recall.tolist(), precision.tolist(), where="pre", label=labels[0], **look)
-        right.plot(fpr.tolist(), tpr.tolist(), label=labels[1], **look)
+            left.axhline(precision[-1], color=color, linewidth=0.8, linestyle=":")  # share of positives
+        left.step(recall, precision, where="pre", label=labels[0], **look)
+        right.plot(fpr, tpr, label=labels[1], **look)
     suffix = f" ({split})" if split else ""
     _unit_square(left, xlabel="recall", ylabel="precision", title=f"Precision and recall{suffix}")
     _unit_square(right, xlabel="false positive rate", ylabel="true positive rate", title=f"ROC{suffix}")
@@ -485,17 +484,15 @@ def plot_roc_by_group(
         row_of_axes(figure, len(splits)), splits.items(), strict=True
     ):
         _mark_diagonal(axes)
-        rates = group_rates(scores, y, group, num_thresholds, *weight)
-        widest = int(rates.gaps.argmax())
-        fpr, tpr = rates.fpr[:, widest].tolist(), rates.tpr[:, widest].tolist()
+        _, rates = group_rates(scores, y, group, num_thresholds, *weight)
+        gaps = np.abs(rates[:, 0] - rates[:, 1]).max(0)
+        fpr, tpr = rates[:, :, gaps.argmax()]
         for k, (color, dashes) in enumerate(((BLUE, "-"), (VERMILION, "--"))):
             columns = [column[group == k] for column in (scores, y, *weight)]
-            curve = (rate.tolist() for rate in roc_curve(*columns))
-            axes.plot(
-                *curve, dashes, color=color, linewidth=1.6, label=f"{shown(names[k])}: AUC {auc(*columns).item():.3f}"
-            )
+            label = f"{shown(names[k])}: AUC {auc(*columns):.3f}"
+            axes.plot(*roc_curve(*columns), dashes, color=color, linewidth=1.6, label=label)
             axes.plot(fpr[k], tpr[k], MARKERS[k], color=color, markeredgecolor="0.25", markersize=7, zorder=4)
-        gap = f"hard gap {float(rates.gaps[widest]):.3f}, at one threshold"
+        gap = f"hard gap {gaps.max():.3f}, at one threshold"
         axes.plot(fpr, tpr, color="0.25", linewidth=1.2, label=gap, zorder=3)
         _unit_square(axes, aspect="equal", title=f"ROC by group ({split})", **labels)
         axes.legend(loc="lower right", frameon=False)

@@ -58,15 +58,15 @@ class BinaryEvaluation(Evaluation):
                 f": all {len(y)} samples of a split are of one class. Divide the data by class (splits)",
             )
         figures = {
-            "auc": float(auc(scores, y, weight)) if defined else math.nan,
-            "average_precision": float(average_precision(scores, y, weight)) if defined else math.nan,
+            "auc": auc(scores, y, weight) if defined else math.nan,
+            "average_precision": average_precision(scores, y, weight) if defined else math.nan,
             "score_min": scores.min().item(),
             "score_max": scores.max().item(),
         }
         scores, y, group, weight = _grouped_columns(scores, y, batch, self)
         if _has_both_classes(group):
             samples = (scores, y, group, self.num_thresholds, weight)
-            figures["roc_gap"] = float(roc_gap(*samples)) if _two_groups(group, y) else math.nan
+            figures["roc_gap"] = roc_gap(*samples) if _two_groups(group, y) else math.nan
         return figures
 
     def check(self, outputs: Any, batch: Columns) -> None:  # noqa: ARG002
@@ -199,7 +199,7 @@ class RankingEvaluation(Evaluation):
         figures = dict(zip(_WHOLE_LISTS, values, strict=True))
         for k in self.top:
             figures[f"precision_at_{k}"], figures[f"recall_at_{k}"] = precision_recall_at(scores, y, k, weight)
-        return {name: float(value) for name, value in figures.items()}
+        return figures
 
     def _lists(self, outputs: Tensor, batch: Columns) -> list[_List]:
         """Scores, classes and weights of the samples for every label, without samples whose label is unknown."""

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, list_of, one_of
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation.base import Evaluation, require_columns
-from fcco_lightning.evaluation.metrics.retrieval import RankedLists
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.ranking.lists import graded
@@ -44,24 +45,48 @@ class RetrievalEvaluation(Evaluation):
         self.bar = (f"ndcg_{self.k[-1]}",)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        lists = _lists(outputs, batch, self)
-        if not bool(lists.has_relevant.any()):
-            queries = len(lists.has_relevant)
+        items = _ranked(outputs, batch, self)
+        relevant = items[items["grade"] > 0]
+        if relevant.empty:
+            queries = items["query"].nunique()
             reason = f": none of the {queries} queries of a split has a relevant item (y > 0)"
             self.warn_of_undefined("ndcg, map and mrr", reason)
-        figures = {f"ndcg_{k}": float(lists.ndcg(k, self.gain).mean()) for k in self.k}
+        items = items[items["query"].isin(relevant["query"])]
+        precision = (relevant.groupby("query").cumcount() + 1) / relevant["place"]
+        first = relevant.groupby("query")["place"].min()
+        figures = {f"ndcg_{k}": float(self._ndcg(items, k).mean()) for k in self.k}
         return figures | {
-            "map": float(lists.average_precision().mean()),
-            f"mrr_{self.k[-1]}": float(lists.reciprocal_rank(self.k[-1]).mean()),
+            "map": float(precision.groupby(relevant["query"]).mean().mean()),
+            f"mrr_{self.k[-1]}": float((1 / first).where(first <= self.k[-1], 0.0).mean()),
         }
+
+    def _ndcg(self, items: pd.DataFrame, k: int) -> pd.Series:
+        """NDCG of the first k places, for every query of :func:`_ranked`; each has a relevant item."""
+        query, gains, place = items["query"], items["grade"], items["place"]
+        if self.gain == "exponential":
+            # divided by 2^(highest grade of the query), which cancels in NDCG, so that large grades do not overflow
+            highest = gains.groupby(query).transform("max")
+            gains = np.exp2(gains - highest) - np.exp2(-highest)
+        ideal = items.assign(gain=gains).sort_values(["query", "gain"], ascending=[True, False])["gain"].to_numpy()
+        discounts = (place <= k) / np.log2(1 + place)
+        sums = pd.DataFrame({"found": gains * discounts, "best": ideal * discounts}).groupby(query).sum()
+        return sums["found"] / sums["best"]
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return the number of all ``queries``, and that of queries with a relevant item."""
-        lists = _lists(outputs, batch, self)
-        return {"num_queries": len(lists.has_relevant), "num_queries_with_relevant": int(lists.has_relevant.sum())}
+        highest = _ranked(outputs, batch, self).groupby("query")["grade"].max()
+        return {"num_queries": len(highest), "num_queries_with_relevant": int((highest > 0).sum())}
 
 
-def _lists(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> RankedLists:
+def _ranked(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> pd.DataFrame:
+    """The items of every query, the highest scores first: ``query``, ``score``, ``grade``, and ``place`` from 1.
+
+    Among items with equal scores the less relevant ones come first, so that the figures of a constant score do not
+    depend on the order of the table.
+    """
     require_columns(batch, "query", "y", figures="figures of ranked lists")
     query, grade = graded(batch, needed_by)
-    return RankedLists(binary_scores(outputs).double(), grade, query)
+    scores = binary_scores(outputs).double()
+    items = pd.DataFrame({"query": query.cpu(), "score": scores.cpu(), "grade": grade.double().cpu()})
+    items = items.sort_values(["query", "score", "grade"], ascending=[True, False, True], ignore_index=True)
+    return items.assign(place=items.groupby("query").cumcount() + 1)

@@ -5,16 +5,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from fcco_lightning.checks import at_least, positive
 from fcco_lightning.evaluation.base import Evaluation, Final, Pictures, require_columns
 from fcco_lightning.evaluation.metrics.survival import (
+    Array,
     StepFunction,
     breslow_log_hazard,
     brier_score,
     concordance,
+    just_before,
     kaplan_meier,
     partial_likelihood,
     survival_probability,
@@ -25,6 +28,8 @@ from fcco_lightning.evaluation.pictures import History, plot_calibration
 from fcco_lightning.models.batch import Columns
 from fcco_lightning.objectives import binary_scores
 from fcco_lightning.objectives.others.cox import survival
+
+_Events = npt.NDArray[np.bool_]
 
 _LEAST_UNCENSORED = 0.05
 _GRID = 50
@@ -63,30 +68,30 @@ class SurvivalEvaluation(Evaluation):
         self.groups = at_least("groups", groups, 1)
 
     def __call__(self, outputs: Tensor, batch: Columns) -> dict[str, float]:
-        time, event, risk = _sample(outputs, batch, self)
-        if not bool(event.any()):
+        sample = time, event, _ = _sample(outputs, batch, self)
+        if not event.any():
             self.warn_of_undefined(
                 "c_index, integrated_brier and loss", f": all {len(time)} samples of a split are censored"
             )
             return dict.fromkeys(("c_index", "c_index_ipcw", "integrated_brier", "loss"), math.nan)
         horizon = self._horizon(time, event)
         return {
-            "c_index": concordance(time, event, risk),
-            "c_index_ipcw": uno_concordance(time, event, risk, math.nextafter(horizon, math.inf)),
-            "integrated_brier": self._integrated_brier(time, event, risk, horizon),
-            "loss": partial_likelihood(time, event, risk),
+            "c_index": concordance(*sample),
+            "c_index_ipcw": uno_concordance(*sample, horizon),
+            "integrated_brier": self._integrated_brier(*sample, horizon),
+            "loss": partial_likelihood(*sample),
         }
 
     def details(self, outputs: Tensor, batch: Columns) -> dict[str, Any]:
         """Return ``calibration``: size, predicted and observed survival of groups of increasing risk, and the time."""
-        time, event, risk = _sample(outputs, batch, self)
-        if not bool(event.any()):
+        sample = time, event, _ = _sample(outputs, batch, self)
+        if not event.any():
             return {}
-        middle = float(time[event].median())
+        middle = _median(time[event])
         return {
             "num_events": int(event.sum()),
             "calibration_time": middle,
-            "calibration": self._calibration(time, event, risk, breslow_log_hazard(time, event, risk), middle),
+            "calibration": self._calibration(*sample, breslow_log_hazard(*sample), middle),
         }
 
     def pictures(self, history: History, final: Final) -> Pictures:
@@ -95,49 +100,54 @@ class SurvivalEvaluation(Evaluation):
 
     def _draw_calibration(self, final: Final, path: Path) -> Path | None:
         samples = {name: _sample(*split, self) for name, split in final.items()}
-        samples = {name: sample for name, sample in samples.items() if bool(sample[1].any())}
+        samples = {name: sample for name, sample in samples.items() if sample[1].any()}
         if not samples:
             return None
         time, event, risk = samples["train"] if "train" in samples else next(iter(samples.values()))
-        log_hazard, middle = breslow_log_hazard(time, event, risk), float(time[event].median())
+        log_hazard, middle = breslow_log_hazard(time, event, risk), _median(time[event])
         groups = {name: self._calibration(*sample, log_hazard, middle) for name, sample in samples.items()}
         return plot_calibration(groups, path, horizon=middle)
 
-    def _horizon(self, time: Tensor, event: Tensor) -> float:
+    def _horizon(self, time: Array, event: _Events) -> float:
         if self.horizon is not None:
             return self.horizon
-        uncensored = uncensored_probability(time, event)(time, before=True)
-        enough = event & (uncensored > _LEAST_UNCENSORED)
+        enough = event & (uncensored_probability(time, event)(just_before(time)) > _LEAST_UNCENSORED)
         return float(time[enough].max() if enough.any() else time[event].min())
 
-    def _integrated_brier(self, time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:
+    def _integrated_brier(self, time: Array, event: _Events, risk: Array, horizon: float) -> float:
         first = float(time[event].min())
         if not first < horizon:
             self.warn_of_undefined(
                 "integrated_brier and averages over time", f": the first event, at {first:g}, is not before {horizon:g}"
             )
             return math.nan
-        t = torch.linspace(first, horizon, _GRID, dtype=torch.float64, device=time.device)
+        t = np.linspace(first, horizon, _GRID)
         predicted = survival_probability(breslow_log_hazard(time, event, risk), risk, t)
-        return float(torch.trapezoid(brier_score(time, event, predicted, t), t)) / (horizon - first)
+        return float(np.trapezoid(brier_score(time, event, predicted, t), t)) / (horizon - first)
 
     def _calibration(
-        self, time: Tensor, event: Tensor, risk: Tensor, log_hazard: StepFunction, t: float
+        self, time: Array, event: _Events, risk: Array, log_hazard: StepFunction, t: float
     ) -> list[dict[str, float]]:
-        times = torch.tensor([t], dtype=torch.float64, device=time.device)
-        table = []
-        lower = torch.searchsorted(risk.sort().values, risk)  # number of lower risks; equal for equal risks
+        lower = np.searchsorted(np.sort(risk), risk)  # number of lower risks; equal for equal risks
         part = lower // -(-len(risk) // self.groups)
-        for rows in ((part == label).nonzero().squeeze(1) for label in torch.unique(part)):
-            predicted = float(survival_probability(log_hazard, risk[rows], times).mean())
-            observed = float(kaplan_meier(time[rows], event[rows])(times))
-            table.append({"size": len(rows), "predicted": predicted, "observed": observed})
-        return table
+        return [
+            {
+                "size": int(rows.sum()),
+                "predicted": float(survival_probability(log_hazard, risk[rows], [t]).mean()),
+                "observed": float(kaplan_meier(time[rows], event[rows])(t)),
+            }
+            for rows in (part == label for label in np.unique(part))
+        ]
 
 
-def _sample(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> tuple[Tensor, Tensor, Tensor]:
+def _median(times: Array) -> float:
+    """The lower median, which is one of the times."""
+    return float(np.quantile(times, 0.5, method="lower"))
+
+
+def _sample(outputs: Tensor, batch: Columns, needed_by: Evaluation) -> tuple[Array, _Events, Array]:
     """Return times and log risks, float64, and events as truth values, shape (n,) each; the mean risk is 0."""
     require_columns(batch, "time", "event", figures="figures of survival times")
     time, event = survival(batch, needed_by)
     risk = binary_scores(outputs).double()
-    return time.double(), event, risk - risk.mean()
+    return time.double().cpu().numpy(), event.cpu().numpy(), (risk - risk.mean()).cpu().numpy()

@@ -204,10 +204,10 @@ def scored(seed, ties):
 def test_ranking_figures_are_those_of_scikit_learn(seed, ties):
     scores, y, times = scored(seed, ties)
     given = {"y_true": y.numpy(), "y_score": scores.numpy(), "sample_weight": times.numpy()}
-    assert ranking.auc(scores, y, times).item() == pytest.approx(sk.roc_auc_score(**given), abs=1e-12)
+    assert ranking.auc(scores, y, times) == pytest.approx(sk.roc_auc_score(**given), abs=1e-12)
     expected = sk.average_precision_score(**given)
-    assert ranking.average_precision(scores, y, times).item() == pytest.approx(expected, abs=1e-12)
-    partial = ranking.partial_auc(scores, y, 0.3, weight=times).item()
+    assert ranking.average_precision(scores, y, times) == pytest.approx(expected, abs=1e-12)
+    partial = ranking.partial_auc(scores, y, 0.3, weight=times)
     assert partial == pytest.approx(sk.roc_auc_score(**given, max_fpr=0.3), abs=1e-9)
 
 
@@ -221,7 +221,7 @@ def test_figures_are_those_where_samples_repeat(seed, ties):
         expected = evaluation(scores[index], {"y": y[index], "group": group[index]})
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9), type(evaluation).__name__
     gap = ranking.roc_gap(scores[index], y[index], group[index], 20)
-    assert ranking.roc_gap(scores, y, group, 20, times).item() == pytest.approx(gap.item(), abs=1e-12)
+    assert ranking.roc_gap(scores, y, group, 20, times) == pytest.approx(gap, abs=1e-12)
 
 
 def test_figures_of_a_value_function_are_those_where_transitions_repeat():
@@ -255,7 +255,7 @@ def test_only_ratios_of_weights_count(scale):
     assert found["calibration_error"] == pytest.approx(plain["calibration_error"], rel=1e-9)
     for levels in (5, 10, 200):
         gap = ranking.roc_gap(scores, y, group, levels)
-        assert ranking.roc_gap(scores, y, group, levels, even).item() == pytest.approx(gap.item(), abs=1e-12)
+        assert ranking.roc_gap(scores, y, group, levels, even) == pytest.approx(gap, abs=1e-12)
 
 
 @pytest.mark.parametrize("size", [40, 500])

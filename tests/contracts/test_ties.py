@@ -9,13 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcco_lightning import NeighbourEvaluation, ROCFairness, SurvivalEvaluation
+from fcco_lightning import GroupEvaluation, NeighbourEvaluation, RetrievalEvaluation, ROCFairness, SurvivalEvaluation
 from fcco_lightning.analysis.dual_values import outer_gradients
 from fcco_lightning.constraints.score_scales import QuantileScores
 from fcco_lightning.constraints.vacuity import constant_decision, quantiles, spread, too_close
 from fcco_lightning.data.encoding import Encoding, TabularEncoder
-from fcco_lightning.evaluation.metrics import ranking, retrieval, survival
-from fcco_lightning.evaluation.metrics.group_accuracy import cvar, cvar_weights, worst_fraction
+from fcco_lightning.evaluation.groups import worst_weights
+from fcco_lightning.evaluation.metrics import ranking, survival
 from fcco_lightning.numerics import mean_of_equals
 from fcco_lightning.objectives import GroupMaxForm
 
@@ -46,8 +46,12 @@ LEVELS = torch.linspace(0, 1, 7, dtype=torch.float64)
 
 
 def lists(t):
-    found = retrieval.RankedLists(t["score"], t["grade"], t["query"])
-    return pd.concat([found.ndcg(3), found.average_precision(), found.reciprocal_rank(4)])
+    return list(RetrievalEvaluation([3, 4])(t["score"], {"query": t["query"], "y": t["grade"]}).values())
+
+
+def worst_groups(t):
+    batch = {"y": t["y"], "group": t["query"]}
+    return [value for pooled in (True, False) for value in GroupEvaluation(0.6, 0, pooled)(t["score"], batch).values()]
 
 
 def roc(t, constraint):
@@ -57,8 +61,8 @@ def roc(t, constraint):
 
 def calibrated(t):
     evaluation = SurvivalEvaluation(groups=3)
-    hazard = survival.breslow_log_hazard(t["time"], t["event"], t["score"])
-    rows = evaluation._calibration(t["time"], t["event"], t["score"], hazard, 3.0)
+    columns = [t[name].numpy() for name in ("time", "event", "score")]
+    rows = evaluation._calibration(*columns, survival.breslow_log_hazard(*columns), 3.0)
     return [list(row.values()) for row in rows]
 
 
@@ -77,9 +81,9 @@ FIGURES = {
     "rates at quantiles": lambda t: roc(t, ROCFairness([0.3, 0.7], 0.05, 0.1, QuantileScores(5))),
     "rates": lambda t: roc(t, ROCFairness([0.3, 0.7])),
     "average precision": lambda t: ranking.average_precision(t["score"], t["y"]),
-    "precision and recall": lambda t: torch.stack(ranking.precision_recall_at(t["score"], t["y"], 7)),
-    "precision and recall curve": lambda t: torch.stack(ranking.precision_recall_curve(t["score"], t["y"])),
-    "rates of groups": lambda t: torch.stack(ranking.group_rates(t["score"], t["y"], t["group"], 9)[1:]),
+    "precision and recall": lambda t: ranking.precision_recall_at(t["score"], t["y"], 7),
+    "precision and recall curve": lambda t: ranking.precision_recall_curve(t["score"], t["y"]),
+    "rates of groups": lambda t: ranking.group_rates(t["score"], t["y"], t["group"], 9)[1],
     "lists": lists,
     "survival": lambda t: list(SurvivalEvaluation()(t["score"], t).values()),
     "calibration": calibrated,
@@ -88,11 +92,10 @@ FIGURES = {
     "bins": lambda t: encoded(t, quantiles=3),
     "pieces": lambda t: encoded(t, pieces=3),
     "standard numbers": encoded,
-    "worst fraction": lambda t: worst_fraction(t["score"], 0.3, t["weight"]),
-    "cvar": lambda t: cvar(t["score"], 0.3),
+    "worst groups": worst_groups,
 }
 BY_SAMPLE = {
-    "weights of a cvar": lambda t: cvar_weights(t["score"], 0.3),
+    "weights of the worst": lambda t: worst_weights(pd.Series(t["score"]), 7.2),
     "scores at quantiles": lambda t: QuantileScores(5)(t["score"], t["weight"]),
     "mean of equals": lambda t: mean_of_equals(t["weight"], t["score"]),
     "weights of a max form": lambda t: outer_gradients(GroupMaxForm(num_groups=len(t["score"])), t["score"][:, None]),
@@ -174,9 +177,3 @@ def test_equally_near_samples_have_parts_of_a_vote(distance):
 def test_groups_of_equal_risk_are_not_parted():
     rows = calibrated(table(1) | {"score": torch.tensor([0.5] * 10 + [1.0] * 14, dtype=torch.float64)})
     assert [size for size, *_ in rows] == [10, 14]
-
-
-def test_tied_groups_belong_to_the_worst_in_part():
-    """Half of the four: the first, and half of each of the next two."""
-    accuracy, counts = torch.tensor([0.2, 0.6, 0.6, 0.9]), torch.tensor([10, 30, 50, 10])
-    assert worst_fraction(accuracy, 0.5, counts).item() == pytest.approx((2 + 0.6 * 40) / 50)

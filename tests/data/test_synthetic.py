@@ -90,7 +90,7 @@ def test_simulated_times_follow_the_model():
     assert 0.5 < event.double().mean() < 0.8
     t = torch.tensor([0.1, 0.5, 1.0], dtype=torch.float64)
     log_hazard = breslow_log_hazard(sample["time"].double(), event, risk)
-    assert log_hazard(t).exp().tolist() == pytest.approx(t.tolist(), rel=0.05)  # the baseline hazard is 1
+    assert np.exp(log_hazard(t)).tolist() == pytest.approx(t.tolist(), rel=0.05)  # the baseline hazard is 1
     rows = torch.arange(3000)
     best = concordance(sample["time"][rows], event[rows], risk[rows])
     assert best > concordance(sample["time"][rows], event[rows], sample["x"][rows, 0]) + 0.05

@@ -1,10 +1,10 @@
 """A split with groups, and figures of it computed with numpy and scikit-learn."""
 
+import math
+
 import numpy as np
 import torch
 from sklearn.metrics import accuracy_score, log_loss
-
-from fcco_lightning.evaluation.metrics import num_worst
 
 
 def split(groups, classes=1, size=400, seed=0):
@@ -45,7 +45,7 @@ def by_group(outputs, batch):
 def group_figures(outputs, batch, alpha, pooled=False):
     found = list(by_group(outputs, batch).values())
     sizes, accuracies, losses = map(np.array, zip(*found, strict=True))
-    worst = np.argsort(accuracies, kind="stable")[: num_worst(len(found), alpha)]
+    worst = np.argsort(accuracies, kind="stable")[: math.ceil(round(alpha * len(found), 9))]
     thresholds = [s + np.maximum(losses - s, 0).sum() / (alpha * len(losses)) for s in losses]
     return {
         "accuracy": np.average(accuracies, weights=sizes),

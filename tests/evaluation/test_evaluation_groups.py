@@ -2,11 +2,15 @@
 
 import math
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy.optimize import linprog
 
-from fcco_lightning import GroupEvaluation
+from fcco_lightning import ConfigError, GroupEvaluation
 from fcco_lightning.evaluation.base import correct_and_loss
+from fcco_lightning.evaluation.groups import worst_weights
 from tests.evaluation.reference import by_group, group_figures, split
 
 # ------------------------------------------------------------------------------------------------------------- figures
@@ -83,4 +87,55 @@ def test_groups_of_equal_accuracy_stand_by_their_loss():
     assert [row["group"] for row in GroupEvaluation().details(outputs, batch)["groups"]] == [1, 2, 0]
 
 
-# ------------------------------------------------------------------------------------------------------------ mistakes
+# --------------------------------------------------------------------------------------------------------- worst groups
+
+
+def cvar_by_linear_program(losses, number):
+    size = len(losses)
+    bounds = [(0, min(1.0, 1 / number))] * size
+    return -linprog(-losses, A_eq=np.ones((1, size)), b_eq=[1], bounds=bounds).fun
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.3, 0.77, 1.0])
+@pytest.mark.parametrize("size", [1, 3, 10, 30])
+def test_weights_of_the_worst_by_both_definitions_of_cvar(size, alpha, ties):
+    rng, number = np.random.default_rng(size), alpha * size
+    losses = rng.integers(0, 4, size).astype(float) if ties else rng.normal(size=size)
+    q = worst_weights(pd.Series(losses), number)
+    by_threshold = min(s + np.maximum(losses - s, 0).sum() / number for s in losses)  # at one of its kinks
+    assert q @ losses == pytest.approx(by_threshold, rel=1e-9, abs=1e-9)
+    assert q @ losses == pytest.approx(cvar_by_linear_program(losses, number), rel=1e-7, abs=1e-7)
+    assert q.sum() == pytest.approx(1)
+    assert (q >= 0).all()
+    assert (q <= min(1, 1 / number) + 1e-12).all()
+    for level in np.unique(losses):
+        assert np.ptp(q[losses == level]) == 0  # equal losses, equal weights
+
+
+def test_number_of_worst_groups_is_exact():
+    """Against whole-number arithmetic: alpha = percent / 100, and one group after the other has the accuracy 1."""
+    for size in (1, 7, 30, 100, 199):
+        for percent in (1, 5, 7, 10, 15, 29, 30, 57, 58, 100):
+            number = max(1, -(-percent * size // 100))
+            for right in (number - 1, number):  # so many of the groups are classified correctly
+                outputs = torch.where(torch.arange(size) < size - right, -1.0, 1.0)
+                batch = {"y": torch.ones(size).long(), "group": torch.arange(size)}
+                figures = GroupEvaluation(percent / 100, most_groups=0)(outputs, batch)
+                assert figures["tail_accuracy"] == pytest.approx(max(0, right - (size - number)) / number)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_tied_groups_belong_to_the_worst_in_part(pooled):
+    """Half of the four: the first, and half of each of the next two."""
+    sizes, right = torch.tensor([10, 30, 50, 10]), torch.tensor([2, 18, 30, 9])
+    group = torch.arange(4).repeat_interleave(sizes)
+    outputs = torch.cat([torch.where(torch.arange(n) < r, 1.0, -1.0) for n, r in zip(sizes, right, strict=True)])
+    figures = GroupEvaluation(0.5, pooled=pooled)(outputs, {"y": torch.ones(100).long(), "group": group})
+    assert figures["tail_accuracy"] == pytest.approx((2 + 0.6 * 40) / 50 if pooled else (0.2 + 0.6) / 2)
+
+
+@pytest.mark.parametrize("alpha", [0, -0.1, 1.5, math.nan, "0.1"])
+def test_bad_alpha(alpha):
+    with pytest.raises(ConfigError, match=r"alpha must lie in \(0, 1\], got"):
+        GroupEvaluation(alpha)

@@ -1,89 +1,77 @@
 """Metrics of censored survival times: baseline hazards, concordance, and the Brier score.
 
 ``time`` (n,) is the time of a sample's event or of its censoring, ``event`` (n,) bool tells which, and ``risk`` (n,) is
-the log risk h of a proportional hazards model.  All computations are in float64.
+the log risk h of a proportional hazards model.  Arguments are arrays, or tensors on the CPU; all computations are in
+float64.
 """
 
-import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import ArrayLike
+
+Array = npt.NDArray[np.float64]
+StepFunction = Callable[[ArrayLike], Array]
+"""A right-continuous step function of times, which returns its values in their shape."""
 
 _CHUNK = 512  # number of events that are compared with all samples at once
 
 
-class StepFunction(NamedTuple):
-    """A right-continuous step function of time.
-
-    Attributes:
-        times: the times of the jumps, ascending, shape (m,).
-        values: the values from each jump on, shape (m,).
-        start: the value before the first jump.
-    """
-
-    times: Tensor
-    values: Tensor
-    start: float
-
-    def __call__(self, t: Tensor, *, before: bool = False) -> Tensor:
-        """Return the values at t, or with ``before`` just before t, in the shape of t."""
-        place = torch.searchsorted(self.times, t.contiguous(), right=not before)
-        padded = torch.cat([self.values.new_tensor([self.start]), self.values])
-        return padded[place]
-
-
-def kaplan_meier(time: Tensor, event: Tensor) -> StepFunction:
+def kaplan_meier(time: ArrayLike, event: ArrayLike) -> StepFunction:
     """Kaplan-Meier estimate of the probability that a sample has had no event by t.
 
     Example:
-        >>> kaplan_meier(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])).values.tolist()
-        [0.6666666666666667, 0.0]
+        >>> kaplan_meier([1.0, 2.0, 3.0], [True, False, True])([1.0, 3.0]).round(3).tolist()
+        [0.667, 0.0]
     """
-    times, count = torch.unique(time[event], return_counts=True)
-    return StepFunction(times, (1 - count.double() / _at_risk(time, times)).cumprod(0), 1.0)
+    from scipy.stats import CensoredData, ecdf  # noqa: PLC0415 - slow to import
+
+    times, is_event = _arrays(time, event)
+    evaluate: StepFunction = ecdf(CensoredData(times[is_event], right=times[~is_event])).sf.evaluate
+    return evaluate
 
 
-def uncensored_probability(time: Tensor, event: Tensor) -> StepFunction:
+def uncensored_probability(time: ArrayLike, event: ArrayLike) -> StepFunction:
     """Kaplan-Meier estimate G of the probability that a sample has not been censored by t.
 
     At equal times events come first: a sample with its event at t is not at risk of censoring at t.
 
     Example:
-        >>> time, event = torch.tensor([1.0, 1.0, 2.0]), torch.tensor([True, False, True])
-        >>> uncensored_probability(time, event).values.tolist()
+        >>> uncensored_probability([1.0, 1.0, 2.0], [True, False, True])([1.0]).tolist()
         [0.5]
     """
-    times, count = torch.unique(time[~event], return_counts=True)
-    events = time[event].sort().values
-    just_before = torch.searchsorted(events, times, right=True) - torch.searchsorted(events, times)
-    return StepFunction(times, (1 - count.double() / (_at_risk(time, times) - just_before)).cumprod(0), 1.0)
+    times, is_event = _arrays(time, event)
+    return kaplan_meier(np.where(is_event, just_before(times), times), ~is_event)
 
 
-def _at_risk(time: Tensor, times: Tensor) -> Tensor:
-    """Number of samples with neither event nor censoring before each of ``times``."""
-    return len(time) - torch.searchsorted(time.sort().values, times)
+def just_before(time: ArrayLike) -> Array:
+    """The largest numbers below the times, for the left limits of step functions."""
+    return np.nextafter(np.asarray(time, dtype=np.float64), -np.inf)
 
 
-def breslow_log_hazard(time: Tensor, event: Tensor, risk: Tensor) -> StepFunction:
+def breslow_log_hazard(time: ArrayLike, event: ArrayLike, risk: ArrayLike) -> StepFunction:
     """Logarithm of Breslow's estimate of the cumulative baseline hazard H.
 
     H jumps at every event time by the number of events divided by the sum of exp(h) over the samples at risk.  The
     survival probability of a sample with log risk h is ``exp(-H(t) exp(h))``.  Source: Breslow (1972).
     """
-    times, count = torch.unique(time[event], return_counts=True)
-    order = time.argsort()
-    log_risk_sums = risk.double()[order].flip(0).logcumsumexp(0).flip(0)  # in logarithms, since exp(h) may overflow
-    steps = count.double().log() - log_risk_sums[torch.searchsorted(time[order], times)]
-    return StepFunction(times, steps.logcumsumexp(0), -math.inf)
+    times, is_event = _arrays(time, event)
+    jumps, count = np.unique(times[is_event], return_counts=True)
+    steps = np.log(count) - _log_risk_sums(times, risk, jumps)  # in logarithms, since exp(h) may overflow
+    values = np.append(-np.inf, np.logaddexp.accumulate(steps))
+    return lambda t: values[np.searchsorted(jumps, np.asarray(t), "right")]
 
 
-def survival_probability(log_hazard: StepFunction, risk: Tensor, t: Tensor) -> Tensor:
+def survival_probability(log_hazard: StepFunction, risk: ArrayLike, t: ArrayLike) -> Array:
     """Probability of no event by t, shape (n, m), for log risks (n,) and times t (m,)."""
-    return torch.exp(-torch.exp(risk.double().unsqueeze(1) + log_hazard(t)))
+    with np.errstate(over="ignore"):  # of an infinite hazard the probability is 0
+        probability: Array = np.exp(-np.exp(np.asarray(risk, dtype=np.float64)[:, None] + log_hazard(t)))
+    return probability
 
 
-def concordance(time: Tensor, event: Tensor, risk: Tensor, weight: Tensor | None = None) -> float:
+def concordance(time: ArrayLike, event: ArrayLike, risk: ArrayLike, weight: ArrayLike = 1.0) -> float:
     """Harrell's C: the share of concordant pairs among pairs in which one sample certainly had its event first.
 
     A pair (i, j) counts if i had its event before j was last seen, or when j was censored; it is concordant if i has
@@ -93,32 +81,35 @@ def concordance(time: Tensor, event: Tensor, risk: Tensor, weight: Tensor | None
         time: shape (n,).
         event: shape (n,), bool.
         risk: shape (n,).
-        weight: weights of pairs by their first sample, shape (n,); None for 1.
+        weight: weights of pairs by their first sample, shape (n,) or ().
 
     Returns: in [0, 1]; NaN if no pair counts.
     Source: Harrell et al. (1982); Uno et al. (2011).
     """
-    concordant = total = torch.zeros((), dtype=torch.float64, device=time.device)
-    for rows in event.nonzero().squeeze(1).split(_CHUNK):  # type: ignore[no-untyped-call]
-        time_of_event = time[rows].unsqueeze(1)
-        counts = (time_of_event < time) | ((time_of_event == time) & ~event)
-        ahead = risk[rows].unsqueeze(1) - risk
-        share = counts * ((ahead > 0) + 0.5 * (ahead == 0)).double()
-        pair_weight = torch.ones_like(rows, dtype=torch.float64) if weight is None else weight[rows].double()
-        concordant, total = concordant + pair_weight @ share.sum(1), total + pair_weight @ counts.double().sum(1)
-    return float(concordant / total)
+    times, is_event = _arrays(time, event)
+    h, weights = np.asarray(risk), np.broadcast_to(np.asarray(weight), times.shape)
+    concordant = total = 0.0
+    events = is_event.nonzero()[0]
+    for first in range(0, len(events), _CHUNK):
+        rows = events[first : first + _CHUNK]
+        own = times[rows, None]
+        counts = (own < times) | ((own == times) & ~is_event)
+        higher, equal = (counts & (h[rows, None] > h)).sum(1), (counts & (h[rows, None] == h)).sum(1)
+        concordant, total = concordant + weights[rows] @ (higher + 0.5 * equal), total + weights[rows] @ counts.sum(1)
+    return float(concordant / total) if total > 0 else np.nan
 
 
-def uno_concordance(time: Tensor, event: Tensor, risk: Tensor, horizon: float) -> float:
-    """Concordance of events before the horizon, whose limit does not depend on censoring (Uno et al., 2011).
+def uno_concordance(time: ArrayLike, event: ArrayLike, risk: ArrayLike, horizon: float) -> float:
+    """Concordance of events until the horizon, whose limit does not depend on censoring (Uno et al., 2011).
 
     A pair whose first event is at t has the weight ``1 / G(t-)^2``, with G from :func:`uncensored_probability`.
     """
-    uncensored = uncensored_probability(time, event)(time, before=True)
-    return concordance(time, event & (time < horizon), risk, 1 / uncensored.clamp(min=1e-12).square())
+    times, is_event = _arrays(time, event)
+    uncensored = uncensored_probability(times, is_event)(just_before(times))
+    return concordance(times, is_event & (times <= horizon), risk, 1 / uncensored.clip(min=1e-12) ** 2)
 
 
-def brier_score(time: Tensor, event: Tensor, survival: Tensor, t: Tensor) -> Tensor:
+def brier_score(time: ArrayLike, event: ArrayLike, survival: ArrayLike, t: ArrayLike) -> Array:
     """Mean squared error of predicted survival probabilities, with inverse probability of censoring weights 1/G.
 
     Args:
@@ -130,17 +121,28 @@ def brier_score(time: Tensor, event: Tensor, survival: Tensor, t: Tensor) -> Ten
     Returns: shape (m,).
     Source: Graf et al. (1999).
     """
-    uncensored = uncensored_probability(time, event)
-    had_event = (time.unsqueeze(1) <= t) & event.unsqueeze(1)
-    at_risk = time.unsqueeze(1) > t
-    error_of_events = survival.square() / uncensored(time, before=True).clamp(min=1e-12).unsqueeze(1)
-    error_at_risk = (1 - survival).square() / uncensored(t).clamp(min=1e-12)
-    return (had_event * error_of_events + at_risk * error_at_risk).mean(0)
+    times, is_event = _arrays(time, event)
+    survival, by, uncensored = np.asarray(survival), np.asarray(t), uncensored_probability(times, is_event)
+    had_event = (times[:, None] <= by) & is_event[:, None]
+    error_of_events = survival**2 / uncensored(just_before(times)).clip(min=1e-12)[:, None]
+    error_at_risk = (1 - survival) ** 2 / uncensored(by).clip(min=1e-12)
+    score: Array = (had_event * error_of_events + (times[:, None] > by) * error_at_risk).mean(0)
+    return score
 
 
-def partial_likelihood(time: Tensor, event: Tensor, risk: Tensor) -> float:
-    """Mean negative log partial likelihood of the events, ties by Breslow's method; NaN without an event."""
-    order = time.argsort(descending=True)
-    sums = torch.logcumsumexp(risk.double()[order], 0)
-    last = torch.searchsorted(-time[order], -time, right=True) - 1  # the last sample at risk in this order
-    return float((sums[last] - risk.double())[event].mean())
+def partial_likelihood(time: ArrayLike, event: ArrayLike, risk: ArrayLike) -> float:
+    """Mean negative log partial likelihood of the events, at least one, with ties by Breslow's method."""
+    times, is_event = _arrays(time, event)
+    return float((_log_risk_sums(times, risk, times) - np.asarray(risk))[is_event].mean())
+
+
+def _log_risk_sums(times: Array, risk: ArrayLike, t: Array) -> Array:
+    """Logarithm of the sum of exp(h) over the samples at risk at t, shape (m,)."""
+    order = np.argsort(times)
+    sums = np.logaddexp.accumulate(np.asarray(risk, dtype=np.float64)[order][::-1])[::-1]
+    at_risk: Array = sums[np.searchsorted(times[order], t)]
+    return at_risk
+
+
+def _arrays(time: Any, event: Any) -> tuple[Array, npt.NDArray[np.bool_]]:
+    return np.asarray(time, dtype=np.float64), np.asarray(event, dtype=bool)

@@ -1,4 +1,4 @@
-"""Metrics of ranked lists: ties, large grades, gains, and lists without relevant items."""
+"""Figures of ranked lists: ties, large grades, gains, and lists without relevant items."""
 
 import math
 
@@ -8,23 +8,24 @@ from sklearn.metrics import ndcg_score
 
 from fcco_lightning.errors import ConfigError
 from fcco_lightning.evaluation import RetrievalEvaluation
-from fcco_lightning.evaluation.metrics.retrieval import RankedLists
 
 GRADES, QUERIES = torch.tensor([2, 1, 0, 0, 3, 0]), torch.tensor([5, 5, 5, 5, 8, 8])
 
 
 def test_a_constant_score_is_not_rewarded_for_the_order_of_the_table():
-    lists = RankedLists(torch.zeros(6), GRADES, QUERIES)
-    assert lists.items.place[lists.items.grade > 0].tolist() == [3, 4, 2]
-    assert lists.reciprocal_rank(10).tolist() == pytest.approx([1 / 3, 1 / 2])
-    assert lists.average_precision().tolist() == pytest.approx([(1 / 3 + 2 / 4) / 2, 1 / 2])
+    """The relevant items are ranked third and fourth in one list, and second in the other."""
+    figures = RetrievalEvaluation()(torch.zeros(6), {"query": QUERIES, "y": GRADES})
+    assert figures["mrr_10"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert figures["map"] == pytest.approx(((1 / 3 + 2 / 4) / 2 + 1 / 2) / 2)
+    assert RetrievalEvaluation([2])(torch.zeros(6), {"query": QUERIES, "y": GRADES})["mrr_2"] == pytest.approx(1 / 4)
 
 
 def test_no_grade_is_too_large():
     """A query whose only relevant item comes second has 1 / log2(3), whatever its grade."""
     for grade in (1, 50, 2000):
-        lists = RankedLists(torch.tensor([2.0, 1.0, 0.0]), torch.tensor([0, grade, 0]), torch.tensor([7, 7, 7]))
-        assert lists.ndcg(3).tolist() == pytest.approx([1 / math.log2(3)])
+        batch = {"query": torch.tensor([7, 7, 7]), "y": torch.tensor([0, grade, 0])}
+        figures = RetrievalEvaluation([3])(torch.tensor([2.0, 1.0, 0.0]), batch)
+        assert figures["ndcg_3"] == pytest.approx(1 / math.log2(3))
 
 
 def test_the_linear_gain_is_that_of_scikit_learn():
