@@ -63,7 +63,9 @@ class ALEXR2(DoubleLoop):
                 objective_gamma, gamma_prime if objective_gamma_prime is None else objective_gamma_prime
             )
         elif objective_gamma_prime is not None:
-            raise ConfigError(f"objective_gamma_prime={objective_gamma_prime} goes with objective_gamma. Set both.")
+            raise ConfigError(
+                f"objective_gamma_prime={objective_gamma_prime} needs objective_gamma, which is None. Set both."
+            )
         super().__init__(
             Average(gamma, gamma_prime, fresh=True, convex_only=True),
             MoreauSmoothing(lam),

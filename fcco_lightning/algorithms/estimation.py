@@ -58,13 +58,13 @@ class Estimation(Algorithm, ABC):
             estimator = self.estimator_of(term)
             if term.outer.coupled:
                 raise ConfigError(
-                    f"{self.name} takes outer functions of single rows, {term.outer!r} couples all of them. Use OOA or "
-                    "SMD, or the objective itself instead of its max form."
+                    f"{self.name} needs an outer function for each row, but {term.outer!r} couples all rows. Use "
+                    "OOA or SMD, or the objective itself in place of its max form."
                 )
             if term.multipliers is not None and not estimator.follows_values:
                 raise ConfigError(
-                    f"{self.name} remembers dual variables of its own, and no inner values that multipliers could "
-                    f"follow. Use ALEXR with mirror=True, ALEXR2 or SONEX, or a fixed penalty such as HingePenalty."
+                    f"{self.name} stores dual variables and no estimates of inner values, which multipliers need. "
+                    "Use ALEXR with mirror=True, ALEXR2 or SONEX, or a fixed penalty such as HingePenalty."
                 )
             if estimator.convex_only:
                 term.outer.require_convex(self.name)
@@ -202,9 +202,9 @@ class SingleLoop(Estimation):
     def prepare(self, problem: Problem) -> None:
         if not problem.all_terms and problem.penalty.acts and self.estimator.remembers:
             raise ConfigError(
-                f"{self.name} would do nothing that SGD does not: {type(problem.objective).__name__} has no inner "
-                "functions, and there are no constraints. Use SGD, add a constraint, or choose an objective with inner "
-                "functions, such as AveragePrecision."
+                f"{self.name} would do the same as SGD here: {type(problem.objective).__name__} has no inner "
+                "functions, and there are no constraints. Use SGD, add a constraint, or choose an objective with "
+                "inner functions, such as AveragePrecision."
             )
         super().prepare(problem)
 

@@ -75,8 +75,9 @@ class ICPPAC(Algorithm):
             )
         if objective.outer is not None:
             raise ConfigError(
-                f"ICPPAC remembers no inner values, of which {type(objective).__name__} is made. Use an objective "
-                "without, such as AUC or CrossEntropy, or another algorithm, such as SONEX."
+                f"ICPPAC stores no estimates of inner values, which {type(objective).__name__} needs. Use an "
+                "objective without inner functions, such as AUC or CrossEntropy, or another algorithm, such as "
+                "SONEX."
             )
         if not constraints:
             raise ConfigError("ICPPAC is for problems with constraints, and there are none. Add one, or use SGD.")
@@ -86,8 +87,8 @@ class ICPPAC(Algorithm):
         self.require_stored_activations(engine)
         if engine.backend.scaler is not None:
             raise ConfigError(
-                "ICPPAC differentiates its constraints along a step, and cannot take back one that overflowed in half "
-                "precision. Use --trainer.precision bf16-mixed or 32."
+                "ICPPAC differentiates its constraints along a step, which cannot be undone if it overflows in "
+                "half precision. Use --trainer.precision bf16-mixed or 32."
             )
         self._params = engine.params
         self._point, self._count = InnerPoint(engine.params), 0

@@ -41,8 +41,8 @@ class MaxForm(Algorithm, ABC):
             penalty = penalty_of(term)
             if penalty is not None and isinstance(penalty, KLPenalty) != (self.geometry == "kl"):
                 raise ConfigError(
-                    f"{self.name} with geometry={self.geometry!r} has no closed step for {penalty!r}. Use 'kl' with a "
-                    "KLPenalty, and 'euclidean' with the others."
+                    f"{self.name} with geometry={self.geometry!r} has no closed-form step for {penalty!r}. Use "
+                    "geometry='kl' with a KLPenalty, and 'euclidean' with the other penalties."
                 )
             term.remember()
 
@@ -100,8 +100,8 @@ def ambiguity_of(term: Term) -> AmbiguitySet:
     """
     if not isinstance(term.outer, WorstCase):
         raise ConfigError(
-            f"OOA, SMD, PG-SMD and PG-SVRG need the max form of an objective, a worst case over weights, got "
-            f"{term.outer!r}. Use WorstGroupDRO, CVaRGroupDRO, KLGroupDRO or SampleDRO."
+            "OOA, SMD, PG-SMD and PG-SVRG need an objective in its max form, a worst case over weights of groups "
+            f"or samples, got {term.outer!r}. Use WorstGroupDRO, CVaRGroupDRO, KLGroupDRO or SampleDRO."
         )
     return term.outer.ambiguity
 

@@ -82,8 +82,8 @@ class SMD(OOA):
         n = self._num_rows
         if sampled < n:
             raise DataError(
-                f"SMD needs all {n} groups in every batch, this one holds {sampled}. Set groups_per_batch={n}, or use "
-                "OOA, which samples groups."
+                f"SMD needs samples of all {n} groups in every batch, this batch contains {sampled} groups. Set "
+                f"groups_per_batch={n}, or use OOA, which samples groups."
             )
 
     def required(self, risks: Seen) -> Tensor:

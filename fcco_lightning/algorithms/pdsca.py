@@ -75,8 +75,8 @@ class PDSCA(Estimation):
         self.require_stored_activations(engine)
         if engine.backend.scaler is not None:
             raise ConfigError(
-                "PDSCA moves u by a gradient that may overflow in half precision, and cannot take that back as loss "
-                "scaling does. Use --trainer.precision bf16-mixed or 32."
+                "PDSCA updates u by a gradient, which cannot be undone if it overflows in half precision. Use "
+                "--trainer.precision bf16-mixed or 32."
             )
         self._u, self._checked = [], False
 
@@ -106,8 +106,9 @@ class PDSCA(Estimation):
             scores = outputs.now[part]
             if not isinstance(scores, Tensor):
                 raise DataError(
-                    f"PDSCA takes the gradient of {type(self.loss).__name__}, a loss of scores, but the network "
-                    f"returns {type(scores).__name__}. Use a network with scores, or another algorithm, such as SOX."
+                    f"PDSCA differentiates {type(self.loss).__name__} with respect to scores, but the network "
+                    f"returns {type(scores).__name__}. Use a network that returns a tensor of scores, or another "
+                    "algorithm, such as SOX."
                 )
             self.loss.check(scores, everything)
             self._checked = True

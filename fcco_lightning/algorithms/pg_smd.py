@@ -122,7 +122,7 @@ class PGSMD(ProximallyGuided):
             losses = torch.where(risks.present.unsqueeze(1), risks.g, 0.0)
             finite, (complete,) = look([losses], [~values.isnan().any()])
             if not finite:
-                raise NonFiniteError("a loss at the centre is not finite; no row and no weight was changed.")
+                raise NonFiniteError("a loss at the proximal centre is not finite; no row and no weight was changed.")
             self._pass.take(values, complete=complete)
 
     def state_dict(self) -> dict[str, Any]:

@@ -132,8 +132,8 @@ class PGSVRG(ProximallyGuided):
         self.require_stored_activations(engine)
         if engine.backend.scaler is not None:
             raise ConfigError(
-                "PGSVRG sums up gradients over a pass, and cannot take back one that overflowed in half precision. "
-                "Use --trainer.precision bf16-mixed or 32."
+                "PGSVRG accumulates gradients over a pass, and a gradient that overflows in half precision cannot "
+                "be removed from the sum. Use --trainer.precision bf16-mixed or 32."
             )
         self._snapshots = 0  # finished ones of this stage
         self._q = self.uniform()

@@ -57,9 +57,9 @@ class ProximallyGuided(MaxForm, ABC):
                 params[k].mul_(radius / lengths[k])
         if outside:
             warnings.warn(
-                f"{self.name} keeps every tensor of weights within radius={radius:g}: {len(outside)} of {len(params)} "
-                f"began outside, the longest with {max(lengths):.3g}, and were projected. Raise radius to begin as the "
-                "network does.",
+                f"{self.name} keeps every weight tensor in a ball of radius={radius:g}: {len(outside)} of "
+                f"{len(params)} tensors began outside, the largest with norm {max(lengths):.3g}, and were "
+                "projected. Raise radius to keep the network's initialisation.",
                 stacklevel=2,
             )
 

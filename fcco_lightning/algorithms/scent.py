@@ -35,8 +35,8 @@ class SCENT(SingleLoop):
         outer = problem.objective.outer
         if not isinstance(outer, Log | LogWithTemperature):
             raise ConfigError(
-                f"{self.name} is for objectives whose outer function is a logarithm, "
-                f"{type(problem.objective).__name__} has {outer!r}. Use SampledSoftmax or GlobalContrastive, "
-                "or another algorithm, such as SOX."
+                f"{self.name} needs an objective whose outer function is a logarithm; that of "
+                f"{type(problem.objective).__name__} is {outer!r}. Use SampledSoftmax or GlobalContrastive, or "
+                "another algorithm, such as SOX."
             )
         super().prepare(problem)

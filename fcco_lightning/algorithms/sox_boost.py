@@ -58,7 +58,7 @@ class SOXBoost(SingleLoop):
         super().prepare(problem)
         if any(state.sharded for state in problem.numbered_states()):
             raise ConfigError(
-                "SOXBoost keeps a second copy of all rows, which cannot be divided among processes. Use "
+                "SOXBoost keeps a second copy of all rows, which cannot be sharded over processes. Use "
                 "--model.execution.state_layout replicated, or another algorithm."
             )
 
@@ -67,8 +67,8 @@ class SOXBoost(SingleLoop):
             raise ConfigError("SOXBoost sets its own step sizes: leave out --model.schedule.scheduler.")
         if any("dampening" not in group for group in engine.optimizer.param_groups):
             raise ConfigError(
-                f"SOXBoost halves beta through the optimizer's momentum, and {type(engine.optimizer).__name__} has "
-                "none with dampening. Use HeavyBall or SGD."
+                "SOXBoost halves beta, which it sets through the dampening of the optimizer's momentum; "
+                f"{type(engine.optimizer).__name__} has no dampening. Use HeavyBall or SGD."
             )
         super().iteration(engine, batch)
         self._count(engine.optimizer, engine.problem.numbered_states())

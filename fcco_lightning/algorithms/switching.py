@@ -53,8 +53,8 @@ class Switching(SingleLoop):
     ) -> Problem:
         if penalty is not None:
             raise ConfigError(
-                f"Switching takes no penalty, got {type(penalty).__name__}: a step serves the objective or a "
-                "constraint. Leave penalty out, or use SONEX."
+                f"Switching takes no penalty, got {type(penalty).__name__}: each step descends either the objective "
+                "or a constraint. Leave penalty out, or use SONEX."
             )
         return super().pose(objective, constraints, HingePenalty(1.0), **kwargs)  # [h]_+ has the slope of h where h > 0
 

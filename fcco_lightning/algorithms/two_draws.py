@@ -65,8 +65,8 @@ def _half_size(name: str, columns: Columns) -> int:
     size = len(next(iter(columns.values())))
     if size < 2:
         raise ConfigError(
-            f"the part {name!r} of a batch holds {size} sample, two half-batches need two. Use larger batches, or for "
-            "the last batch of an epoch drop_last=True, or another choice of `jacobian`."
+            f"the part {name!r} of a batch contains {size} sample, which cannot be split into two half-batches. Use "
+            "larger batches, drop_last=True for the last batch of an epoch, or another choice of `jacobian`."
         )
     return size // 2
 
@@ -80,8 +80,8 @@ def check_copies(outputs: Outputs) -> None:
     for copies in (columns["replaced"] for columns in outputs.columns.values() if "replaced" in columns):
         if bool((copies % 2 * (copies > 1)).any()):
             raise ConfigError(
-                f"a batch drawn with replacement holds every draw {int(copies.max())} times, of which two half-batches "
-                "do not hold equally many. Use an even number of copies, or another choice of `jacobian`."
+                f"a batch drawn with replacement contains every sample {int(copies.max())} times, which two "
+                "half-batches cannot share equally. Use an even number of copies, or another choice of `jacobian`."
             )
 
 
@@ -106,7 +106,7 @@ def dual_names(outputs: Outputs) -> dict[str, str]:
     names = list(outputs.columns)
     if DUAL not in names:
         raise ConfigError(
-            f"jacobian='part' takes y from a second, independent draw of samples, the part {DUAL!r} of a batch; "
+            f"jacobian='part' updates y with a second, independent draw of samples, the part {DUAL!r} of a batch; "
             f"the loaders give {names}. Wrap the datamodule's `batches` in TwoDraws, or use jacobian='halves'."
         )
     duals = {name: dual_of(name, names[0]) for name in names}

@@ -196,23 +196,24 @@ def require_certifiable(functions: InnerFunctions, parts: Sequence[str], max_val
     elsewhere = [type(g).__name__ for g in measured if g.part is not None and g.part not in parts]
     if elsewhere:
         raise ConfigError(
-            f"a certificate is of whole data sets, here {', '.join(parts)}, but {', '.join(elsewhere)} names another "
-            "part of the batches that it is measured on. Switch diagnostics off."
+            f"a certificate is computed on whole data sets, here {', '.join(parts)}, but {', '.join(elsewhere)} "
+            "names another part of the batches as its data. Switch diagnostics off."
         )
     if isinstance(functions.network, TwoViews):
         raise ConfigError(
-            f"{type(functions.objective).__name__} is an expectation over random views of the samples, of which a "
-            "network TwoViews makes none in evaluation: it has no exact gradient on a split, which a certificate is "
-            "made of. Switch diagnostics off."
+            f"{type(functions.objective).__name__} is an expectation over random views of the samples, and the "
+            "network TwoViews creates none in evaluation, so that it has no exact gradient on a split, which a "
+            "certificate needs. Switch diagnostics off."
         )
     number = 1 + sum(c.num_rows for c in functions.constraints)
     size = sum(p.numel() for p in functions.trainable().values())
     if size == 0:
-        raise ConfigError("a certificate needs parameters that are trained, all of them are frozen. Unfreeze some.")
+        raise ConfigError("a certificate needs trainable parameters, but all parameters are frozen. Unfreeze some.")
     if number * size > positive("max_values", max_values):
         raise ConfigError(
-            f"the gradients of {number - 1:,} constraints by {size:,} parameters have {number * size:,} values, "
-            f"max_values is {max_values:,.0f}. Raise max_values if the memory is there, or freeze layers."
+            f"the gradients of {number - 1:,} constraints with respect to {size:,} parameters have "
+            f"{number * size:,} values, more than max_values={max_values:,.0f}. Raise max_values if there is enough "
+            "memory, or freeze layers."
         )
 
 
@@ -243,8 +244,9 @@ def _prepared(objective: Objective, columns: Columns, max_values: float) -> Obje
         rows = domain.num_rows if domain.owners is None else int(domain.owners.sum())
         if domain.per_sample and not copied.by_blocks and rows * count > max_values:
             raise ConfigError(
-                f"{type(copied).__name__} may compare {rows:,} samples with {count:,} at once, max_values is "
-                f"{max_values:,.0f}. Raise max_values if the memory is there, or take a smaller split."
+                f"{type(copied).__name__} may compare {rows:,} samples with {count:,} samples at once, more values "
+                f"than max_values={max_values:,.0f}. Raise max_values if there is enough memory, or use a smaller "
+                "split."
             )
     return copied
 
@@ -306,8 +308,8 @@ def _inner_values(constraint: Constraint, samples: Samples) -> Tensor:
     missing = set(range(constraint.num_rows)) - set(index.tolist())
     if missing:
         raise DataError(
-            f"the split has no sample of what the constraint {constraint.names[min(missing)]!r} is about. Use a split "
-            "that holds every subset."
+            f"the split contains no sample of a subset that the constraint {constraint.names[min(missing)]!r} "
+            "compares. Use a split that contains samples of all subsets."
         )
     return values
 

@@ -102,13 +102,13 @@ def required_size(functions: InnerFunctions, max_values: float = MAX_VALUES) -> 
     n, k = objective.row_domain(0, None).num_rows, objective.width
     d = sum(p.numel() for p in functions.trainable().values())
     if d == 0:
-        raise ConfigError("diagnostics need parameters that are trained, all of them are frozen. Unfreeze some.")
+        raise ConfigError("diagnostics need trainable parameters, but all parameters are frozen. Unfreeze some.")
     values = max(n * k * d, (n * k) ** 2)
     if values > positive("max_values", max_values):
         raise ConfigError(
-            f"the Jacobian of {n * k:,} inner values by {d:,} parameters, or its Gram matrix, has {values:,} values, "
-            f"max_values is {max_values:,.0f}. Raise max_values if the memory is there, freeze layers, or use fewer "
-            "groups."
+            f"the Jacobian of {n * k:,} inner values with respect to {d:,} parameters, or its Gram matrix, has "
+            f"{values:,} values, more than max_values={max_values:,.0f}. Raise max_values if there is enough "
+            "memory, freeze layers, or use fewer groups."
         )
     return n, k, d
 
@@ -141,8 +141,8 @@ def _require_all(counts: Tensor, values: Tensor, rows: Tensor, k: int) -> None:
         row, column = divmod(int(counts.argmin()), k)
         entry = f" (entry {column})" if k > 1 else ""
         raise DataError(
-            f"inner function {row}{entry} has no sample, diagnostics need all {(len(counts) - 1) // k}. Use a split "
-            "that holds every group."
+            f"inner function {row}{entry} has no sample in this split, but diagnostics need all "
+            f"{(len(counts) - 1) // k}. Use a split that contains samples of every group."
         )
     if not bool(values.isfinite().all() and rows.isfinite().all()):
         raise NonFiniteError("inner values or their gradients are not finite: the weights diverged, or x holds NaN.")

@@ -127,8 +127,8 @@ def intervals(
     inside("level", level)
     if clusters is not None and clusters.shape != (len(outputs),):
         raise DataError(
-            f"clusters must be one number for every sample, shape ({len(outputs)},), got {tuple(clusters.shape)}. Give "
-            "the column of the split that says which samples belong together."
+            f"clusters must contain one number for each sample, shape ({len(outputs)},), got "
+            f"{tuple(clusters.shape)}. Give the column of the split that says which samples belong together."
         )
     by_name: dict[str, Interval] = {}
     codes = None if clusters is None else torch.unique(clusters, return_inverse=True)[1]

@@ -276,7 +276,7 @@ def _pretrained(name: str) -> Any:
     except Exception as error:  # the hub's client and readers raise errors of many classes
         fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
         raise ConfigError(
-            f"tokens.tokenizer={name!r} could not be had: {fault} (working directory: {Path.cwd()}; "
+            f"tokens.tokenizer={name!r} could not be loaded: {fault} (working directory: {Path.cwd()}; "
             f"{type(error).__name__}). Without a connection save it elsewhere (AutoTokenizer.from_pretrained(NAME)"
             ".save_pretrained(FOLDER)) and pass that folder, or learn one (tokens.vocabulary: 4000)."
         ) from error

@@ -90,7 +90,8 @@ class DRAGO:
         b = self.block_size or max(1, problem.n // problem.x.shape[1])
         if b > problem.n:
             raise ConfigError(
-                f"block_size={b} is larger than the {problem.n} samples. Use None, or a number up to {problem.n}."
+                f"block_size={b} is larger than the number of samples, {problem.n}. Use None, or a number up to "
+                f"{problem.n}."
             )
         loop = Loop(progress, b, self._most_growth) if self.compiled else None
         self._warn_if_slow(problem, progress, b)
@@ -117,9 +118,10 @@ class DRAGO:
         max_passes = progress.max_calls / problem.n
         if required_passes > max(_FAR * max_passes, _MANY):
             warnings.warn(
-                f"DRAGO will take about {float(f'{required_passes:.1g}'):,.0f} passes over the data to a gap of "
-                f"{progress.tol:.2g}, and {max_passes:.0f} are allowed: they grow like the curvature of the losses "
-                f"over mu={problem.mu:g}. Use solver='lbfgs', whose passes hardly depend on mu, or a larger mu.",
+                f"DRAGO will need about {float(f'{required_passes:.1g}'):,.0f} passes over the data to reach a gap "
+                f"of {progress.tol:.2g}, but max_passes={max_passes:.0f}: the number grows in proportion to the "
+                f"curvature of the losses divided by mu={problem.mu:g}. Use solver='lbfgs', which depends little on "
+                "mu, or a larger mu.",
                 ConvergenceWarning,
                 stacklevel=5,
             )
@@ -144,8 +146,8 @@ class DRAGO:
         if mu == 0 or nu == 0:
             if self.alpha is not None or self.start != "practice":
                 raise ConfigError(
-                    f"alpha={self.alpha!r} and start={self.start!r} are of mu > 0 and nu > 0, got mu={mu!r} "
-                    f"and nu={nu!r}, for which the step sizes follow from the data. Leave both out."
+                    f"alpha={self.alpha!r} and start={self.start!r} apply only to mu > 0 and nu > 0, got mu={mu!r} "
+                    f"and nu={nu!r}; otherwise the step sizes are computed from the data. Leave both out."
                 )
             yield from (unregularised(problem, count, 4.0**k) for k in range(_RETRIES))
             return

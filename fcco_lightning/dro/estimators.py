@@ -140,7 +140,7 @@ class _DROLinearModel(BaseEstimator):  # type: ignore[misc]
             )
         if problem.norm is not None and not isinstance(solver, ProximalGradient):
             raise ConfigError(
-                f"solver={self.solver!r} knows no norm of w, which a Wasserstein ball is. Use solver='auto'."
+                f"solver={self.solver!r} cannot handle the norm of w that a Wasserstein ball adds. Use solver='auto'."
             )
         return solver  # type: ignore[no-any-return]
 
@@ -284,8 +284,8 @@ class DROClassifier(ClassifierMixin, _DROLinearModel):  # type: ignore[misc]
             raise ConfigError(f"wasserstein must be a WassersteinBall or None, got {self.wasserstein!r}.")
         if not isinstance(loss, Logistic):
             raise ConfigError(
-                "wasserstein needs the logistic loss of two classes, for which it is a norm of w, got "
-                f"{type(loss).__name__}. Leave it out, or predict one class against the others."
+                "wasserstein needs the logistic loss of two classes, for which the ball adds a norm of w to the "
+                f"objective, got {type(loss).__name__}. Leave it out, or predict one class against the others."
             )
 
     def _encoded(self, code: np.ndarray) -> tuple[Array, Loss]:

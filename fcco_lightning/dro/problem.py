@@ -71,8 +71,8 @@ class LinearProblem:
     def __post_init__(self) -> None:
         if self.mu == 0 and not isinstance(self.loss, ConjugateLoss):
             raise ConfigError(
-                f"mu=0 has a proof for the squared, the logistic and the multinomial loss only, got "
-                f"{type(self.loss).__name__}. Use a mu > 0, such as 1e-6."
+                "mu=0 is supported for the squared, the logistic and the multinomial loss only, whose convergence "
+                f"is proved, got {type(self.loss).__name__}. Use mu > 0, such as 1e-6."
             )
         self.dual = DualSteps(self.ambiguity, self.penalty, self.n)
 

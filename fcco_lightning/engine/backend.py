@@ -70,16 +70,16 @@ def require_own(optimizer: Optimizer, params: Sequence[Tensor], objective: nn.Mo
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not any(id(p) in held for p in params):
         raise ConfigError(
-            f"the optimizer {type(optimizer).__name__} has no parameter of the network that the engine trains, which "
-            "would stay as it is. Make it of that network's: Adam(network.parameters())."
+            f"the optimizer {type(optimizer).__name__} holds no parameter of the network that the engine trains, so "
+            "the network would not change. Create the optimizer from its parameters: Adam(network.parameters())."
         )
     left_out = [name for name, p in objective.named_parameters() if p.requires_grad and id(p) not in held]
     if left_out:
         raise ConfigError(
-            f"{type(objective).__name__} has parameters of its own, and {type(optimizer).__name__} leaves out "
-            f"{', '.join(left_out)}, which would stay as it is. Give it all that is trained, Adam(engine.params), "
-            "or self.parameters() of a LightningModule; or freeze what is to stay, objective.requires_grad_(False), "
-            "before the engine is made."
+            f"{type(objective).__name__} has trainable parameters, and the optimizer {type(optimizer).__name__} "
+            f"does not hold {', '.join(left_out)}, which would never change. Pass all trained parameters, "
+            "Adam(engine.params), or self.parameters() of a LightningModule; or freeze the objective's, "
+            "objective.requires_grad_(False), before the engine is created."
         )
 
 

@@ -168,9 +168,9 @@ def _require_one_length(columns: Columns) -> None:
     shapes = {name: column.shape for name, column in columns.items() if isinstance(column, Tensor)}
     if len({shape[:1] for shape in shapes.values()}) > 1 or torch.Size() in shapes.values():
         raise DataError(
-            "the columns of a batch must have one first dimension, the number of its samples; they have the shapes "
-            f"{ {name: tuple(shape) for name, shape in shapes.items()} }. Cut them alike in the collate function, and "
-            "leave out what does not belong to single samples."
+            "all columns of a batch must have the number of samples as their first dimension; the shapes are "
+            f"{ {name: tuple(shape) for name, shape in shapes.items()} }. Slice all columns alike in the collate "
+            "function, and leave out what does not belong to single samples."
         )
 
 
@@ -186,8 +186,8 @@ def as_batch(loaded: Any) -> Batch:
     loaded = fields_of(loaded)
     if not isinstance(loaded, Mapping):
         raise DataError(
-            f"a batch must be a mapping of columns with the samples' `index`, got a {type(loaded).__name__}. Wrap the "
-            "data set of (x, y) samples: DataLoader(IndexedDataset(dataset), ...)."
+            "a batch must be a mapping from column names to columns, among them the samples' `index`; got a "
+            f"{type(loaded).__name__}. Wrap a data set of (x, y) pairs: DataLoader(IndexedDataset(dataset), ...)."
         )
     if isinstance(next(iter(loaded.values()), None), Tensor):
         return {TARGET: _complete(loaded)}
@@ -219,7 +219,9 @@ def part_name(batch: Mapping[str, Any], name: str | None) -> str:
     if name is None:
         return next(iter(batch))
     if name not in batch:
-        raise ConfigError(f"a term is measured on the part {name!r} of a batch, the loaders give {sorted(batch)}.")
+        raise ConfigError(
+            f"a term is computed on the part {name!r} of a batch, but the loaders give the parts {sorted(batch)}."
+        )
     return name
 
 

@@ -35,8 +35,8 @@ def check(problem: Problem, outputs: Outputs) -> None:
         wrong = None if not isinstance(weight, Tensor) else weight[~((weight >= 0) & weight.isfinite())]
         if wrong is not None and len(wrong):
             raise DataError(
-                f"the column `weight` of the part {name!r} holds {float(wrong[0]):g}: weights of samples are finite "
-                "numbers >= 0. Correct the column, or call it otherwise."
+                f"the column `weight` of the part {name!r} contains {float(wrong[0]):g}; sample weights must be "
+                "finite numbers >= 0. Correct the column, or give it another name if it is not meant as a weight."
             )
     problem.check_index(outputs.columns)
     for measurable in (problem.objective, *problem.constraints):

@@ -138,9 +138,9 @@ class Algorithm(ABC):
         network = engine.functions.network
         if getattr(network, "recomputes", False):
             raise ConfigError(
-                f"grad_checkpointing=True of {type(network).__name__} does not go with {self.name}: its gradient at "
-                "other weights would be computed at the present ones. Set grad_checkpointing to false, or use an "
-                "algorithm without that gradient, such as SONEX."
+                f"grad_checkpointing=True of {type(network).__name__} cannot be combined with {self.name}, which "
+                "needs gradients at other weights; checkpointing would recompute the activations at the present "
+                "ones. Set grad_checkpointing to false, or use an algorithm without such gradients, such as SONEX."
             )
 
     @abstractmethod
@@ -290,11 +290,11 @@ class Engine:
                 objective.
         """
         if not any(p.requires_grad for p in self.params):
-            raise ConfigError("nothing is trained: all parameters are frozen. Unfreeze some layers of the network.")
+            raise ConfigError("nothing can be trained: all parameters are frozen. Unfreeze some layers of the network.")
         if not torch.is_grad_enabled():
             raise ConfigError(
-                "train_batch was called within torch.no_grad() or torch.inference_mode(), where there is no gradient. "
-                "Call it outside."
+                "train_batch was called within torch.no_grad() or torch.inference_mode(), where no gradients are "
+                "computed. Call it outside of them."
             )
         self._admit(optimizer)
         self.optimizer, self.last_batch = optimizer, last_batch
@@ -337,16 +337,16 @@ class Engine:
         names = {id(p): name for name, p in self.functions.trainable().items()} if others else {}
         if own := [names[id(p)] for p in others if id(p) in names]:
             raise ConfigError(
-                f"parameters were unfrozen or added since Engine.follow_parameters, {own[0]} among them: call it after "
-                "such a change. Under a Trainer unfreeze layers at the start of an epoch, as a callback of "
-                "BaseFinetuning does."
+                "parameters were unfrozen or added after the last call of Engine.follow_parameters, for example "
+                f"{own[0]}. Call it after such a change. Under a Trainer, unfreeze layers at the start of an epoch, "
+                "as a BaseFinetuning callback does."
             )
         network, before = self.functions.network, self._in_training
         self._in_training = network.training
         if before and not network.training and any(isinstance(m, (_BatchNorm, _DropoutNd)) for m in network.modules()):
             warnings.warn(
-                "the network is in evaluation mode since the last batch, so that its dropout is off and statistics of "
-                "BatchNorm stand still. Call network.train() after an evaluation.",
+                "the network has been switched to evaluation mode since the last batch: its dropout is off and its "
+                "BatchNorm statistics are no longer updated. Call network.train() after an evaluation.",
                 stacklevel=3,
             )
         if self._stored is not None or self.problem.loaded:
@@ -365,14 +365,15 @@ class Engine:
         first = next(iter(parts.values()))
         if "index" not in first and self.problem.needs_index:
             raise DataError(
-                f"a batch has no column `index`, by which single samples find their rows; it has {sorted(first)}. Wrap "
-                "the data set: DataLoader(IndexedDataset(dataset), ...)."
+                "a batch has no column `index`, which this problem needs to find the rows of single samples; its "
+                f"columns are {sorted(first)}. Wrap the data set: DataLoader(IndexedDataset(dataset), ...)."
             )
         index = first.get("index")
         if isinstance(index, Tensor) and (index.is_floating_point() or (len(index) == 0 and self.processes.size == 1)):
             raise DataError(
-                f"the column `index` of a batch has shape {tuple(index.shape)} and type {index.dtype}: it must be the "
-                "whole numbers of one sample or more. Wrap the data set (IndexedDataset), or drop empty batches."
+                f"the column `index` of a batch has shape {tuple(index.shape)} and type {index.dtype}; it must "
+                "contain an integer for each of one or more samples. Wrap the data set (IndexedDataset), or drop "
+                "empty batches."
             )
         return parts
 
@@ -709,8 +710,8 @@ class Engine:
         require(state, EngineState, "the engine's state")
         if (name := state["algorithm"]["name"]) != self.algorithm.name:
             raise CheckpointError(
-                f"the engine's state was written by {name}, this engine has {self.algorithm.name}: their states mean "
-                f"different things. Use {name}, or start without the state."
+                f"the engine's state was written by the algorithm {name}, this engine runs {self.algorithm.name}, "
+                f"whose state has another meaning. Use {name}, or start without the state."
             )
         self.problem.require_same_data(state.get("data"), allow_changed=allow_changed)
         solved = self._solved()
@@ -723,9 +724,9 @@ class Engine:
         own, parameters = dict(self.problem.objective.named_parameters()), state.get("parameters")
         if parameters is not None and _shapes(parameters) != _shapes(own):
             raise CheckpointError(
-                f"the engine's state holds parameters of the objective of shapes {_shapes(parameters)}, this "
-                f"{type(self.problem.objective).__name__} has {_shapes(own)}. Give it the same arguments, or start "
-                "without the state."
+                f"the engine's state contains parameters of the objective with shapes {_shapes(parameters)}, but "
+                f"the parameters of this {type(self.problem.objective).__name__} have shapes {_shapes(own)}. Give "
+                "the objective the same arguments, or start without the state."
             )
         try:
             with in_words("the state of the algorithm"):
@@ -793,8 +794,9 @@ class Engine:
             term.check_index(self.batch if isinstance(part, tuple) else self.batch[part_name(self.batch, part)])
         if not all(p.requires_grad for p in self.params):
             raise ConfigError(
-                "parameters were frozen since Engine.follow_parameters: call it after such a change. Under a "
-                "Trainer freeze layers at the start of an epoch, as a callback of BaseFinetuning does."
+                "parameters were frozen after the last call of Engine.follow_parameters. Call it after such a "
+                "change. Under a Trainer, freeze layers at the start of an epoch, as a BaseFinetuning callback "
+                "does."
             ) from error
 
     def _refuse(self, values: Sequence[Tensor]) -> NoReturn:

@@ -149,8 +149,8 @@ def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
         outputs = network(batch)
         if not isinstance(outputs, Mapping):
             raise DataError(
-                f"{type(network).__name__} must return its outputs by the parts of a batch, {sorted(batch)}, and "
-                f"returned {described(outputs)}. Return {{name: outputs of that part}}."
+                f"{type(network).__name__} must return a mapping from the parts of a batch, {sorted(batch)}, to "
+                f"outputs, and returned {described(outputs)}. Return {{name: outputs of that part}}."
             )
         return dict(outputs)
     x = torch.cat([c["x"] for c in batch.values()]) if len(batch) > 1 else next(iter(batch.values()))["x"]
@@ -165,8 +165,8 @@ def outputs_of(network: nn.Module, batch: Batch) -> dict[str, Any]:
     leaves, structure = pytree.tree_flatten(outputs)
     if any(not isinstance(leaf, Tensor) or leaf.shape[:1] != (sum(sizes),) for leaf in leaves):
         raise DataError(
-            f"the network returned {described(outputs)} for {sum(sizes)} samples of the parts {sorted(batch)}. Return "
-            "tensors with a row for every sample."
+            f"the network returned {described(outputs)} for {sum(sizes)} samples of the parts {sorted(batch)}. "
+            "Return tensors whose first dimension is the number of samples."
         )
     pieces = zip(*(torch.split(leaf, sizes) for leaf in leaves), strict=True)
     return {name: pytree.tree_unflatten(list(one), structure) for name, one in zip(batch, pieces, strict=True)}
@@ -186,12 +186,12 @@ def _refuse_input(network: nn.Module, x: Any, error: Exception) -> None:
         return
     if dtype is not None and dtype.is_floating_point and not misshapen and weights is not None:
         raise DataError(
-            f"the weights of the network are {weights} and the column `x` of a batch {dtype}: {error}. Convert the "
-            f"input, x.to({weights}), or keep the weights in float32 and train in torch.autocast."
+            f"the weights of the network have type {weights} and the column `x` of a batch {dtype}: {error}. "
+            f"Convert the input, x.to({weights}), or keep the weights in float32 and train under torch.autocast."
         ) from error
     raise DataError(
-        f"the network does not take the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
-        "numbers, with a row for every sample and as many columns as the network has inputs: torch.stack, .float()."
+        f"the network cannot process the column `x` of a batch, {described(x)}: {error}. Give one tensor of real "
+        "numbers, with a row for each sample and as many columns as the network has inputs (torch.stack, .float())."
     ) from error
 
 
@@ -237,8 +237,9 @@ def read(outputs: Mapping[str, Any], batch: Batch, measured: Measurable) -> tupl
         return wide(output), columns
     if not output.is_floating_point() or not output.ndim or len(output) != len(next(iter(columns.values()))):
         raise DataError(
-            f"the network returned {described(output)} for {len(next(iter(columns.values())))} samples, where real "
-            "numbers are needed, with a row for every sample. Do not average, round or decide in the network."
+            f"the network returned {described(output)} for {len(next(iter(columns.values())))} samples; it must "
+            "return floating-point numbers, with one row for each sample. Do not average, round or threshold "
+            "inside the network."
         )
     return output.float() if output.dtype in _HALF else output, columns
 
@@ -325,6 +326,6 @@ def _require_same_end(last: Sequence[bool]) -> None:
     if any(last) and not all(last):
         ends, goes_on = last.index(True), last.index(False)
         raise DataError(
-            f"the epoch of process {ends} ends with this batch, that of process {goes_on} does not. Give every process "
+            f"the epoch ends with this batch on process {ends}, but not on process {goes_on}. Give every process "
             "the same number of batches, with a datamodule of this package or --trainer.limit_train_batches."
         )

@@ -305,17 +305,18 @@ class Problem(nn.Module):
         num_rows = int(owners.sum())
         if num_rows == 0:
             raise DataError(
-                f"none of the {owners.numel()} training samples owns a row of the term: for an average over the "
-                "positives, for instance, the training split must hold a positive. Check the labels."
+                f"none of the {owners.numel()} training samples has a row in this term: for an average over "
+                "positives, for instance, the training split must contain a positive. Check the labels."
             )
         together: Tensor | float = 1.0
         if drawn is not None and partners is not None:
             if batch_share < 1 and not drawn.plan.halves_known:
                 raise ConfigError(
-                    f"{type(self.objective).__name__} must know how likely a half of a batch holds samples of both "
-                    "kinds, and these batches may hold a sample twice, or an odd number of samples of several groups, "
-                    "so that halves differ. Draw other numbers (samples_per_group: even, allow_repeats: false), or set "
-                    'the algorithm\'s `jacobian` to "part" with batches: TwoDraws.'
+                    f"{type(self.objective).__name__} needs the probability that half of a batch contains samples "
+                    "of both kinds. It is unknown here, because batches may contain a sample twice, or an odd "
+                    "number of samples of several groups, so that the two halves differ. Draw other numbers "
+                    "(samples_per_group: even, allow_repeats: false), or set the algorithm's `jacobian` to "
+                    '"part" with batches: TwoDraws.'
                 )
             together = partner_presence(owners, partners, drawn, type(self.objective).__name__, batch_share)
         owning = self._drawn_first(self.objective.part)
@@ -410,16 +411,17 @@ class Problem(nn.Module):
         size = None if drawn is None else next((len(column) for column in drawn.columns.values()), None)
         if size is not None and size != self.num_samples:
             raise ConfigError(
-                f"num_samples={self.num_samples}, but `sampling` says how batches of {size} samples are drawn. Give "
-                "both the size of the training split, whose samples the column `index` numbers from 0."
+                f"num_samples={self.num_samples}, but `sampling` describes a training split of {size} samples. Both "
+                "must be the size of the training split, whose samples the column `index` numbers from 0."
             )
 
     def _require_weighing(self, measurable: Measurable) -> None:
         drawn = None if measurable.weighs_samples else self._drawn_first(measurable.part)
         if drawn is not None and SAMPLE_WEIGHT in drawn.columns:
             raise ConfigError(
-                f"{type(measurable).__name__} cannot count samples differently, and the data give them weights "
-                f"({SAMPLE_WEIGHT}; of a table columns.weight, of a classifier sample_weight). Leave these out."
+                f"{type(measurable).__name__} does not support sample weights, and the data has them "
+                f"({SAMPLE_WEIGHT}; columns.weight of a table, sample_weight of a classifier). Leave the weights "
+                "out."
             )
 
     def _drawn_first(self, part: str | tuple[str, ...] | None) -> Drawn | None:
@@ -500,13 +502,14 @@ def _of_population(drawn: Drawn, share: float = 1.0) -> Columns:
 def _as_read(drawn: Drawn) -> Drawn:
     if not isinstance(drawn, Drawn):
         raise ConfigError(
-            f"sampling must hold what is Drawn, by part of a batch, got a {type(drawn).__name__} for a part. Pass what "
-            "IndexedDataset.drawn gives as it is, sampling=dataset.drawn(batch_size=32), or {'target': Drawn(columns, "
-            "plan)}."
+            "the values of `sampling` must be Drawn objects, one for each part of a batch, got a "
+            f"{type(drawn).__name__}. Pass what IndexedDataset.drawn returns, "
+            f"sampling=dataset.drawn(batch_size=32), or {{'target': Drawn(columns, plan)}}."
         )
     if not isinstance(drawn.plan, BatchDraws):
         raise ConfigError(
-            f"the plan of what is Drawn must say how batches are drawn, got a {type(drawn.plan).__name__}. Use that of "
-            "a sampling, UniformSampling(32).plan(columns), or a subclass of BatchDraws."
+            "the plan of a Drawn object must be a subclass of BatchDraws, which describes how batches are drawn, "
+            f"got a {type(drawn.plan).__name__}. Use the plan of a sampling, for example "
+            "UniformSampling(32).plan(columns)."
         )
     return drawn._replace(columns=as_read(drawn.columns))

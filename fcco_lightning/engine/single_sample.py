@@ -28,6 +28,6 @@ def require_single(engine: Engine, outputs: Outputs) -> None:
             engine.algorithm.check(single)
         except (DataError, ConfigError, ValueError) as error:
             raise ConfigError(
-                f"the last batch of every epoch holds one sample, which is not enough: {error} Leave that batch "
-                "out (drop_last=True of the loader, --data.batches.drop_last true), or choose another batch_size."
+                f"the last batch of every epoch contains a single sample, which is not enough: {error} Drop that "
+                "batch (drop_last=True of the loader, --data.batches.drop_last true), or choose another batch_size."
             ) from error

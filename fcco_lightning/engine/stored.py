@@ -37,8 +37,8 @@ def require_same_problem(stored: Mapping[str, Any], present: Mapping[str, Any]) 
     for name, value in present.items():
         if stored[name] != value:
             raise CheckpointError(
-                f"the checkpoint was written with the {name} {_description(stored[name])}, this run has "
-                f"{_description(value)}. Use the same, or start without the checkpoint (without --ckpt_path)."
+                f"the checkpoint was written with the {name} {_description(stored[name])}, but this run has "
+                f"{_description(value)}. Use the same {name}, or start without the checkpoint (without --ckpt_path)."
             )
 
 
@@ -80,8 +80,8 @@ def require_whole(
     if stored is None:
         if memories and remembers(problem):
             warnings.warn(
-                "rows were loaded without the engine's state, so that what the algorithm remembers beside them "
-                f"({', '.join(sorted(memories))}) is not from the same step. Load it, too, by engine.load_state_dict.",
+                "the rows were loaded without the engine's state, so that the algorithm's other state "
+                f"({', '.join(sorted(memories))}) belongs to another step. Load it, too: engine.load_state_dict.",
                 stacklevel=4,
             )
         return
@@ -90,14 +90,15 @@ def require_whole(
         then, now = (bool(problem.processes.largest(some)) for some in (then, now))
     if then and not now:
         raise CheckpointError(
-            "the engine's state was saved after training batches, and the problem's rows are empty: they would start "
-            "anew. Load them, too, problem.load_state_dict(rows), where rows was problem.state_dict(); or make a new "
-            "engine and leave its state out."
+            "the engine's state was saved after training, but the rows of the problem are empty and would start "
+            "anew. Load the rows, too: problem.load_state_dict(rows), with rows = problem.state_dict() of the "
+            "saved problem; or create a new engine and do not load its state."
         )
     name = stored.get("optimizer")
     if name and not optimizer.state:
         warnings.warn(
-            f"the engine's state was taken where {name} remembered earlier gradients, and this "
-            f"{type(optimizer).__name__} remembers none. To go on load its state, too, optimizer.load_state_dict.",
+            f"the engine's state was saved with the optimizer {name}, which had accumulated moments; the state of "
+            f"this {type(optimizer).__name__} is empty. To continue exactly, load its state, too: "
+            "optimizer.load_state_dict.",
             stacklevel=4,
         )

@@ -259,9 +259,9 @@ class Term(nn.Module):
         stray = ((self._row(names) == self.num_rows) & (rows.weight != 0)).nonzero().flatten()
         if len(stray):
             raise DataError(
-                f"the sample with index {int(names[stray[0]])} has a row of the {self.name} by the columns of its "
-                "batch, but not by those of the training split, from which rows were given out. Let both be the same, "
-                "in the same order: IndexedDataset(dataset, columns={'y': labels}), with the labels that samples have."
+                f"the sample with index {int(names[stray[0]])} has a row of the {self.name} according to the "
+                "columns of its batch, but not according to those of the training split. Both must be equal and in "
+                f"the same order: IndexedDataset(dataset, columns={{'y': labels}}), with the labels of the samples."
             )
 
     def mean_weight(self, rows: Tensor | None, columns: Any, share: Tensor, again: Copies | None) -> Tensor | float:
@@ -292,9 +292,9 @@ class Term(nn.Module):
         wrong = ((names < 0) | (names >= number)).nonzero().flatten()
         if len(wrong):
             raise StateIndexError(
-                f"the dual state of the {self.name} belongs to indices 0..{number - 1}, got index "
-                f"{int(names[wrong[0]])} at batch position {int(wrong[0])}. Index the training split itself from 0, "
-                "and let num_samples be its size."
+                f"the dual state of the {self.name} has rows for the indices 0..{number - 1}, got index "
+                f"{int(names[wrong[0]])} at batch position {int(wrong[0])}. Number the training split itself from "
+                "0, and set num_samples to its size."
             )
 
     def _relevant(self, rows: Tensor | None, weight: Tensor, share: Tensor) -> Tensor:
@@ -319,18 +319,18 @@ class Term(nn.Module):
         measured = f"{type(self.measurable).__name__} measured {len(rows.values)} rows"
         if rows.index is not None:
             return ConfigError(
-                f"{measured} and says of {len(rows.index)} which these are. Return Rows(values, weight, index=...) "
-                "with the number of a row for each of them."
+                f"{measured}, but the `index` of its Rows has {len(rows.index)} entries. Return Rows(values, "
+                "weight, index=...) with one row number for each row of values."
             )
         if names is not None:
             return ConfigError(
-                f"{measured} of a batch of {len(names)} samples, each of which owns a row by its `row_domain`. Return "
-                "a row for every sample; or let row_domain say how many rows there are, RowDomain(n), if they are "
-                "those of groups or classes."
+                f"{measured} for a batch of {len(names)} samples, each of which has a row of its own according to "
+                "its `row_domain`. Return one row for each sample; or let row_domain return the number of rows, "
+                "RowDomain(n), if these belong to groups or classes."
             )
         return ConfigError(
-            f"{measured}, and by its `row_domain` there are {self.num_rows}. Return the values of all of them in their "
-            "order, or say which rows these are, Rows(values, weight, index=...)."
+            f"{measured}, but its `row_domain` declares {self.num_rows}. Return the values of all rows in order, or "
+            "name the rows: Rows(values, weight, index=...)."
         )
 
     def _wrong_width(self, values: Tensor) -> ConfigError:

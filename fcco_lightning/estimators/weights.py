@@ -65,8 +65,9 @@ def like_parameters(stored: Sequence[Tensor], params: Sequence[nn.Parameter]) ->
     shapes, expected = [tuple(t.shape) for t in stored], [tuple(p.shape) for p in params]
     if shapes != expected:
         raise CheckpointError(
-            f"the checkpoint's algorithm holds tensors of shapes {shapes}, the trainable parameters have {expected}. "
-            "The network, or the set of frozen layers, has changed since: use the same one."
+            f"the algorithm's state in the checkpoint contains tensors of shapes {shapes}, but the trainable "
+            f"parameters have shapes {expected}. The network, or the set of frozen layers, has changed since: use "
+            "the same one."
         )
     placed = [divided_as(t, p) for t, p in zip(stored, params, strict=True)]
     return [t.to(device=p.device, dtype=p.dtype, copy=True) for t, p in zip(placed, params, strict=True)]

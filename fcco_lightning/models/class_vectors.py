@@ -35,7 +35,9 @@ class ClassVectorNetwork(BatchNetwork):
         """Check that the data has C classes."""
         count = getattr(datamodule, "num_classes", None)
         if count and count != self.vectors.num_embeddings:
-            raise ConfigError(f"num_classes={self.vectors.num_embeddings} of the network, but the data has {count}.")
+            raise ConfigError(
+                f"num_classes={self.vectors.num_embeddings} of the network, but the data has {count} classes."
+            )
 
     def forward(self, batch: Any) -> Any:
         """Return ClassVectors by part, or all logits for a batch of samples alone."""

@@ -160,14 +160,15 @@ def tokenizer(config: CLIPConfig) -> Callable[[list[str]], Tensor]:
             encode = SimpleTokenizer(context_length=config.context_length, **text.get("tokenizer_kwargs", {}))
     except Exception as error:  # the hub's client and missing packages raise errors of many classes
         raise ConfigError(
-            f"The tokenizer of {config.name!r} could not be had ({type(error).__name__}: {error}). Tokenizers of the "
-            "hub need a connection and the package transformers; 'ViT-B-16' and its like need neither."
+            f"the tokenizer of {config.name!r} could not be loaded ({type(error).__name__}: {error}). Tokenizers of "
+            "the Hugging Face hub need a connection and the package transformers; OpenAI's architectures, such as "
+            "'ViT-B-16', need neither."
         ) from error
     size = getattr(encode, "vocab_size", 0)
     if size > config.vocab_size:
         raise ConfigError(
             f"{config.name!r}: its tokenizer has {size} ids, but text_cfg.vocab_size is {config.vocab_size}. Raise "
-            'that, or write "tokenizer": "bytes" at the top of the file.'
+            'text_cfg.vocab_size, or write "tokenizer": "bytes" at the top level of the file.'
         )
     return encode  # type: ignore[no-any-return]
 

@@ -74,7 +74,7 @@ class CLIPModel(BatchNetwork):
         self.layer_decay = fraction("layer_decay", layer_decay)
         self.class_temperature = None if class_temperature is None else positive("class_temperature", class_temperature)
         if freeze_image is True and freeze_text is True:
-            raise ConfigError("freeze_image=True and freeze_text=True leave nothing to train. Leave one of them out.")
+            raise ConfigError("freeze_image=True and freeze_text=True freeze the whole network. Leave one of them out.")
         self.freeze_image, self.freeze_text = freeze_image, freeze_text
         self.config = clip_config(name, pretrained)
         self._from_file = pretrained is not None and Path(pretrained).is_file()
@@ -222,8 +222,9 @@ class CLIPModel(BatchNetwork):
     def _tokens_on(self, device: torch.device) -> Tensor:
         if self._class_tokens is None:
             raise ConfigError(
-                "Class logits are asked for (a batch without 'text'), but no classes are known: the datamodule has no "
-                "class_tokens. Use one that describes its classes by prompts, such as ContinualCLIPDataModule."
+                "class logits are needed (a batch without 'text'), but the datamodule has no class_tokens, the "
+                "prompts of the classes. Use a datamodule that describes its classes by prompts, such as "
+                "ContinualCLIPDataModule."
             )
         if self._class_tokens.device != device:
             with torch.inference_mode(False):  # usable in training, too
@@ -270,7 +271,10 @@ def _created(config: CLIPConfig) -> Any:
 
     arguments: dict[str, Any] = {**config.model, "text_cfg": dict(config.model["text_cfg"])}
     if "multimodal_cfg" in arguments:
-        raise ConfigError(f"name={config.name!r} is a CoCa model, whose text decoder no contrastive loss trains.")
+        raise ConfigError(
+            f"name={config.name!r} is a CoCa model, whose text decoder is not trained by a contrastive loss. Use a "
+            "CLIP model."
+        )
     from_hugging_face = "hf_model_name" in arguments["text_cfg"]
     if from_hugging_face:
         arguments["text_cfg"]["hf_model_pretrained"] = False
@@ -318,16 +322,17 @@ def _load_from_hub(model: nn.Module, config: CLIPConfig, tag: str, weights: dict
 
     if weights.get("quick_gelu", False) and not config.model.get("quick_gelu", False):
         raise ConfigError(
-            f"pretrained={tag!r}: these weights were trained with another activation (QuickGELU) than {config.name!r} "
-            f"has. Use name='{config.name}-quickgelu'."
+            f"pretrained={tag!r}: these weights were trained with the activation QuickGELU, which {config.name!r} "
+            f"does not use. Use name='{config.name}-quickgelu'."
         )
     try:
         open_clip.load_checkpoint(model, open_clip.download_pretrained(weights))
     except Exception as error:  # the hub's client raises errors of many classes
         raise ConfigError(
-            f"pretrained={tag!r}: the weights of {config.name!r} could not be had ({type(error).__name__}: "
-            f"{_short(error)}). Without a connection, download the file from https://huggingface.co/"
-            f"{weights.get('hf_hub', '').strip('/')} elsewhere and pass pretrained='open_clip_model.safetensors'."
+            f"pretrained={tag!r}: the weights of {config.name!r} could not be loaded ({type(error).__name__}: "
+            f"{_short(error)}). Without a connection, download the file from "
+            f"https://huggingface.co/{weights.get('hf_hub', '').strip('/')} on another machine and pass "
+            "pretrained='open_clip_model.safetensors'."
         ) from error
 
 
@@ -374,8 +379,8 @@ def _freeze(model: nn.Module, depths: dict[str, int], argument: str, amount: boo
     trained = -1 if amount is True else at_least(argument, amount, 1)
     if trained >= max(depths.values()):
         raise ConfigError(
-            f"{argument}={amount} blocks are to be trained, but the tower has {max(depths.values()) - 1} of them. "
-            f"Leave {argument} out to train all of it."
+            f"{argument}={amount}, but the tower has only {max(depths.values()) - 1} blocks. Leave {argument} out "
+            "to train all of them."
         )
     for name, depth in depths.items():
         if depth > trained:

@@ -41,14 +41,14 @@ def head_of(network: nn.Module, name: str | None = None) -> nn.Module:
         head = network.head()
     else:
         raise ConfigError(
-            f"{type(network).__name__} does not say which of its layers is the head. Name it (head: fc), or keep the "
-            "old one (new_head: false)."
+            f"{type(network).__name__} does not name its last layer (the head). Name it (head: fc), or keep the old "
+            "one (new_head: false)."
         )
     for part in head.modules():
         if any(True for _ in part.parameters(recurse=False)) and not hasattr(part, "reset_parameters"):
             raise ConfigError(
-                f"the head holds a {type(part).__name__}, which has no reset_parameters() to start afresh with. Name "
-                "another head, or keep the old one (new_head: false)."
+                f"the head contains a {type(part).__name__}, which has no reset_parameters() to initialise it anew. "
+                "Name another head, or keep the old one (new_head: false)."
             )
     return head
 

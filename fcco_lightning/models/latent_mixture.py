@@ -38,8 +38,8 @@ class LatentMixture(BatchNetwork):
         features = self.features(columns["x"])
         if features.dim() != 2 or features.shape[1] != 2 * self.dim:
             raise ConfigError(
-                f"features must have shape (B, 2 dim) = (B, {2 * self.dim}), got {tuple(features.shape)}. Give the "
-                "network 2 dim outputs."
+                f"features must have shape (B, 2 dim) = (B, {2 * self.dim}), got {tuple(features.shape)}. Let the "
+                "network return 2 * dim features."
             )
         samples = LatentVectors(with_one(features[:, : self.dim]), with_one(features[:, self.dim :]))
         if not others:

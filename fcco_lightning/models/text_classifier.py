@@ -71,9 +71,9 @@ class TextClassifier(BatchNetwork):
             requested = getattr(datamodule, name, None)
             if requested is not None and limit is not None and requested > limit:
                 raise ConfigError(
-                    f"The datamodule's {name} is {requested}, and {type(self.model).__name__} takes {limit} at most. "
-                    "Use the tokenizer that belongs to the network, lower data.tokens.max_length, or raise the "
-                    "network's own number where its weights are random (model.network.config)."
+                    f"the datamodule's {name} is {requested}, but {type(self.model).__name__} allows at most "
+                    f"{limit}. Use the tokenizer that belongs to the network, lower data.tokens.max_length, or "
+                    "raise the network's own limit if its weights are random (model.network.config)."
                 )
 
     def parameter_groups(self) -> list[ParameterGroup]:
@@ -102,8 +102,9 @@ def _random(settings: dict[str, Any]) -> Any:
         return transformers.AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
     except (ValueError, TypeError, KeyError) as error:  # each type of network checks its configuration itself
         raise ConfigError(
-            f"config={{'model_type': {kind!r}, ...}} makes no network that scores texts ({_short(error)}). Name one of "
-            "transformers.AutoModelForSequenceClassification, such as bert or distilbert, and its own arguments."
+            f"config={{'model_type': {kind!r}, ...}} does not describe a network that classifies texts "
+            f"({_short(error)}). Name a model type that transformers.AutoModelForSequenceClassification supports, "
+            "such as bert or distilbert, and arguments of its configuration."
         ) from error
 
 
@@ -118,9 +119,10 @@ def _from_name(name: str, settings: dict[str, Any], *, pretrained: bool) -> Any:
     except Exception as error:  # the hub's client and readers raise errors of many classes
         fault = "its folder holds none" if Path(name).is_dir() else "it is no folder here, and the hub gave none"
         raise ConfigError(
-            f"name={name!r}: the network could not be had, {fault} (working directory: {Path.cwd()}; {_short(error)}). "
-            "Without a connection save it elsewhere (AutoModelForSequenceClassification.from_pretrained(NAME)"
-            ".save_pretrained(FOLDER)) and pass that folder, or pass config=... for random weights."
+            f"name={name!r}: the network could not be loaded, {fault} (working directory: {Path.cwd()}; "
+            f"{_short(error)}). Without a connection, save it on another machine "
+            "(AutoModelForSequenceClassification.from_pretrained(NAME).save_pretrained(FOLDER)) and pass that "
+            "folder, or pass config=... for random weights."
         ) from error
 
 

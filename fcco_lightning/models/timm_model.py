@@ -118,9 +118,9 @@ def _from_hub(name: str, arguments: dict[str, Any]) -> nn.Module:
         raise
     except Exception as error:  # the hub's client raises errors of no common class
         raise ConfigError(
-            f"pretrained=True: the weights of {name!r} could not be had ({type(error).__name__}: {error}). Without a "
-            f"connection, download the model's file from https://huggingface.co/timm elsewhere and pass "
-            "checkpoint_path='model.safetensors', or leave pretrained out."
+            f"pretrained=True: the weights of {name!r} could not be loaded ({type(error).__name__}: {error}). "
+            "Without a connection, download the model's file from https://huggingface.co/timm on another machine "
+            "and pass checkpoint_path='model.safetensors', or leave pretrained out."
         ) from error
 
 

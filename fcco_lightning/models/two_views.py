@@ -41,8 +41,8 @@ class TwoViews(BatchNetwork):
         second = columns.get("x2")
         if second is None and self.std == 0:
             raise DataError(
-                "TwoViews needs two different views of a sample: a batch with the columns x and x2 "
-                "(transform.views: 2), or std > 0 for noise."
+                "TwoViews needs two different views of each sample: a batch with the columns x and x2 "
+                "(transform.views: 2), or std > 0 for added noise."
             )
         views = torch.cat([columns["x"], columns["x"] if second is None else second])
         noisy = views + self.std * torch.randn_like(views) if self.std else views

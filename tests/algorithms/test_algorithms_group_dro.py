@@ -264,7 +264,7 @@ def test_estimate_of_a_primal_dual_method_is_the_weighted_risk():
 
 def test_smd_needs_all_groups():
     engine = engine_for(SMD(), CVaRGroupDRO(ALPHA, RidgeLogistic(), GROUPS))
-    with pytest.raises(DataError, match="needs all 12 groups in every batch, this one holds 5"):
+    with pytest.raises(DataError, match="needs samples of all 12 groups in every batch, this batch contains 5"):
         engine.train_batch(next(batches(5)), torch.optim.SGD(engine.params, lr=0.1))
     assert engine.problem.states[0].rows.isnan().all()
 

@@ -115,7 +115,7 @@ def test_full_batch_gradient_of_any_outer_function_is_exact(outer):
 
 def test_alexr2_averages_an_objective_that_is_not_convex():
     ALEXR2(objective_gamma=0.5).pose(Wide(Ratio()), num_samples=N)  # without a dual step
-    with pytest.raises(ConfigError, match=r"objective_gamma_prime=0\.1 goes with objective_gamma"):
+    with pytest.raises(ConfigError, match=r"objective_gamma_prime=0\.1 needs objective_gamma"):
         ALEXR2(objective_gamma_prime=0.1)
     parts = SingleLoop(Average(0.8, 0.1, fresh=True, convex_only=True), objective_estimator=Minibatch())
     parts.pose(Wide(Ratio()), make_constraints(), num_samples=N)

@@ -148,7 +148,7 @@ def test_parameters_of_single_samples_are_trained():
 
 
 def test_a_part_that_the_loaders_do_not_give():
-    with pytest.raises(ConfigError, match="the part 'dual' of a batch, the loaders give"):
+    with pytest.raises(ConfigError, match="the part 'dual' of a batch, but the loaders give the parts"):
         train(Net(AUC()), PDSCA(part="dual"), make_batches(1))
 
 

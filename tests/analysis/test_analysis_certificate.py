@@ -267,11 +267,11 @@ def test_a_biased_estimator_is_flagged():
         (
             {"constraints": [MeanAtMost(SoftRate(temperature=1.0), 0.1, {"group": 3}, "rare")]},
             DataError,
-            "'rare' is about",
+            "'rare' compares",
         ),
-        ({"max_values": 5}, ConfigError, "max_values is 5"),
+        ({"max_values": 5}, ConfigError, "max_values=5"),
         ({"objective": AveragePrecision(), "max_values": 100}, ConfigError, "AveragePrecision may compare"),
-        ({"frozen": True}, ConfigError, "all of them are frozen"),
+        ({"frozen": True}, ConfigError, "all parameters are frozen"),
     ],
 )
 def test_what_is_refused(change, error, message):

@@ -127,5 +127,7 @@ def test_clusters_of_unequal_weight_say_no_more_than_independent_samples(small):
 
 
 def test_clusters_of_another_shape_are_refused():
-    with pytest.raises(DataError, match=r"clusters must be one number for every sample, shape \(20,\), got \(19,\)"):
+    with pytest.raises(
+        DataError, match=r"clusters must contain one number for each sample, shape \(20,\), got \(19,\)"
+    ):
         intervals([], torch.zeros(20), {}, clusters=torch.zeros(19))

@@ -76,7 +76,7 @@ def test_frozen_layers_are_no_parameters():
     found = jacobian(functions, [whole()])
     assert found.rows.shape == (GROUPS, 3 + 3 + 3 + 1 + 1)
     functions.requires_grad_(False)
-    with pytest.raises(ConfigError, match="all of them are frozen"):
+    with pytest.raises(ConfigError, match="all parameters are frozen"):
         jacobian(functions, [whole()])
 
 
@@ -84,11 +84,13 @@ def test_refusals():
     batch = whole()
     with pytest.raises(ConfigError, match=r"the objective is AUC. Use a group objective"):
         jacobian(InnerFunctions(network(), AUC(), []), [batch])
-    with pytest.raises(ConfigError, match=r"5 inner values by 26 parameters, .* has 130 values, max_values is 129"):
+    with pytest.raises(
+        ConfigError, match=r"5 inner values with respect to 26 parameters, .* has 130 values, more than max_values=129"
+    ):
         jacobian(make(), [batch], max_values=129)
     with pytest.raises(ConfigError, match="max_values must be"):
         jacobian(make(), [batch], max_values=0)
-    with pytest.raises(DataError, match="inner function 5 has no sample, diagnostics need all 6"):
+    with pytest.raises(DataError, match="inner function 5 has no sample in this split, but diagnostics need all 6"):
         jacobian(make(groups=6), [batch])
     with pytest.raises(DataError, match="needs the column `group`"):
         jacobian(make(), [{k: v for k, v in batch.items() if k != "group"}])

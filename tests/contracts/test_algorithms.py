@@ -231,7 +231,7 @@ def test_forms_of_an_objective(name):
             pose(name, Margins())
     else:
         pose(name, cvar)
-        with pytest.raises(ConfigError, match=f"{ALGORITHMS[name].make().name} takes outer functions of single rows"):
+        with pytest.raises(ConfigError, match=f"{ALGORITHMS[name].make().name} needs an outer function for each row"):
             pose(name, cvar.max_form())
 
 
@@ -272,5 +272,7 @@ def test_frozen_layers_stay_and_are_not_remembered(name):
 
 
 def test_scent_is_for_logarithms_alone():
-    with pytest.raises(ConfigError, match=r"SCENT is for objectives whose outer function is a logarithm, Ratios has"):
+    with pytest.raises(
+        ConfigError, match=r"SCENT needs an objective whose outer function is a logarithm; that of Ratios is"
+    ):
         pose("SCENT", Ratios())

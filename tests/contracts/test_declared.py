@@ -133,7 +133,7 @@ def test_batches_may_be_shorter_where_samples_cannot_be_read():
 
 @pytest.mark.parametrize("n", [100, 1000])
 def test_a_number_of_samples_other_than_that_of_the_sampling_is_refused(n):
-    with pytest.raises(ConfigError, match=f"num_samples={n}, but `sampling` says how batches of 200 samples"):
+    with pytest.raises(ConfigError, match=f"num_samples={n}, but `sampling` describes a training split of 200 samples"):
         engine_for(sampling=indexed().drawn(BATCH), n=n)
     criterion = Criterion(AveragePrecision(), SOX(), num_samples=n, sampling=indexed().drawn(BATCH))
     with pytest.raises(ConfigError, match=f"num_samples={n}, but"):
@@ -455,11 +455,13 @@ def test_constraints_that_no_batch_measures_are_told():
 def test_what_is_drawn_is_given_by_part_or_as_it_comes():
     data = IndexedDataset(TensorDataset(torch.randn(8, 3), torch.arange(8) % 2))
     assert SONEX().pose(AveragePrecision(), num_samples=8, sampling=data.drawn(batch_size=4)).declared
-    with pytest.raises(ConfigError, match=r"sampling must hold what is Drawn, by part of a batch, got a dict"):
+    with pytest.raises(
+        ConfigError, match=r"values of `sampling` must be Drawn objects, one for each part of a batch, got a dict"
+    ):
         SONEX().pose(AveragePrecision(), num_samples=8, sampling={"target": data.drawn(batch_size=4)})
     mistaken = {"target": data.drawn(batch_size=4)["target"]._replace(plan=UniformSampling(4))}
     with pytest.raises(
-        ConfigError, match=r"must say how batches are drawn, got a UniformSampling\. Use that of a sampl"
+        ConfigError, match=r"describes how batches are drawn, got a UniformSampling\. Use the plan of a sampl"
     ):
         SONEX().pose(AveragePrecision(), num_samples=8, sampling=mistaken)
 

@@ -114,7 +114,7 @@ def test_of_a_group_of_which_nothing_counts_one_is_told():
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", REFUSED)
 def test_others_refuse_them(name):
-    with pytest.raises(ConfigError, match="cannot count samples differently"):
+    with pytest.raises(ConfigError, match="does not support sample weights"):
         Bench(CASES[name], counting(Way(Uniform(CASES[name].n, 2), None, None), [1, 2] + [1] * (CASES[name].n - 2)))
 
 

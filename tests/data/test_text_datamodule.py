@@ -235,7 +235,7 @@ def test_bad_texts_are_refused_in_a_line(arguments, message):
         ({"vocabulary": 20}, "tokens.vocabulary must be a whole number >= 100, got 20"),
         ({"vocabulary": 200, "max_length": 0}, "tokens.max_length must be a whole number >= 4, got 0"),
         ({"vocabulary": 200, "max_length": 600}, "tokens.max_length=600 must be at most 512"),
-        ({"tokenizer": "no/such-folder"}, r"tokens.tokenizer='no/such-folder' could not be had.*pass that folder"),
+        ({"tokenizer": "no/such-folder"}, r"tokens.tokenizer='no/such-folder' could not be loaded.*pass that folder"),
     ],
 )
 def test_tokens_that_cannot_be_had_are_refused_in_a_line(arguments, message, monkeypatch):
@@ -284,7 +284,7 @@ def test_the_command_line_trains_predicts_and_refuses(tmp_path, monkeypatch, cap
     (tmp_path / "empty").mkdir()
     assert run([*given, "--data.tokens.tokenizer=empty"]) != 0
     told = capsys.readouterr().err
-    assert "tokens.tokenizer='empty' could not be had: its folder holds none" in told
+    assert "tokens.tokenizer='empty' could not be loaded: its folder holds none" in told
     assert "Traceback" not in told
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["t.csv"]
     assert run([*given, "--data.tokens.vocabulary=120"]) == 0

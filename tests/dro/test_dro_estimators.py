@@ -145,8 +145,8 @@ BAD = [
     ({"nu": -1.0}, "nu must be a finite number >= 0"),
     ({"mu": -1.0}, "mu must be a finite number >= 0"),
     ({"mu": 0.0, "solver": "subgradient"}, "needs mu > 0, got Squared, mu=0.0"),
-    ({"mu": 0.0, "solver": DRAGO(alpha=0.1)}, "alpha=0.1 and start='practice' are of mu > 0 and nu > 0"),
-    ({"nu": 0.0, "solver": DRAGO(start="theory")}, "alpha=None and start='theory' are of mu > 0 and nu > 0"),
+    ({"mu": 0.0, "solver": DRAGO(alpha=0.1)}, "alpha=0.1 and start='practice' apply only to mu > 0 and nu > 0"),
+    ({"nu": 0.0, "solver": DRAGO(start="theory")}, "alpha=None and start='theory' apply only to mu > 0 and nu > 0"),
     ({"tol": 0.0}, "tol must be a finite number > 0"),
     ({"max_passes": 0}, "max_passes must be a whole number >= 1"),
     ({"divergence": "tv"}, "divergence must be one of"),
@@ -179,7 +179,7 @@ def test_bad_data():
         DROClassifier("hinge").fit(x, np.arange(len(x)) % 3)
     with pytest.raises(ConfigError, match="needs a smooth loss"):
         DROClassifier("hinge", solver="lbfgs").fit(x, np.arange(len(x)) % 2)
-    with pytest.raises(ConfigError, match=r"mu=0 has a proof for .* the multinomial loss only, got Hinge"):
+    with pytest.raises(ConfigError, match=r"mu=0 is supported for .* the multinomial loss only, .* got Hinge"):
         DROClassifier("hinge", mu=0.0).fit(x, np.arange(len(x)) % 2)
     with pytest.raises(ConfigError, match="loss must be one of"):
         DROClassifier("squared").fit(x, np.arange(len(x)) % 2)

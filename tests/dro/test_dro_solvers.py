@@ -328,7 +328,7 @@ def test_blocks(n, size, sizes):
 def test_bad_arguments_of_solvers():
     with pytest.raises(ConfigError, match="start must be one of"):
         DRAGO(start="paper")
-    with pytest.raises(ConfigError, match=r"block_size=43 is larger than the 42 samples"):
+    with pytest.raises(ConfigError, match=r"block_size=43 is larger than the number of samples, 42"):
         solve(DRAGO(43), problem())
     with pytest.raises(NonFiniteError, match="the solver's step is too large"), np.errstate(all="ignore"):
         solve(DRAGO(N, alpha=1e6), LinearProblem(100 * X, Y, Squared(), Simplex(), ChiSquarePenalty(1.0), 1e-3))
@@ -472,7 +472,7 @@ def test_drago_takes_the_steps_of_the_published_algorithm_on_the_whole_simplex(b
 @pytest.mark.parametrize("b", [N // D, N])
 def test_drago_says_before_that_a_small_mu_takes_too_many_passes_and_lbfgs_does_not(b):
     posed = problem(ambiguity=Simplex(), penalty=ChiSquarePenalty(1.0), mu=1e-4)
-    with pytest.warns(ConvergenceWarning, match=r"DRAGO will take about [\d,]+ passes .*mu=0.0001.* solver='lbfgs'"):
+    with pytest.warns(ConvergenceWarning, match=r"DRAGO will need about [\d,]+ passes .*mu=0.0001.* solver='lbfgs'"):
         slow = solve(DRAGO(b), posed, 1e-9, 50)
     best = solve(LBFGS(), posed, 1e-9, 100)
     assert best.gap <= 1e-9

@@ -118,7 +118,7 @@ def test_moves_of_every_feature_at_once_choose_features():
     [
         ({"loss": "multinomial"}, "wasserstein needs the logistic loss"),
         ({"loss": "hinge"}, "wasserstein needs the logistic loss"),
-        ({"solver": "lbfgs"}, "knows no norm of w"),
+        ({"solver": "lbfgs"}, "cannot handle the norm of w"),
         ({"mu": 0.0}, "needs mu > 0"),
         ({"nu": 0.0}, "needs nu > 0"),
         ({"wasserstein": 0.1}, "must be a WassersteinBall"),

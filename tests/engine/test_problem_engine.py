@@ -309,8 +309,8 @@ def take_lbfgs(training):
 @pytest.mark.parametrize(
     ("spoil", "around", "message"),
     [
-        (freeze, torch.enable_grad, "nothing is trained: all parameters are frozen"),
-        (take_another_network, torch.enable_grad, "the optimizer Adam has no parameter of the network"),
+        (freeze, torch.enable_grad, "nothing can be trained: all parameters are frozen"),
+        (take_another_network, torch.enable_grad, "the optimizer Adam holds no parameter of the network"),
         (take_lbfgs, torch.enable_grad, "LBFGS evaluates a batch several times.* Use another optimizer"),
         (lambda _: None, torch.no_grad, r"within torch\.no_grad\(\)"),
     ],
@@ -348,9 +348,15 @@ def add_a_layer(training):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (leave_out_a_threshold, "Margin has parameters of its own, and HeavyBall leaves out threshold, which"),
-        (unfreeze, r"unfrozen or added since Engine.follow_parameters, network.0.weight among them"),
-        (add_a_layer, r"unfrozen or added since Engine.follow_parameters, network.4.1.weight among them"),
+        (
+            leave_out_a_threshold,
+            "Margin has trainable parameters, and the optimizer HeavyBall does not hold threshold, which",
+        ),
+        (unfreeze, r"unfrozen or added after the last call of Engine.follow_parameters, for example network.0.weight"),
+        (
+            add_a_layer,
+            r"unfrozen or added after the last call of Engine.follow_parameters, for example network.4.1.weight",
+        ),
     ],
 )
 def test_parameters_that_nobody_would_train_rightly_are_refused_and_nothing_changes(change, message):
@@ -377,7 +383,7 @@ def test_a_network_that_an_evaluation_has_left_in_its_mode_is_told_of_once(hidde
     training.network.eval()
     for seed in range(2, 4):
         training.step(make_batch(seed))
-    told = ["network is in evaluation mode since the last batch" in str(w.message) for w in recwarn]
+    told = ["network has been switched to evaluation mode since the last batch" in str(w.message) for w in recwarn]
     assert told == [True] * (hidden is not plain)
 
 
@@ -386,7 +392,7 @@ def test_a_network_that_an_evaluation_has_left_in_its_mode_is_told_of_once(hidde
 
 def test_the_state_of_an_engine_is_not_continued_by_another_algorithm():
     state = started("SOX")[0].engine.state_dict()
-    with pytest.raises(CheckpointError, match="was written by SOX, this engine has MSVR"):
+    with pytest.raises(CheckpointError, match="was written by the algorithm SOX, this engine runs MSVR"):
         started("MSVR")[0].engine.load_state_dict(state)
 
 
@@ -401,8 +407,8 @@ class OtherCap(Cap):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"objective": Margins()}, "the objective Margin, this run has Margins"),
-        ({"constraints": [OtherCap()]}, r"the constraints Cap \(cap\), this run has OtherCap \(other cap\)"),
+        ({"objective": Margins()}, "the objective Margin, but this run has Margins"),
+        ({"constraints": [OtherCap()]}, r"the constraints Cap \(cap\), but this run has OtherCap \(other cap\)"),
     ],
 )
 def test_the_state_of_an_engine_is_not_continued_on_another_problem(other, message):
@@ -431,9 +437,12 @@ def parts_of(training):
     ("left_out", "message"),
     [
         ("nothing", None),
-        ("rows", "saved after training batches, and the problem's rows are empty: they would start anew"),
-        ("engine", r"rows were loaded without the engine's state.* beside them \(previous\) is not from the same step"),
-        ("optimizer", "where HeavyBall remembered earlier gradients, and this HeavyBall remembers none"),
+        ("rows", "saved after training, but the rows of the problem are empty and would start anew"),
+        ("engine", r"rows were loaded without the engine's state.* other state \(previous\) belongs to another step"),
+        (
+            "optimizer",
+            "with the optimizer HeavyBall, which had accumulated moments; the state of this HeavyBall is empty",
+        ),
     ],
 )
 def test_what_is_not_loaded_is_named_before_the_next_batch(left_out, message, recwarn):

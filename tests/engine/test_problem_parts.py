@@ -75,7 +75,9 @@ def test_inputs_are_nobody_elses():
 def test_a_term_is_measured_on_its_part():
     assert part_name(BATCH, None) == "first"
     assert part_name(BATCH, "second") == "second"
-    with pytest.raises(ConfigError, match=r"the part 'third' of a batch, the loaders give \['first', 'second'\]"):
+    with pytest.raises(
+        ConfigError, match=r"the part 'third' of a batch, but the loaders give the parts \['first', 'second'\]"
+    ):
         part_name(BATCH, "third")
 
 
@@ -90,7 +92,7 @@ def test_halves_are_of_every_part():
     assert second.before["first"].tolist() == [-3, -4, -5]
     assert halves(Outputs(outputs, BATCH, None, None, {}))[0].before is None
     one = Outputs({"only": torch.zeros(1)}, {"only": {"y": torch.zeros(1)}}, None, None, {})
-    with pytest.raises(ConfigError, match="the part 'only' of a batch holds 1 sample, two half-batches need two"):
+    with pytest.raises(ConfigError, match="the part 'only' of a batch contains 1 sample, which cannot be split"):
         halves(one)
 
 

@@ -162,7 +162,7 @@ def test_only_terms_that_are_corrected_are_measured_at_previous_weights():
 @pytest.mark.parametrize(
     ("index", "error", "message"),
     [
-        (torch.tensor([0, 1, 2]), ConfigError, r"Named measured 2 rows and says of 3 which these are"),
+        (torch.tensor([0, 1, 2]), ConfigError, r"Named measured 2 rows, but the `index` of its Rows has 3 entries"),
         (
             torch.tensor([0, 2]),
             StateIndexError,
@@ -185,8 +185,8 @@ def test_names_of_rows_that_do_not_fit_are_refused(index, error, message):
 @pytest.mark.parametrize(
     ("domain", "message"),
     [
-        (RowDomain(N, per_sample=True), "Some measured 2 rows of a batch of 8 samples, each of which owns a row"),
-        (RowDomain(3), "Some measured 2 rows, and by its `row_domain` there are 3"),
+        (RowDomain(N, per_sample=True), "Some measured 2 rows for a batch of 8 samples, each of which has a row"),
+        (RowDomain(3), "Some measured 2 rows, but its `row_domain` declares 3"),
     ],
 )
 def test_rows_that_are_not_those_of_the_domain_are_refused(domain, message):

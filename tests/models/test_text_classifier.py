@@ -115,7 +115,9 @@ def test_what_a_datamodule_has_must_fit():
         network.adapt(fits)
     for known in ({"vocab_size": 121}, {"max_length": 513}):
         ((name, value),) = known.items()
-        with pytest.raises(ConfigError, match=rf"datamodule's {name} is {value}, and BertFor.* takes {value - 1} at"):
+        with pytest.raises(
+            ConfigError, match=rf"datamodule's {name} is {value}, but BertFor.* allows at most {value - 1}"
+        ):
             network.adapt(SimpleNamespace(**known))
 
 
@@ -127,9 +129,9 @@ def test_what_a_datamodule_has_must_fit():
         ({"config": TINY, "num_outputs": 0}, "num_outputs must be a whole number >= 1"),
         ({"config": TINY | {"model_type": "bret"}}, "'model_type': 'bret'.*bert or distilbert"),
         ({"config": {"vocab_size": 3}}, "'model_type': None"),
-        ({"config": TINY | {"num_attention_heads": 3}}, "makes no network that scores texts"),
-        ({"config": {"model_type": "vit"}}, "makes no network that scores texts"),
-        ({"name": "no/such"}, "name='no/such': the network could not be had.*pass that folder"),
+        ({"config": TINY | {"num_attention_heads": 3}}, "does not describe a network that classifies texts"),
+        ({"config": {"model_type": "vit"}}, "does not describe a network that classifies texts"),
+        ({"name": "no/such"}, "name='no/such': the network could not be loaded.*pass that folder"),
     ],
 )
 def test_mistakes_are_named_in_a_line(arguments, message, monkeypatch):
@@ -143,5 +145,5 @@ def test_a_folder_of_something_else(tmp_path):
     with pytest.raises(ConfigError, match="its folder holds none"):
         TextClassifier(str(tmp_path))
     transformers.AutoConfig.for_model("bert").save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="could not be had"):
+    with pytest.raises(ConfigError, match="could not be loaded"):
         TextClassifier(str(tmp_path))

@@ -66,7 +66,7 @@ def test_no_connection_names_the_way_out(monkeypatch):
 
     monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", fail)
     with pytest.raises(
-        ConfigError, match=r"'test_resnet' could not be had \(ConnectionError: no route.*checkpoint_path"
+        ConfigError, match=r"'test_resnet' could not be loaded \(ConnectionError: no route.*checkpoint_path"
     ):
         TimmModel(NAME, pretrained=True)
 

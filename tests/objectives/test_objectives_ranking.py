@@ -458,7 +458,7 @@ def test_every_algorithm_descends_or_refuses_by_name(name, algorithm):
             train(objective, used)
         return
     if objective.outer is None and isinstance(used, SingleLoop):
-        with pytest.raises(ConfigError, match=f"{algorithm} would do nothing that SGD does not"):
+        with pytest.raises(ConfigError, match=f"{algorithm} would do the same as SGD here"):
             train(objective, used)
         return
     before, after = train(objective, used)

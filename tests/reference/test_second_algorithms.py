@@ -214,7 +214,9 @@ def test_pg_smd_in_a_ball(groups, radius):
     eta, eta_dual, gamma, theta, length = 0.5, 0.4, 1.5, 0.3, 5
     algorithm = PGSMD(gamma, EqualStages(length, eta, eta_dual), radius=radius)
     form = GroupMaxForm(None, LogisticLoss(), 4, KLPenalty(theta))
-    with pytest.warns(UserWarning, match=r"radius=0\.\d+: 2 of 2 began outside, the longest with 0\.\d+, and were pro"):
+    with pytest.warns(
+        UserWarning, match=r"radius=0\.\d+: 2 of 2 tensors began outside, the largest with norm 0\.\d+, and were pro"
+    ):
         start, watch, *_ = run_groups(algorithm, groups, SGD, form)
     start = np.concatenate([part * min(1, radius / np.linalg.norm(part)) for part in np.split(start, [3])])
     w, points, share, expected, cut = start, [start], (groups or 4) / 4, [], 0

@@ -692,7 +692,9 @@ def test_a_layer_that_is_frozen_during_a_fit_stays_as_it_is(algorithm, make_modu
     module.network.layers[2].bias.requires_grad_(False)
     batch = {"x": torch.zeros(4, 7), "y": torch.arange(4) % 2, "group": torch.arange(4) // 2, "index": torch.arange(4)}
     if isinstance(module.algorithm, MSVR):  # within an epoch
-        with pytest.raises(ConfigError, match=r"frozen since Engine.follow_parameters.*start of an epoch"):
+        with pytest.raises(
+            ConfigError, match=r"frozen after the last call of Engine.follow_parameters.*start of an epoch"
+        ):
             module.engine.train_batch(batch, torch.optim.SGD(module.network.parameters(), lr=0.1))
 
 
