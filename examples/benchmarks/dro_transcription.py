@@ -129,13 +129,13 @@ def solve(problem: LinearProblem, progress: Progress, tail: float, block_size: i
     losses, slopes = phi(problem.x @ w.reshape(d, k), y)
     gradients = (problem.x.reshape(n, d, 1) * slopes.reshape(n, 1, k)).reshape(n, d * k)
     state = (q, q.copy(), losses, gradients, q @ gradients, np.zeros(d * k), np.zeros((m, d * k)))
-    progress.look(w.reshape(problem.zeros().shape))
+    progress.evaluate(w.reshape(problem.zeros().shape))
     first, t, due = progress.gap, 0, 1
     while True:
         draws = random.integers(m, size=(due - t, 2))
         w = code.iterate(problem.x, y, phi, code.pool, edges, draws, t + 1, alpha, problem.mu, scale, sigma, w, *state)
         progress.calls += len(draws) * 3 * block_size
         t = due
-        progress.look(w.reshape(problem.zeros().shape))
+        progress.evaluate(w.reshape(problem.zeros().shape))
         budget = (progress.max_calls - progress.calls) / (3 * block_size)
         due = next_look(t, m, progress.gap, first, progress.tol, budget)

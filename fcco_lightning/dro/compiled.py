@@ -75,7 +75,7 @@ class Loop:
             marks = kernel.Marks(*place[0].item())
             self.drawn = self.drawn[marks.t - before :]
             best = np.ascontiguousarray(tables.best.reshape(len(self.data.y), -1).T).reshape(self.shape)
-            progress.take_over(best, marks.value, marks.lower, marks.calls, records[: marks.looks], since)
+            progress.add_records(best, marks.value, marks.lower, marks.calls, records[: marks.looks], since)
         progress.check(np.nan if marks.status == kernel.DIVERGED else 0.0)
         raise Done
 

@@ -171,7 +171,7 @@ class DRAGO:
         tables = _Tables(problem, progress, blocks_of(problem.n, b), w, q)
         count = len(tables.blocks)  # M
         window = _Window(w, count)
-        at_zero = progress.look(w).value
+        at_zero = progress.evaluate(w).value
         bound = self._most_growth * max(1.0, abs(at_zero))
 
         next_check, first = 0, progress.gap
@@ -184,13 +184,13 @@ class DRAGO:
             w = (pace.pull * w - pace.window * window.deviation(k, w) - v) / (pace.pull + problem.mu)
             window.keep(k, w)
 
-            ahead, slopes = tables.dual(j, k, w, pace.r * count)
-            progress.check(float(ahead.sum()))
-            q = problem.dual.prox(ahead, q, pace.dual)
+            estimate, slopes = tables.dual(j, k, w, pace.r * count)
+            progress.check(float(estimate.sum()))
+            q = problem.dual.prox(estimate, q, pace.dual)
             tables.renew(k, q, slopes)
             if t >= next_check:
                 evaluated = (tables.losses, slopes) if count == 1 else None
-                point = progress.look(w, evaluated, q if problem.penalty.nu == 0 else None)
+                point = progress.evaluate(w, evaluated, q if problem.penalty.nu == 0 else None)
                 progress.check(point.value if point.value < bound else math.inf)
                 if point.value - point.lower < least / 2:
                     least, until = point.value - point.lower, t + patience
@@ -250,13 +250,13 @@ class _Tables:
         """The estimate v of the losses at w, and the slopes of block k, whose losses are renewed in the table."""
         fresh, slopes = self.evaluate(k, w)
         renewed, block = self.blocks[k], self.blocks[j]
-        ahead = self.losses.copy()
-        ahead[renewed] = fresh
+        estimate = self.losses.copy()
+        estimate[renewed] = fresh
         if scale > 0:
             current = fresh if j == k else self.evaluate(j, w)[0]
-            ahead[block] += scale * (current - self.losses[block])
+            estimate[block] += scale * (current - self.losses[block])
         self.losses[renewed] = fresh
-        return ahead, slopes
+        return estimate, slopes
 
     def renew(self, k: int, q: Array, slopes: Array) -> None:
         """Write block k of q times slope."""

@@ -66,7 +66,7 @@ def steepness(problem: LinearProblem) -> tuple[float, float]:
     ``K = 4 L`` with L the curvature of the mean loss, and ``G^2 = 4 sum_i |grad l_i|^2 / C`` with C the curvature of
     the penalty at nu = 1; both are estimated at w = 0, the first from up to 1000 samples.
     """
-    spread, n = problem.spread(), problem.n
+    spread, n = problem.largest_eigenvalue(), problem.n
     slopes = problem.loss(np.zeros(problem.y.shape), problem.y)[1]
     curvature = problem.dual.unit * (n if isinstance(problem.penalty, KLPenalty) else 1)
     return 4 * problem.loss.curvature * spread, 2 * math.sqrt(spread * square(slopes) / curvature)

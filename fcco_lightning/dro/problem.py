@@ -19,7 +19,7 @@ from fcco_lightning.errors import ConfigError, NonFiniteError
 
 Need = Literal["a smooth loss", "mu > 0", "nu > 0"]
 _BALANCED = 1e-9  # a sum that is smaller than this share of its terms counts as zero
-_SAMPLED, _POWERS = 1000, 12  # samples and power iterations of LinearProblem.spread
+_SAMPLED, _POWERS = 1000, 12  # samples and power iterations of LinearProblem.largest_eigenvalue
 _FEW = 64  # number of features up to which it is exact
 
 
@@ -85,14 +85,14 @@ class LinearProblem:
         """Initial weights 0: (d,), or (d, k) for targets with k columns."""
         return np.zeros((self.x.shape[1], *self.y.shape[1:]))
 
-    def point(self, w: Array, evaluated: tuple[Array, Array] | None = None, proof: Array | None = None) -> Point:
+    def point(self, w: Array, evaluated: tuple[Array, Array] | None = None, q_of_bound: Array | None = None) -> Point:
         r"""Compute value, gradient, worst weights and a lower bound in one pass over the data.
 
         Args:
             w: weights.
             evaluated: losses and slopes of all samples at w, if a solver has them already.
-            proof: weights in Q for the lower bound, (n,); None for the worst ones.  Without a penalty the worst weights
-                jump from one vertex of Q to another, and their bound is weak.
+            q_of_bound: weights in Q for the lower bound, (n,); None for the worst ones.  Without a penalty the worst
+                weights jump from one vertex of Q to another, and their bound is weak.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             losses, slopes = evaluated or self.loss(self.x @ w, self.y)
@@ -100,14 +100,14 @@ class LinearProblem:
                 return Point(np.inf, w, losses, -np.inf)
             worst, q = self.dual.respond(losses)
             gradient = self.x.T @ weigh(q, slopes)
-            if proof is None:
-                lower = self.lower(w, q, worst, slopes, gradient)
+            if q_of_bound is None:
+                lower = self.lower_bound(w, q, worst, slopes, gradient)
             else:
-                level = float(proof @ losses) - float(self.penalty.value(torch.from_numpy(proof)))
-                lower = self.lower(w, proof, level, slopes, self.x.T @ weigh(proof, slopes))
+                level = float(q_of_bound @ losses) - float(self.penalty.value(torch.from_numpy(q_of_bound)))
+                lower = self.lower_bound(w, q_of_bound, level, slopes, self.x.T @ weigh(q_of_bound, slopes))
             return Point(worst + self.ridge(w), gradient, q, lower)
 
-    def lower(self, w: Array, q: Array, level: float, slopes: Array, gradient: Array) -> float:
+    def lower_bound(self, w: Array, q: Array, level: float, slopes: Array, gradient: Array) -> float:
         r"""A lower bound of F: the value of Fenchel's dual at q and the slopes of the losses.
 
         With mu > 0 it is the minimum of ``level + <gradient, . - w> + (mu/2) |.|^2``, where level is the value at w
@@ -118,7 +118,7 @@ class LinearProblem:
         The system has d unknowns, or k d for k classes: about ``n d^2 + d^3`` operations, or ``k^2 n d^2 + k^3 d^3``.
         """
         if self.mu > 0:
-            return self.bound(level - inner(gradient, w), gradient)
+            return self.minimum_of_line(level - inner(gradient, w), gradient)
         assert isinstance(self.loss, ConjugateLoss)  # noqa: S101 - for mypy
         h = self.loss.curvatures(slopes, self.y)
         normal = self._normal(q, h)
@@ -146,16 +146,16 @@ class LinearProblem:
         classes = range(h.shape[1])
         return np.block([[block(q * h[:, a, b]) for b in classes] for a in classes])
 
-    def bound(self, level: float, slope: Array) -> float:
+    def minimum_of_line(self, level: float, slope: Array) -> float:
         """``min_w level + <slope, w> + (mu/2)|w|^2``, plus the norm if there is one; mu > 0."""
-        return level - self.mu / 2 * square(self.least(-slope))
+        return level - self.mu / 2 * square(self.minimizer(-slope))
 
     def ridge(self, w: Array) -> float:
         """``(mu/2) |w|^2``, plus the norm if there is one."""
         norm = 0.0 if self.norm is None else self.norm.value(w[: self.features])
         return self.mu / 2 * square(w) + norm
 
-    def least(self, v: Array, curvature: float = 0.0) -> Array:
+    def minimizer(self, v: Array, curvature: float = 0.0) -> Array:
         """``argmin_w ridge(w) + (curvature/2) |w|^2 - <v, w>``; mu + curvature > 0."""
         total = self.mu + curvature
         w = v / total
@@ -163,7 +163,7 @@ class LinearProblem:
             w[: self.features] = self.norm.prox(w[: self.features], 1 / total)
         return w
 
-    def spread(self) -> float:
+    def largest_eigenvalue(self) -> float:
         """Largest eigenvalue of the mean of ``x_i x_i^T`` over up to 1000 samples.
 
         For many or sparse features it is estimated by power iteration.
@@ -240,14 +240,16 @@ class Progress:
         """F at the best weights minus the lower bound, at least 0."""
         return max(self.value - self.lower, 0.0)
 
-    def look(self, w: Array, evaluated: tuple[Array, Array] | None = None, proof: Array | None = None) -> Point:
-        """Evaluate F at w and record it; ``evaluated`` and ``proof`` as for :meth:`LinearProblem.point`.
+    def evaluate(
+        self, w: Array, evaluated: tuple[Array, Array] | None = None, q_of_bound: Array | None = None
+    ) -> Point:
+        """Evaluate F at w and record it; ``evaluated`` and ``q_of_bound`` as for :meth:`LinearProblem.point`.
 
         Raises:
             Done: when the solver should stop.
             NonFiniteError: if F is not finite there.
         """
-        point = self.problem.point(w, evaluated, proof)
+        point = self.problem.point(w, evaluated, q_of_bound)
         self.record(w, point)
         return point
 
@@ -264,7 +266,7 @@ class Progress:
             )
 
     def record(self, w: Array, point: Point, lower: float = -np.inf) -> None:
-        """Record a point that was evaluated, with a further lower bound; raises like :meth:`look`."""
+        """Record a point that was evaluated, with a further lower bound; raises like :meth:`evaluate`."""
         self.check(point.value)
         if point.value < self.value:
             self.w, self.value = w.copy(), point.value
@@ -278,8 +280,8 @@ class Progress:
         """Seconds since the beginning."""
         return self.clock() - self._start
 
-    def take_over(self, w: Array, value: float, lower: float, calls: int, records: Array, since: float) -> None:
-        """Take over the results of a compiled loop, which does not call :meth:`look`.
+    def add_records(self, w: Array, value: float, lower: float, calls: int, records: Array, since: float) -> None:
+        """Add the results of a compiled loop, which does not call :meth:`evaluate`.
 
         Args:
             w: the best weights.

@@ -55,7 +55,7 @@ class _SGD(_Drawing):
         w, next_look = problem.zeros(), 0
         for t, (indices, weights) in enumerate(self.batches(problem, size, random)):
             if progress.calls >= next_look:
-                progress.look(w)
+                progress.evaluate(w)
                 next_look = progress.calls + problem.n
             rows = x[indices]
             losses, slopes = problem.loss(rows @ w, y[indices])
@@ -186,7 +186,7 @@ class LSVRG(_Drawing):
         w, n = problem.zeros(), problem.n
         b = min(self.block_size, n)
         eta = self.learning_rate or 1 / (3 * (problem.loss.curvature * largest_row(problem.x) + problem.mu))
-        point = progress.look(w)
+        point = progress.evaluate(w)
         while True:
             progress.calls += n
             new = self._epoch(problem, w, point.q, point.gradient, eta, random.integers(n, size=(-(-n // b), b)))

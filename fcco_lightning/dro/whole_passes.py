@@ -67,7 +67,7 @@ class Subgradient:
             tangent = point.lower + square(point.gradient) / (2 * problem.mu)
             slope = (1 - gamma) * slope + gamma * point.gradient
             level = (1 - gamma) * level + gamma * tangent
-            progress.record(w, point, problem.bound(level, slope))
+            progress.record(w, point, problem.minimum_of_line(level, slope))
             w, t = -slope / problem.mu, t + 1
 
 
@@ -84,13 +84,13 @@ class ProximalGradient:
     def solve(self, problem: LinearProblem, progress: Progress, random: np.random.Generator) -> None:  # noqa: ARG002
         """Iterate from w = 0."""
         w = z = problem.zeros()
-        curvature, t = max(problem.loss.curvature * problem.spread(), 1e-12), 1.0
+        curvature, t = max(problem.loss.curvature * problem.largest_eigenvalue(), 1e-12), 1.0
         while True:
             progress.calls += 2 * problem.n
-            current = progress.look(z)
+            current = progress.evaluate(z)
             smooth = current.value - problem.ridge(z)
-            new = problem.least(curvature * z - current.gradient, curvature)
-            candidate = progress.look(new)
+            new = problem.minimizer(curvature * z - current.gradient, curvature)
+            candidate = progress.evaluate(new)
             move = new - z
             model = smooth + inner(current.gradient, move) + curvature / 2 * square(move)
             if candidate.value - problem.ridge(new) > model + 1e-12 * abs(model):

@@ -188,7 +188,7 @@ def test_what_it_does_not_take():
         ICPPAC().pose(Distance(), [Halfspaces(0)], HingePenalty(2.0), num_samples=4)
     with pytest.raises(ConfigError, match=r"there are none\. Add one, or use SGD"):
         ICPPAC().pose(Distance(), [], num_samples=4)
-    with pytest.raises(ConfigError, match="of which AveragePrecision is made"):
+    with pytest.raises(ConfigError, match="which AveragePrecision needs"):
         ICPPAC().pose(AveragePrecision(), [Halfspaces(0)], num_samples=4)
     for wrong in ({"mu": 0.0}, {"eta": -1.0}, {"tau": 0.0}, {"theta": -0.1}, {"K": 0}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):

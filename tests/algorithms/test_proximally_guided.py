@@ -128,7 +128,7 @@ def test_stages_of_case_d2_need_a_penalty():
 
 @pytest.mark.parametrize("algorithm", [PGSMD(geometry="euclidean"), OOA(geometry="euclidean")])
 def test_a_geometry_that_is_not_that_of_the_penalty(algorithm):
-    with pytest.raises(ConfigError, match=r"geometry='euclidean' has no closed step for KLPenalty\(nu=2"):
+    with pytest.raises(ConfigError, match=r"geometry='euclidean' has no closed-form step for KLPenalty\(nu=2"):
         algorithm.pose(KLGroupDRO(2.0, num_groups=3), num_samples=N)
 
 

@@ -318,7 +318,7 @@ def test_bad_arguments_are_refused(make, message):
 
 
 def test_dual_variables_of_their_own_are_refused_by_name():
-    with pytest.raises(ConfigError, match=r"ALEXR remembers dual variables of its own.*mirror=True"):
+    with pytest.raises(ConfigError, match=r"ALEXR stores dual variables.*mirror=True"):
         ALEXR().pose(Distance(), [Halfspaces(0)], num_samples=4)
 
 

@@ -78,7 +78,10 @@ def test_labels_are_those_after_the_transform(tmp_path):
     data = WithTransform(zip(X, Y, strict=True))
     state = fitted(IndexedDataset(data), tmp_path)
     assert (state.num_rows, state.seen_share()) == (8, 1.0)
-    with pytest.raises(DataError, match="has a row of the objective by the columns of its batch, but not by those of"):
+    with pytest.raises(
+        DataError,
+        match="has a row of the objective according to the columns of its batch, but not according to those of",
+    ):
         fitted(IndexedDataset(data, columns={"y": Y}), tmp_path)
 
 

@@ -142,7 +142,7 @@ def retrying():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:DRAGO will take about")
+@pytest.mark.filterwarnings("ignore:DRAGO will need about")
 def test_where_the_iterates_diverge_the_steady_start_is_tried(numba):
     """It goes on with the blocks that were drawn and not used."""
     for size in (16, N):

@@ -313,9 +313,9 @@ def test_the_spread_of_the_features(n, d, error):
     """Exact for few features and samples; of the squared length of the longest axis."""
     x = np.random.default_rng(0).normal(size=(n, d)) * np.linspace(1, 3, d)
     posed = LinearProblem(x, x[:, 0], Squared(), Simplex(), ChiSquarePenalty(1.0), 1.0)
-    assert posed.spread() == pytest.approx(np.linalg.norm(x, 2) ** 2 / n, rel=error)
+    assert posed.largest_eigenvalue() == pytest.approx(np.linalg.norm(x, 2) ** 2 / n, rel=error)
     posed.x = 0 * x
-    assert posed.spread() == 0
+    assert posed.largest_eigenvalue() == 0
 
 
 @pytest.mark.parametrize(("n", "size", "sizes"), [(10, 5, [5, 5]), (10, 4, [3, 4, 3]), (10, 10, [10]), (3, 1, [1] * 3)])
@@ -387,16 +387,16 @@ def test_the_bound_without_a_ridge():
     """It is exact for the squared loss, and for others it is below the minimum over w and near it at its place."""
     posed, q = problem(mu=0.0), np.full(N, 1 / N)
     w = np.linalg.lstsq(X, Y, rcond=None)[0]
-    assert posed.point(np.ones(D), proof=q).lower == pytest.approx(((X @ w - Y) ** 2).mean() / 2, rel=1e-12)
+    assert posed.point(np.ones(D), q_of_bound=q).lower == pytest.approx(((X @ w - Y) ** 2).mean() / 2, rel=1e-12)
     for loss in (Logistic, Multinomial):
         posed = problem(loss, mu=0.0)
         shape = posed.zeros().shape
         best = minimize(lambda v, of=loss, k=shape: slow_losses(of, v.reshape(k)).mean(), np.zeros(np.prod(shape)))
         aside = np.random.default_rng(1).normal(size=shape)
         for step in (0.1, 1e-3):
-            lower = posed.point(best.x.reshape(shape) + step * aside, proof=q).lower
+            lower = posed.point(best.x.reshape(shape) + step * aside, q_of_bound=q).lower
             assert best.fun - step**2 < lower < best.fun + 1e-9
-        assert posed.point(50 * aside, proof=q).lower == -np.inf
+        assert posed.point(50 * aside, q_of_bound=q).lower == -np.inf
 
 
 def test_without_a_ridge_what_has_no_minimum_has_no_proof():

@@ -397,7 +397,7 @@ def test_halves_of_batches_drawn_with_replacement_weigh_every_row_alike(times):
 
 def test_an_odd_number_of_copies_has_no_halves():
     batch = {"index": torch.arange(2).repeat(3), "replaced": torch.full((6,), 3)}
-    with pytest.raises(ConfigError, match=r"every draw 3 times, .* an even number of copies"):
+    with pytest.raises(ConfigError, match=r"every sample 3 times, .* an even number of copies"):
         ALEXR2(jacobian="halves").check(evaluated(batch["index"], batch))
 
 

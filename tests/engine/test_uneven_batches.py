@@ -86,7 +86,7 @@ def test_halves_with_another_share_of_positives_leave_the_gradient_as_it_is(posi
 def test_halves_of_which_the_chances_are_not_known_are_refused():
     columns = {"y": torch.arange(12) % 2, "group": torch.arange(12) // 6, "index": torch.arange(12)}
     sampling = {"target": Drawn(columns, GroupSampling(2, samples_per_group=3).plan(columns))}
-    with pytest.raises(ConfigError, match=r"PNormPush must know .* a half of a batch"):
+    with pytest.raises(ConfigError, match=r"PNormPush needs the probability that half of a batch"):
         ALEXR().pose(PNormPush(), num_samples=12, sampling=sampling)
     ALEXR(jacobian="part").pose(PNormPush(), num_samples=12, sampling=sampling)
 

@@ -61,5 +61,7 @@ def test_previous_weights_are_a_copy_in_memory_of_their_own():
 def test_tensors_of_another_network_are_refused():
     stored = draw(0)
     assert torch.equal(like_parameters(stored, parameters())[1], stored[1])
-    with pytest.raises(CheckpointError, match=r"\[\(2,\), \(3,\)\], the trainable parameters have \[\(3,\), \(2,\)\]"):
+    with pytest.raises(
+        CheckpointError, match=r"\[\(2,\), \(3,\)\], but the trainable parameters have shapes \[\(3,\), \(2,\)\]"
+    ):
         like_parameters(stored, parameters()[::-1])

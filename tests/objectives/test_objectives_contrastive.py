@@ -375,7 +375,9 @@ def test_the_bound_of_rows_changes_nothing_where_no_row_is_wrong_by_as_much(monk
 
 
 def test_pdsca_refuses_embeddings_by_name():
-    with pytest.raises(DataError, match=r"CrossEntropyLoss, a loss of scores, but the network returns Embeddings\."):
+    with pytest.raises(
+        DataError, match=r"CrossEntropyLoss with respect to scores, but the network returns Embeddings\."
+    ):
         trained(GlobalContrastive(0.3), ALGORITHMS["PDSCA"].make(), steps=1)
 
 

@@ -150,7 +150,7 @@ def test_the_certificate_of_an_objective_without_groups():
         (["--diagnostics.split=valid"], "diagnostics.split 'valid' is not evaluated, only ['test', 'train']"),
         (
             ["--model.objective=CrossEntropy", "--model.algorithm=SGD", "--diagnostics.max_values=10"],
-            "gradients of 0 constraints by",
+            "gradients of 0 constraints with respect to",
         ),
     ],
 )  # fmt: skip

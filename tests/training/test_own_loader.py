@@ -245,7 +245,9 @@ def test_a_last_batch_of_one_sample_is_refused_before_anything_is_trained(kind, 
             module.updates = trainer.global_step
         return module
 
-    with pytest.raises(ConfigError, match=r"holds one sample.*(Expected more than 1 value|compared with).*drop_last"):
+    with pytest.raises(
+        ConfigError, match=r"contains a single sample.*(Expected more than 1 value|compared with).*drop_last"
+    ):
         fit()
     assert fit(drop_last=True).updates == 4
     assert fit(size=11).updates == 3

@@ -283,7 +283,7 @@ def test_a_run_without_pretraining_is_continued_in_the_second_phase(make_module,
         ),
         (
             lambda: FCCOModule(nn.Linear(3, 1), pretrain=Pretraining(1)),
-            r"Linear does not say which of its layers is the head. Name it \(head: fc\)",
+            r"Linear does not name its last layer. Name it \(head: fc\)",
         ),
         (
             lambda: FCCOModule(TabularMLP([4]), pretrain=Pretraining(1, head="fc")),
@@ -306,7 +306,7 @@ def test_a_head_that_cannot_start_afresh():
             super().__init__()
             self.by = nn.Parameter(torch.ones(()))
 
-    with pytest.raises(ConfigError, match="the head holds a Scale, which has no reset_parameters"):
+    with pytest.raises(ConfigError, match="the head contains a Scale, which has no reset_parameters"):
         head_of(nn.Sequential(Scale()), "0")
 
 
