@@ -283,7 +283,7 @@ def test_a_run_without_pretraining_is_continued_in_the_second_phase(make_module,
         ),
         (
             lambda: FCCOModule(nn.Linear(3, 1), pretrain=Pretraining(1)),
-            r"Linear does not name its last layer. Name it \(head: fc\)",
+            r"Linear does not name its last layer \(the head\)\. Name it \(head: fc\)",
         ),
         (
             lambda: FCCOModule(TabularMLP([4]), pretrain=Pretraining(1, head="fc")),
